@@ -1,0 +1,91 @@
+"""A step on the host: which rows compute how many tokens, into which blocks, and what is wanted back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from penstock.types import Request, TokenLogprobs
+
+
+class Output(Enum):
+    NONE = "none"        # part of a prompt: nothing comes back
+    SAMPLE = "sample"    # the next token after the row's last position
+    POOL = "pool"        # one embedding of the whole row
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A guessed token and the index of the guess it follows; -1 follows the last known token."""
+
+    token: int
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy one block to another before the step."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence takes a row: all its known tokens, its parameters and its blocks so far follow from here."""
+
+    row: int
+    request: Request
+    sibling: int
+    tokens: tuple[int, ...]
+    num_prompt: int      # tokens[:num_prompt] is the user's prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The work of one sequence in this step: positions [start, start + count).
+
+    `start` is exact unless an earlier, unfinished plan verifies drafts of the same row; then it is the most it can be
+    and the device's own count holds.
+    """
+
+    row: int
+    start: int
+    count: int
+    output: Output
+    blocks: tuple[tuple[tuple[int, int], ...], ...] = ()   # per group: (index in the row's table, block)
+    tokens: tuple[int, ...] = ()       # chosen by the host (beams), appended to the row before the step
+    draft: tuple[Draft, ...] = ()      # the last len(draft) of the count positions
+    prompt_logprobs: bool = False      # log probabilities of the prompt tokens after each of these positions
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    number: int
+    rows: tuple[Row, ...]
+    admissions: tuple[Admission, ...] = ()
+    moves: tuple[Move, ...] = ()       # in order, all before the step
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.count for row in self.rows)
+
+
+@dataclass(slots=True)
+class RowResult:
+    """What came back for one row of the plan, in the plan's order."""
+
+    tokens: tuple[int, ...] = ()                 # sampled; with drafts: the accepted ones and one more
+    logprobs: tuple[TokenLogprobs, ...] = ()     # one per token where the request asked
+    candidates: tuple[tuple[int, float], ...] = ()   # beams: (token, log probability), likeliest first
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for prompt tokens start+1 … start+count, as far as the prompt goes
+    embedding: tuple[float, ...] | None = None
+    draft: tuple[Draft, ...] = ()                # guesses for the row's next step
+    error: str | None = None                     # this row alone failed
+
+
+@dataclass(slots=True)
+class Result:
+    number: int
+    rows: list[RowResult] = field(default_factory=list)
+    error: str | None = None                     # the whole step failed; no row has a result

@@ -1,0 +1,23 @@
+"""The one error type a user sees: it names the value, the limit and the remedy."""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Anything the user can cause and mend. The command line prints it as one line `error: …`."""
+
+
+class InvalidRequest(PenstockError, ValueError):
+    """A prompt or sampling value that cannot be served."""
+
+
+class InvalidConfig(PenstockError, ValueError):
+    """An engine option that is out of range or contradicts another."""
+
+
+class InvalidModel(PenstockError, ValueError):
+    """A checkpoint that is missing, damaged, unknown or unsafe."""
+
+
+class DownloadFailed(PenstockError, OSError):
+    """A model could not be fetched: no network, no such package, disk full, checksum mismatch."""

@@ -1,0 +1,252 @@
+"""What a user asks for and what comes back. Plain data: no torch, no numpy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Mapping, Sequence as Seq
+
+from penstock.errors import InvalidRequest
+
+MAX_SIBLINGS = 256
+MAX_LOGPROBS = 64
+MAX_STOP_STRINGS = 64
+MAX_BEAMS = 32
+
+
+def _require(ok: bool, name: str, value: object, limit: str) -> None:
+    if not ok:
+        raise InvalidRequest(f"{name}={value!r} is out of range: it must be {limit}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _ids(name: str, values: Seq[int] | None) -> tuple[int, ...] | None:
+    if values is None:
+        return None
+    for value in values:
+        _require(_is_count(value) and value >= 0, name, value, "a list of token ids, each 0 or more")
+    return tuple(values)
+
+
+def _strings(name: str, values: str | Seq[str] | None) -> tuple[str, ...]:
+    if values is None:
+        return ()
+    strings = (values,) if isinstance(values, str) else tuple(values)
+    for value in strings:
+        _require(isinstance(value, str) and value != "", name, value, "a non-empty string or a list of them")
+    return strings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen. Names and defaults follow vLLM's."""
+
+    n: int = 1
+    best_of: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: str | Seq[str] | None = None
+    allowed_token_ids: Seq[int] | None = None
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: str | Seq[str] | None = None
+    stop_token_ids: Seq[int] | None = None
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.n) and 1 <= self.n <= MAX_SIBLINGS, "n", self.n, f"1 to {MAX_SIBLINGS}")
+        if self.best_of is not None:
+            _require(_is_count(self.best_of) and self.n <= self.best_of <= MAX_SIBLINGS, "best_of", self.best_of,
+                     f"n={self.n} to {MAX_SIBLINGS}")
+        _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "0 or more")
+        _require(_is_count(self.top_k) and self.top_k >= -1, "top_k", self.top_k, "0 or -1 (off) or 1 or more")
+        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "over 0 and at most 1")
+        _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "0 to 1")
+        _require(_is_number(self.typical_p) and 0 < self.typical_p <= 1, "typical_p", self.typical_p,
+                 "over 0 and at most 1")
+        _require(_is_number(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty",
+                 self.repetition_penalty, "over 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(_is_number(value) and -2 <= value <= 2, name, value, "-2 to 2")
+        if self.seed is not None:
+            _require(_is_count(self.seed) and -(2**63) <= self.seed < 2**64, "seed", self.seed, "a 64-bit integer")
+        if self.max_tokens is not None:
+            _require(_is_count(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens,
+                     "1 or more, or None for as many as fit")
+        _require(_is_count(self.min_tokens) and self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
+        if self.max_tokens is not None:
+            _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens,
+                     f"at most max_tokens={self.max_tokens}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _require(_is_count(value) and 0 <= value <= MAX_LOGPROBS, name, value, f"0 to {MAX_LOGPROBS}, or None")
+        if self.truncate_prompt_tokens is not None:
+            _require(_is_count(self.truncate_prompt_tokens) and self.truncate_prompt_tokens >= 1,
+                     "truncate_prompt_tokens", self.truncate_prompt_tokens, "1 or more, or None to refuse")
+        if self.logit_bias is not None:
+            bias = {}
+            for token, value in dict(self.logit_bias).items():
+                _require(_is_count(token) and token >= 0, "logit_bias", token, "a map from token id to bias")
+                _require(_is_number(value) and -100 <= value <= 100, "logit_bias", value, "-100 to 100")
+                bias[token] = float(value)
+            object.__setattr__(self, "logit_bias", bias or None)
+        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
+        object.__setattr__(self, "stop", _strings("stop", self.stop))
+        _require(len(self.stop or ()) <= MAX_STOP_STRINGS, "stop", len(self.stop or ()),
+                 f"at most {MAX_STOP_STRINGS} strings")
+        if self.stop and not self.detokenize:
+            raise InvalidRequest("stop strings need detokenize=True; use stop_token_ids with detokenize=False")
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids) or ())
+        allowed = _ids("allowed_token_ids", self.allowed_token_ids)
+        if allowed is not None:
+            _require(len(allowed) > 0, "allowed_token_ids", [], "None or at least one token id")
+        object.__setattr__(self, "allowed_token_ids", allowed)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def num_siblings(self) -> int:
+        return self.best_of or self.n
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """Keep the `beam_width` likeliest continuations; scores are summed log probabilities over length**length_penalty."""
+
+    beam_width: int
+    max_tokens: int
+    length_penalty: float = 1.0
+    ignore_eos: bool = False
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(_is_count(self.beam_width) and 1 <= self.beam_width <= MAX_BEAMS, "beam_width", self.beam_width,
+                 f"1 to {MAX_BEAMS}")
+        _require(_is_count(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        _require(_is_number(self.length_penalty), "length_penalty", self.length_penalty, "a finite number")
+        _require(self.temperature == 0, "temperature", self.temperature, "0: beams rank the raw distribution")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One prompt on its way through the engine; everything here is decided before it enters the queue."""
+
+    id: str
+    tokens: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    beam: BeamSearchParams | None = None
+    pool: bool = False                 # wants one embedding of the whole prompt instead of tokens
+    max_tokens: int = 16               # sampling.max_tokens, resolved against the context length
+    seed: int = 0                      # sampling.seed, or one drawn at admission
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()   # sampling.bad_words as token ids
+    priority: int = 0                  # lower runs first
+    salt: str = ""                     # part of the prefix cache's root: requests share prefixes only within it
+    arrival_s: float = 0.0
+
+    @property
+    def num_siblings(self) -> int:
+        return 1 if self.beam or self.pool else self.sampling.num_siblings
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends the answer."""
+        ignore_eos = self.beam.ignore_eos if self.beam else self.sampling.ignore_eos
+        eos = () if ignore_eos else self.eos_token_ids
+        return eos + tuple(self.sampling.stop_token_ids or ())
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Log probability of one token under the model's raw distribution, and its rank there (1 = likeliest)."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]     # one position: the chosen (or prompt) token first, then the likeliest ones
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to one sibling of a request."""
+
+    request_id: str
+    sibling: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    embedding: tuple[float, ...] | None = None
+    finish_reason: str | None = None   # stop, length, abort, error
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    cumulative_logprob: float | None = None   # beams: set with the finish
+    error: str | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One answer."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A prompt with its answers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+
+
+@dataclass
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+@dataclass
+class EmbeddingRequestOutput:
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
