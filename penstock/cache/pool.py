@@ -1,0 +1,110 @@
+"""Block ids with reference counts. A block given back while a started plan may still touch it waits for that plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class BlockPool:
+    """`take` a block with one owner, `share` it with another, `release` it. Knows nothing of tokens."""
+
+    def __init__(self, num_blocks: int, on_idle: Callable[[int], None] | None = None) -> None:
+        self.num_blocks = num_blocks
+        self.refs = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._busy = [-1] * num_blocks       # the last plan that names the block
+        self._ended = -1                     # every plan up to this one has ended
+        self._limbo: dict[int, list[int]] = {}
+        self._num_limbo = 0
+        self._cached = [False] * num_blocks  # the tree is one of the owners
+        self._num_idle = 0                   # the tree is the only owner
+        self._on_idle = on_idle
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_limbo(self) -> int:
+        """Blocks without an owner that wait for a started plan to end."""
+        return self._num_limbo
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that only the tree owns."""
+        return self._num_idle
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - len(self._free) - self._num_limbo - self._num_idle
+
+    def take(self) -> int:
+        block = self._free.pop()
+        self.refs[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        if self.refs[block] < 1:
+            raise RuntimeError(f"block {block} has no owner to share it")
+        if self._cached[block] and self.refs[block] == 1:
+            self._num_idle -= 1
+        self.refs[block] += 1
+
+    def release(self, block: int, after: int = -1) -> None:
+        """Give up one ownership; `after` is the last plan in which that owner named the block."""
+        if self.refs[block] < 1:
+            raise RuntimeError(f"block {block} is released more often than it was taken")
+        if after > self._busy[block]:
+            self._busy[block] = after
+        self.refs[block] -= 1
+        if self.refs[block] == 0:
+            self._return(block)
+        elif self.refs[block] == 1 and self._cached[block]:
+            self._num_idle += 1
+            if self._on_idle:
+                self._on_idle(block)
+
+    def name(self, block: int, plan: int) -> None:
+        """A plan reads or writes the block without owning it."""
+        self._busy[block] = max(self._busy[block], plan)
+
+    def cache(self, block: int) -> None:
+        """The tree becomes an owner."""
+        self.share(block)
+        self._cached[block] = True
+
+    def uncache(self, block: int) -> None:
+        """The tree, its only owner, gives the block up."""
+        if not self._cached[block] or self.refs[block] != 1:
+            raise RuntimeError(f"block {block} is evicted while it is in use")
+        self._cached[block] = False
+        self._num_idle -= 1
+        self.release(block)
+
+    def end(self, plan: int) -> None:
+        """A plan has ended, and with it all earlier ones."""
+        self._ended = plan
+        for number in [number for number in self._limbo if number <= plan]:
+            blocks = self._limbo.pop(number)
+            self._num_limbo -= len(blocks)
+            self._free.extend(blocks)
+
+    def _return(self, block: int) -> None:
+        if self._busy[block] > self._ended:
+            self._limbo.setdefault(self._busy[block], []).append(block)
+            self._num_limbo += 1
+        else:
+            self._free.append(block)
+
+    def check(self) -> None:
+        limbo = [block for blocks in self._limbo.values() for block in blocks]
+        unowned = self._free + limbo
+        if len(set(unowned)) != len(unowned) or any(self.refs[block] for block in unowned):
+            raise AssertionError("a block is free twice or free and owned")
+        if len(limbo) != self._num_limbo:
+            raise AssertionError("limbo is miscounted")
+        if sum(1 for count in self.refs if count > 0) + len(unowned) != self.num_blocks or min(self.refs, default=0) < 0:
+            raise AssertionError("a block is lost")
+        idle = sum(1 for block in range(self.num_blocks) if self._cached[block] and self.refs[block] == 1)
+        if idle != self._num_idle:
+            raise AssertionError(f"{self._num_idle} idle blocks are counted, {idle} exist")

@@ -1,0 +1,29 @@
+"""A step on the device: the tensors a model's forward pass reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Step:
+    """T tokens of S sequences, packed one after the other; one slot list and one block table per cache group."""
+
+    ids: torch.Tensor              # [T] int64
+    positions: torch.Tensor        # [T] int64
+    slots: list[torch.Tensor]      # per group [T] int64: block * P + offset, where this token's state goes
+    tables: list[torch.Tensor]     # per group [S, B] int32: position // P -> block; -1 before a window
+    query_start: torch.Tensor      # [S + 1] int32
+    lengths: torch.Tensor          # [S] int32: positions up to and including this step's
+    sample_at: torch.Tensor        # [M] int64: which of the T tokens want logits
+
+
+@dataclass
+class LayerCache:
+    """One layer's part of the block pool. Views: the first stride spans a whole block."""
+
+    k: torch.Tensor                # [N, K, P, D]
+    v: torch.Tensor                # [N, K, P, D]
+    group: int
