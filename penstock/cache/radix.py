@@ -1,0 +1,191 @@
+"""A tree over token keys, one block of positions per node, that remembers which blocks hold which prefix."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterator, Sequence
+
+from penstock.cache.group import Group
+from penstock.cache.pool import BlockPool
+
+Key = tuple[int, ...]
+Slot = tuple[int, ...]      # the blocks one group holds at a node: one, or a whole snapshot
+
+
+class Node:
+    """The block that follows its parent's prefix. `slots[g]` is what group g holds here, None where it holds nothing."""
+
+    __slots__ = ("children", "key", "parent", "pins", "slots", "used")
+
+    def __init__(self, parent: Node | None, key: Key, num_groups: int) -> None:
+        self.parent = parent
+        self.key = key
+        self.children: dict[Key, Node] = {}
+        self.slots: list[Slot | None] = [None] * num_groups
+        self.pins = 0           # sequences whose own path ends here
+        self.used = 0
+
+
+class RadixCache:
+    """Holds one ownership of every block in it. A block that someone else owns too is in use and is never evicted."""
+
+    def __init__(self, pool: BlockPool, groups: Sequence[Group], block_size: int) -> None:
+        self.pool = pool
+        self.groups = groups
+        self.block_size = block_size
+        self.num_evicted = 0
+        self._roots: dict[Hashable, Node] = {}
+        self._clock = 0
+        self._owner: dict[int, tuple[Node, int]] = {}                 # block -> where it is held
+        self._queue: list[tuple[int, int, int, Node, int]] = []       # candidates for eviction, oldest first
+        self._tick = 0
+        self._full = [group.spec.kind == "full" for group in groups]
+
+    def root(self, salt: Hashable) -> Node:
+        """The empty prefix; prefixes under different salts are never shared."""
+        return self._roots.setdefault(salt, Node(None, (), len(self.groups)))
+
+    def match(self, salt: Hashable, tokens: Sequence[int]) -> list[Node]:
+        """The nodes of the longest path whose keys are the beginning of `tokens`."""
+        node = self._roots.get(salt)
+        path: list[Node] = []
+        size = self.block_size
+        for start in range(0, len(tokens) - size + 1, size):
+            if node is None:
+                break
+            node = node.children.get(tuple(tokens[start:start + size]))
+            if node is not None:
+                path.append(node)
+        return path
+
+    def usable(self, path: Sequence[Node]) -> int:
+        """The longest prefix of the path, in blocks, that every group can resume after."""
+        accepted = [True] * len(path)
+        for g, group in enumerate(self.groups):
+            verdicts = group.spec.usable([node.slots[g] is not None for node in path], self.block_size)
+            accepted = [a and b for a, b in zip(accepted, verdicts)]
+        return max((i + 1 for i, ok in enumerate(accepted) if ok), default=0)
+
+    def touch(self, path: Sequence[Node]) -> None:
+        """Mark a path as just used: it is evicted last."""
+        self._clock += 1
+        for node in path:
+            node.used = self._clock
+
+    def extend(self, node: Node, key: Key) -> Node:
+        """The child of `node` under `key`, made if it is not there."""
+        child = node.children.get(key)
+        if child is None:
+            child = node.children[key] = Node(node, key, len(self.groups))
+        self._clock += 1
+        child.used = self._clock
+        return child
+
+    def hold(self, node: Node, g: int, slot: Slot) -> None:
+        """Become one of the owners of these blocks."""
+        if node.slots[g] is not None:
+            raise RuntimeError("the slot is taken")
+        node.slots[g] = slot
+        for block in slot:
+            self.pool.cache(block)
+            self._owner[block] = (node, g)
+
+    def pin(self, node: Node) -> None:
+        node.pins += 1
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        self._prune(node)
+
+    def on_idle(self, block: int) -> None:
+        """The pool says that nobody but the tree owns the block now."""
+        self._offer(*self._owner[block])
+
+    def evict(self, num_free: int) -> bool:
+        """Give up the least recently used idle blocks until the pool has `num_free` free ones; False if it cannot."""
+        while self.pool.num_free < num_free:
+            if not self._queue:
+                return False
+            used, _, _, node, g = heapq.heappop(self._queue)
+            if not self._evictable(node, g):
+                continue
+            if node.used > used:
+                self._offer(node, g)
+                continue
+            if self._full[g]:
+                for other in range(len(self.groups)):
+                    self._drop(node, other)
+            else:
+                self._drop(node, g)
+            self._prune(node)
+        return True
+
+    def clear(self) -> None:
+        """Give up everything that is idle."""
+        self.evict(self.pool.num_blocks + 1)
+
+    def _evictable(self, node: Node, g: int) -> bool:
+        slot = node.slots[g]
+        if slot is None or not self._idle(slot):
+            return False
+        if not self._full[g]:
+            return True
+        return not node.children and not node.pins and all(s is None or self._idle(s) for s in node.slots)
+
+    def _idle(self, slot: Slot) -> bool:
+        return all(self.pool.refs[block] == 1 for block in slot)
+
+    def _offer(self, node: Node, g: int) -> None:
+        """Queue a slot for eviction; windows and snapshots go before whole nodes of the same age."""
+        if self._evictable(node, g):
+            self._tick += 1
+            heapq.heappush(self._queue, (node.used, int(self._full[g]), self._tick, node, g))
+
+    def _drop(self, node: Node, g: int) -> None:
+        slot = node.slots[g]
+        if slot is None:
+            return
+        node.slots[g] = None
+        for block in slot:
+            del self._owner[block]
+            self.pool.uncache(block)
+        self.num_evicted += len(slot)
+
+    def _prune(self, node: Node) -> None:
+        """Take out empty nodes upwards; a parent that became a leaf may be evicted next."""
+        while node.parent is not None and not node.children and not node.pins and all(s is None for s in node.slots):
+            parent = node.parent
+            del parent.children[node.key]
+            node = parent
+        if not node.children and not node.pins:
+            for g in range(len(self.groups)):
+                if self._full[g]:
+                    self._offer(node, g)
+
+    def nodes(self) -> Iterator[Node]:
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check(self) -> None:
+        held: dict[int, tuple[Node, int]] = {}
+        for node in self.nodes():
+            for key, child in node.children.items():
+                if child.parent is not node or child.key != key or len(key) != self.block_size:
+                    raise AssertionError("the tree is mislinked")
+            for g, slot in enumerate(node.slots):
+                if self._full[g] and slot is None and node.parent is not None:
+                    raise AssertionError("a full group misses a block inside a path")
+                for block in slot or ():
+                    if block in held or self.pool.refs[block] < 1:
+                        raise AssertionError(f"block {block} is held twice or held and free")
+                    held[block] = (node, g)
+            if node.parent is not None and not node.children and not node.pins and not any(node.slots):
+                raise AssertionError("an empty leaf was left in the tree")
+        if held != self._owner:
+            raise AssertionError("the tree's list of its blocks is wrong")
+        queued = {(node, g) for _, _, _, node, g in self._queue}
+        if any(self._evictable(*where) and where not in queued for where in set(held.values())):
+            raise AssertionError("an idle slot was never offered for eviction")

@@ -1,0 +1,134 @@
+"""Engine options: one frozen dataclass. Flags, documentation and checks are generated from its fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from penstock.errors import InvalidConfig
+
+GIB = 1 << 30
+POLICIES = ("fcfs", "priority", "lpm", "sjf")
+CAPACITIES = ("ondemand", "reserve")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "dummy")
+MAX_BLOCK_SIZE = 256
+
+
+def _option(default: Any, help: str, choices: tuple[str, ...] | None = None, least: int | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices, "least": least})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What a user may set. None means: derived from the model and the machine by `resolve`."""
+
+    tokenizer: str | None = _option(None, "folder or .gguf file to take the tokenizer from, if not the model's own")
+    revision: str | None = _option(None, "branch, tag or commit of a model on the Hugging Face hub")
+    load_format: str = _option("auto", "auto, or dummy for seeded random weights from config.json alone", LOAD_FORMATS)
+    skip_tokenizer_init: bool = _option(False, "work on token ids only")
+    dtype: str = _option("auto", "how matrices are stored; CPU arithmetic is float32 always", DTYPES)
+    kv_cache_dtype: str = _option("auto", "how keys and values are stored", DTYPES)
+    max_model_len: int | None = _option(None, "longest prompt plus answer, in tokens", least=1)
+    max_num_seqs: int = _option(64, "most sequences in one step", least=1)
+    max_num_batched_tokens: int = _option(512, "most tokens computed in one step; longer prompts are cut in chunks", least=1)
+    kv_cache_tokens: int | None = _option(None, "size of the key/value cache, in tokens", least=1)
+    block_size: int = _option(16, "positions per cache block", least=1)
+    enable_prefix_caching: bool = _option(True, "reuse the cache of equal prompt beginnings")
+    scheduling_policy: str = _option("fcfs", "who runs first: arrival, priority, longest cached prefix, shortest prompt",
+                                     POLICIES)
+    capacity: str = _option("ondemand", "admit by present need and preempt, or reserve to the end of each answer",
+                            CAPACITIES)
+    threads: int | None = _option(None, "CPU threads", least=1)
+    seed: int = _option(0, "seeds dummy weights, and requests without a seed of their own")
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            choices, least = option.metadata["choices"], option.metadata["least"]
+            if choices and value not in choices:
+                raise InvalidConfig(f"{option.name}={value!r} is unknown: choose one of {', '.join(choices)}")
+            if least is not None and value is not None and (not isinstance(value, int) or value < least):
+                raise InvalidConfig(f"{option.name}={value!r} is out of range: it must be {least} or more")
+        if self.block_size > MAX_BLOCK_SIZE:
+            raise InvalidConfig(f"block_size={self.block_size} is out of range: it must be at most {MAX_BLOCK_SIZE}")
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        known = [option.name for option in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise InvalidConfig(f"unknown option {name!r}: the options are {', '.join(known)}")
+        return cls(**options)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What `resolve` may know of model and machine."""
+
+    context: int                 # positions the model was made for
+    bytes_per_token: int         # of key/value cache, over all layers
+    free_memory_bytes: int
+    num_cores: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The options with every None filled in, and the reason for each value."""
+
+    config: EngineConfig
+    settings: tuple[Setting, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.config, name)
+
+
+def _cache_tokens(config: EngineConfig, facts: Facts) -> tuple[int, str]:
+    if facts.bytes_per_token == 0:
+        return config.max_model_len or facts.context, "the model keeps no cache; one longest request"
+    budget = min(GIB, facts.free_memory_bytes // 4)
+    fit = max(config.block_size, budget // facts.bytes_per_token)
+    wanted = 4 * (config.max_model_len or facts.context)
+    if config.max_model_len and fit < config.max_model_len:
+        return config.max_model_len, "room for one request of max_model_len"
+    if wanted <= fit:
+        return wanted, "room for four requests of the longest length"
+    return fit, f"what fits in {budget / GIB:.2g} GiB (1 GiB, or a quarter of the free memory if that is less)"
+
+
+def resolve(config: EngineConfig, facts: Facts) -> Resolved:
+    """Fill in what the user left open. Pure: the same inputs give the same settings."""
+    derived: dict[str, tuple[Any, str]] = {}
+    if config.kv_cache_tokens is None:
+        derived["kv_cache_tokens"] = _cache_tokens(config, facts)
+    cache_tokens = config.kv_cache_tokens or derived["kv_cache_tokens"][0]
+    if config.max_model_len is None:
+        if facts.context <= cache_tokens:
+            derived["max_model_len"] = facts.context, "the model's context"
+        else:
+            derived["max_model_len"] = cache_tokens, f"the cache's size; the model's context is {facts.context}"
+    elif config.max_model_len > facts.context:
+        raise InvalidConfig(f"max_model_len={config.max_model_len} is over the model's context of {facts.context}: "
+                            f"set at most {facts.context}")
+    if config.threads is None:
+        derived["threads"] = facts.num_cores, "the cores this process may use"
+    for name in ("dtype", "kv_cache_dtype"):
+        if getattr(config, name) == "auto":
+            derived[name] = "float32", "CPU arithmetic is float32"
+    final = replace(config, **{name: value for name, (value, _) in derived.items()})
+    settings = []
+    for option in fields(config):
+        value = getattr(final, option.name)
+        why = derived[option.name][1] if option.name in derived else (
+            "default" if getattr(config, option.name) == option.default else "set by the user")
+        settings.append(Setting(option.name, value, why))
+    return Resolved(final, tuple(settings))
