@@ -1,0 +1,26 @@
+"""Tensor arithmetic: the only package, with `runner`, that knows devices.
+
+In: tensors and plain numbers. Out: tensors. One file per op holds its meaning as plain PyTorch, its examples and its
+tolerance; `cpu/` holds the bodies in C++. Ops know nothing of layers, models, sequences or requests.
+"""
+
+from __future__ import annotations
+
+from penstock.ops.activation import activation, gated_activation
+from penstock.ops.attention import attention
+from penstock.ops.cache_write import cache_write
+from penstock.ops.embedding import embedding
+from penstock.ops.encoder_attention import encoder_attention
+from penstock.ops.layer_norm import layer_norm
+from penstock.ops.linear import PANEL, linear, pack_panels, unpack_panels
+from penstock.ops.log_softmax import log_softmax
+from penstock.ops.registry import OPS, Op, op
+from penstock.ops.rms_norm import rms_norm
+from penstock.ops.rope import rope
+from penstock.ops.softcap import softcap
+
+__all__ = [
+    "OPS", "PANEL", "Op", "activation", "attention", "cache_write", "embedding", "encoder_attention",
+    "gated_activation", "layer_norm", "linear", "log_softmax", "op", "pack_panels", "rms_norm", "rope", "softcap",
+    "unpack_panels",
+]

@@ -1,0 +1,82 @@
+"""Causal attention over the paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.ops.example import normal, permutation
+from penstock.ops.registry import Example, op
+from penstock.ops.rows import EachQuery
+
+CHUNK = 64                             # absolute positions per independent partial
+
+
+def paged(seed: int, sequences: Sequence[tuple[int, int]], num_heads: int, num_kv_heads: int, head_size: int,
+          block: int = 16, dtype: torch.dtype = torch.float32, window: int = 0, **extra: object) -> Example:
+    """A call for sequences given as (queries, length), their blocks scattered over a pool filled with noise."""
+    counts, lengths = [c for c, _ in sequences], [n for _, n in sequences]
+    width = max([-(-n // block) for n in lengths], default=0)
+    num_blocks = sum(-(-n // block) for n in lengths) + 2
+    free = iter(permutation(seed, num_blocks).tolist())
+    table = torch.full((len(sequences), width), -1, dtype=torch.int32)
+    for s, (count, length) in enumerate(sequences):
+        first = max(0, length - count - window + 1) // block if window else 0
+        for b in range(first, -(-length // block)):
+            table[s, b] = next(free)
+    pool = normal(seed, num_blocks, 2, num_kv_heads, block, head_size, dtype=dtype)
+    starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    return {"q": normal(seed + 1, sum(counts), num_heads, head_size), "k_cache": pool[:, 0], "v_cache": pool[:, 1],
+            "table": table, "query_start": starts, "lengths": torch.tensor(lengths, dtype=torch.int32),
+            "scale": head_size**-0.5, "window": window, **extra}
+
+
+def _examples() -> Iterator[Example]:
+    yield paged(0, [], 2, 1, 8)
+    yield paged(1, [(1, 1)], 9, 3, 64)
+    yield paged(2, [(1, 130), (7, 7), (0, 5), (5, 64), (3, 200)], 9, 3, 64)
+    yield paged(3, [(17, 31), (1, 65)], 4, 4, 20, block=8)
+    yield paged(4, [(1, 63), (2, 129)], 2, 1, 256, block=32)
+    yield paged(5, [(1, 150), (40, 90), (3, 3)], 4, 2, 16, window=33)
+    yield paged(6, [(2, 100), (70, 70)], 3, 1, 80, softcap=20.0)
+    yield paged(7, [(1, 77), (9, 12)], 6, 6, 24, block=1, alibi=torch.linspace(0.01, 0.5, 6))
+    for dtype in (torch.bfloat16, torch.float16):
+        yield paged(8, [(1, 100), (13, 13), (2, 66)], 4, 2, 33, dtype=dtype, window=50, softcap=30.0)
+
+
+def _scores(q: Tensor, k: Tensor, visible: Tensor, distance: Tensor, scale: float, softcap: float,
+            alibi: Tensor | None) -> Tensor:
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi is not None:
+        scores = scores + alibi.view(-1, 1, 1) * distance
+    return scores.masked_fill(~visible, -torch.inf)
+
+
+@op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}, examples=_examples, rows=EachQuery())
+def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_start: Tensor, lengths: Tensor,
+              scale: float, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None) -> Tensor:
+    """q[T, H, D] over caches [N, K, P, D] → [T, H, D].
+
+    The queries query_start[s]:query_start[s+1] are the last of the lengths[s] positions of sequence s; position j lies
+    in block table[s, j // P]. A query at position i sees 0..i, with a window the last `window` of them; entries of
+    `table` before the first visible position are never read. softcap bounds the scaled score; alibi[H] then adds
+    slope · (j - i).
+    """
+    out = torch.empty_like(q)
+    size, groups = k_cache.shape[2], q.shape[1] // k_cache.shape[1]
+    starts = query_start.tolist()
+    for s, length in enumerate(lengths.tolist()):
+        begin, end = starts[s], starts[s + 1]
+        i = torch.arange(length - (end - begin), length, device=q.device).unsqueeze(1)
+        first = max(0, length - (end - begin) - window + 1) if window else 0
+        j = torch.arange(first, length, device=q.device)
+        blocks = table[s].long()[j // size]
+        k, v = (cache[blocks, :, j % size].float().repeat_interleave(groups, dim=1) for cache in (k_cache, v_cache))
+        visible = (j <= i) & (j > i - window) if window else j <= i
+        scores = _scores(q[begin:end].float(), k, visible, j - i, scale, softcap, alibi)
+        out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+    return out

@@ -1,0 +1,25 @@
+"""Root-mean-square normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from penstock.ops.example import normal
+from penstock.ops.registry import Example, op
+
+
+def _examples() -> Iterator[Example]:
+    for seed, shape in enumerate([(0, 8), (1, 576), (3, 1), (5, 31), (17, 100), (7, 3, 64), (2, 5, 20)]):
+        yield {"x": normal(seed, *shape, scale=3.0), "weight": normal(seed + 100, shape[-1]), "eps": 1e-5}
+    yield {"x": torch.zeros(2, 16), "weight": normal(9, 16), "eps": 1e-6}
+    yield {"x": normal(10, 6, 4, 96).transpose(0, 1)[:, :, 16:80], "weight": normal(11, 64), "eps": 1e-6}
+
+
+@op(tolerance={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}, examples=_examples)
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension."""
+    y = x.float()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
