@@ -1,0 +1,167 @@
+"""Models of the Hugging Face hub, in the hub's own cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from penstock.errors import DownloadFailed, InvalidModel, PenstockError
+from penstock.hub.failure import download_errors
+from penstock.hub.names import RepositoryModel
+from penstock.hub.store import Store
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_PREFERRED = ("Q4_K_M", "Q8_0")
+_POOLING = re.compile(r"\d+_\w+/config\.json")
+_TEXT = (".json", ".txt", ".model", ".jinja")
+
+
+def fetch_repository(source: RepositoryModel, store: Store, progress: bool) -> Path:
+    """Bring the repository's newest files into the hub's cache; without a network, what the cache already holds."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    with download_errors(str(source), Path(HF_HUB_CACHE), "HF_HOME"):
+        try:
+            files = _remote_files(source)
+        except _Unreachable as error:
+            return _cached(source, str(error))
+        wanted = choose_files(str(source), files, source.file)
+        folder = _download(source, wanted, progress)
+    path = _model_path(folder, wanted)
+    with download_errors(str(source), store.root), store.lock(str(source)):
+        return store.record(str(source), path, {"commit": folder.name, "files": _sizes(path, folder, wanted)})
+
+
+def forget(path: Path) -> None:
+    """Delete the snapshot that `path` lies in from the hub's cache."""
+    from huggingface_hub import scan_cache_dir
+
+    cache = scan_cache_dir()
+    commits = [revision.commit_hash for repository in cache.repos for revision in repository.revisions
+               if path == revision.snapshot_path or revision.snapshot_path in path.parents]
+    if commits:
+        cache.delete_revisions(*commits).execute()
+
+
+def choose_files(name: str, files: list[str], wanted: str | None) -> list[str]:
+    """The files to fetch: safetensors with their configuration and tokenizer, or one GGUF file."""
+    ggufs = [file for file in files if file.lower().endswith(".gguf") and "mmproj" not in file.lower()]
+    if wanted:
+        return [_choose_gguf(name, ggufs, wanted)]
+    weights = _choose_safetensors(files)
+    if weights and "config.json" in files:
+        return weights + [file for file in files if _is_text(file)]
+    if ggufs:
+        return [_default_gguf(name, ggufs)]
+    if any(file.endswith(_PICKLES) for file in files):
+        raise InvalidModel(f"{name} has only pickled weights, which can run code when they are read: choose a "
+                           "repository with safetensors or GGUF files, or convert it with save_pretrained()")
+    raise InvalidModel(f"{name} holds no model: it needs config.json with .safetensors files, or a .gguf file")
+
+
+def _choose_safetensors(files: list[str]) -> list[str]:
+    """One copy of the weights: repositories may hold variants of them side by side."""
+    found = [file for file in files if file.endswith(".safetensors") and "/" not in file]
+    shards = [file for file in found if re.fullmatch(r"model-\d+-of-\d+\.safetensors", file)]
+    if "model.safetensors" in found:
+        return ["model.safetensors"]
+    return shards or found
+
+
+def _is_text(file: str) -> bool:
+    return file.endswith(_TEXT) and "/" not in file or bool(_POOLING.fullmatch(file))
+
+
+def _choose_gguf(name: str, ggufs: list[str], wanted: str) -> str:
+    exact = [file for file in ggufs if wanted in (file, PurePosixPath(file).name)]
+    label = re.compile(rf"(?:^|[-._/]){re.escape(wanted)}\.gguf$", re.IGNORECASE)
+    matches = exact or [file for file in ggufs if label.search(file)]
+    if len(matches) != 1:
+        listed = ", ".join(ggufs) or "none"
+        raise InvalidModel(f"{name} names {len(matches)} of the repository's GGUF files: {listed}")
+    return matches[0]
+
+
+def _default_gguf(name: str, ggufs: list[str]) -> str:
+    if len(ggufs) == 1:
+        return ggufs[0]
+    for label in _PREFERRED:
+        matches = [file for file in ggufs if file.upper().endswith(f"{label}.GGUF")]
+        if len(matches) == 1:
+            return matches[0]
+    raise InvalidModel(f"{name} holds {len(ggufs)} GGUF files; name one, as in {name}:FILE: {', '.join(ggufs)}")
+
+
+class _Unreachable(Exception):
+    pass
+
+
+def _remote_files(source: RepositoryModel) -> list[str]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    name = source.repository
+    try:
+        info = HfApi().model_info(name, revision=source.revision)
+    except GatedRepoError as error:
+        raise DownloadFailed(f"{name} is gated: accept its terms on the hub, and set HF_TOKEN to your token") from error
+    except RevisionNotFoundError as error:
+        raise DownloadFailed(f"{name} has no revision {source.revision!r} on the Hugging Face hub") from error
+    except RepositoryNotFoundError as error:
+        raise DownloadFailed(f"the Hugging Face hub has no model {name}, and no folder of that name is here; check the "
+                             "spelling, or set HF_TOKEN if it is private") from error
+    except Exception as error:  # the hub's client changes its network library, and its errors, between versions
+        raise _Unreachable(_first_line(error)) from error
+    return [entry.rfilename for entry in info.siblings or []]
+
+
+def _download(source: RepositoryModel, files: list[str], progress: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    silenced = not progress and not are_progress_bars_disabled()
+    if silenced:
+        disable_progress_bars()
+    try:
+        return Path(snapshot_download(source.repository, revision=source.revision, allow_patterns=files))
+    except OSError as error:
+        if getattr(error, "errno", None):
+            raise
+        raise DownloadFailed(f"cannot fetch {source}: {_first_line(error)}; try again") from error
+    except Exception as error:
+        raise DownloadFailed(f"cannot fetch {source}: {_first_line(error)}; try again") from error
+    finally:
+        if silenced:
+            enable_progress_bars()
+
+
+def _cached(source: RepositoryModel, reason: str) -> Path:
+    """What an earlier download of anyone's left in the hub's cache."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(source.repository, revision=source.revision, local_files_only=True,
+                                        allow_patterns=["config.json"]))
+        present = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+        return _model_path(folder, choose_files(str(source), present, source.file))
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise DownloadFailed(f"cannot fetch {source}: the Hugging Face hub cannot be reached ({reason}) and the model "
+                             "is not in its cache; check the network, HF_ENDPOINT and HF_HUB_OFFLINE") from error
+
+
+def _model_path(folder: Path, files: list[str]) -> Path:
+    return folder / files[0] if files[0].lower().endswith(".gguf") else folder
+
+
+def _sizes(path: Path, folder: Path, files: list[str]) -> dict[str, int]:
+    if path != folder:
+        return {path.name: path.stat().st_size}
+    return {file: (folder / file).stat().st_size for file in files}
+
+
+def _first_line(error: Exception) -> str:
+    lines: list[Any] = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

