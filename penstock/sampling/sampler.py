@@ -1,0 +1,116 @@
+"""Logits in, tokens out.
+
+Each row is worked on by itself with numpy, in an order of operations fixed by the row alone, so that what it gets is
+the same, bit for bit, in any company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from penstock.engine.plan import Draft
+from penstock.sampling.draw import draw
+from penstock.sampling.filters import candidates
+from penstock.sampling.likeliest import Array, UnusableLogits, likeliest
+from penstock.sampling.logprobs import beam_candidates, token_logprobs
+from penstock.sampling.random import Purpose, uniform
+from penstock.sampling.row import RowState
+from penstock.types import TokenLogprobs
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one row got. With an error, `token` is NO_TOKEN and nothing else is set."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+    candidates: tuple[tuple[int, float], ...] = ()   # beams: (token, log probability), likeliest first
+    error: str | None = None
+
+
+class Sampler:
+    """Chooses tokens. It holds no random state: a draw depends on seed, sibling and position. It changes no row."""
+
+    def sample(self, logits: Tensor, rows: Sequence[RowState]) -> list[Sampled]:
+        """The next token of each row, from logits [M, V]."""
+        return [self._choose(values, row) for values, row in zip(_rows(logits), rows, strict=True)]
+
+    def verify(self, logits: Tensor, row: RowState, draft: tuple[Draft, ...]) -> list[Sampled]:
+        """The tokens the row would get one at a time, as far as the draft guessed them, and one more.
+
+        logits [1 + k, V]: row 0 follows the last known token, row i + 1 follows draft[i].
+        """
+        values = _rows(logits)
+        length = len(row.tokens)
+        sampled: list[Sampled] = []
+        try:
+            after: int | None = -1
+            while after is not None:
+                chosen = self._choose(values[after + 1], row)
+                sampled.append(chosen)
+                after = _guess(draft, after, chosen.token)
+                if after is not None:
+                    row.append(chosen.token)
+        finally:
+            row.truncate(length)
+        return sampled
+
+    def prompt_logprobs(self, logits: Tensor, targets: Sequence[int], num: int) -> list[TokenLogprobs]:
+        """For each row of logits [M, V] its target token and the `num` likeliest; raises UnusableLogits."""
+        report = []
+        for values, target in zip(_rows(logits), targets, strict=True):
+            likeliest(values)
+            report.append(token_logprobs(values, target, num))
+        return report
+
+    def _choose(self, logits: Array, row: RowState) -> Sampled:
+        try:
+            if row.request.beam is not None:
+                return self._rank_beam(logits, row.request.beam.beam_width)
+            token = self._token(logits, row)
+        except UnusableLogits as error:
+            return Sampled(NO_TOKEN, error=str(error))
+        num = row.num_logprobs
+        return Sampled(token, None if num is None else token_logprobs(logits, token, num))
+
+    def _rank_beam(self, logits: Array, beam_width: int) -> Sampled:
+        return Sampled(likeliest(logits), candidates=beam_candidates(logits, beam_width))
+
+    def _token(self, logits: Array, row: RowState) -> int:
+        token = likeliest(logits)
+        edited = row.edit(logits)
+        if edited is not logits:
+            token = _likeliest_allowed(edited, row)
+        sampling = row.request.sampling
+        if sampling.greedy:
+            return token
+        ids, weights = candidates(edited, float(edited[token]), sampling)
+        share = uniform(row.request.seed, row.sibling, len(row.tokens), Purpose.TOKEN)
+        place = draw(weights, share)
+        return place if ids is None else int(ids[place])
+
+
+def _guess(draft: tuple[Draft, ...], parent: int, token: int) -> int | None:
+    """The guess of this token after that parent, where there is one."""
+    return next((i for i, guess in enumerate(draft) if guess.parent == parent and guess.token == token), None)
+
+
+def _rows(logits: Tensor) -> Array:
+    values: Array = logits.detach().float().contiguous().numpy(force=True)
+    return values
+
+
+def _likeliest_allowed(edited: Array, row: RowState) -> int:
+    """As `likeliest`, for logits that were sound before the request's own masks."""
+    try:
+        return likeliest(edited)
+    except UnusableLogits as error:
+        sampling, bad_words = row.request.sampling, row.request.bad_words
+        allowed = "all" if sampling.allowed_token_ids is None else len(sampling.allowed_token_ids)
+        raise UnusableLogits(f"allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
+                             f"({sampling.min_tokens}) leave no token to choose: allow more tokens") from error
