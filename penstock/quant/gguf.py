@@ -15,10 +15,11 @@ import numpy as np
 from penstock.errors import InvalidModel
 from penstock.quant import gguf_blocks as blocks
 from penstock.quant import gguf_superblocks as superblocks
+from penstock.quant.gguf_blocks import Bytes, Floats
 
 CHUNK_VALUES = 1 << 18      # values worked on at a time: temporaries stay within the processor's cache
 
-Blocks = np.ndarray         # uint8 [n, block_bytes] in, float32 [n, block_size] out
+
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class GgmlType:
     name: str
     block_size: int         # values in a block
     block_bytes: int
-    decode: Callable[[Blocks], Blocks]
+    decode: Callable[[Bytes], Floats]    # [n, block_bytes] to [n, block_size]
 
 
 GGML_TYPES: dict[int, GgmlType] = {
@@ -61,7 +62,7 @@ def num_bytes(ggml_type: int, shape: tuple[int, ...]) -> int:
     return math.prod(shape) // kind.block_size * kind.block_bytes
 
 
-def dequantize(raw: np.ndarray, ggml_type: int, shape: tuple[int, ...]) -> np.ndarray:
+def dequantize(raw: Bytes, ggml_type: int, shape: tuple[int, ...]) -> Floats:
     """The float32 values of a tensor's bytes, a chunk of blocks at a time."""
     kind = _known(ggml_type)
     expected = num_bytes(ggml_type, shape)
@@ -70,7 +71,7 @@ def dequantize(raw: np.ndarray, ggml_type: int, shape: tuple[int, ...]) -> np.nd
     stored = raw.reshape(-1, kind.block_bytes)
     values = np.empty((len(stored), kind.block_size), dtype=np.float32)
     step = max(1, CHUNK_VALUES // kind.block_size)
-    with np.errstate(invalid="ignore", over="ignore"):      # damaged scales may be infinite: that is the model's trouble
+    with np.errstate(invalid="ignore", over="ignore"):      # a damaged scale may be infinite
         for start in range(0, len(stored), step):
             values[start:start + step] = kind.decode(stored[start:start + step])
     return values.reshape(shape)

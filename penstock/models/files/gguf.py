@@ -1,0 +1,232 @@
+"""Reading a GGUF file: its metadata and where its tensors lie.
+
+The file is mapped, never read whole, and nothing in it is believed: every count, length, type and offset is checked
+against the bytes that are there before anything is made from it. Whatever is wrong ends in one `InvalidModel`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InvalidModel
+from penstock.models.files.damage import Damaged, shown
+from penstock.quant.gguf import num_bytes
+
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 16
+MAX_ELEMENTS = 1 << 23                  # of all arrays together; the largest vocabularies have 2**18 tokens
+MAX_METADATA_BYTES = 1 << 28
+MAX_DIMENSIONS = 4
+DEFAULT_ALIGNMENT = 32
+ALIGNMENTS = frozenset(1 << power for power in range(3, 21))
+
+BOOL, STRING, ARRAY = 7, 8, 9
+NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
+U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    name: str
+    shape: tuple[int, ...]              # slowest dimension first, as torch writes it (the file has it reversed)
+    ggml_type: int
+    start: int                          # first byte in the file
+    num_bytes: int
+
+
+class Cursor:
+    """A position in the mapped file that cannot leave it."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data = data
+        self.at = 0
+        self.end = len(data)
+        self.num_elements = 0
+
+    def skip(self, count: int, what: str) -> int:
+        """Moves over `count` bytes and says where they began."""
+        if count > self.end - self.at:
+            raise Damaged(f"{what} at byte {self.at} needs {count} bytes, {self.end - self.at} are left")
+        self.at += count
+        return self.at - count
+
+    def u32(self, what: str) -> int:
+        return int(U32.unpack_from(self.data, self.skip(4, what))[0])
+
+    def u64(self, what: str) -> int:
+        return int(U64.unpack_from(self.data, self.skip(8, what))[0])
+
+    def string(self, what: str) -> str:
+        start = self.skip(self.u64(what), what)
+        return _text([self.data[start:self.at]], what)[0]
+
+    def value(self, kind: int, what: str) -> Any:
+        if kind == STRING:
+            return self.string(what)
+        if kind == ARRAY:
+            return self.array(what)
+        return self.numbers(kind, 1, what)[0]
+
+    def array(self, what: str) -> list[Any]:
+        kind, count = self.u32(what), self.u64(what)
+        self.num_elements += count
+        if self.num_elements > MAX_ELEMENTS:
+            raise Damaged(f"{what} has {count} elements; all arrays together may have {MAX_ELEMENTS}")
+        if kind == ARRAY:
+            raise Damaged(f"{what} is an array of arrays, which no model uses")
+        return self.strings(count, what) if kind == STRING else self.numbers(kind, count, what)
+
+    def numbers(self, kind: int, count: int, what: str) -> list[Any]:
+        dtype = np.dtype("<u1" if kind == BOOL else NUMBERS.get(kind, "V"))
+        if dtype.kind == "V":
+            raise Damaged(f"{what} has the unknown value type {kind}")
+        start = self.skip(count * dtype.itemsize, what)
+        values: list[Any] = np.frombuffer(self.data, dtype, count, start).tolist()
+        if kind != BOOL:
+            return values
+        if any(value > 1 for value in values):
+            raise Damaged(f"{what} is a truth value that is neither 0 nor 1")
+        return [value == 1 for value in values]
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """As `string`, without a call per string: vocabularies have hundreds of thousands."""
+        data, at, end, unpack = self.data, self.at, self.end, U64.unpack_from
+        raw: list[bytes] = []
+        for _ in range(count):
+            begin = at + 8
+            if begin > end:
+                raise Damaged(f"{what} breaks off at string {len(raw)} of {count}")
+            at = begin + unpack(data, at)[0]
+            if at > end:
+                raise Damaged(f"{what}: string {len(raw)} needs {at - begin} bytes, {end - begin} are left")
+            raw.append(data[begin:at])
+        self.at = at
+        return _text(raw, what)
+
+
+def _text(raw: list[bytes], what: str) -> list[str]:
+    try:
+        return [each.decode() for each in raw]
+    except UnicodeDecodeError:
+        raise Damaged(f"{what} is not UTF-8 text") from None
+
+
+class GgufFile:
+    """The metadata of a GGUF file, and its tensors' bytes on demand."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = _map(path)
+        try:
+            self._read(Cursor(self.data))
+        except InvalidModel as error:
+            self.close()
+            remedy = "; the file is damaged, fetch it again" if isinstance(error, Damaged) else ""
+            raise InvalidModel(f"{path}: {error}{remedy}") from None
+
+    def _read(self, cursor: Cursor) -> None:
+        self.version = _version(cursor)
+        num_tensors, num_keys = cursor.u64("tensor count"), cursor.u64("metadata count")
+        if not 1 <= num_tensors <= MAX_TENSORS or num_keys > MAX_KEYS:
+            raise Damaged(f"{num_tensors} tensors and {num_keys} metadata keys; 1 to {MAX_TENSORS} tensors and "
+                          f"at most {MAX_KEYS} keys can be read")
+        self.metadata = _metadata(cursor, num_keys)
+        self.alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if type(self.alignment) is not int or self.alignment not in ALIGNMENTS:
+            raise Damaged(f"general.alignment is {self.alignment!r}; it must be a power of two from 8 to 2**20")
+        self.tensors = _tensors(cursor, num_tensors, self.alignment)
+
+    def raw(self, info: TensorInfo) -> np.ndarray:
+        """The tensor's bytes, still in the file."""
+        return np.frombuffer(self.data, np.uint8, info.num_bytes, info.start)
+
+    def close(self) -> None:
+        with suppress(BufferError):     # an array from raw() is still alive: the mapping goes with it
+            self.data.close()
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise InvalidModel(f"{path}: no such file") from None
+    except ValueError:
+        raise InvalidModel(f"{path}: the file is empty, fetch it again") from None
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _version(cursor: Cursor) -> int:
+    magic = cursor.data[cursor.skip(4, "magic number"):cursor.at]
+    if magic != b"GGUF":
+        raise InvalidModel(f"it begins with {magic!r} instead of b'GGUF'")
+    version = cursor.u32("version")
+    if version in (2, 3):
+        return version
+    if version & 0xFFFF == 0 and version:
+        raise InvalidModel("it is big-endian; only little-endian GGUF is read, convert it again without --bigendian")
+    if version == 1:
+        raise InvalidModel("it is GGUF version 1, which went out of use in 2023; convert the model again")
+    raise InvalidModel(f"it is GGUF version {version}; versions 2 and 3 are read")
+
+
+def _metadata(cursor: Cursor, num_keys: int) -> dict[str, Any]:
+    begin, metadata = cursor.at, {}
+    for number in range(num_keys):
+        key = cursor.string(f"metadata key {number}")
+        if not key or key in metadata:
+            raise Damaged(f"metadata key {shown(key)} is empty or there twice")
+        metadata[key] = cursor.value(cursor.u32(f"type of {shown(key)}"), shown(key))
+        if cursor.at - begin > MAX_METADATA_BYTES:
+            raise Damaged(f"the metadata up to {shown(key)} takes more than {MAX_METADATA_BYTES} bytes")
+    return metadata
+
+
+def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
+    described: dict[str, tuple[tuple[int, ...], int, int]] = {}
+    for number in range(count):
+        name = cursor.string(f"name of tensor {number}")
+        if not name or name in described:
+            raise Damaged(f"tensor {shown(name)} has no name or is there twice")
+        shape = _shape(cursor, name)
+        described[name] = shape, cursor.u32(f"type of {shown(name)}"), cursor.u64(f"offset of {shown(name)}")
+    begin = -(-cursor.at // alignment) * alignment
+    tensors = {name: _place(name, *each, begin, alignment, cursor.end) for name, each in described.items()}
+    end = 0
+    for info in sorted(tensors.values(), key=lambda info: info.start):
+        if info.start < end:
+            raise Damaged(f"tensor {shown(info.name)} begins at byte {info.start}, inside the one before it")
+        end = info.start + info.num_bytes
+    return tensors
+
+
+def _shape(cursor: Cursor, name: str) -> tuple[int, ...]:
+    count = cursor.u32(f"dimensions of {shown(name)}")
+    if not 1 <= count <= MAX_DIMENSIONS:
+        raise Damaged(f"tensor {shown(name)} has {count} dimensions; it may have 1 to {MAX_DIMENSIONS}")
+    sizes = [cursor.u64(f"dimensions of {shown(name)}") for _ in range(count)]
+    if 0 in sizes or math.prod(sizes) >= 1 << 63:
+        raise Damaged(f"tensor {shown(name)} has the impossible shape {sizes}")
+    return tuple(reversed(sizes))
+
+
+def _place(name: str, shape: tuple[int, ...], ggml_type: int, offset: int, begin: int, alignment: int,
+           end: int) -> TensorInfo:
+    try:
+        size = num_bytes(ggml_type, shape)
+    except InvalidModel as error:
+        raise InvalidModel(f"tensor {shown(name)}: {error}") from None
+    if offset % alignment:
+        raise Damaged(f"tensor {shown(name)} lies at offset {offset}, no multiple of the alignment {alignment}")
+    if begin + offset + size > end:
+        raise Damaged(f"tensor {shown(name)} ends at byte {begin + offset + size}, the file at {end}")
+    return TensorInfo(name, shape, ggml_type, begin + offset, size)

@@ -1,0 +1,151 @@
+"""A GGUF file as a checkpoint: config, names and values as the model's Hugging Face checkpoint has them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.errors import InvalidModel
+from penstock.models.files.checkpoint import Format
+from penstock.models.files.damage import shown
+from penstock.models.files.gguf import GgufFile, TensorInfo
+from penstock.models.files.gguf_config import read_config
+from penstock.models.files.gguf_keys import Keys
+from penstock.models.files.gguf_names import Origin, find, spelling_of
+from penstock.quant.gguf import GGML_TYPES, dequantize
+
+# general.file_type: what the quantizer was asked for; single tensors differ.
+FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 21: "Q2_K_S", 25: "IQ4_NL",
+    30: "IQ4_XS", 32: "BF16",
+}
+DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}       # kept as stored
+SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+            "penalty_repeat": "repetition_penalty"}
+
+
+class GgufCheckpoint:
+    format: Format = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = GgufFile(path)
+        try:
+            self._translate()
+        except InvalidModel as error:
+            self.close()
+            raise InvalidModel(f"{path}: {error}") from None
+
+    def _translate(self) -> None:
+        _refuse_parts(self.file.metadata)
+        self.config = read_config(Keys(self.file))
+        self.generation_config = _generation_config(self.file.metadata)
+        architecture: str = self.file.metadata["general.architecture"]
+        spelling = spelling_of(architecture, "blk.0.attn_norm_2.weight" in self.file.tensors)
+        num_layers = self.config.get("num_hidden_layers") or self.config["n_layer"]
+        self.origins: dict[str, tuple[Origin, TensorInfo]] = {}
+        for info in self.file.tensors.values():
+            origin = find(spelling, info.name, num_layers)
+            if origin is not None:
+                self.origins[origin.name] = origin, _arranged(origin, info)
+        self.num_bytes = sum(info.num_bytes for info in self.file.tensors.values())
+        self.quantization = _quantization(self.file)
+
+    def names(self) -> list[str]:
+        return list(self.origins)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        origin, info = self.origins[name]
+        return info.shape[::-1] if origin.transposed else info.shape
+
+    def dtype(self, name: str) -> str:
+        ggml_type = self.origins[name][1].ggml_type
+        return str(DENSE[ggml_type]).removeprefix("torch.") if ggml_type in DENSE else GGML_TYPES[ggml_type].name
+
+    def tensor(self, name: str) -> torch.Tensor:
+        origin, info = self.origins[name]
+        raw = self.file.raw(info)
+        order = self._order(origin, info.shape[0])
+        if order is not None:
+            raw = raw.reshape(info.shape[0], -1)[order].ravel()
+        if info.ggml_type in DENSE:
+            tensor = torch.from_numpy(raw.copy()).view(DENSE[info.ggml_type]).reshape(info.shape)
+        else:
+            tensor = torch.from_numpy(dequantize(raw, info.ggml_type, info.shape))
+        if origin.one_plus:
+            tensor = tensor.float() - 1
+        return tensor.T.contiguous() if origin.transposed else tensor
+
+    def _order(self, origin: Origin, num_rows: int) -> np.ndarray | None:
+        """For each row as the checkpoint has them, the row of the file."""
+        heads = self.config.get("num_attention_heads") or self.config["n_head"]
+        kv_heads = self.config.get("num_key_value_heads") or self.config.get("num_kv_heads") or heads
+        if origin.rotated:
+            count = heads if ".q_proj." in origin.name else kv_heads
+            result: np.ndarray = _rows(num_rows, 2 * count, origin.name).reshape(count, -1, 2).swapaxes(1, 2).ravel()
+            return result
+        if not origin.stacked:
+            return None
+        rows = _rows(num_rows, heads + 2 * kv_heads, origin.name)
+        if heads % kv_heads:
+            raise InvalidModel(f"{self.path}: {heads} heads do not divide into {kv_heads} groups")
+        size = num_rows // (heads + 2 * kv_heads)
+        parts = np.split(rows, [heads * size, (heads + kv_heads) * size])
+        return np.concatenate([part.reshape(kv_heads, -1) for part in parts], axis=1).ravel()
+
+    def tokenizer_source(self) -> Mapping[str, Any]:
+        return self.file.metadata
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _rows(num_rows: int, divisor: int, name: str) -> np.ndarray:
+    if num_rows % divisor:
+        raise InvalidModel(f"tensor {name!r} has {num_rows} rows, which do not divide into {divisor} parts")
+    return np.arange(num_rows)
+
+
+def _arranged(origin: Origin, info: TensorInfo) -> TensorInfo:
+    """Refuses what cannot be put back: rows of a quantized vector, matrices that are none."""
+    reordered = origin.rotated or origin.stacked
+    if reordered and len(info.shape) == 1 and info.ggml_type not in DENSE:
+        raise InvalidModel(f"tensor {shown(info.name)} is a quantized vector whose rows would have to be moved")
+    if origin.transposed and len(info.shape) != 2:
+        raise InvalidModel(f"tensor {shown(info.name)} has {len(info.shape)} dimensions; it must have 2")
+    return info
+
+
+def _refuse_parts(metadata: Mapping[str, Any]) -> None:
+    count = metadata.get("split.count", 0)
+    if count not in (0, 1):
+        raise InvalidModel(f"it is one of {count} parts of a model; join them first with llama-gguf-split --merge")
+
+
+def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The ids that end an answer, and the sampling values the model's makers recommend."""
+    ids = [metadata.get(f"tokenizer.ggml.{each}_token_id") for each in ("eos", "eot", "eom")]
+    ends = list(dict.fromkeys(each for each in ids if type(each) is int))
+    config: dict[str, Any] = {"eos_token_id": ends} if ends else {}
+    for key, name in SAMPLING.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if type(value) in (int, float):
+            config[name] = value if isinstance(value, int) else float(str(np.float32(value)))
+    return config
+
+
+def _quantization(file: GgufFile) -> str:
+    asked = file.metadata.get("general.file_type")
+    if type(asked) is int and asked in FILE_TYPES:
+        return FILE_TYPES[asked]
+    sizes: Counter[str] = Counter()
+    for info in file.tensors.values():
+        sizes[GGML_TYPES[info.ggml_type].name] += math.prod(info.shape)
+    return sizes.most_common(1)[0][0]

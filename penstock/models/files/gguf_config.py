@@ -1,0 +1,261 @@
+"""GGUF metadata to the config.json that the model's family is written for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import InvalidModel
+from penstock.models.files.gguf_keys import Keys
+from penstock.models.files.gguf_rope import rope
+
+Config = dict[str, Any]
+
+
+def read_config(keys: Keys) -> Config:
+    make = CONFIGS.get(keys.architecture)
+    if make is None:
+        raise InvalidModel(f"GGUF architecture {keys.architecture!r} is not known; known: {', '.join(sorted(CONFIGS))}")
+    keys.require("expert_count", (0,))
+    keys.require("expert_used_count", (0,))
+    keys.require("attention.causal", (True,))
+    config = make(keys)
+    keys.refuse_unread()
+    return config | _tokens(keys)
+
+
+def _tokens(keys: Keys) -> Config:
+    found = {}
+    for name, spelled in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        token = keys.metadata.get(f"tokenizer.ggml.{spelled}_token_id")
+        if type(token) is int:
+            found[f"{name}_token_id"] = token
+    return found
+
+
+def _vocab_size(keys: Keys) -> int:
+    info = keys.tensors.get("token_embd.weight")
+    if info is None or len(info.shape) != 2:
+        raise InvalidModel("there is no tensor 'token_embd.weight' of two dimensions")
+    return info.shape[0]
+
+
+def _layers(keys: Keys) -> int:
+    count = keys.count("block_count")
+    if count > len(keys.tensors):
+        raise InvalidModel(f"{keys.architecture}.block_count is {count}; the file has {len(keys.tensors)} tensors")
+    return count
+
+
+def _head_size(keys: Keys) -> int:
+    usual = keys.count("embedding_length") // keys.count("attention.head_count")
+    size = keys.count("attention.key_length", max(1, usual))
+    if keys.count("attention.value_length", size) != size:
+        raise InvalidModel(f"{keys.architecture}.attention.value_length differs from the keys' {size}; "
+                           "keys and values of one size are supported")
+    return size
+
+
+def _modern(keys: Keys, architecture: str, model_type: str) -> Config:
+    """What all decoders with separate projections and rotary positions have."""
+    heads = keys.count("attention.head_count")
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": _vocab_size(keys),
+        "hidden_size": keys.count("embedding_length"),
+        "intermediate_size": keys.count("feed_forward_length"),
+        "num_hidden_layers": _layers(keys),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
+        "max_position_embeddings": keys.count("context_length"),
+        "tie_word_embeddings": not keys.has("output.weight"),
+    }
+
+
+def _rms(keys: Keys) -> Config:
+    return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"), "hidden_act": "silu"}
+
+
+def _llama(keys: Keys) -> Config:
+    window = keys.optional_count("attention.sliding_window")      # only Mistral's have one
+    kind = ("MistralForCausalLM", "mistral") if window else ("LlamaForCausalLM", "llama")
+    size = _head_size(keys)
+    config = _modern(keys, *kind) | _rms(keys) | rope(keys, size) | {"head_dim": size}
+    if window:
+        return config | {"sliding_window": window}
+    return config | _biases(keys)
+
+
+def _biases(keys: Keys) -> Config:
+    return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
+
+
+def _qwen2(keys: Keys) -> Config:
+    return _modern(keys, "Qwen2ForCausalLM", "qwen2") | _rms(keys) | rope(keys, _head_size(keys))
+
+
+def _qwen3(keys: Keys) -> Config:
+    size = _head_size(keys)
+    return (_modern(keys, "Qwen3ForCausalLM", "qwen3") | _rms(keys) | rope(keys, size)
+            | {"head_dim": size, "attention_bias": keys.has("blk.0.attn_q.bias")})
+
+
+def _granite(keys: Keys) -> Config:
+    scales = {
+        "attention_multiplier": keys.number("attention.scale", 1.0),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+    }
+    return (_modern(keys, "GraniteForCausalLM", "granite") | _rms(keys) | rope(keys, _head_size(keys)) | scales
+            | _biases(keys))
+
+
+def _olmo2(keys: Keys) -> Config:
+    return _modern(keys, "Olmo2ForCausalLM", "olmo2") | _rms(keys) | rope(keys, _head_size(keys))
+
+
+def _phi3(keys: Keys) -> Config:
+    config = _modern(keys, "Phi3ForCausalLM", "phi3") | _rms(keys) | rope(keys, _head_size(keys), partial=True)
+    original = keys.count("rope.scaling.original_context_length", config["max_position_embeddings"])
+    return config | {"original_max_position_embeddings": original,
+                     "sliding_window": keys.optional_count("attention.sliding_window")}
+
+
+def _gemma(keys: Keys) -> Config:
+    size = _head_size(keys)
+    return (_modern(keys, "GemmaForCausalLM", "gemma") | _rms(keys) | rope(keys, size)
+            | {"head_dim": size, "hidden_act": "gelu_pytorch_tanh"})
+
+
+def _sandwich(keys: Keys, architecture: str, model_type: str, odd_layers: int, period: int,
+              window: int | None) -> Config:
+    """Gemma 2 and 3: windows on all layers but every `period`-th; the largest model scales queries by its width."""
+    size = _head_size(keys)
+    config = _modern(keys, architecture, model_type) | _rms(keys) | rope(keys, size)
+    del config["hidden_act"]
+    layers = config["num_hidden_layers"]
+    scalar = max(1, config["hidden_size"] // config["num_attention_heads"]) if layers == odd_layers else size
+    kinds = _layer_types(keys, layers, period) if window else ["full_attention"] * layers
+    return config | {"head_dim": size, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": scalar,
+                     "sliding_window": window, "layer_types": kinds}
+
+
+def _layer_types(keys: Keys, layers: int, period: int) -> list[str]:
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list) and len(pattern) == layers and all(type(each) is bool for each in pattern):
+        return ["sliding_attention" if each else "full_attention" for each in pattern]
+    if pattern is not None:
+        period = keys.count("attention.sliding_window_pattern")
+    return ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(layers)]
+
+
+def _gemma2(keys: Keys) -> Config:
+    window = keys.count("attention.sliding_window", 4096)
+    return _sandwich(keys, "Gemma2ForCausalLM", "gemma2", 46, 2, window) | {
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(keys: Keys) -> Config:
+    window = keys.optional_count("attention.sliding_window")
+    softcap = keys.number("final_logit_softcapping", 0.0)
+    return _sandwich(keys, "Gemma3ForCausalLM", "gemma3_text", 62, 6, window) | {
+        "rope_theta": keys.number("rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": softcap or None,
+    }
+
+
+def _starcoder2(keys: Keys) -> Config:
+    return _modern(keys, "Starcoder2ForCausalLM", "starcoder2") | rope(keys, _head_size(keys)) | {
+        "norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": keys.has("blk.0.attn_q.bias"),
+        "sliding_window": keys.optional_count("attention.sliding_window"),
+    }
+
+
+def _gpt2(keys: Keys) -> Config:
+    keys.count("attention.head_count_kv", 1)
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": _vocab_size(keys),
+        "n_embd": keys.count("embedding_length"),
+        "n_inner": keys.count("feed_forward_length"),
+        "n_layer": _layers(keys),
+        "n_head": keys.count("attention.head_count"),
+        "n_positions": keys.count("context_length"),
+        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": not keys.has("output.weight"),
+    }
+
+
+def _gptneox(keys: Keys) -> Config:
+    size = _head_size(keys)
+    rotary = rope(keys, size, partial=True)
+    config = _modern(keys, "GPTNeoXForCausalLM", "gpt_neox")
+    del config["num_key_value_heads"]
+    return config | {
+        "hidden_act": "gelu",
+        "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
+        "use_parallel_residual": keys.flag("use_parallel_residual", True),
+        "rotary_emb_base": rotary["rope_theta"],
+        "rotary_pct": rotary.get("partial_rotary_factor", 1.0),
+        "attention_bias": keys.has("blk.0.attn_qkv.bias"),
+    } | ({"rope_scaling": rotary["rope_scaling"]} if "rope_scaling" in rotary else {})
+
+
+def _falcon(keys: Keys) -> Config:
+    heads = keys.count("attention.head_count")
+    kv_heads = keys.count("attention.head_count_kv", 1)
+    keys.get("feed_forward_length")         # always four times the width
+    grouped = kv_heads > 1                  # the 7B model has one key/value head, the later ones a few
+    config: Config = {
+        "architectures": ["FalconForCausalLM"],
+        "model_type": "falcon",
+        "vocab_size": _vocab_size(keys),
+        "hidden_size": keys.count("embedding_length"),
+        "num_hidden_layers": _layers(keys),
+        "num_attention_heads": heads,
+        "num_kv_heads": kv_heads,
+        "max_position_embeddings": keys.count("context_length"),
+        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+        "new_decoder_architecture": grouped,
+        "multi_query": not grouped,
+        "parallel_attn": True,
+        "alibi": False,
+        "bias": keys.has("blk.0.attn_qkv.bias"),
+        "tie_word_embeddings": not keys.has("output.weight"),
+    }
+    if grouped:
+        config["num_ln_in_parallel_attn"] = 2 if keys.has("blk.0.attn_norm_2.weight") else 1
+    return config | rope(keys, _head_size(keys))
+
+
+def _bloom(keys: Keys) -> Config:
+    keys.count("attention.head_count_kv", 1)
+    keys.get("feed_forward_length")         # always four times the width
+    return {
+        "architectures": ["BloomForCausalLM"],
+        "model_type": "bloom",
+        "vocab_size": _vocab_size(keys),
+        "hidden_size": keys.count("embedding_length"),
+        "n_layer": _layers(keys),
+        "n_head": keys.count("attention.head_count"),
+        "seq_length": keys.count("context_length"),
+        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+        "apply_residual_connection_post_layernorm": False,
+        "tie_word_embeddings": not keys.has("output.weight"),
+    }
+
+
+CONFIGS: dict[str, Callable[[Keys], Config]] = {
+    "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "gemma": _gemma, "gemma2": _gemma2, "gemma3": _gemma3,
+    "phi3": _phi3, "gpt2": _gpt2, "gptneox": _gptneox, "falcon": _falcon, "bloom": _bloom, "starcoder2": _starcoder2,
+    "olmo2": _olmo2, "granite": _granite,
+}

@@ -1,0 +1,71 @@
+"""JSON files of a model's folder: objects only, of bounded size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InvalidModel
+from penstock.models.files.damage import Damaged, shown
+
+MAX_CONFIG_BYTES = 1 << 22
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """A JSON object whose keys, at every depth, are there once."""
+    try:
+        value = json.loads(text.decode(), object_pairs_hook=_once)
+    except Damaged:
+        raise
+    except (ValueError, RecursionError) as error:       # ValueError: not UTF-8, not JSON, a number of endless digits
+        raise Damaged(f"it is no valid JSON ({_reason(error)})") from None
+    if not isinstance(value, dict):
+        raise Damaged(f"it must hold a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} in line {error.lineno}"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error).partition("\n")[0][:80]
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise Damaged(f"key {shown(next(name for name in names if names.count(name) > 1))} is there twice")
+    return found
+
+
+def read_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(max_bytes + 1)
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read: {error.strerror}") from None
+    if len(text) > max_bytes:
+        raise InvalidModel(f"{path} is larger than {max_bytes} bytes; this is no file of a model")
+    try:
+        return parse_object(text)
+    except Damaged as error:
+        raise InvalidModel(f"{path}: {error}; mend it or fetch it again") from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InvalidModel(f"{folder} has no config.json, so it is no model folder{_instead(folder)}")
+    return read_object(path)
+
+
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """The makers' sampling defaults; empty where there are none."""
+    path = folder / "generation_config.json"
+    return read_object(path) if path.is_file() else {}
+
+
+def _instead(folder: Path) -> str:
+    found = sorted(folder.glob("*.gguf"))
+    return f"; to load a GGUF model, name the file: {found[0]}" if found else "; name a folder that holds one"
