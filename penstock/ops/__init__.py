@@ -6,6 +6,7 @@ tolerance; `cpu/` holds the bodies in C++. Ops know nothing of layers, models, s
 
 from __future__ import annotations
 
+from penstock.ops import cpu
 from penstock.ops.activation import activation, gated_activation
 from penstock.ops.attention import attention
 from penstock.ops.cache_write import cache_write
@@ -20,7 +21,7 @@ from penstock.ops.rope import rope
 from penstock.ops.softcap import softcap
 
 __all__ = [
-    "OPS", "PANEL", "Op", "activation", "attention", "cache_write", "embedding", "encoder_attention",
+    "OPS", "PANEL", "Op", "activation", "attention", "cache_write", "cpu", "embedding", "encoder_attention",
     "gated_activation", "layer_norm", "linear", "log_softmax", "op", "pack_panels", "rms_norm", "rope", "softcap",
     "unpack_panels",
 ]

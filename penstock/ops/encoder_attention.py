@@ -24,7 +24,7 @@ def _examples() -> Iterator[Example]:
 @op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}, examples=_examples,
     rows=EachSequence())
 def encoder_attention(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float) -> Tensor:
-    """q, k, v [T, H, D] → [T, H, D]; every token sees all tokens of its own sequence query_start[s]:query_start[s+1]."""
+    """q, k, v [T, H, D] → [T, H, D]; a token sees all of its sequence query_start[s]:query_start[s+1]."""
     out = torch.empty_like(q)
     starts = query_start.tolist()
     for begin, end in pairwise(starts):

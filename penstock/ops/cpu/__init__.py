@@ -1,0 +1,30 @@
+"""CPU bodies: C++ kernels behind a C interface, bound by ctypes.
+
+In: tensors whose data the kernels read in place. Out: new tensors (or a cache written in place). One file per op here
+and in `csrc/`. All bodies are exact: the same row gives the same bits whatever else is in the call and however many
+threads share it. Without the compiled library the references run instead.
+"""
+
+from __future__ import annotations
+
+from penstock.ops.cpu import (
+    activation,
+    attention,
+    cache_write,
+    embedding,
+    encoder_attention,
+    layer_norm,
+    linear,
+    log_softmax,
+    rms_norm,
+    rope,
+    softcap,
+)
+from penstock.ops.cpu.library import path, paths, use_path, using
+from penstock.ops.cpu.threads import available_cores, num_threads, set_num_threads
+
+__all__ = [
+    "activation", "attention", "available_cores", "cache_write", "embedding", "encoder_attention", "layer_norm",
+    "linear", "log_softmax", "num_threads", "path", "paths", "rms_norm", "rope", "set_num_threads", "softcap",
+    "use_path", "using",
+]

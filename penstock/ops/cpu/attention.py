@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.ops.attention import attention
+from penstock.ops.cpu.cache import check_caches
+from penstock.ops.cpu.library import TYPES, Kernel, float32, pointer, rows
+
+_kernel = Kernel("attention", "pnpnpninpnnppnnnnnfnfpp")
+
+
+@attention.impl("cpu", exact=True)
+def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_start: Tensor, lengths: Tensor,
+               scale: float, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None) -> Tensor:
+    check_caches(k_cache, v_cache)
+    q = rows("q", q)
+    table, query_start, lengths = (x.to(torch.int32).contiguous() for x in (table, query_start, lengths))
+    alibi = None if alibi is None else float32("alibi", alibi).contiguous()
+    num_blocks, num_kv_heads, size, head_size = k_cache.shape
+    num_sequences, num_heads = lengths.shape[0], q.shape[1]
+    if q.shape[2] != head_size or num_heads % num_kv_heads:
+        raise ValueError(f"q {tuple(q.shape)} does not fit caches {tuple(k_cache.shape)}")
+    if table.shape[0] != num_sequences or query_start.shape[0] != num_sequences + 1:
+        raise ValueError(f"table {tuple(table.shape)} and query_start {tuple(query_start.shape)} do not fit "
+                         f"{num_sequences} lengths")
+    out = torch.empty(q.shape)
+    _kernel(q.data_ptr(), q.stride(0), k_cache.data_ptr(), k_cache.stride(0), v_cache.data_ptr(), v_cache.stride(0),
+            TYPES[k_cache.dtype], num_blocks, table.data_ptr(), table.stride(0), table.shape[1],
+            query_start.data_ptr(), lengths.data_ptr(), num_sequences, num_heads, num_kv_heads, size, head_size,
+            scale, window, softcap, pointer(alibi), out.data_ptr())
+    return out

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.ops.cache_write import cache_write
+from penstock.ops.cpu.cache import check_caches
+from penstock.ops.cpu.library import TYPES, Kernel, rows
+
+_kernel = Kernel("cache_write", "pnpnpnpnipnnnnn")
+
+
+@cache_write.impl("cpu", exact=True)
+def _cache_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    check_caches(k_cache, v_cache)
+    k, v, slots = rows("k", k), rows("v", v), slots.to(torch.int64).contiguous()
+    num_blocks, num_heads, size, head_size = k_cache.shape
+    if k.shape != v.shape or k.shape != (slots.shape[0], num_heads, head_size):
+        raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)} and slots {tuple(slots.shape)} do not fit caches "
+                         f"{tuple(k_cache.shape)}")
+    _kernel(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k_cache.data_ptr(), k_cache.stride(0),
+            v_cache.data_ptr(), v_cache.stride(0), TYPES[k_cache.dtype], slots.data_ptr(), k.shape[0], num_blocks,
+            num_heads, size, head_size)

@@ -1,0 +1,50 @@
+#include <cmath>
+
+#include "elementary.h"
+
+namespace penstock {
+namespace PENSTOCK_PATH {
+namespace {
+
+constexpr int64_t kPiece = 1024;        // summed in float32; the pieces' sums are added in float64
+
+float largest(const float* x, int64_t width) {
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; i++) lanes[i] = x[0];
+    int64_t c = 0;
+    for (; c + kLanes <= width; c += kLanes)
+        for (int i = 0; i < kLanes; i++) lanes[i] = x[c + i] > lanes[i] ? x[c + i] : lanes[i];
+    for (; c < width; c++) lanes[0] = x[c] > lanes[0] ? x[c] : lanes[0];
+    for (int i = 1; i < kLanes; i++) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+    return lanes[0];
+}
+
+float sum_of_exponentials(const float* x, int64_t count, float shift) {
+    float lanes[kLanes] = {};
+    int64_t c = 0;
+    for (; c + kLanes <= count; c += kLanes)
+        for (int i = 0; i < kLanes; i++) lanes[i] = lanes[i] + exponential(x[c + i] - shift);
+    for (int i = 0; c + i < count; i++) lanes[i] = lanes[i] + exponential(x[c + i] - shift);
+    Vec group[kParts];
+    load_group(lanes, group);
+    return sum_lanes(group);
+}
+
+}  // namespace
+}  // namespace PENSTOCK_PATH
+}  // namespace penstock
+
+KERNEL(log_softmax)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width, float* out) {
+    using namespace penstock::PENSTOCK_PATH;
+    if (width == 0) return kDone;
+    parallel_for(num_rows, 8 * width, [&](int64_t row) {
+        const float* from = x + row * x_stride;
+        const float shift = largest(from, width);
+        double sum = 0.0;
+        for (int64_t c = 0; c < width; c += kPiece)
+            sum += double(sum_of_exponentials(from + c, smaller(kPiece, width - c), shift));
+        const float log_sum = float(::log(sum));
+        for (int64_t c = 0; c < width; c++) out[row * width + c] = (from[c] - shift) - log_sum;
+    });
+    return kDone;
+}

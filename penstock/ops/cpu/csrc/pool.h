@@ -1,0 +1,18 @@
+// Threads shared by all kernels, and their working memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace penstock {
+
+// Calls body(context, i) for every i in [0, count), on this thread and on idle workers, and returns when all are done.
+// Which thread takes which item is left open: items must write to places of their own.
+void run_items(int64_t count, void (*body)(void* context, int64_t item), void* context);
+
+int num_threads();
+
+// At least this many bytes, 64-byte aligned, for the calling thread until its next call.
+void* scratch(size_t bytes);
+
+}  // namespace penstock

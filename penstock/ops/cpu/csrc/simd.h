@@ -1,0 +1,79 @@
+// Registers of the path being compiled, and the few lane-wise operations the kernels are written in.
+//
+// Everything sits in a namespace named after the path, and kernels use no inline functions of the standard library:
+// the linker keeps one copy of those, and it might be one this machine cannot run.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "pool.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define PENSTOCK_JOIN_(a, b) a##b
+#define PENSTOCK_JOIN(a, b) PENSTOCK_JOIN_(a, b)
+// The C symbol of an op on this path: penstock_linear_avx2, …
+#define KERNEL(name) \
+    extern "C" __attribute__((visibility("default"))) int32_t PENSTOCK_JOIN(penstock_##name##_, PENSTOCK_PATH)
+
+namespace penstock {
+namespace PENSTOCK_PATH {
+
+constexpr int32_t kDone = 0, kBadIndex = 1;  // what a kernel returns
+
+#if defined(__AVX2__)
+constexpr int kWidth = 8;
+typedef float Vec __attribute__((vector_size(32)));
+inline Vec fused(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline Vec broadcast(float x) { return _mm256_set1_ps(x); }
+#else
+constexpr int kWidth = 4;
+typedef float Vec __attribute__((vector_size(16)));
+inline Vec fused(Vec a, Vec b, Vec c) { return a * b + c; }
+inline float fused(float a, float b, float c) { return a * b + c; }
+inline Vec broadcast(float x) { return Vec{x, x, x, x}; }
+#endif
+
+constexpr int kLanes = 16;              // values per group on every path
+constexpr int kParts = kLanes / kWidth; // registers per group
+
+inline Vec load(const float* from) {
+    Vec v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
+
+// Sum over a group's 16 lanes, always in the same order.
+inline float sum_lanes(const Vec (&group)[kParts]) {
+    float lanes[kLanes];
+    std::memcpy(lanes, group, sizeof lanes);
+    float a[4];
+    for (int i = 0; i < 4; i++) a[i] = (lanes[i] + lanes[i + 8]) + (lanes[i + 4] + lanes[i + 12]);
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+// Calls body(item) for every item, in parallel; with little work in all, on this thread alone.
+template <class Body>
+void parallel_for(int64_t count, int64_t work_per_item, const Body& body) {
+    constexpr int64_t kWorthwhile = 32768;  // about 10 µs of the simplest work: what waking a thread costs
+    if (count * work_per_item < kWorthwhile) {
+        for (int64_t item = 0; item < count; item++) body(item);
+        return;
+    }
+    run_items(
+        count, [](void* context, int64_t item) { (*static_cast<const Body*>(context))(item); },
+        const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+}  // namespace PENSTOCK_PATH
+}  // namespace penstock

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.ops.cpu.library import Kernel, pointer
+from penstock.ops.cpu.norm import check_parameter, row_layout
+from penstock.ops.layer_norm import layer_norm
+
+_kernel = Kernel("layer_norm", "pnnnnnppfp")
+
+
+@layer_norm.impl("cpu", exact=True)
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    read, layout = row_layout(x)
+    weight = check_parameter("weight", weight, x.shape[-1])
+    bias = None if bias is None else check_parameter("bias", bias, x.shape[-1])
+    out = torch.empty(x.shape)
+    _kernel(read.data_ptr(), *layout, weight.data_ptr(), pointer(bias), eps, out.data_ptr())
+    return out

@@ -1,0 +1,131 @@
+"""The compiled kernels: where they are, which path through them is in use, how they are called."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.errors import InvalidConfig
+from penstock.ops.registry import REFERENCE_ONLY
+
+KERNELS: list[Kernel] = []
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}     # as in number.h
+_ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float}
+
+
+class Kernel:
+    """One C function in the variant of the path in use; `signature` has a letter per argument.
+
+    p pointer, n 64-bit integer, i 32-bit integer, f float. ctypes lets go of the interpreter lock during a call.
+    """
+
+    def __init__(self, name: str, signature: str) -> None:
+        self.name = name
+        self.argtypes = [_ARGUMENTS[letter] for letter in signature]
+        self.function: Callable[..., int] = self._missing
+        KERNELS.append(self)
+        if _path != "reference":
+            self.bind(_path)
+
+    def _missing(self, *args: object) -> int:
+        raise RuntimeError(f"kernel {self.name} was called on the reference path")
+
+    def bind(self, path: str) -> None:
+        if path == "reference":
+            self.function = self._missing
+            return
+        function = getattr(_library, f"penstock_{self.name}_{path}")
+        function.argtypes = self.argtypes
+        function.restype = ctypes.c_int32
+        self.function = function
+
+    def __call__(self, *args: object) -> None:
+        if self.function(*args):
+            raise IndexError(f"{self.name}: an index points outside the tensor it selects from")
+
+
+def _load() -> ctypes.CDLL | None:
+    # Named like an extension module so that the import system finds it, in a plain and in an editable install.
+    spec = importlib.util.find_spec("penstock.ops.cpu._kernels")
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return None
+    try:
+        library = ctypes.CDLL(spec.origin)
+    except OSError:
+        return None
+    library.penstock_best_path.restype = ctypes.c_char_p
+    return library
+
+
+def paths() -> tuple[str, ...]:
+    """Every path this machine can take, the best one last."""
+    if _library is None:
+        return ("reference",)
+    best = _library.penstock_best_path().decode()
+    return ("reference", "generic") if best == "generic" else ("reference", "generic", best)
+
+
+def path() -> str:
+    """The path in use: reference, generic or avx2."""
+    return _path
+
+
+def use_path(wanted: str) -> None:
+    """Take this path from the next call on; results differ between paths in the last bits."""
+    global _path
+    if wanted not in ("reference", "generic", "avx2"):
+        raise InvalidConfig(f"PENSTOCK_CPU={wanted!r} is not known: use reference, generic or avx2, or leave it unset")
+    if wanted not in paths():
+        reason = "the compiled kernels are missing, run pip install ." if _library is None else "this CPU lacks it"
+        raise InvalidConfig(f"PENSTOCK_CPU={wanted} cannot be used: {reason} (possible here: {', '.join(paths())})")
+    _path = wanted
+    for kernel in KERNELS:
+        kernel.bind(wanted)
+    if wanted == "reference":
+        REFERENCE_ONLY.add("cpu")
+    else:
+        REFERENCE_ONLY.discard("cpu")
+
+
+@contextmanager
+def using(wanted: str) -> Iterator[None]:
+    """This path inside the block, the former one after it."""
+    former = path()
+    use_path(wanted)
+    try:
+        yield
+    finally:
+        use_path(former)
+
+
+def float32(name: str, x: Tensor) -> Tensor:
+    if x.dtype is not torch.float32:
+        raise TypeError(f"{name} is {x.dtype}: on CPU activations and their parameters are float32")
+    return x
+
+
+def rows(name: str, x: Tensor) -> Tensor:
+    """x as float32 with everything after dimension 0 contiguous, copied only if it is not."""
+    float32(name, x)
+    expected = 1
+    for size, stride in zip(reversed(x.shape[1:]), reversed(x.stride()[1:])):
+        if stride != expected and size != 1:
+            return x.contiguous()
+        expected *= size
+    return x
+
+
+def pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+_library = _load()
+_path = "reference"
+use_path(os.environ.get("PENSTOCK_CPU") or paths()[-1])

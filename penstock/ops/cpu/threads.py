@@ -1,0 +1,44 @@
+"""How many threads the kernels share; the number never changes a result."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.errors import InvalidConfig
+from penstock.ops.cpu import library
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")     # Linux control groups: "<microseconds>|max <period>"
+
+
+def available_cores() -> int:
+    """Cores this process may use, a container's quota included."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _QUOTA.read_text().split()
+        return cores if quota == "max" else max(1, min(cores, -(-int(quota) // int(period))))
+    except (OSError, ValueError):
+        return cores
+
+
+def set_num_threads(count: int) -> int:
+    """Share the work among this many threads, the caller's included; says how many there now are."""
+    if not 1 <= count <= 256:
+        raise InvalidConfig(f"num_threads={count} is out of range: it must be 1 to 256")
+    return 1 if library._library is None else int(library._library.penstock_set_num_threads(count))
+
+
+def num_threads() -> int:
+    return 1 if library._library is None else int(library._library.penstock_num_threads())
+
+
+def _initial() -> int:
+    text = os.environ.get("PENSTOCK_THREADS")
+    if not text:
+        return min(available_cores(), 256)
+    if not text.isdecimal() or not 1 <= int(text) <= 256:
+        raise InvalidConfig(f"PENSTOCK_THREADS={text!r} is out of range: it must be 1 to 256, or unset for all cores")
+    return int(text)
+
+
+set_num_threads(_initial())
