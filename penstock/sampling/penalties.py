@@ -65,7 +65,8 @@ class Penalties:
         if self._everywhere is not None:
             ids, _ = self._everywhere.below(len(logits))
             values = logits[ids].astype(np.float64)
-            values = np.where(values > 0, values / self.repetition, values * self.repetition)
+            with np.errstate(over="ignore"):
+                values = np.where(values > 0, values / self.repetition, values * self.repetition)
             _store(logits, ids, values)
         if self._generated is not None:
             ids, counts = self._generated.below(len(logits))

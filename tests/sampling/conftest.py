@@ -15,7 +15,8 @@ PROMPT = (1, 2, 3)
 
 def _make_row(
     *, prompt: Sequence[int] = PROMPT, generated: Sequence[int] = (), sibling: int = 0, seed: int = 7,
-    eos: Sequence[int] = (), bad_words: Sequence[Sequence[int]] = (), beam: BeamSearchParams | None = None, **sampling: Any,
+    eos: Sequence[int] = (), bad_words: Sequence[Sequence[int]] = (), beam: BeamSearchParams | None = None,
+    **sampling: Any,
 ) -> RowState:
     request = Request(
         id="r", tokens=tuple(prompt), sampling=SamplingParams(**sampling), seed=seed, eos_token_ids=tuple(eos),

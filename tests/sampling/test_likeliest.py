@@ -12,7 +12,7 @@ def _order(values: np.ndarray) -> list[int]:
     return sorted(range(len(values)), key=lambda token: (-float(values[token]), token))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(length=st.sampled_from([1, 2, 63, 64, 65, 200, 1000]), count=st.integers(0, 1100), levels=st.integers(1, 400),
        seed=st.integers(0, 2**32))
 def test_order_of_tokens_against_a_full_sort(length: int, count: int, levels: int, seed: int) -> None:
