@@ -58,12 +58,12 @@ def _head_size(keys: Keys) -> int:
 
 def _modern(keys: Keys, architecture: str, model_type: str) -> Config:
     """What all decoders with separate projections and rotary positions have."""
-    heads = keys.count("attention.head_count")
-    return {
+    heads, width, size = keys.count("attention.head_count"), keys.count("embedding_length"), _head_size(keys)
+    return ({"head_dim": size} if size * heads != width else {}) | {
         "architectures": [architecture],
         "model_type": model_type,
         "vocab_size": _vocab_size(keys),
-        "hidden_size": keys.count("embedding_length"),
+        "hidden_size": width,
         "intermediate_size": keys.count("feed_forward_length"),
         "num_hidden_layers": _layers(keys),
         "num_attention_heads": heads,
@@ -213,20 +213,23 @@ def _gptneox(keys: Keys) -> Config:
 def _falcon(keys: Keys) -> Config:
     heads = keys.count("attention.head_count")
     kv_heads = keys.count("attention.head_count_kv", 1)
-    keys.get("feed_forward_length")         # always four times the width
+    keys.get("feed_forward_length")         # writers take it for four times the width, the tensors know better
     grouped = kv_heads > 1                  # the 7B model has one key/value head, the later ones a few
+    width = keys.count("embedding_length")
+    up = keys.tensors.get("blk.0.ffn_up.weight")
     config: Config = {
         "architectures": ["FalconForCausalLM"],
         "model_type": "falcon",
         "vocab_size": _vocab_size(keys),
-        "hidden_size": keys.count("embedding_length"),
+        "hidden_size": width,
+        "ffn_hidden_size": up.shape[0] if up else 4 * width,
         "num_hidden_layers": _layers(keys),
         "num_attention_heads": heads,
         "num_kv_heads": kv_heads,
         "max_position_embeddings": keys.count("context_length"),
         "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
         "new_decoder_architecture": grouped,
-        "multi_query": not grouped,
+        "multi_query": True,
         "parallel_attn": True,
         "alibi": False,
         "bias": keys.has("blk.0.attn_qkv.bias"),
