@@ -1,0 +1,194 @@
+"""What each id spells, and how spellings join into text, one id after the other.
+
+Three kinds of tokenizer:
+
+* bytes: every token is a run of bytes (byte-level BPE). The text is their UTF-8 decoding; a malformed sequence becomes
+  one U+FFFD, as everywhere else.
+* pieces: every token is text, and the tokens <0x00> … <0xFF> are single bytes (SentencePiece with byte fallback). A
+  byte that does not become part of a character is one U+FFFD, as in SentencePiece itself.
+* pairs: any other decoder. What a token adds after another one is asked of the `tokenizers` library.
+
+In all three a decode of the whole is, by construction, the sum of what the ids add one by one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer as Backend
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# surrogateescape marks each undecodable byte as one of these
+_ESCAPED = {code: "\ufffd" for code in range(0xDC80, 0xDD00)}
+
+
+class Stream(Protocol):
+    """Ids in, text out; text that an id has only begun to spell waits for the next one."""
+
+    def push(self, ids: Iterable[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+@lru_cache(maxsize=1)
+def byte_of_char() -> Mapping[str, int]:
+    """Byte-level BPE writes bytes as printable characters: those of latin-1 as they are, the rest from U+0100 on."""
+    bytes_by_char = {}
+    spare = 0x100
+    for value in range(256):
+        char = chr(value)
+        if not (char.isprintable() and char != " "):
+            char, spare = chr(spare), spare + 1
+        bytes_by_char[char] = value
+    return bytes_by_char
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How a backend's tokens become text, read from its decoder's own description."""
+
+    kind: str                                       # bytes, pieces, pairs
+    replace: tuple[tuple[str, str], ...] = ()       # pieces: in each token, first by second
+    num_stripped: int = 0                           # pieces: spaces dropped at the very start of the text
+
+    @classmethod
+    def of(cls, backend: Backend) -> Decoder:
+        steps = _steps(backend)
+        kinds = [step["type"] for step in steps]
+        if kinds == ["ByteLevel"]:
+            return cls("bytes")
+        replace = []
+        while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
+            replace.append((steps[0]["pattern"]["String"], steps[0]["content"]))
+            steps = steps[1:]
+        kinds = [step["type"] for step in steps]
+        if kinds in (["ByteFallback", "Fuse"], ["ByteFallback"]):
+            return cls("pieces", tuple(replace))
+        if kinds == ["ByteFallback", "Fuse", "Strip"] and steps[2]["content"] == " " and steps[2]["stop"] == 0:
+            return cls("pieces", tuple(replace), steps[2]["start"])
+        return cls("pairs")
+
+
+def _steps(backend: Backend) -> list[dict[str, Any]]:
+    if backend.decoder is None:
+        return []
+    described = json.loads(backend.decoder.__getstate__())
+    return described["decoders"] if described["type"] == "Sequence" else [described]
+
+
+@dataclass
+class Spelling:
+    """The spelling of every id; looked up on first use and kept."""
+
+    backend: Backend
+    decoder: Decoder
+    aliases: Mapping[int, int] = field(default_factory=dict)   # ids of the same text: the one the backend knows
+    added: frozenset[int] = frozenset()                        # ids matched in raw text, so spelled as they stand
+    _known: dict[int, str | bytes] = field(default_factory=dict)
+
+    def __getitem__(self, id: int) -> str | bytes:
+        """Text or bytes; nothing for an id the vocabulary lacks."""
+        spelled = self._known.get(id)
+        if spelled is None:
+            spelled = self._known[id] = self._spell(id)
+        return spelled
+
+    def _spell(self, id: int) -> str | bytes:
+        id = self.aliases.get(id, id)
+        token = self.backend.id_to_token(id) if 0 <= id < 2**32 else None
+        if token is None:
+            return b"" if self.decoder.kind == "bytes" else ""
+        if self.decoder.kind == "bytes":
+            bytes_by_char = byte_of_char()
+            if id in self.added or any(char not in bytes_by_char for char in token):
+                return token.encode()
+            return bytes(bytes_by_char[char] for char in token)
+        if self.decoder.kind == "pieces":
+            for old, new in self.decoder.replace:
+                token = token.replace(old, new)
+            byte = BYTE_TOKEN.fullmatch(token)
+            return bytes([int(byte[1], 16)]) if byte else token
+        return token
+
+    def stream(self) -> Stream:
+        if self.decoder.kind == "bytes":
+            return ByteStream(self)
+        return PieceStream(self) if self.decoder.kind == "pieces" else PairStream(self)
+
+    def alone(self, id: int) -> str:
+        """An id's text without its neighbours: leading space kept, half a character as U+FFFD."""
+        spelled = self[id]
+        if isinstance(spelled, bytes):
+            return spelled.decode(errors="replace")
+        if spelled and self.decoder.kind == "pairs":
+            return self.backend.decode([id], skip_special_tokens=False)
+        return spelled
+
+
+class ByteStream:
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        return self._utf8.decode(b"".join(self._spelling[id] for id in ids))  # type: ignore[misc]
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class PieceStream:
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._num_stripped = spelling.decoder.num_stripped
+
+    def push(self, ids: Iterable[int]) -> str:
+        parts = []
+        for id in ids:
+            spelled = self._spelling[id]
+            if isinstance(spelled, bytes):
+                parts.append(self._utf8.decode(spelled).translate(_ESCAPED))
+            elif spelled:
+                parts.append(self.finish())
+                parts.append(spelled)
+        return self._strip("".join(parts))
+
+    def finish(self) -> str:
+        rest = self._utf8.decode(b"", final=True).translate(_ESCAPED)
+        self._utf8.reset()
+        return rest
+
+    def _strip(self, text: str) -> str:
+        while self._num_stripped and text:
+            if not text.startswith(" "):
+                self._num_stripped = 0
+                break
+            text, self._num_stripped = text[1:], self._num_stripped - 1
+        return text
+
+
+class PairStream:
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._last: int | None = None
+
+    def push(self, ids: Iterable[int]) -> str:
+        decode, parts = self._spelling.backend.decode, []
+        for id in ids:
+            if not self._spelling[id]:
+                continue
+            before = [] if self._last is None else [self._last]
+            text = decode(before + [id], skip_special_tokens=False)
+            parts.append(text[len(decode(before, skip_special_tokens=False)):])
+            self._last = id
+        return "".join(parts)
+
+    def finish(self) -> str:
+        return ""
