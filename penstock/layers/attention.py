@@ -1,0 +1,48 @@
+"""Attention: causal over the paged cache, or bidirectional within a sequence."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock import ops
+from penstock.layers.linear import Linear
+from penstock.layers.norm import Norm
+from penstock.layers.rope import RopeTable
+from penstock.layers.step import LayerCache, Step
+
+
+def _normed(x: Tensor, norm: Norm | None) -> Tensor:
+    """x[T, H, D] normed over as many values at a time as the norm is wide."""
+    return x if norm is None else norm(x.reshape(x.shape[0], -1, norm.size)).view(x.shape)
+
+
+class Attention:
+    def __init__(self, qkv: Linear, out: Linear, num_heads: int, num_kv_heads: int, head_size: int, scale: float,
+                 rope: RopeTable | None = None, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None,
+                 q_norm: Norm | None = None, k_norm: Norm | None = None) -> None:
+        self.qkv, self.out = qkv, out
+        self.heads = [num_heads, num_kv_heads, num_kv_heads]
+        self.head_size, self.scale, self.rope = head_size, scale, rope
+        self.window, self.softcap, self.alibi = window, softcap, alibi
+        self.q_norm, self.k_norm = q_norm, k_norm
+
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
+        if cache is None:
+            raise ValueError("causal attention needs a cache")
+        q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_size)).split(self.heads, dim=1)
+        q, k = _normed(q, self.q_norm), _normed(k, self.k_norm)
+        if self.rope is not None:
+            q, k = self.rope(q, step.positions), self.rope(k, step.positions)
+        ops.cache_write(k, v, cache.k, cache.v, step.slots[cache.group])
+        y = ops.attention(q.contiguous(), cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths,
+                          self.scale, self.window, self.softcap, self.alibi)
+        return self.out(y.flatten(1))
+
+
+class EncoderAttention:
+    def __init__(self, qkv: Linear, out: Linear, head_size: int, scale: float) -> None:
+        self.qkv, self.out, self.head_size, self.scale = qkv, out, head_size, scale
+
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None = None) -> Tensor:
+        q, k, v = (part.contiguous() for part in self.qkv(x).unflatten(-1, (-1, self.head_size)).chunk(3, dim=1))
+        return self.out(ops.encoder_attention(q, k, v, step.query_start, self.scale).flatten(1))

@@ -1,0 +1,57 @@
+"""One layer of the stack: attention and MLP around the residual stream x[T, C]."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock.layers.attention import Attention, EncoderAttention
+from penstock.layers.mlp import GatedMlp, Mlp
+from penstock.layers.norm import Norm
+from penstock.layers.step import LayerCache, Step
+
+
+class Block:
+    """Serial: each half reads the normed stream and adds its (normed, scaled) result to it."""
+
+    def __init__(self, attention: Attention, mlp: Mlp | GatedMlp, attention_norm: Norm | None, mlp_norm: Norm | None,
+                 attention_out_norm: Norm | None, mlp_out_norm: Norm | None, residual_scale: float = 1.0) -> None:
+        self.attention, self.mlp = attention, mlp
+        self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
+        self.attention_out_norm, self.mlp_out_norm = attention_out_norm, mlp_out_norm
+        self.residual_scale = residual_scale
+
+    def _added(self, x: Tensor, y: Tensor, norm: Norm | None) -> Tensor:
+        y = y if norm is None else norm(y)
+        return x + (y if self.residual_scale == 1.0 else y * self.residual_scale)
+
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
+        y = x if self.attention_norm is None else self.attention_norm(x)
+        x = self._added(x, self.attention(y, step, cache), self.attention_out_norm)
+        y = x if self.mlp_norm is None else self.mlp_norm(x)
+        return self._added(x, self.mlp(y), self.mlp_out_norm)
+
+
+class ParallelBlock:
+    """Side by side: both halves read the same stream."""
+
+    def __init__(self, attention: Attention, mlp: Mlp | GatedMlp, attention_norm: Norm, mlp_norm: Norm | None) -> None:
+        self.attention, self.mlp = attention, mlp
+        self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
+
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
+        y = self.attention_norm(x)
+        z = y if self.mlp_norm is None else self.mlp_norm(x)
+        return x + (self.mlp(z) + self.attention(y, step, cache))
+
+
+class PostNormBlock:
+    """The stream itself is normed after each addition."""
+
+    def __init__(self, attention: Attention | EncoderAttention, mlp: Mlp | GatedMlp, attention_norm: Norm,
+                 mlp_norm: Norm) -> None:
+        self.attention, self.mlp = attention, mlp
+        self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
+
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
+        x = self.attention_norm(x + self.attention(x, step, cache))
+        return self.mlp_norm(x + self.mlp(x))

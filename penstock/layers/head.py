@@ -1,0 +1,25 @@
+"""From hidden states to logits."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock import ops
+from penstock.layers.linear import Linear
+from penstock.quant.scheme import Scheme
+
+
+class Head:
+    def __init__(self, rows: Scheme, project: Linear | None = None, bias: Tensor | None = None, divisor: float = 1.0,
+                 softcap: float = 0.0) -> None:
+        self.rows, self.project, self.bias = rows, project, bias
+        self.divisor, self.softcap = divisor, softcap
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x[M, C] → [M, V]"""
+        logits = self.rows.matmul(x if self.project is None else self.project(x))
+        if self.bias is not None:
+            logits = logits + self.bias
+        if self.divisor != 1.0:
+            logits = logits / self.divisor
+        return ops.softcap(logits, self.softcap) if self.softcap else logits

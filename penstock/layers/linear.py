@@ -1,0 +1,19 @@
+"""A matrix product, whatever the weight's storage."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock.quant.scheme import Scheme
+
+
+class Linear:
+    def __init__(self, scheme: Scheme) -> None:
+        self.scheme = scheme
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.scheme.matmul(x)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.scheme.num_bytes

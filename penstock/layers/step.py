@@ -1,0 +1,33 @@
+"""What layers read of a step and of the cache."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class LayerCache(Protocol):
+    """One layer's keys and values [N, K, P, D], and the cache group whose slots and table address them."""
+
+    @property
+    def k(self) -> Tensor: ...
+    @property
+    def v(self) -> Tensor: ...
+    @property
+    def group(self) -> int: ...
+
+
+class Step(Protocol):
+    @property
+    def ids(self) -> Tensor: ...            # [T] int64
+    @property
+    def positions(self) -> Tensor: ...      # [T] int64
+    @property
+    def slots(self) -> list[Tensor]: ...    # per group [T] int64
+    @property
+    def tables(self) -> list[Tensor]: ...   # per group [S, B] int32
+    @property
+    def query_start(self) -> Tensor: ...    # [S + 1] int32
+    @property
+    def lengths(self) -> Tensor: ...        # [S] int32

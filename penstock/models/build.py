@@ -1,0 +1,127 @@
+"""From descriptions to layers: parameters are taken one by one, in the order a step needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from penstock import layers
+from penstock.errors import InvalidModel
+from penstock.layers import rope as ropes
+from penstock.models import layer as described
+from penstock.models.decoder import AnyBlock, AnyNorm, Decoder, Encoder
+from penstock.models.pooling import Pooling
+from penstock.models.spec import ModelSpec
+from penstock.quant.dense import Dense
+
+MAX_ROPE_BYTES = 1 << 30
+
+
+class Build:
+    """Makes layers out of `take(name)`: a matrix in the dtype it is to be stored in, a vector in float32."""
+
+    def __init__(self, spec: ModelSpec, take: Callable[[str], Tensor]) -> None:
+        self.spec, self.take = spec, take
+        self.names = spec.parameters().keys()
+        self.ropes: dict[described.Rope, layers.RopeTable] = {}
+
+    def _optional(self, name: str) -> Tensor | None:
+        return self.take(name) if name in self.names else None
+
+    def dense(self, name: str) -> Dense:
+        return Dense(self.take(f"{name}.weight"), self._optional(f"{name}.bias"))
+
+    def linear(self, name: str) -> layers.Linear:
+        return layers.Linear(self.dense(name))
+
+    def norm(self, name: str, norm: described.Norm | None) -> AnyNorm | None:
+        return None if norm is None else self.some_norm(name, norm)
+
+    def some_norm(self, name: str, norm: described.Norm) -> AnyNorm:
+        weight = self.take(f"{name}.weight")
+        if isinstance(norm, described.RmsNorm):
+            return layers.RmsNorm(weight, norm.eps)
+        return layers.LayerNorm(weight, self._optional(f"{name}.bias"), norm.eps)
+
+    def rope(self, rope: described.Rope | None) -> layers.RopeTable | None:
+        if rope is None:
+            return None
+        if rope not in self.ropes:
+            length = self.spec.max_model_len
+            if 4 * rope.size * length > MAX_ROPE_BYTES:
+                raise InvalidModel(f"max_model_len={length} needs {4 * rope.size * length} bytes of rope tables, over "
+                                   f"{MAX_ROPE_BYTES}: set a smaller max_model_len")
+            frequencies, factor = rope_frequencies(rope)
+            self.ropes[rope] = layers.RopeTable(frequencies, length, factor)
+        return self.ropes[rope]
+
+    def attention(self, name: str, a: described.Attention) -> layers.Attention:
+        return layers.Attention(
+            self.linear(f"{name}.qkv"), self.linear(f"{name}.out"), a.num_heads, a.num_kv_heads, a.head_size, a.scale,
+            self.rope(a.rope), a.window, a.softcap, torch.tensor(a.alibi, dtype=torch.float32) if a.alibi else None,
+            self.norm(f"{name}.q_norm", a.q_norm), self.norm(f"{name}.k_norm", a.k_norm))
+
+    def any_attention(self, name: str, a: described.Attention | described.EncoderAttention,
+                      ) -> layers.Attention | layers.EncoderAttention:
+        if isinstance(a, described.Attention):
+            return self.attention(name, a)
+        return layers.EncoderAttention(self.linear(f"{name}.qkv"), self.linear(f"{name}.out"), a.head_size, a.scale)
+
+    def mlp(self, name: str, mlp: described.Mlp | described.GatedMlp) -> layers.Mlp | layers.GatedMlp:
+        if isinstance(mlp, described.GatedMlp):
+            return layers.GatedMlp(self.linear(f"{name}.gate_up"), self.linear(f"{name}.down"), mlp.activation)
+        return layers.Mlp(self.linear(f"{name}.up"), self.linear(f"{name}.down"), mlp.activation)
+
+    def block(self, name: str, block: described.Layer) -> AnyBlock:
+        mlp = self.mlp(f"{name}.mlp", block.mlp)
+        if isinstance(block, described.PostNormBlock):
+            return layers.PostNormBlock(self.any_attention(f"{name}.attention", block.attention), mlp,
+                                        self.some_norm(f"{name}.attention_norm", block.attention_norm),
+                                        self.some_norm(f"{name}.mlp_norm", block.mlp_norm))
+        attention = self.attention(f"{name}.attention", block.attention)
+        mlp_norm = self.norm(f"{name}.mlp_norm", block.mlp_norm)
+        if isinstance(block, described.ParallelBlock):
+            return layers.ParallelBlock(attention, mlp, self.some_norm(f"{name}.attention_norm", block.attention_norm),
+                                        mlp_norm)
+        return layers.Block(attention, mlp, self.norm(f"{name}.attention_norm", block.attention_norm), mlp_norm,
+                            self.norm(f"{name}.attention_out_norm", block.attention_out_norm),
+                            self.norm(f"{name}.mlp_out_norm", block.mlp_out_norm), block.residual_scale)
+
+    def embedding(self, e: described.Embedding) -> layers.Embedding:
+        return layers.Embedding(
+            self.dense("embedding.tokens"),
+            self.linear("embedding.project") if e.row != e.width else None, e.scale,
+            self.dense("embedding.positions") if e.num_positions else None, e.position_offset,
+            self.take("embedding.types.weight")[0].float().clone() if e.num_types else None,
+            self.norm("embedding.norm", e.norm))
+
+    def head(self, head: described.Head, embedding: layers.Embedding) -> layers.Head:
+        rows = embedding.tokens if head.tied else self.dense("head.rows")
+        project = self.linear("head.project") if head.row != head.width else None
+        return layers.Head(rows, project, self._optional("head.bias"), head.divisor, head.softcap)
+
+    def model(self, pooling: Pooling) -> Decoder | Encoder:
+        embedding = self.embedding(self.spec.embedding)
+        blocks = [self.block(f"layers.{index}", block) for index, block in enumerate(self.spec.layers)]
+        if self.spec.head is None:
+            return Encoder(self.spec, embedding, blocks, pooling)
+        return Decoder(self.spec, embedding, blocks, self.norm("norm", self.spec.norm),
+                       self.head(self.spec.head, embedding))
+
+
+def rope_frequencies(rope: described.Rope) -> tuple[Tensor, float]:
+    """The angle per position of each rotated pair, and the factor on its sines and cosines."""
+    scaling = rope.scaling
+    if isinstance(scaling, described.LinearScaling):
+        return ropes.linear_frequencies(rope.size, rope.theta, scaling.factor), 1.0
+    if isinstance(scaling, described.Llama3Scaling):
+        return ropes.llama3_frequencies(rope.size, rope.theta, scaling.factor, scaling.low_freq_factor,
+                                        scaling.high_freq_factor, scaling.original), 1.0
+    if isinstance(scaling, described.YarnScaling):
+        return ropes.yarn_frequencies(rope.size, rope.theta, scaling.factor, scaling.original, scaling.beta_fast,
+                                      scaling.beta_slow, scaling.truncate), scaling.attention_factor
+    if isinstance(scaling, described.LongScaling):
+        return ropes.long_frequencies(rope.size, rope.theta, scaling.factors), scaling.attention_factor
+    return ropes.frequencies(rope.size, rope.theta), 1.0

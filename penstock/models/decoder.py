@@ -1,0 +1,52 @@
+"""The one decoder and the one encoder: a stack of layers between an embedding and a head or a pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from penstock import layers
+from penstock.models.pooling import Pooling, pool
+from penstock.models.spec import ModelSpec
+
+AnyBlock = layers.Block | layers.ParallelBlock | layers.PostNormBlock
+AnyNorm = layers.RmsNorm | layers.LayerNorm
+
+
+class Decoder:
+    """Hidden states of a step's tokens, and the logits of those asked for."""
+
+    def __init__(self, spec: ModelSpec, embedding: layers.Embedding, blocks: Sequence[AnyBlock],
+                 norm: AnyNorm | None, head: layers.Head) -> None:
+        self.spec, self.embedding, self.blocks, self.norm, self.head = spec, embedding, list(blocks), norm, head
+
+    def forward(self, step: layers.Step, caches: Sequence[layers.LayerCache | None]) -> Tensor:
+        """The step's tokens → hidden [T, C]; each layer's keys and values are written to its cache on the way."""
+        x = self.embedding(step)
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, step, cache)
+        return x if self.norm is None else self.norm(x)
+
+    def logits(self, hidden: Tensor, at: Tensor) -> Tensor:
+        """Rows at[M] of hidden [T, C] → [M, V] float32."""
+        return self.head(hidden[at])
+
+
+class Encoder:
+    """Hidden states of whole sequences, and one embedding of each."""
+
+    def __init__(self, spec: ModelSpec, embedding: layers.Embedding, blocks: Sequence[AnyBlock],
+                 pooling: Pooling) -> None:
+        self.spec, self.embedding, self.blocks, self.pooling = spec, embedding, list(blocks), pooling
+
+    def forward(self, step: layers.Step, caches: Sequence[layers.LayerCache | None] = ()) -> Tensor:
+        """The step's tokens → hidden [T, C]. Each sequence must be whole in the step."""
+        x = self.embedding(step)
+        for block in self.blocks:
+            x = block(x, step, None)
+        return x
+
+    def pool(self, hidden: Tensor, query_start: Tensor) -> Tensor:
+        """hidden [T, C] of S sequences → [S, C] float32."""
+        return pool(hidden, query_start, self.pooling)

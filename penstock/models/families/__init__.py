@@ -1,0 +1,20 @@
+"""One small file per family: a config in, a ModelSpec out. No forward code and no loading code lives here."""
+
+from __future__ import annotations
+
+from penstock.models.families import (  # noqa: F401
+    bert,
+    bloom,
+    falcon,
+    gemma,
+    gpt2,
+    gpt_neox,
+    granite,
+    llama,
+    mistral,
+    olmo2,
+    opt,
+    phi3,
+    qwen,
+    starcoder2,
+)

@@ -1,0 +1,125 @@
+"""The parts most families are made of, read from the keys most configs share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.models.config import (
+    MAX_HEAD_SIZE,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Config,
+)
+from penstock.models.layer import Attention, Embedding, GatedMlp, Head, Layer, LayerNorm, Mlp, Norm, RmsNorm, Rope
+from penstock.models.names import Names
+from penstock.models.rope import LAYER_TYPES, max_model_len, max_positions
+from penstock.models.spec import ModelSpec
+
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh", "relu": "relu",
+    "relu2": "relu2", "quick_gelu": "quick_gelu",
+}
+
+
+def width(c: Config) -> int:
+    return c.count("hidden_size", "n_embd", "n_embed", most=MAX_WIDTH)
+
+
+def num_layers(c: Config) -> int:
+    return c.count("num_hidden_layers", "n_layer", most=MAX_LAYERS)
+
+
+def num_heads(c: Config) -> int:
+    return c.count("num_attention_heads", "n_head", most=MAX_HEADS)
+
+
+def head_size(c: Config) -> int:
+    """`head_dim`, or an equal share of the width."""
+    if c.values.get("head_dim") is None and width(c) % num_heads(c):
+        c.refuse("num_attention_heads", f"does not divide hidden_size={width(c)}")
+    return c.count("head_dim", default=width(c) // num_heads(c), most=MAX_HEAD_SIZE)
+
+
+def hidden_size(c: Config) -> int:
+    return c.count("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * width(c), most=MAX_HIDDEN)
+
+
+def activation(c: Config, *names: str, default: str) -> str:
+    return c.choice(*(names or ("hidden_act",)), choices=ACTIVATIONS, default=default)
+
+
+def rms_norm(c: Config, size: int | None = None, eps: float = 1e-6) -> RmsNorm:
+    return RmsNorm(size or width(c), c.number("rms_norm_eps", default=eps, most=1.0))
+
+
+def layer_norm(c: Config, *names: str, eps: float = 1e-5) -> LayerNorm:
+    return LayerNorm(width(c), c.number(*names, default=eps, most=1.0) if names else eps)
+
+
+def attention(c: Config, *, rope: Rope | None = None, num_kv_heads: int | None = None, scale: float | None = None,
+              window: int = 0, softcap: float = 0.0, alibi: Sequence[float] = (), qkv_bias: bool = False,
+              out_bias: bool = False, q_norm: Norm | None = None, k_norm: Norm | None = None) -> Attention:
+    heads, size = num_heads(c), head_size(c)
+    kv_heads = num_kv_heads or c.count("num_key_value_heads", default=heads, most=MAX_HEADS)
+    if heads % kv_heads:
+        c.refuse("num_key_value_heads", f"gives {kv_heads} key/value heads: they must divide {heads} query heads")
+    return Attention(width(c), heads, kv_heads, size, size**-0.5 if scale is None else scale, rope, window, softcap,
+                     tuple(alibi), qkv_bias, out_bias, q_norm, k_norm)
+
+
+def mlp(c: Config, kind: str, bias: bool) -> Mlp:
+    return Mlp(width(c), hidden_size(c), kind, bias)
+
+
+def gated_mlp(c: Config, kind: str, bias: bool = False) -> GatedMlp:
+    return GatedMlp(width(c), hidden_size(c), kind, bias)
+
+
+def window(c: Config, default: int = 0) -> int:
+    """`sliding_window`; 0 where it is null, or absent and not the family's default."""
+    if "sliding_window" in c.values and c.values["sliding_window"] is None:
+        default = 0
+    return c.count("sliding_window", default=default, most=MAX_POSITIONS)
+
+
+def windows(c: Config, size: int, otherwise: Sequence[bool]) -> list[int]:
+    """The window of each layer: `layer_types` says which slide, or, where it is absent, `otherwise`."""
+    types = c.choices("layer_types", LAYER_TYPES, num_layers(c))
+    slides = [kind == "sliding_attention" for kind in types] if types else list(otherwise)
+    if any(slides) and not size:
+        c.refuse("sliding_window", "is off, but some layers slide: set the window's size")
+    return [size if slide else 0 for slide in slides]
+
+
+def alibi_slopes(count: int) -> list[float]:
+    """2^(-8/n), 2^(-16/n), … for a power of two n; further heads take every other slope of twice as many."""
+    power = 1 << (count.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    return slopes + [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(count - power)]
+
+
+def vocab_size(c: Config) -> int:
+    return c.count("vocab_size", most=MAX_VOCAB)
+
+
+def embedding(c: Config, *, row_width: int = 0, scale: float = 1.0, num_positions: int = 0, position_offset: int = 0,
+              num_types: int = 0, norm: Norm | None = None) -> Embedding:
+    return Embedding(vocab_size(c), width(c), row_width, scale, num_positions, position_offset, num_types, norm)
+
+
+def model(c: Config, *, layers: Sequence[Layer], norm: Norm | None, names: Names, tied: bool,
+          embed: Embedding | None = None, positions: int | None = None, divisor: float = 1.0, softcap: float = 0.0,
+          head: bool = True) -> ModelSpec:
+    """The whole: `tied` is the family's default for tie_word_embeddings, `positions` what its context is."""
+    context = positions or max_positions(c)
+    embed = embed or embedding(c)
+    top = Head(embed.vocab_size, embed.width, embed.row_width, c.flag("tie_word_embeddings", tied), False, divisor,
+               softcap)
+    std = c.number("initializer_range", "init_std", default=0.02, most=10.0)
+    return ModelSpec(embed, tuple(layers), norm, top if head else None, names, context, max_model_len(c, context),
+                     init_std=std)

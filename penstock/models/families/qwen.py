@@ -1,0 +1,53 @@
+"""Qwen 2 (biased queries, keys and values) and Qwen 3 (normed queries and keys)."""
+
+from __future__ import annotations
+
+from penstock.models.config import MAX_HEAD_SIZE, MAX_LAYERS, Config
+from penstock.models.families.llama import TINY
+from penstock.models.families.parts import (
+    activation,
+    attention,
+    gated_mlp,
+    head_size,
+    model,
+    num_layers,
+    rms_norm,
+    window,
+    windows,
+)
+from penstock.models.layer import Attention, Block
+from penstock.models.names import LLAMA, QK_NORM, Names
+from penstock.models.registry import family
+from penstock.models.rope import rope
+from penstock.models.spec import ModelSpec
+
+SLIDING = dict(use_sliding_window=True, sliding_window=9, max_window_layers=1, num_hidden_layers=3)
+
+
+def layer_windows(c: Config) -> list[int]:
+    """Where windows are used at all, the layers from max_window_layers on slide."""
+    size, first = window(c, default=4096), c.count("max_window_layers", default=28, least=0, most=MAX_LAYERS)
+    if not c.flag("use_sliding_window", False):
+        size, first = 0, num_layers(c)
+    return windows(c, size, [index >= first for index in range(num_layers(c))])
+
+
+def qwen(c: Config, attentions: list[Attention], names: Names) -> ModelSpec:
+    feed = gated_mlp(c, activation(c, default="silu"))
+    layers = [Block(one, feed, attention_norm=rms_norm(c), mlp_norm=rms_norm(c)) for one in attentions]
+    return model(c, layers=layers, norm=rms_norm(c), names=names, tied=False)
+
+
+@family("Qwen2ForCausalLM", like=[TINY, TINY | SLIDING])
+def qwen2(c: Config) -> ModelSpec:
+    turn = rope(c, head_size(c))
+    return qwen(c, [attention(c, rope=turn, window=size, qkv_bias=True) for size in layer_windows(c)], LLAMA)
+
+
+@family("Qwen3ForCausalLM", like=[TINY | dict(head_dim=24), TINY | SLIDING | dict(head_dim=16, attention_bias=True)])
+def qwen3(c: Config) -> ModelSpec:
+    size, bias = c.count("head_dim", default=128, most=MAX_HEAD_SIZE), c.flag("attention_bias", False)
+    norm = rms_norm(c, size)
+    layers = [attention(c, rope=rope(c, size), window=slide, qkv_bias=bias, out_bias=bias, q_norm=norm, k_norm=norm)
+              for slide in layer_windows(c)]
+    return qwen(c, layers, LLAMA | QK_NORM)

@@ -1,0 +1,191 @@
+"""Loading: which tensor is which parameter, how it is laid out, and the finished model.
+
+Everything is checked by name and shape before the first tensor is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from penstock.errors import InvalidModel
+from penstock.models.build import Build
+from penstock.models.decoder import Decoder, Encoder
+from penstock.models.files.checkpoint import Checkpoint
+from penstock.models.layer import Merge, Shape, Shapes
+from penstock.models.names import IGNORED, Layout
+from penstock.models.pooling import Pooling, read_pooling
+from penstock.models.spec import ModelSpec
+
+Take = Callable[[str], Tensor]
+Progress = Callable[[int, int], None]      # values loaded so far, values in all
+
+STORED = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor of the checkpoint that is a parameter, or one part of it."""
+
+    tensor: str
+    layout: Layout
+    shape: Shape                           # once laid out our way
+    head_size: int = 0
+    kv_rows: int = 0                       # grouped: rows of all the keys
+
+
+def _found(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, tuple[str, Layout]]:
+    """Our name of each tensor → its name in the checkpoint and its layout."""
+    found: dict[str, tuple[str, Layout]] = {}
+    tied = spec.head is not None and spec.head.tied
+    for tensor in checkpoint.names():
+        stored = spec.names.find(tensor)
+        if stored is None:
+            raise InvalidModel(f"{checkpoint.path}: tensor {tensor!r} is unknown to {spec.architecture}: "
+                               "the file is damaged or of another kind of model")
+        if stored is IGNORED or (tied and stored.name == "head.rows.weight"):
+            continue
+        if stored.name in found:
+            raise InvalidModel(f"{checkpoint.path}: tensors {found[stored.name][0]!r} and {tensor!r} are the same "
+                               "parameter: remove one of them")
+        found[stored.name] = tensor, stored.layout
+    return found
+
+
+def _parts(parameter: str, shape: Shape, merge: Merge | None, found: dict[str, tuple[str, Layout]],
+           ) -> list[tuple[str, Shape]]:
+    """The names under which a parameter may be stored, with their shapes: whole, or in parts."""
+    if merge is None or parameter in found:
+        return [(parameter, shape)]
+    module, _, suffix = parameter.rpartition(".")
+    above = module.rpartition(".")[0]
+    return [(f"{above}.{part}.{suffix}", (rows, *shape[1:])) for part, rows in merge.parts]
+
+
+def match(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, list[Source]]:
+    """The sources of every parameter; every tensor used, every parameter found, every shape right."""
+    found, merges, used = _found(checkpoint, spec), spec.merges(), set()
+    sources: dict[str, list[Source]] = {}
+    for parameter, shape in spec.parameters().items():
+        merge = merges.get(parameter.rpartition(".")[0])
+        sources[parameter] = []
+        for name, part_shape in _parts(parameter, shape, merge, found):
+            if name not in found:
+                raise InvalidModel(f"{checkpoint.path}: tensor {spec.names.spelling(name)!r} of shape "
+                                   f"{list(part_shape)} is missing")
+            tensor, layout = found[name]
+            source = Source(tensor, layout, part_shape, merge.head_size if merge else 0,
+                            merge.parts[1][1] if merge else 0)
+            _check(checkpoint, source)
+            sources[parameter].append(source)
+            used.add(name)
+    for name, (tensor, _) in found.items():
+        if name not in used:
+            raise InvalidModel(f"{checkpoint.path}: tensor {tensor!r} has no place in the model that its config "
+                               f"describes ({spec.num_layers} layers): config and weights do not belong together")
+    return sources
+
+
+def _check(checkpoint: Checkpoint, source: Source) -> None:
+    shape, expected = tuple(checkpoint.shape(source.tensor)), source.shape
+    if source.layout == "transposed":
+        expected = expected[::-1]
+    if shape != expected:
+        raise InvalidModel(f"{checkpoint.path}: tensor {source.tensor!r} has shape {list(shape)}, but its config "
+                           f"says {list(expected)}")
+
+
+def _ungrouped(tensor: Tensor, head_size: int, kv_rows: int) -> Tensor:
+    """Rows as queries, key, value of each key/value head in turn → all queries, all keys, all values."""
+    groups = tensor.reshape(kv_rows // head_size, -1, head_size, *tensor.shape[1:])
+    parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+    return torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
+
+
+def _laid_out(tensor: Tensor, source: Source) -> Tensor:
+    if source.layout == "transposed":
+        return tensor.t()
+    if source.layout == "grouped":
+        return _ungrouped(tensor, source.head_size, source.kv_rows)
+    if source.layout == "one_plus":
+        return tensor.float() + 1.0
+    return tensor
+
+
+def from_checkpoint(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype | None) -> Take:
+    sources = match(checkpoint, spec)
+
+    def fetch(source: Source) -> Tensor:
+        tensor = checkpoint.tensor(source.tensor)
+        if not tensor.is_floating_point():
+            raise InvalidModel(f"{checkpoint.path}: tensor {source.tensor!r} holds {tensor.dtype}, not real numbers")
+        return _laid_out(tensor, source)
+
+    def take(name: str) -> Tensor:
+        parts = [fetch(source) for source in sources[name]]
+        kept = parts[0].dtype if len({part.dtype for part in parts}) == 1 else torch.float32
+        target = dtype or (kept if kept in STORED else torch.float32)
+        parts = [part.to(target if part.ndim == 2 else torch.float32) for part in parts]
+        return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+
+    return take
+
+
+def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None) -> Take:
+    """Random weights, each from the seed and its own name: the same whatever else is loaded, and in what order."""
+    shapes: Shapes = spec.parameters()
+
+    def take(name: str) -> Tensor:
+        shape = shapes[name]
+        if len(shape) == 1 and name.endswith(".weight"):
+            return torch.ones(shape)
+        digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        values = torch.randn(shape, generator=generator) * spec.init_std
+        return values.to(dtype or torch.float32) if len(shape) == 2 else values
+
+    return take
+
+
+def _reported(take: Take, spec: ModelSpec, progress: Progress) -> Take:
+    shapes, total, done = spec.parameters(), spec.num_parameters, 0
+
+    def reporting(name: str) -> Tensor:
+        nonlocal done
+        tensor = take(name)
+        done += prod(shapes[name])
+        progress(done, total)
+        return tensor
+
+    return reporting
+
+
+def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.dtype | None = torch.float32,
+               seed: int = 0, dummy: bool = False, progress: Progress | None = None) -> Decoder | Encoder:
+    """The model of `spec` with a checkpoint's weights, or with random ones (`dummy`).
+
+    Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's 16-bit matrices as they are.
+    """
+    if dtype is not None and dtype not in STORED:
+        raise InvalidModel(f"dtype={dtype} cannot hold weights: use float32, bfloat16 or float16")
+    pooling = Pooling()
+    if dummy:
+        take = from_seed(spec, seed, dtype)
+    elif checkpoint is None:
+        raise InvalidModel("no checkpoint to load from: name a model folder or a .gguf file, or ask for dummy weights")
+    else:
+        take = from_checkpoint(checkpoint, spec, dtype)
+        if spec.is_encoder and checkpoint.path.is_dir():
+            pooling = read_pooling(checkpoint.path)
+    try:
+        return Build(spec, _reported(take, spec, progress) if progress else take).model(pooling)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise InvalidModel(f"the model's {spec.num_parameters} values do not fit in memory: use a smaller model "
+                           "or a 16-bit dtype") from None

@@ -1,0 +1,79 @@
+"""One embedding of a whole sequence, as sentence-transformers folders describe it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from penstock.errors import InvalidModel
+
+Mode = Literal["mean", "cls"]
+
+
+@dataclass(frozen=True)
+class Pooling:
+    mode: Mode = "mean"
+    normalize: bool = True         # to length 1
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidModel(f"{path} cannot be read as JSON ({error}): restore the file") from None
+
+
+def _mode(path: Path) -> Mode:
+    config = _read(path)
+    if not isinstance(config, dict):
+        raise InvalidModel(f"{path} must hold a JSON object")
+    named = config.get("pooling_mode")
+    on = [named] if named is not None else [
+        key.removeprefix("pooling_mode_").removesuffix("s").removesuffix("_token")
+        for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    if on == ["mean"]:
+        return "mean"
+    if on == ["cls"]:
+        return "cls"
+    raise InvalidModel(f"{path} asks for pooling by {str(on)[:80]}: only one of mean and cls is supported")
+
+
+def read_pooling(folder: Path) -> Pooling:
+    """What modules.json says; mean and normalized where there is none."""
+    modules_path = folder / "modules.json"
+    if not modules_path.is_file():
+        return Pooling()
+    modules = _read(modules_path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise InvalidModel(f"{modules_path} must hold a list of modules")
+    mode: Mode | None = None
+    normalize = False
+    for module in modules:
+        kind, where = str(module.get("type", "")).rsplit(".", 1)[-1], str(module.get("path", ""))
+        if kind == "Pooling" and Path(where).name == where and where:
+            mode = _mode(folder / where / "config.json")
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise InvalidModel(f"{modules_path} has a module {kind!r}: not Transformer, Pooling or Normalize")
+    if mode is None:
+        raise InvalidModel(f"{modules_path} has no Pooling module: an embedding cannot be made")
+    return Pooling(mode, normalize)
+
+
+def pool(hidden: Tensor, query_start: Tensor, pooling: Pooling) -> Tensor:
+    """hidden [T, C] → [S, C]. Each sequence is summed on its own and in float64, so company changes nothing."""
+    rows = []
+    for begin, end in pairwise(query_start.tolist()):
+        tokens = hidden[begin:end].double()
+        row = tokens[0] if pooling.mode == "cls" else tokens.sum(0) / (end - begin)
+        if pooling.normalize:
+            row = row / row.square().sum().sqrt().clamp(min=1e-12)
+        rows.append(row.float())
+    return torch.stack(rows) if rows else hidden.new_zeros(0, hidden.shape[1])

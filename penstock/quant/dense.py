@@ -1,0 +1,26 @@
+"""Full-precision storage: float32, bfloat16 or float16 in panels of 16 outputs."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock import ops
+
+
+class Dense:
+    """A weight [O, C] as panels, its bias [O] in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.num_out, self.num_in = weight.shape
+        self.panels = ops.pack_panels(weight)
+        self.bias = None if bias is None else bias.float().contiguous()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.panels, self.num_out, self.bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return ops.embedding(ids, self.panels, self.num_in)

@@ -1,0 +1,23 @@
+"""What a stored weight must be able to do, whatever its format."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Scheme(Protocol):
+    """One [O, C] matrix in some storage format, with its bias if it has one."""
+
+    num_out: int
+    num_in: int
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """x[T, C] → [T, O]"""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ids[T] of the matrix → [T, C] float32"""
