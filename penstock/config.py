@@ -31,11 +31,11 @@ class EngineConfig:
     kv_cache_dtype: str = _option("auto", "how keys and values are stored", DTYPES)
     max_model_len: int | None = _option(None, "longest prompt plus answer, in tokens", least=1)
     max_num_seqs: int = _option(64, "most sequences in one step", least=1)
-    max_num_batched_tokens: int = _option(512, "most tokens computed in one step; longer prompts are cut in chunks", least=1)
+    max_num_batched_tokens: int = _option(512, "most tokens in one step; longer prompts are cut in chunks", least=1)
     kv_cache_tokens: int | None = _option(None, "size of the key/value cache, in tokens", least=1)
     block_size: int = _option(16, "positions per cache block", least=1)
     enable_prefix_caching: bool = _option(True, "reuse the cache of equal prompt beginnings")
-    scheduling_policy: str = _option("fcfs", "who runs first: arrival, priority, longest cached prefix, shortest prompt",
+    scheduling_policy: str = _option("fcfs", "who runs first: arrival, priority, longest cached prefix or shortest",
                                      POLICIES)
     capacity: str = _option("ondemand", "admit by present need and preempt, or reserve to the end of each answer",
                             CAPACITIES)

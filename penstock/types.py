@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any, Mapping, Sequence as Seq
+from typing import Any
 
 from penstock.errors import InvalidRequest
 
@@ -139,7 +141,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
-    """Keep the `beam_width` likeliest continuations; scores are summed log probabilities over length**length_penalty."""
+    """Keep the `beam_width` likeliest continuations, ranked by summed log probability over length**length_penalty."""
 
     beam_width: int
     max_tokens: int

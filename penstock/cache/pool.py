@@ -38,6 +38,10 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_blocks - len(self._free) - self._num_limbo - self._num_idle
 
+    def num_users(self, block: int) -> int:
+        """Owners other than the tree."""
+        return self.refs[block] - self._cached[block]
+
     def take(self) -> int:
         block = self._free.pop()
         self.refs[block] = 1
@@ -63,10 +67,6 @@ class BlockPool:
             self._num_idle += 1
             if self._on_idle:
                 self._on_idle(block)
-
-    def name(self, block: int, plan: int) -> None:
-        """A plan reads or writes the block without owning it."""
-        self._busy[block] = max(self._busy[block], plan)
 
     def cache(self, block: int) -> None:
         """The tree becomes an owner."""
@@ -103,7 +103,7 @@ class BlockPool:
             raise AssertionError("a block is free twice or free and owned")
         if len(limbo) != self._num_limbo:
             raise AssertionError("limbo is miscounted")
-        if sum(1 for count in self.refs if count > 0) + len(unowned) != self.num_blocks or min(self.refs, default=0) < 0:
+        if sum(1 for count in self.refs if count > 0) + len(unowned) != self.num_blocks:
             raise AssertionError("a block is lost")
         idle = sum(1 for block in range(self.num_blocks) if self._cached[block] and self.refs[block] == 1)
         if idle != self._num_idle:

@@ -8,14 +8,14 @@ from collections.abc import Hashable, Iterator, Sequence
 from penstock.cache.group import Group
 from penstock.cache.pool import BlockPool
 
-Key = tuple[int, ...]
+Key = tuple[Hashable, ...]
 Slot = tuple[int, ...]      # the blocks one group holds at a node: one, or a whole snapshot
 
 
 class Node:
-    """The block that follows its parent's prefix. `slots[g]` is what group g holds here, None where it holds nothing."""
+    """The block that follows its parent's prefix. `slots[g]` is what group g holds here, None for nothing."""
 
-    __slots__ = ("children", "key", "parent", "pins", "slots", "used")
+    __slots__ = ("children", "key", "parent", "pins", "queued", "slots", "used")
 
     def __init__(self, parent: Node | None, key: Key, num_groups: int) -> None:
         self.parent = parent
@@ -24,6 +24,7 @@ class Node:
         self.slots: list[Slot | None] = [None] * num_groups
         self.pins = 0           # sequences whose own path ends here
         self.used = 0
+        self.queued = [False] * num_groups      # stands in the eviction queue already
 
 
 class RadixCache:
@@ -43,7 +44,7 @@ class RadixCache:
 
     def root(self, salt: Hashable) -> Node:
         """The empty prefix; prefixes under different salts are never shared."""
-        return self._roots.setdefault(salt, Node(None, (), len(self.groups)))
+        return self._roots.setdefault(salt, Node(None, (salt,), len(self.groups)))
 
     def match(self, salt: Hashable, tokens: Sequence[int]) -> list[Node]:
         """The nodes of the longest path whose keys are the beginning of `tokens`."""
@@ -107,6 +108,7 @@ class RadixCache:
             if not self._queue:
                 return False
             used, _, _, node, g = heapq.heappop(self._queue)
+            node.queued[g] = False
             if not self._evictable(node, g):
                 continue
             if node.used > used:
@@ -137,7 +139,8 @@ class RadixCache:
 
     def _offer(self, node: Node, g: int) -> None:
         """Queue a slot for eviction; windows and snapshots go before whole nodes of the same age."""
-        if self._evictable(node, g):
+        if not node.queued[g] and self._evictable(node, g):
+            node.queued[g] = True
             self._tick += 1
             heapq.heappush(self._queue, (node.used, int(self._full[g]), self._tick, node, g))
 
@@ -157,6 +160,8 @@ class RadixCache:
             parent = node.parent
             del parent.children[node.key]
             node = parent
+        if node.parent is None and not node.children and not node.pins:
+            self._roots.pop(node.key[0], None)
         if not node.children and not node.pins:
             for g in range(len(self.groups)):
                 if self._full[g]:

@@ -39,7 +39,7 @@ class StateSpec:
         return accepted
 
     def blocks_at_most(self, length: int, chunk: int, block_size: int) -> int:
-        """The most position blocks a sequence of `length` can need at once when it computes `chunk` positions a step."""
+        """The most blocks a sequence of `length` can need at once when it computes `chunk` positions a step."""
         whole = -(-length // block_size)
         if self.kind == "window":
             return min(whole, -(-(self.window + chunk) // block_size) + 1)

@@ -37,8 +37,7 @@ class Admission:
     row: int
     request: Request
     sibling: int
-    tokens: tuple[int, ...]
-    num_prompt: int      # tokens[:num_prompt] is the user's prompt
+    tokens: tuple[int, ...]      # the prompt, request.tokens, and what was generated before
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class RowResult:
     tokens: tuple[int, ...] = ()                 # sampled; with drafts: the accepted ones and one more
     logprobs: tuple[TokenLogprobs, ...] = ()     # one per token where the request asked
     candidates: tuple[tuple[int, float], ...] = ()   # beams: (token, log probability), likeliest first
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for prompt tokens start+1 … start+count, as far as the prompt goes
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for prompt tokens start+1 … start+count
     embedding: tuple[float, ...] | None = None
     draft: tuple[Draft, ...] = ()                # guesses for the row's next step
     error: str | None = None                     # this row alone failed

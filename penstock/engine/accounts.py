@@ -1,0 +1,170 @@
+"""What came back: tokens are accepted, `computed` is corrected, blocks enter the tree, answers end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.cache.kv import Holding, KVCache
+from penstock.engine.beam import BeamGroup
+from penstock.engine.plan import Output, Plan, Result, Row, RowResult
+from penstock.engine.roster import Roster
+from penstock.engine.sequence import Sequence
+from penstock.engine.stats import Stats
+from penstock.types import Delta, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Entry:
+    """One row of a started plan, and the epoch in which its sequence took part."""
+
+    sequence: Sequence
+    row: Row
+    epoch: int
+
+    @property
+    def valid(self) -> bool:
+        """Whether the sequence still stands where it stood when the plan was made."""
+        return not self.sequence.done and self.sequence.epoch == self.epoch
+
+
+@dataclass(slots=True)
+class Started:
+    plan: Plan
+    entries: list[Entry]
+    copied: list[Holding]      # holdings that rely on the plan's moves
+
+
+class Accounts:
+    def __init__(self, cache: KVCache, roster: Roster, stats: Stats) -> None:
+        self.cache = cache
+        self.roster = roster
+        self.stats = stats
+
+    def settle(self, started: Started, result: Result) -> list[Delta]:
+        self.cache.pool.end(started.plan.number)
+        if result.error is not None:
+            return self._fail(started, result.error)
+        deltas: list[Delta] = []
+        for entry, outcome in zip(started.entries, result.rows, strict=True):
+            if entry.valid:
+                deltas.extend(self._account(entry, outcome, started.plan.number))
+        return deltas
+
+    def _account(self, entry: Entry, outcome: RowResult, plan: int) -> list[Delta]:
+        sequence, row = entry.sequence, entry.row
+        flight = sequence.flights.pop(0)
+        if outcome.error is not None:
+            return self._end_with_error(sequence, outcome.error)
+        sequence.computed -= max(0, flight.expected - len(outcome.tokens))
+        if row.draft:
+            self.stats.num_accepted_tokens += len(outcome.tokens) - 1
+        self._take_prompt_logprobs(sequence, row, outcome)
+        taken, finish_reason, stop_reason = self._accept(sequence, outcome.tokens)
+        sequence.draft = list(outcome.draft)
+        self._remember(sequence, plan)
+        if sequence.settled >= sequence.suspect:
+            sequence.suspect = 0
+        if sequence.beam:
+            sequence.candidates = outcome.candidates
+            return self._advance(sequence.beam) if sequence.beam.ready else []
+        if row.output is Output.NONE:
+            return []
+        if row.output is Output.POOL:
+            finish_reason = "stop"
+        self.stats.num_output_tokens += len(taken)
+        delta = Delta(sequence.request.id, sequence.sibling, taken, outcome.logprobs[:len(taken)],
+                      self._first_prompt_logprobs(sequence, len(taken)), outcome.embedding, finish_reason, stop_reason,
+                      sequence.num_cached or 0)
+        if finish_reason:
+            self.roster.finish(sequence)
+        return [delta]
+
+    def _accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str | None, int | None]:
+        """Append tokens up to the first that ends the answer: which were taken, and why it ended."""
+        request = sequence.request
+        for i, token in enumerate(tokens):
+            sequence.tokens.append(token)
+            if token in request.stop_token_ids and sequence.num_output > request.sampling.min_tokens:
+                return tokens[:i + 1], "stop", None if token in request.eos_token_ids else token
+            if len(sequence.tokens) >= sequence.limit:
+                return tokens[:i + 1], "length", None
+        return tokens, None, None
+
+    def _take_prompt_logprobs(self, sequence: Sequence, row: Row, outcome: RowResult) -> None:
+        known = len(sequence.prompt_logprobs) - row.start
+        if outcome.prompt_logprobs and known >= 0:
+            sequence.prompt_logprobs.extend(outcome.prompt_logprobs[known:])
+
+    def _first_prompt_logprobs(self, sequence: Sequence, taken: int) -> tuple[TokenLogprobs | None, ...] | None:
+        """All of them, with the first tokens of the answer."""
+        wanted = sequence.request.sampling.prompt_logprobs is not None and sequence.sibling == 0
+        return (None, *sequence.prompt_logprobs) if wanted and sequence.num_output == taken else None
+
+    def _remember(self, sequence: Sequence, plan: int) -> None:
+        """Blocks and snapshots that are certain now enter the tree."""
+        holding = sequence.held
+        self.cache.keep_snapshots(holding, plan)
+        self.cache.insert(holding, sequence.tokens, min(sequence.settled, len(sequence.tokens)))
+        if sequence.keys and (not self.cache.recurrent or sequence.settled >= sequence.num_prompt):
+            self.roster.prefixes.progress(sequence, holding.num_inserted)
+
+    def _end_with_error(self, sequence: Sequence, error: str) -> list[Delta]:
+        """A beam's failure ends its whole request."""
+        self.stats.num_failed += 1
+        request = sequence.request
+        for other in list(self.roster.requests[request.id]) if sequence.beam else [sequence]:
+            if not other.done:
+                self.roster.finish(other)
+        sibling = 0 if sequence.beam else sequence.sibling
+        return [Delta(request.id, sibling, finish_reason="error", error=error)]
+
+    def _fail(self, started: Started, error: str) -> list[Delta]:
+        """A step failed. Alone in it: the sequence ends. Otherwise each runs alone for a while: that finds the cause."""
+        self.stats.num_failed_steps += 1
+        alive = [entry for entry in started.entries if entry.valid]
+        if len(started.entries) == 1:
+            return [delta for entry in alive for delta in self._end_with_error(entry.sequence, error)]
+        for entry in alive:
+            end = min(entry.row.start + entry.row.count, len(entry.sequence.tokens))
+            entry.sequence.suspect = max(entry.sequence.suspect, end)
+            self.roster.preempt(entry.sequence)
+        for sequence in [s for s in self.roster.running if s.holding in started.copied]:
+            self.roster.preempt(sequence)
+        return []
+
+    def _advance(self, group: BeamGroup) -> list[Delta]:
+        """Every beam has its candidates: continue the best, fork where one parent has several, end the rest."""
+        request, cached = group.live[0].request, group.live[0].num_cached or 0
+        continued, live = {}, []
+        for choice in group.advance():
+            if choice.parent in continued:
+                live.append(self._branch(choice.parent, choice.token, choice.score))
+            else:
+                continued[choice.parent] = choice
+                live.append(choice.parent)
+        for parent, choice in continued.items():
+            parent.tokens.append(choice.token)
+            parent.chosen.append(choice.token)
+            parent.score, parent.candidates = choice.score, ()
+        for beam in group.live:
+            if beam not in continued:
+                self.roster.finish(beam)
+        group.live = live
+        if live:
+            return []
+        best = group.best()
+        self.stats.num_output_tokens += sum(len(hypothesis.tokens) for hypothesis in best)
+        return [Delta(request.id, i, h.tokens, finish_reason=h.finish_reason, num_cached_tokens=cached,
+                      cumulative_logprob=h.score) for i, h in enumerate(best)]
+
+    def _branch(self, parent: Sequence, token: int, score: float) -> Sequence:
+        """A new beam: the parent's tokens, its state where there is a row for it, and one more token."""
+        sibling = self.roster.requests[parent.request.id][-1].sibling + 1
+        child = Sequence(parent.request, parent.number, sibling, [*parent.tokens, token], beam=parent.beam, score=score,
+                         num_cached=parent.num_cached)
+        holding = None
+        if parent.holding is not None and self.roster.rows:
+            holding = self.cache.fork(parent.holding, parent.computed, at_end=True)
+            self.stats.num_forks += holding is not None
+        self.roster.branch(parent, child, holding)
+        return child

@@ -1,0 +1,48 @@
+"""The loop: schedule, start, wait, commit. Overlap is how many plans may be started beyond the one awaited."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from penstock.engine.executor import Executor, Ticket
+from penstock.engine.plan import Plan
+from penstock.engine.scheduler import Scheduler
+from penstock.types import Delta, Request
+
+
+class Engine:
+    def __init__(self, scheduler: Scheduler, executor: Executor, overlap: int = 0) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.overlap = overlap
+        self._started: deque[tuple[Plan, Ticket]] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._started)
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str, sibling: int | None = None) -> list[Delta]:
+        return self.scheduler.abort(request_id, sibling)
+
+    def step(self) -> list[Delta]:
+        """Start what can be started, then wait for the oldest plan and account for it."""
+        while len(self._started) <= self.overlap:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                break
+            self._started.append((plan, self.executor.start(plan)))
+        if not self._started:
+            if self.scheduler.has_work:
+                raise RuntimeError("the scheduler has work but plans none of it")
+            return []
+        plan, ticket = self._started.popleft()
+        return self.scheduler.commit(plan, ticket.result())
+
+    def close(self) -> None:
+        for _, ticket in self._started:
+            ticket.result()
+        self._started.clear()
+        self.executor.close()

@@ -1,0 +1,126 @@
+"""One answer in the making: its tokens, how far they are computed, and where its state lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from penstock.cache.kv import Holding
+from penstock.engine.plan import Draft
+from penstock.types import Request, TokenLogprobs
+
+if TYPE_CHECKING:
+    from penstock.engine.beam import BeamGroup
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One unfinished plan's share of a sequence."""
+
+    plan: int
+    count: int
+    expected: int        # the most tokens that may come back
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """`computed` is advanced by `schedule`, before the device is done, and corrected by `commit`."""
+
+    request: Request
+    number: int                                   # order of arrival
+    sibling: int = 0
+    tokens: list[int] = field(default_factory=list)
+    draft: list[Draft] = field(default_factory=list)
+    computed: int = 0
+    status: Status = Status.WAITING
+    holding: Holding | None = None
+    row: int = -1
+    admitted: bool = False                        # the device knows the row's tokens and parameters
+    chosen: list[int] = field(default_factory=list)   # tokens picked by the host that the device has not been told of
+    flights: list[Flight] = field(default_factory=list)
+    epoch: int = 0                                # results of plans started in an earlier epoch are void
+    leader: Sequence | None = None                # the sibling whose prompt this one shares
+    beam: BeamGroup | None = None
+    score: float = 0.0                            # beams: summed log probability
+    candidates: tuple[tuple[int, float], ...] = ()
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached: int | None = None                 # prompt tokens found in the cache when first admitted
+    num_preempted: int = 0
+    passed: int = 0                               # how often a later arrival was admitted first
+    suspect: int = 0                              # a step with it failed: it runs alone until so much is settled
+    chain: list[int] | None = None                # keys of its prompt's blocks
+    keys: list[int] = field(default_factory=list)     # those of them that others may wait for
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def limit(self) -> int:
+        """The most tokens the sequence can have."""
+        return self.num_prompt + (0 if self.request.pool else self.request.max_tokens)
+
+    @property
+    def expected(self) -> int:
+        """The most tokens that unfinished plans may still append."""
+        return sum(flight.expected for flight in self.flights)
+
+    @property
+    def settled(self) -> int:
+        """Positions whose state is certainly in the cache: no unfinished plan's share is counted."""
+        return self.computed - sum(flight.count for flight in self.flights)
+
+    @property
+    def remaining(self) -> int:
+        """Positions of known or coming tokens that no plan computes yet: one for decoding, many for a prompt."""
+        return len(self.tokens) + self.expected - self.computed
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether prompt log probabilities are owed, so that the prompt must be computed, not read from the cache."""
+        if self.request.sampling.prompt_logprobs is None or self.request.beam or self.sibling:
+            return False
+        return len(self.prompt_logprobs) < self.num_prompt - 1
+
+    @property
+    def done(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
+    def held(self) -> Holding:
+        if self.holding is None:
+            raise RuntimeError(f"sequence {self.number} holds no blocks")
+        return self.holding
+
+    def rewind(self) -> None:
+        """Forget all state: the tokens stay, everything else is computed again."""
+        self.computed = 0
+        self.flights.clear()
+        self.draft.clear()
+        self.chosen.clear()
+        self.holding = None
+        self.row = -1
+        self.admitted = False
+        self.epoch += 1
+
+    def check(self) -> None:
+        if not 0 <= self.settled <= self.computed <= len(self.tokens) + self.expected:
+            raise AssertionError(f"sequence {self.number}: computed={self.computed} is out of bounds")
+        if self.settled > len(self.tokens):
+            raise AssertionError(f"sequence {self.number}: more is settled than is known")
+        runs = self.status is Status.RUNNING
+        if (self.holding is not None) != runs or (self.row >= 0) != runs:
+            raise AssertionError(f"sequence {self.number}: {self.status} with row {self.row}")
+        if len(self.tokens) > self.limit:
+            raise AssertionError(f"sequence {self.number}: {len(self.tokens)} tokens, the limit is {self.limit}")
