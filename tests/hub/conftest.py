@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 
-def write_wheel(folder: Path, package: str, files: dict[str, bytes], version: str = "1.0", requires: tuple[str, ...] = (),
-                forged: tuple[str, ...] = (), unlisted: tuple[str, ...] = ()) -> Path:
+def write_wheel(folder: Path, package: str, files: dict[str, bytes], version: str = "1.0", *,
+                requires: tuple[str, ...] = (), forged: tuple[str, ...] = (), unlisted: tuple[str, ...] = ()) -> Path:
     """A wheel whose RECORD holds, except for the `forged` files (wrong sha256) and the `unlisted` ones (no line)."""
     stem = f"{package.replace('-', '_')}-{version}"
     metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
@@ -166,7 +166,8 @@ except PenstockError as error:
     print(f"{{type(error).__name__}}: {{error}}")
     sys.exit(1)
 """
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
         started.append(process)
         return process
 

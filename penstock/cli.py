@@ -1,0 +1,100 @@
+"""The command line: which commands there are, and how each of their failures looks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from penstock.commands import bench, chat, info, models, run
+from penstock.commands.usage import Command
+from penstock.errors import PenstockError
+
+FAILED, USAGE, INTERRUPTED, BROKEN_PIPE, TERMINATED = 1, 2, 130, 141, 143
+
+app = typer.Typer(name="penstock", help="Run language models, small and exact.", no_args_is_help=True,
+                  add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+                  context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+app.command("run", cls=Command)(run.run)
+app.command("chat", cls=Command)(chat.chat)
+app.command("pull", cls=Command)(models.pull)
+app.command("list", cls=Command)(models.list_)
+app.command("rm", cls=Command)(models.rm)
+app.command("info", cls=Command)(info.info)
+app.add_typer(bench.app, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {info.version()}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(show_version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
+                                                        help="Print the version.")] = False) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        status = _invoke(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever read our output has gone. Python would complain when it flushes at exit, so it gets another file.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except PenstockError as error:
+        return _fail(str(error), error)
+    except Exception as error:
+        name = type(error).__name__
+        return _fail(f"unexpected {name}: {error}; set PENSTOCK_DEBUG=1 to see where", error)
+
+
+def _invoke(arguments: list[str]) -> int:
+    command: Any = typer.main.get_command(app)
+    usage_error: Any = typer.BadParameter.__mro__[1]
+    try:
+        with command.make_context("penstock", arguments) as context:
+            command.invoke(context)
+    except typer.Exit as leave:
+        return int(leave.exit_code)
+    except usage_error as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.ctx.get_help())
+            return 0
+        where = error.ctx.command_path if error.ctx else "penstock"
+        print(f"error: {_one_line(error.format_message())} (see {where} --help)", file=sys.stderr)
+        return USAGE
+    return 0
+
+
+def _fail(message: str, error: BaseException) -> int:
+    if os.environ.get("PENSTOCK_DEBUG"):
+        import traceback
+
+        traceback.print_exception(type(error), error, error.__traceback__)
+    sys.stdout.flush()
+    print(f"error: {_one_line(message)}", file=sys.stderr)
+    return FAILED
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise SystemExit(TERMINATED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""`penstock bench`: how fast a model runs here, as a table like llama-bench's."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from penstock.commands.answer import write_note, write_text
+from penstock.commands.options import Json, ModelOrDefault, engine_options
+from penstock.commands.table import Table
+from penstock.commands.usage import Command
+from penstock.errors import InvalidRequest
+from penstock.hub.names import DEFAULT_MODEL
+
+app = typer.Typer(help="Measure how fast a model runs here.", no_args_is_help=True, rich_markup_mode=None)
+PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Length of each prompt, in the pp test.")]
+OutputTokens = Annotated[int, typer.Option("--output-tokens", help="Tokens to generate, in the tg test.")]
+Repetitions = Annotated[int, typer.Option("--repetitions", help="Times each test is run, after one to warm up.")]
+Prompts = Callable[[int], list[int]]
+NumPrompts = Annotated[int, typer.Option("--num-prompts", help="Prompts handed over at once.")]
+
+
+@dataclass(frozen=True)
+class Test:
+    """`num_seqs` prompts at once, and which of their tokens count."""
+
+    name: str
+    num_seqs: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_counted: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    test: Test
+    times_s: list[float]
+
+    @property
+    def speeds(self) -> list[float]:
+        return [self.test.num_counted / seconds for seconds in self.times_s]
+
+    def milliseconds(self) -> list[float]:
+        """To the first token of a prompt; or per generated token."""
+        steps = 1 if self.test.num_output_tokens == 1 else self.test.num_output_tokens
+        return [1000 * seconds / steps for seconds in self.times_s]
+
+
+@app.command(cls=Command)
+@engine_options()
+def throughput(model: ModelOrDefault = DEFAULT_MODEL, num_prompts: NumPrompts = 16, prompt_tokens: PromptTokens = 512,
+               output_tokens: OutputTokens = 128, repetitions: Repetitions = 3, as_json: Json = False, *,
+               options: dict[str, Any]) -> None:
+    """Tokens per second over many prompts at once: reading (pp), generating (tg), and both."""
+    _check(num_prompts=num_prompts, prompt_tokens=prompt_tokens, output_tokens=output_tokens, repetitions=repetitions)
+    both = Test(f"pp{prompt_tokens}+tg{output_tokens}", num_prompts, prompt_tokens, output_tokens,
+                num_prompts * (prompt_tokens + output_tokens))
+    _measure(model, [*_tests(num_prompts, prompt_tokens, output_tokens), both], repetitions, as_json, options)
+
+
+@app.command(cls=Command)
+@engine_options()
+def latency(model: ModelOrDefault = DEFAULT_MODEL, prompt_tokens: PromptTokens = 512, output_tokens: OutputTokens = 128,
+            repetitions: Repetitions = 5, as_json: Json = False, *, options: dict[str, Any]) -> None:
+    """One prompt at a time: milliseconds to the first token (pp) and per generated token (tg)."""
+    _check(prompt_tokens=prompt_tokens, output_tokens=output_tokens, repetitions=repetitions)
+    _measure(model, _tests(1, prompt_tokens, output_tokens), repetitions, as_json, options)
+
+
+def _tests(num_seqs: int, prompt_tokens: int, output_tokens: int) -> list[Test]:
+    return [Test(f"pp{prompt_tokens}", num_seqs, prompt_tokens, 1, num_seqs * prompt_tokens),
+            Test(f"tg{output_tokens}", num_seqs, 1, output_tokens, num_seqs * output_tokens)]
+
+
+def _check(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise InvalidRequest(f"--{name.replace('_', '-')}={count} is out of range: it must be 1 or more")
+
+
+def _measure(model: str, tests: list[Test], repetitions: int, as_json: bool, options: dict[str, Any]) -> None:
+    from penstock.commands.info import describe
+    from penstock.llm import LLM
+    from penstock.ops import cpu
+
+    facts = describe(model)
+    llm = LLM(model, **options)
+    try:
+        prompts = fresh_prompts(facts["vocabulary"])
+        outcomes = [_repeat(llm, test, repetitions, prompts) for test in tests]
+        facts |= {"threads": cpu.num_threads(), "stats": llm.stats()}
+    finally:
+        llm.close()
+    write_text(_document(facts, outcomes) if as_json else _table(facts, outcomes))
+    if preempted := facts["stats"].get("num_preemptions"):
+        write_note(f"note: {preempted} preemptions; a larger --kv-cache-tokens avoids them")
+
+
+def fresh_prompts(vocab_size: int) -> Prompts:
+    """Makes prompts of random tokens, none of which was seen before, so that nothing is in the prefix cache."""
+    import random
+
+    source = random.Random()
+    return lambda length: [source.randrange(vocab_size) for _ in range(length)]
+
+
+def _repeat(llm: Any, test: Test, repetitions: int, prompts: Prompts) -> Outcome:
+    from tqdm import tqdm
+
+    bar = tqdm(range(repetitions + 1), desc=test.name, file=sys.stderr, leave=False, disable=not sys.stderr.isatty())
+    times = [_run(llm, test, prompts) for _ in bar]
+    return Outcome(test, times[1:])
+
+
+def _run(llm: Any, test: Test, prompts: Prompts) -> float:
+    from penstock.types import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=test.num_output_tokens, ignore_eos=True, detokenize=False)
+    batch = [{"prompt_token_ids": prompts(test.num_prompt_tokens)} for _ in range(test.num_seqs)]
+    start = time.perf_counter()
+    llm.generate(batch, params, use_tqdm=False)
+    return time.perf_counter() - start
+
+
+def _table(facts: dict[str, Any], outcomes: list[Outcome]) -> str:
+    from penstock.commands.info import readable_count
+
+    table = Table("model", "size", "params", "threads", "seqs", "test", "ms", "t/s")
+    for outcome in outcomes:
+        table.add(f"{facts['model']} {facts['quantization']}", f"{facts['num_bytes'] / 2**20:.2f} MiB",
+                  readable_count(facts["num_parameters"]), str(facts["threads"]), str(outcome.test.num_seqs),
+                  outcome.test.name, _spread(outcome.milliseconds()), _spread(outcome.speeds))
+    return table.markdown(right=("size", "params", "threads", "seqs", "test", "ms", "t/s"))
+
+
+def _spread(values: list[float]) -> str:
+    return "{:.2f} ± {:.2f}".format(*mean_and_deviation(values))
+
+
+def mean_and_deviation(values: list[float]) -> tuple[float, float]:
+    import statistics
+
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _document(facts: dict[str, Any], outcomes: list[Outcome]) -> str:
+    tests = []
+    for outcome in outcomes:
+        mean, deviation = mean_and_deviation(outcome.speeds)
+        tests.append({"test": outcome.test.name, "num_seqs": outcome.test.num_seqs,
+                      "num_prompt_tokens": outcome.test.num_prompt_tokens,
+                      "num_output_tokens": outcome.test.num_output_tokens, "times_s": outcome.times_s,
+                      "tokens_per_s": mean, "tokens_per_s_sd": deviation})
+    return json.dumps({**facts, "tests": tests}, indent=2, default=str) + "\n"

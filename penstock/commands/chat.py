@@ -1,0 +1,123 @@
+"""`penstock chat`: a conversation at the terminal."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.commands.answer import stream_answer, write_note, write_text
+from penstock.commands.conversation import Conversation
+from penstock.commands.keyboard import Keyboard, read_message
+from penstock.commands.options import (
+    MaxTokens,
+    ModelOrDefault,
+    Seed,
+    System,
+    Temperature,
+    engine_options,
+    new_seed,
+    sampling_values,
+)
+from penstock.errors import InvalidModel, PenstockError
+from penstock.hub.names import DEFAULT_MODEL
+
+HELP = '''/help         this list
+/clear        forget the conversation
+/save FILE    write the conversation: JSON if FILE ends in .json, else Markdown
+/bye          leave; Ctrl-D does too
+Ctrl-C        stop the answer
+"""           begin and end a message of several lines; or end a line with \\ to go on'''
+
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print figures after every answer.")]
+
+
+@engine_options("seed", "skip_tokenizer_init")
+def chat(model: ModelOrDefault = DEFAULT_MODEL, system: System = None, max_tokens: MaxTokens = None,
+         temperature: Temperature = None, seed: Seed = None, verbose: Verbose = False, *,
+         options: dict[str, Any]) -> None:
+    """Talk with a model; /help lists what you can type."""
+    converse(model, system, sampling_values(max_tokens, temperature, seed), options, verbose)
+
+
+def converse(model: str, system: str | None, values: dict[str, Any], options: dict[str, Any], verbose: bool) -> None:
+    from penstock.llm import LLM
+
+    llm = LLM(model, **options)
+    keyboard = Keyboard()
+    try:
+        if llm.tokenizer.chat_template is None:
+            raise InvalidModel(f"{model} has no chat template, so it cannot chat: give `penstock run` a prompt instead")
+        Chat(llm, keyboard, Conversation(system), values, verbose).loop()
+    finally:
+        keyboard.save_history()
+        llm.close()
+
+
+class Chat:
+    def __init__(self, llm: Any, keyboard: Keyboard, conversation: Conversation, values: dict[str, Any],
+                 verbose: bool) -> None:
+        self._llm = llm
+        self._keyboard = keyboard
+        self._conversation = conversation
+        self._values = values
+        self._verbose = verbose
+
+    def loop(self) -> None:
+        if self._keyboard.is_terminal:
+            write_note("/help lists what you can type, Ctrl-D leaves")
+        while True:
+            try:
+                message = read_message(self._keyboard.read_line)
+            except EOFError:
+                if self._keyboard.is_terminal:
+                    write_text("\n")
+                return
+            except KeyboardInterrupt:
+                write_text("\n")
+                write_note("Ctrl-D or /bye leaves")
+                continue
+            if message == "/bye":
+                return
+            try:
+                self._do(message)
+            except PenstockError as error:
+                write_note(f"error: {error}")
+
+    def _do(self, message: str) -> None:
+        command, _, argument = message.partition(" ")
+        if not message:
+            return
+        if command in ("/help", "/?"):
+            write_note(HELP)
+        elif command == "/clear":
+            self._conversation.clear()
+            write_note("the conversation is forgotten")
+        elif command == "/save":
+            if not argument.strip():
+                write_note("error: /save needs a file name")
+            else:
+                write_note(f"saved to {self._conversation.save(argument.strip())}")
+        elif command.startswith("/") and "/" not in command[1:] and "\n" not in message:
+            write_note(f"error: unknown command {command}; /help lists the known ones")
+        else:
+            self._ask(message)
+
+    def _ask(self, message: str) -> None:
+        """What was said before is in the prefix cache, so only the new message is computed."""
+        self._conversation.add("user", message)
+        values = {"max_tokens": None, "seed": new_seed(), **self._values}
+        params = self._llm.default_sampling_params().clone(**values)
+        try:
+            answer = stream_answer(self._llm, list(self._conversation.messages), params, write_text)
+        except BaseException:
+            self._conversation.drop_last()
+            raise
+        if answer.text:
+            self._conversation.add("assistant", answer.text)
+        else:
+            self._conversation.drop_last()
+        if not answer.text.endswith("\n"):
+            write_text("\n")
+        if self._verbose:
+            write_note(answer.figures.line())

@@ -1,0 +1,117 @@
+"""`penstock info`: what a model is, or what this installation is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.commands.answer import write_text
+from penstock.commands.options import Json
+from penstock.commands.table import Table
+
+Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
+GGUF_TOKENIZERS = {"gpt2": "BPE", "llama": "SentencePiece"}
+
+
+def info(model: Model = None, as_json: Json = False) -> None:
+    """Say what a model is; without one, what is installed here."""
+    facts = describe(model) if model else installation()
+    if as_json:
+        write_text(json.dumps(facts, indent=2, default=str) + "\n")
+        return
+    table = Table()
+    for name, value in facts.items():
+        table.add(name.replace("_", " "), readable(name, value))
+    write_text(table.plain())
+
+
+def version() -> str:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("penstock")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def installation() -> dict[str, Any]:
+    import platform
+
+    import torch
+
+    from penstock.hub import home, list_models
+    from penstock.ops import cpu
+
+    return {"version": version(), "python": platform.python_version(), "torch": torch.__version__,
+            "cpu_path": cpu.path(), "threads": cpu.num_threads(), "home": home(),
+            "models": [model.name for model in list_models()]}
+
+
+def describe(model: str) -> dict[str, Any]:
+    """Everything here follows from the configuration and the tensors' headers."""
+    from penstock.hub import resolve_model
+    from penstock.models.files import open_checkpoint
+    from penstock.models.registry import spec_from_config
+
+    path = resolve_model(model)
+    checkpoint = open_checkpoint(path)
+    try:
+        spec = spec_from_config(checkpoint.config)
+        attention: Any = spec.layers[0].attention
+        kind, template = _tokenizer(checkpoint.tokenizer_source(), str(path))
+        return {"model": model, "path": str(path), "format": checkpoint.format, "family": spec.architecture,
+                "num_parameters": spec.num_parameters, "layers": spec.num_layers, "width": spec.width,
+                "heads": attention.num_heads, "kv_heads": attention.num_kv_heads, "head_size": attention.head_size,
+                "context": spec.max_positions, "vocabulary": spec.vocab_size,
+                "quantization": checkpoint.quantization, "num_bytes": bytes_on_disk(path), "tokenizer": kind,
+                "chat_template": template}
+    finally:
+        checkpoint.close()
+
+
+def bytes_on_disk(path: Path) -> int:
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)
+
+
+def _tokenizer(source: Path | Mapping[str, Any], origin: str) -> tuple[str, bool]:
+    """The kind of tokenizer, and whether there is a chat template."""
+    from penstock.errors import InvalidModel
+    from penstock.text.tokenizer import load_tokenizer
+
+    try:
+        template = load_tokenizer(source, origin).chat_template is not None
+    except InvalidModel as error:
+        return f"unusable: {error}", False
+    if isinstance(source, Mapping):
+        kind = str(source.get("tokenizer.ggml.model"))
+        return GGUF_TOKENIZERS.get(kind, kind), template
+    if (source / "tokenizer.json").exists():
+        document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+        return str(document.get("model", {}).get("type") or "BPE"), template
+    return ("BPE" if (source / "vocab.json").exists() else "SentencePiece"), template
+
+
+def readable(name: str, value: Any) -> str:
+    from penstock.hub.progress import readable_bytes
+
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "num_bytes":
+        return readable_bytes(value)
+    if name == "num_parameters":
+        return readable_count(value)
+    return ", ".join(value) or "none" if isinstance(value, list) else str(value)
+
+
+def readable_count(count: int) -> str:
+    """134.52 M, as llama-bench writes it."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return str(count)

@@ -1,0 +1,56 @@
+"""`penstock pull`, `list` and `rm`: the models on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from penstock.commands.answer import write_note, write_text
+from penstock.commands.options import Json
+from penstock.commands.table import Table
+
+Names = Annotated[list[str], typer.Argument(metavar="MODEL...", hidden=True)]
+Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the Hugging Face hub.")]
+
+
+def pull(models: Names, revision: Revision = None) -> None:
+    """Fetch models without running them."""
+    from penstock.hub import pull as fetch
+
+    for name in models:
+        write_text(f"{fetch(name, revision)}\n")
+
+
+def list_(as_json: Json = False) -> None:
+    """Show the models on this machine."""
+    from penstock.hub import home, list_models
+    from penstock.hub.progress import readable_bytes
+
+    models = list_models()
+    if as_json:
+        rows: list[dict[str, Any]] = [
+            {"name": model.name, "source": model.source, "path": str(model.path), "format": model.format,
+             "num_bytes": model.num_bytes, "modified_s": model.modified_s} for model in models]
+        write_text(json.dumps(rows, indent=2) + "\n")
+        return
+    if not models:
+        write_note(f"no models under {home()} yet; penstock pull smollm2 fetches one")
+        return
+    table = Table("NAME", "SIZE", "FORMAT", "MODIFIED", "PATH")
+    for model in models:
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified_s))
+        table.add(model.name, readable_bytes(model.num_bytes), model.format, day, str(model.path))
+    write_text(table.plain())
+
+
+def rm(models: Names) -> None:
+    """Delete models from this machine."""
+    from penstock.hub import remove_model
+    from penstock.hub.progress import readable_bytes
+
+    for name in models:
+        removed = remove_model(name)
+        write_note(f"removed {removed.name}: {readable_bytes(removed.num_bytes)} freed")

@@ -1,0 +1,77 @@
+"""Flags that several commands share: the engine's, one per field of EngineConfig, and the sampling ones."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from penstock.config import EngineConfig
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
+ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
+System = Annotated[str | None, typer.Option("--system", help="System message before the conversation.")]
+Temperature = Annotated[float | None, typer.Option(
+    "--temperature", help="0 always takes the likeliest token. [default: the model's own]")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable. [default: a new one]")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Command = Callable[..., Any]
+
+
+def engine_options(*left_out: str) -> Callable[[Command], Command]:
+    """Add a flag for every engine option. The command receives those the user gave as `options: dict[str, Any]`."""
+    flags = [_flag(option) for option in fields(EngineConfig) if option.name not in left_out]
+
+    def decorate(function: Command) -> Command:
+        own = [value for name, value in _parameters(function).items() if name != "options"]
+
+        @wraps(function)
+        def command(**values: Any) -> Any:
+            given = {flag.name: values.pop(flag.name) for flag in flags}
+            options = {name: value for name, value in given.items() if value is not None}
+            EngineConfig.from_options(**options)
+            return function(**values, options=options)
+
+        command.__signature__ = inspect.Signature(own + flags)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in own + flags}
+        return command
+
+    return decorate
+
+
+def _parameters(function: Command) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function, eval_str=True).parameters
+
+
+def _flag(option: Field[Any]) -> inspect.Parameter:
+    """None stands for "not given", so that the engine's own default and its reason hold."""
+    kind = get_type_hints(EngineConfig)[option.name]
+    dashed = option.name.replace("_", "-")
+    flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
+    default = "" if option.default is None else f" [default: {str(option.default).lower()}]"
+    choices = option.metadata.get("choices")
+    declared = typer.Option(flag, help=option.metadata["help"] + default, show_default=False,
+                            metavar="|".join(choices) if choices else None)
+    plain = next((part for part in getattr(kind, "__args__", ()) if part is not type(None)), kind)
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None,
+                             annotation=Annotated[plain | None, declared])
+
+
+def sampling_values(max_tokens: int | None, temperature: float | None, seed: int | None) -> dict[str, Any]:
+    """The sampling values the user gave, refused here when they are out of range: before any model is loaded."""
+    from penstock.types import SamplingParams
+
+    values: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    given = {name: value for name, value in values.items() if value is not None}
+    SamplingParams(**given)
+    return given
+
+
+def new_seed() -> int:
+    """For a request that shall differ each time, yet be repeatable once its seed is known."""
+    return int.from_bytes(os.urandom(4), "little")
