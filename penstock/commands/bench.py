@@ -57,7 +57,10 @@ class Outcome:
 def throughput(model: ModelOrDefault = DEFAULT_MODEL, num_prompts: NumPrompts = 16, prompt_tokens: PromptTokens = 512,
                output_tokens: OutputTokens = 128, repetitions: Repetitions = 3, as_json: Json = False, *,
                options: dict[str, Any]) -> None:
-    """Tokens per second over many prompts at once: reading (pp), generating (tg), and both."""
+    """Measure many prompts at once.
+
+    Tokens per second for reading prompts (pp), generating (tg), and both in one go.
+    """
     _check(num_prompts=num_prompts, prompt_tokens=prompt_tokens, output_tokens=output_tokens, repetitions=repetitions)
     both = Test(f"pp{prompt_tokens}+tg{output_tokens}", num_prompts, prompt_tokens, output_tokens,
                 num_prompts * (prompt_tokens + output_tokens))
@@ -68,7 +71,10 @@ def throughput(model: ModelOrDefault = DEFAULT_MODEL, num_prompts: NumPrompts = 
 @engine_options()
 def latency(model: ModelOrDefault = DEFAULT_MODEL, prompt_tokens: PromptTokens = 512, output_tokens: OutputTokens = 128,
             repetitions: Repetitions = 5, as_json: Json = False, *, options: dict[str, Any]) -> None:
-    """One prompt at a time: milliseconds to the first token (pp) and per generated token (tg)."""
+    """Measure one prompt at a time.
+
+    Milliseconds to the first token (pp) and per generated token (tg), and the tokens per second that makes.
+    """
     _check(prompt_tokens=prompt_tokens, output_tokens=output_tokens, repetitions=repetitions)
     _measure(model, _tests(1, prompt_tokens, output_tokens), repetitions, as_json, options)
 

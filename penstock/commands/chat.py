@@ -10,7 +10,6 @@ from penstock.commands.answer import stream_answer, write_note, write_text
 from penstock.commands.conversation import Conversation
 from penstock.commands.keyboard import Keyboard, read_message
 from penstock.commands.options import (
-    MaxTokens,
     ModelOrDefault,
     Seed,
     System,
@@ -29,12 +28,16 @@ HELP = '''/help         this list
 Ctrl-C        stop the answer
 """           begin and end a message of several lines; or end a line with \\ to go on'''
 
+MaxTokens = Annotated[int | None, typer.Option(
+    "--max-tokens", help="Most tokens of each answer. [default: as many as fit]")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print figures after every answer.")]
 
 
 @engine_options("seed", "skip_tokenizer_init")
 def chat(model: ModelOrDefault = DEFAULT_MODEL, system: System = None, max_tokens: MaxTokens = None,
-         temperature: Temperature = None, seed: Seed = None, verbose: Verbose = False, *,
+         temperature: Temperature = None, seed: Seed = None, verbose: MaxTokens = Annotated[int | None, typer.Option(
+    "--max-tokens", help="Most tokens of each answer. [default: as many as fit]")]
+Verbose = False, *,
          options: dict[str, Any]) -> None:
     """Talk with a model; /help lists what you can type."""
     converse(model, system, sampling_values(max_tokens, temperature, seed), options, verbose)

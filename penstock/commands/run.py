@@ -10,7 +10,6 @@ import typer
 from penstock.commands.answer import Answer, stream_answer, write_note, write_text
 from penstock.commands.options import (
     Json,
-    MaxTokens,
     Model,
     Seed,
     System,
