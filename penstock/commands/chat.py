@@ -35,9 +35,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Print figures after ev
 
 @engine_options("seed", "skip_tokenizer_init")
 def chat(model: ModelOrDefault = DEFAULT_MODEL, system: System = None, max_tokens: MaxTokens = None,
-         temperature: Temperature = None, seed: Seed = None, verbose: MaxTokens = Annotated[int | None, typer.Option(
-    "--max-tokens", help="Most tokens of each answer. [default: as many as fit]")]
-Verbose = False, *,
+         temperature: Temperature = None, seed: Seed = None, verbose: Verbose = False, *,
          options: dict[str, Any]) -> None:
     """Talk with a model; /help lists what you can type."""
     converse(model, system, sampling_values(max_tokens, temperature, seed), options, verbose)
