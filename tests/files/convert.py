@@ -1,4 +1,4 @@
-"""A tiny transformers model written as GGUF, by the rules of llama.cpp's converter and the `gguf` package's name map."""
+"""Tiny transformers models written as GGUF, by the rules of llama.cpp's converter and the `gguf` package's names."""
 
 from __future__ import annotations
 

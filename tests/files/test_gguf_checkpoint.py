@@ -124,7 +124,8 @@ def test_rows_of_quantized_matrices_are_put_back(ggml_type: gguf.GGMLQuantizatio
                 continue
             transposed = name == "gpt2" and ".c_" in key
             plain = (value.T if transposed else value).contiguous().numpy()
-            kind = ggml_type if plain.shape[-1] % gguf.GGML_QUANT_SIZES[ggml_type][0] == 0 else gguf.GGMLQuantizationType.F16
+            divides = plain.shape[-1] % gguf.GGML_QUANT_SIZES[ggml_type][0] == 0
+            kind = ggml_type if divides else gguf.GGMLQuantizationType.F16
             expected = gguf.quants.dequantize(gguf.quants.quantize(plain, kind), kind)
             found = checkpoint.tensor(key).float().numpy()
             assert np.array_equal(found.T if transposed else found, expected), (name, key)

@@ -28,7 +28,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     except (OSError, ValueError) as error:
         if isinstance(error, InvalidModel):
             raise
-        raise InvalidModel(f"{path} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidModel(f"{path} cannot be read: {reason}") from None
     raise InvalidModel(f"{path}: no such file or folder; name a model folder with config.json, or a .gguf file")
 
 
