@@ -15,6 +15,7 @@ from penstock.commands.table import Table
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
 GGUF_TOKENIZERS = {"gpt2": "BPE", "llama": "SentencePiece"}
+LABELS = {"num_parameters": "parameters", "num_bytes": "size on disk"}
 
 
 def info(model: Model = None, as_json: Json = False) -> None:
@@ -25,7 +26,7 @@ def info(model: Model = None, as_json: Json = False) -> None:
         return
     table = Table()
     for name, value in facts.items():
-        table.add(name.replace("_", " "), readable(name, value))
+        table.add(LABELS.get(name, name.replace("_", " ")), readable(name, value))
     write_text(table.plain())
 
 
@@ -63,10 +64,11 @@ def describe(model: str) -> dict[str, Any]:
     try:
         spec = spec_from_config(checkpoint.config)
         attention: Any = spec.layers[0].attention
-        kind, template = _tokenizer(checkpoint.tokenizer_source(), str(path))
+        kv_heads = getattr(attention, "num_kv_heads", attention.num_heads)
+        kind, template = _tokenizer(checkpoint.tokenizer_source())
         return {"model": model, "path": str(path), "format": checkpoint.format, "family": spec.architecture,
                 "num_parameters": spec.num_parameters, "layers": spec.num_layers, "width": spec.width,
-                "heads": attention.num_heads, "kv_heads": attention.num_kv_heads, "head_size": attention.head_size,
+                "heads": attention.num_heads, "kv_heads": kv_heads, "head_size": attention.head_size,
                 "context": spec.max_positions, "vocabulary": spec.vocab_size,
                 "quantization": checkpoint.quantization, "num_bytes": bytes_on_disk(path), "tokenizer": kind,
                 "chat_template": template}
@@ -79,18 +81,18 @@ def bytes_on_disk(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _tokenizer(source: Path | Mapping[str, Any], origin: str) -> tuple[str, bool]:
+def _tokenizer(source: Path | Mapping[str, Any]) -> tuple[str, bool]:
     """The kind of tokenizer, and whether there is a chat template."""
     from penstock.errors import InvalidModel
     from penstock.text.tokenizer import load_tokenizer
 
+    if isinstance(source, Mapping):
+        kind = str(source.get("tokenizer.ggml.model", "none"))
+        return GGUF_TOKENIZERS.get(kind, kind), "tokenizer.chat_template" in source
     try:
-        template = load_tokenizer(source, origin).chat_template is not None
+        template = load_tokenizer(source).chat_template is not None
     except InvalidModel as error:
         return f"unusable: {error}", False
-    if isinstance(source, Mapping):
-        kind = str(source.get("tokenizer.ggml.model"))
-        return GGUF_TOKENIZERS.get(kind, kind), template
     if (source / "tokenizer.json").exists():
         document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
         return str(document.get("model", {}).get("type") or "BPE"), template
