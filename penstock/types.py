@@ -241,6 +241,36 @@ class RequestOutput:
     num_cached_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class StreamDelta:
+    """What a stream yields: the new text and tokens of one answer."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+@dataclass
+class BeamSearchSequence:
+    """One beam: prompt and continuation together, as in vLLM."""
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+@dataclass
+class BeamSearchOutput:
+    sequences: list[BeamSearchSequence]
+
+
 @dataclass
 class EmbeddingOutput:
     embedding: list[float]

@@ -119,7 +119,7 @@ class Accounts:
         return [Delta(request.id, sibling, finish_reason="error", error=error)]
 
     def _fail(self, started: Started, error: str) -> list[Delta]:
-        """A step failed. Alone in it: the sequence ends. Otherwise each runs alone for a while: that finds the cause."""
+        """A step failed. Alone in it: the sequence ends. Otherwise each runs alone for a while, to find the cause."""
         self.stats.num_failed_steps += 1
         alive = [entry for entry in started.entries if entry.valid]
         if len(started.entries) == 1:

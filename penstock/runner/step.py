@@ -17,7 +17,6 @@ class Step:
     tables: list[torch.Tensor]     # per group [S, B] int32: position // P -> block; -1 before a window
     query_start: torch.Tensor      # [S + 1] int32
     lengths: torch.Tensor          # [S] int32: positions up to and including this step's
-    sample_at: torch.Tensor        # [M] int64: which of the T tokens want logits
 
 
 @dataclass

@@ -1,0 +1,28 @@
+"""Penstock: one small, exact, fast LLM inference engine. Only the public names live here, imported on first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.async_llm import AsyncLLM
+    from penstock.config import EngineConfig
+    from penstock.errors import PenstockError
+    from penstock.llm import LLM
+    from penstock.types import BeamSearchParams, RequestOutput, SamplingParams
+
+__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "EngineConfig", "PenstockError", "RequestOutput", "SamplingParams"]
+
+_HOME = {
+    "LLM": "penstock.llm", "AsyncLLM": "penstock.async_llm", "EngineConfig": "penstock.config",
+    "PenstockError": "penstock.errors", "BeamSearchParams": "penstock.types", "RequestOutput": "penstock.types",
+    "SamplingParams": "penstock.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)

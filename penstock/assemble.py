@@ -1,0 +1,102 @@
+"""From a model's name to an engine that runs it: files, spec, settings, weights, cache, scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.cache.group import group_layers
+from penstock.cache.kv import KVCache
+from penstock.config import EngineConfig, Facts, Resolved, resolve
+from penstock.engine.engine import Engine
+from penstock.engine.scheduler import Scheduler
+from penstock.machine import free_memory_bytes
+from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
+from penstock.models.load import load_model
+from penstock.models.registry import spec_from_config
+from penstock.models.spec import ModelSpec
+from penstock.ops import cpu
+from penstock.runner.local import LocalExecutor
+from penstock.runner.memory import BlockMemory
+from penstock.runner.runner import Runner
+from penstock.text.tokenizer import Tokenizer, load_tokenizer
+
+Progress = Callable[[int, int], None]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Assembly:
+    """Everything that serves one model in this process."""
+
+    path: Path
+    spec: ModelSpec
+    settings: Resolved
+    generation_config: dict[str, Any]
+    tokenizer: Tokenizer | None
+    engine: Engine
+
+
+def find_model(name: str, revision: str | None, progress: bool) -> Path:
+    """A path as it is; anything else through the hub, which downloads what is missing."""
+    path = Path(name)
+    if path.exists():
+        return path
+    from penstock.hub import resolve_model
+
+    return resolve_model(name, revision=revision, progress=progress)
+
+
+def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
+    itemsize = DTYPES.get(config.kv_cache_dtype, torch.float32).itemsize
+    return sum(state.bytes_per_position for state in spec.states_of(itemsize) if state)
+
+
+def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
+             progress: Progress | None = None) -> Assembly:
+    path = find_model(model, config.revision, show_progress)
+    dummy = config.load_format == "dummy"
+    checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
+    try:
+        described = checkpoint.config if checkpoint else read_config(path)
+        generation = checkpoint.generation_config if checkpoint else read_generation_config(path)
+        spec = spec_from_config(described, config.max_model_len)
+        facts = Facts(spec.max_positions, bytes_per_token(spec, config), free_memory_bytes(), cpu.available_cores())
+        settings = resolve(config, facts)
+        if settings.max_model_len != spec.max_model_len:
+            spec = spec_from_config(described, settings.max_model_len)
+        tokenizer = None if config.skip_tokenizer_init else _tokenizer(path, checkpoint, config)
+        cpu.set_num_threads(settings.threads)
+        loaded = load_model(checkpoint, spec, dtype=DTYPES[settings.dtype], seed=settings.seed, dummy=dummy,
+                            progress=progress)
+    finally:
+        if checkpoint:
+            checkpoint.close()
+    kv_dtype = DTYPES[settings.kv_cache_dtype]
+    grouping = group_layers(spec.states_of(kv_dtype.itemsize), settings.block_size)
+    num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
+    memory = BlockMemory(num_blocks, settings.block_size, grouping, kv_dtype)
+    cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
+    scheduler = Scheduler(cache, max_num_seqs=settings.max_num_seqs,
+                          max_num_batched_tokens=settings.max_num_batched_tokens,
+                          policy=settings.scheduling_policy, capacity=settings.capacity)
+    engine = Engine(scheduler, LocalExecutor(Runner(loaded, memory)))
+    return Assembly(path, spec, settings, generation, tokenizer, engine)
+
+
+def _tokenizer(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> Tokenizer:
+    if config.tokenizer:
+        other = find_model(config.tokenizer, None, progress=False)
+        if other.is_dir():
+            return load_tokenizer(other)
+        source = open_checkpoint(other)
+        try:
+            return load_tokenizer(source.tokenizer_source(), str(other))
+        finally:
+            source.close()
+    return load_tokenizer(checkpoint.tokenizer_source() if checkpoint else path, str(path))
