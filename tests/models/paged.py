@@ -70,8 +70,7 @@ class Paged:
         ids = [token for row, count in work for token in row.tokens[row.computed:row.computed + count]]
         starts = torch.tensor([0] + [count for _, count in work]).cumsum(0)
         return Step(torch.tensor(ids), torch.tensor([p for ps in positions for p in ps]), slots, tables,
-                    starts.to(torch.int32), torch.tensor([row.computed + n for row, n in work], dtype=torch.int32),
-                    torch.arange(len(ids)))
+                    starts.to(torch.int32), torch.tensor([row.computed + n for row, n in work], dtype=torch.int32))
 
     def run(self, prompts: Sequence[Sequence[int]], num_new: int, chunk: int) -> list[Row]:
         rows = [Row(list(prompt), len(prompt) + num_new, tables=[[] for _ in self.groups]) for prompt in prompts]
@@ -79,7 +78,7 @@ class Paged:
             work = [(row, min(self.random.randint(1, chunk), len(row.tokens) - row.computed))
                     for row in rows if row.computed < row.wanted - 1]
             step = self._step(work)
-            logits = self.model.logits(self.model.forward(step, self.caches), step.sample_at)
+            logits = self.model.logits(self.model.forward(step, self.caches), torch.arange(step.ids.shape[0]))
             for (row, count), part in zip(work, logits.split([count for _, count in work])):
                 row.logits.extend(part)
                 row.computed += count

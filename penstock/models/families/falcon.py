@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from penstock.models.config import MAX_HEADS, Config
+from penstock.models.config import MAX_HEADS, MAX_POSITIONS, Config
 from penstock.models.families.parts import (
     activation,
     alibi_slopes,
@@ -81,5 +81,7 @@ def falcon(c: Config) -> ModelSpec:
     block: Layer = ParallelBlock(inner, feed, norm, norm if num_norms == 2 else None)
     if not parallel:
         block = Block(inner, feed, attention_norm=norm, mlp_norm=norm)
-    positions = max_positions(c) if c.values.get("max_position_embeddings") is not None else 2048
+    positions = c.count("max_position_embeddings", default=2048, most=MAX_POSITIONS)
+    if inner.rope is not None and c.values.get("max_position_embeddings") is not None:
+        positions = max_positions(c)
     return model(c, layers=[block] * num_layers(c), norm=norm, names=FALCON, tied=True, positions=positions)

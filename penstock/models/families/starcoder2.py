@@ -18,7 +18,7 @@ def starcoder2(c: Config) -> ModelSpec:
     c.only("mlp_type", "default")
     c.only("norm_type", "layer_norm")
     c.only("scale_attn_weights", True)
-    bias, norm = c.flag("use_bias", True), layer_norm(c, "norm_epsilon")
+    bias, norm = c.flag("use_bias", True), layer_norm(c, "norm_epsilon", "layer_norm_epsilon")
     block = Block(
         attention(c, rope=rope(c, head_size(c)), window=window(c), qkv_bias=bias, out_bias=bias),
         mlp(c, activation(c, default="gelu_pytorch_tanh"), bias),
