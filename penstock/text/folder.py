@@ -1,8 +1,9 @@
 """The tokenizer in a model's folder.
 
 `tokenizer.json` alone suffices; in its place `vocab.json` with `merges.txt` (byte-level BPE) or SentencePiece's
-`tokenizer.model`. The small files beside it add what it cannot say: which tokens begin and end a text, whether they
-are added to prompts, the chat template, and the ids that end an answer.
+`tokenizer.model`. The small files beside it add what it cannot say: which tokens begin and end a text, the chat
+template, the ids that end an answer. What `tokenizer.json` puts around a prompt stands, whatever `add_bos_token` says
+beside it; with the other two kinds `add_bos_token` and `add_eos_token` decide.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
         settings = {**defaults, **{key: value for key, value in settings.items() if value is not None}}
         _add_tokens(backend, settings, _json(folder / "added_tokens.json"))
         named = _named(backend, settings, config)
-        eos = [*_ids(generation, config, "eos_token_id"), backend.token_to_id(named.get("eos_token", ""))]
+        eos = [*_ids(generation, config, "eos_token_id"), backend.token_to_id(_content(settings.get("eos_token")) or "")]
         return Vocabulary(
             backend=backend,
             origin=str(folder),
@@ -46,7 +47,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
             bos_token_id=backend.token_to_id(named.get("bos_token", "")),
             named=named,
             templates=_templates(folder, settings),
-            affixes=_affixes(backend, settings, named),
+            affixes=None if (folder / "tokenizer.json").exists() else _affixes(backend, settings, named),
         )
 
 
@@ -83,7 +84,7 @@ def _byte_level(folder: Path, settings: Mapping[str, Any]) -> tuple[Backend, dic
     backend.pre_tokenizer = splitting.build()
     backend.decoder = decoders.ByteLevel()
     end = "<|endoftext|>"
-    return backend, {"bos_token": end, "eos_token": end, "add_bos_token": False} if end in vocab else {}
+    return backend, {"bos_token": end, "eos_token": end} if end in vocab else {}
 
 
 def _sentencepiece(path: Path) -> tuple[Backend, dict[str, Any]]:
@@ -91,14 +92,14 @@ def _sentencepiece(path: Path) -> tuple[Backend, dict[str, Any]]:
     backend = spm.build(pieces, str(path))
     named = {name: pieces.texts[id] for name, id in (("bos_token", bos), ("eos_token", eos))
              if 0 <= id < len(pieces.texts)}
-    return backend, {**named, "add_bos_token": "bos_token" in named, "add_eos_token": False}
+    return backend, {**named, "add_bos_token": True}
 
 
 def _add_tokens(backend: Backend, settings: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
     """Tokens named beside the tokenizer's own file: those it knows, and new ones that follow its last id."""
     entries = {int(id): entry for id, entry in (settings.get("added_tokens_decoder") or {}).items()}
     for text, id in extra.items():
-        entries.setdefault(id, {"content": text, "special": False, "normalized": False})
+        entries.setdefault(int(id), {"content": text, "special": False, "normalized": False})
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     for id, entry in sorted(entries.items()):
         known = backend.token_to_id(entry["content"])
@@ -136,11 +137,7 @@ def _ids(first: Mapping[str, Any], second: Mapping[str, Any], key: str) -> list[
 
 
 def _affixes(backend: Backend, settings: Mapping[str, Any],
-             named: Mapping[str, str]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """What the settings say about bos and eos stands above the post-processor; where they are silent it stands."""
-    if not any(isinstance(settings.get(key), bool) for key in ("add_bos_token", "add_eos_token")):
-        return None
-
+             named: Mapping[str, str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     def ids(name: str) -> tuple[int, ...]:
         id = backend.token_to_id(named.get(name, ""))
         return (id,) if settings.get(f"add_{name}") is True and id is not None else ()

@@ -58,7 +58,7 @@ def _normalizer(rules: dict[int, int | bytes]) -> normalizers.Normalizer | None:
     if charsmap:
         steps.append(normalizers.Precompiled(_bytes(charsmap)))
     if rules.get(_SINGLE_SPACES, 1):
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     return normalizers.Sequence(steps) if steps else None
 
 
