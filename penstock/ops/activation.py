@@ -24,7 +24,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 def _inputs(parts: int) -> Iterator[Example]:
     for kind in KINDS:
-        for seed, (num_rows, width) in enumerate([(0, 8), (1, 1536), (3, 1), (5, 31), (13, 100)]):
+        for seed, (num_rows, width) in enumerate([(0, 8), (1, 1536), (3, 1), (5, 31), (13, 100), (40, 1100)]):
             yield {"x": normal(seed, num_rows, parts * width, scale=4.0), "kind": kind}
         wide = [torch.linspace(-120, 120, 1999), *(normal(9, 1999) for _ in range(parts - 1))]
         yield {"x": torch.cat(wide).view(1, -1), "kind": kind}

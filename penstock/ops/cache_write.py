@@ -14,7 +14,8 @@ from penstock.ops.rows import EachSlot
 
 def _examples() -> Iterator[Example]:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for seed, (num_tokens, num_heads, size, block) in enumerate([(0, 1, 8, 4), (1, 3, 64, 16), (13, 2, 20, 8)]):
+        shapes = [(0, 1, 8, 4), (1, 3, 64, 16), (13, 2, 20, 8), (110, 3, 64, 16)]
+        for seed, (num_tokens, num_heads, size, block) in enumerate(shapes):
             pool = torch.zeros(9, 2, num_heads, block, size, dtype=dtype)
             yield {"k": normal(seed, num_tokens, num_heads, size), "v": normal(seed + 9, num_tokens, num_heads, size),
                    "k_cache": pool[:, 0], "v_cache": pool[:, 1],

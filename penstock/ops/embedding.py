@@ -14,7 +14,8 @@ from penstock.ops.registry import Example, op
 
 def _examples() -> Iterator[Example]:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for seed, (num_ids, num_rows, width) in enumerate([(0, 16, 8), (1, 1, 5), (7, 33, 64), (31, 100, 17)]):
+        shapes = [(0, 16, 8), (1, 1, 5), (7, 33, 64), (31, 100, 17), (600, 90, 64)]
+        for seed, (num_ids, num_rows, width) in enumerate(shapes):
             yield {"ids": integers(seed, num_rows, num_ids), "width": width,
                    "panels": pack_panels(normal(seed, num_rows, width, dtype=dtype))}
 

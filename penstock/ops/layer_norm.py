@@ -12,7 +12,7 @@ from penstock.ops.registry import Example, op
 
 
 def _examples() -> Iterator[Example]:
-    for seed, shape in enumerate([(0, 8), (1, 384), (3, 1), (5, 31), (17, 100), (7, 3, 64)]):
+    for seed, shape in enumerate([(0, 8), (1, 384), (3, 1), (5, 31), (17, 100), (7, 3, 64), (200, 128)]):
         yield {"x": normal(seed, *shape, scale=3.0) + 1, "weight": normal(seed + 100, shape[-1]),
                "bias": normal(seed + 200, shape[-1]) if seed % 2 else None, "eps": 1e-5}
 

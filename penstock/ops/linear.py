@@ -28,7 +28,7 @@ def unpack_panels(panels: Tensor, num_out: int) -> Tensor:
 
 def _examples() -> Iterator[Example]:
     shapes = [(0, 8, 16), (1, 576, 192), (1, 31, 1), (2, 64, 33), (5, 17, 48), (7, 1, 16), (13, 100, 130),
-              (64, 48, 64), (129, 33, 49)]
+              (64, 48, 64), (129, 33, 49), (50, 576, 200), (70, 4096, 40)]
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for seed, (num_rows, width, num_out) in enumerate(shapes):
             weight = normal(seed, num_out, width, scale=width**-0.5, dtype=dtype)

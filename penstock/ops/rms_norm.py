@@ -12,7 +12,7 @@ from penstock.ops.registry import Example, op
 
 
 def _examples() -> Iterator[Example]:
-    for seed, shape in enumerate([(0, 8), (1, 576), (3, 1), (5, 31), (17, 100), (7, 3, 64), (2, 5, 20)]):
+    for seed, shape in enumerate([(0, 8), (1, 576), (3, 1), (5, 31), (17, 100), (7, 3, 64), (2, 5, 20), (300, 128)]):
         yield {"x": normal(seed, *shape, scale=3.0), "weight": normal(seed + 100, shape[-1]), "eps": 1e-5}
     yield {"x": torch.zeros(2, 16), "weight": normal(9, 16), "eps": 1e-6}
     yield {"x": normal(10, 6, 4, 96).transpose(0, 1)[:, :, 16:80], "weight": normal(11, 64), "eps": 1e-6}

@@ -13,7 +13,8 @@ from penstock.ops.rows import EachRow
 
 
 def _examples() -> Iterator[Example]:
-    shapes = [(0, 2, 8, 8), (1, 9, 64, 64), (5, 3, 80, 32), (13, 1, 6, 2), (7, 4, 96, 96), (3, 2, 30, 10)]
+    shapes = [(0, 2, 8, 8), (1, 9, 64, 64), (5, 3, 80, 32), (13, 1, 6, 2), (7, 4, 96, 96), (3, 2, 30, 10),
+              (70, 9, 64, 64)]
     for seed, (num_tokens, num_heads, head_size, rotated) in enumerate(shapes):
         angles = normal(seed, 50, rotated // 2, scale=2.0)
         yield {"x": normal(seed + 100, num_tokens, num_heads, head_size), "positions": integers(seed, 50, num_tokens),

@@ -12,7 +12,7 @@ from penstock.ops.registry import Example, op
 
 
 def _examples() -> Iterator[Example]:
-    for seed, shape in enumerate([(0, 8), (1, 1000), (3, 31), (2, 5, 7)]):
+    for seed, shape in enumerate([(0, 8), (1, 1000), (3, 31), (2, 5, 7), (11, 1000)]):
         yield {"x": normal(seed, *shape, scale=40.0), "cap": 30.0}
     yield {"x": torch.linspace(-0.1, 0.1, 999).view(9, 111), "cap": 1.0}
 

@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -111,8 +113,15 @@ struct Pool {
     }
 };
 
+Pool* instance = nullptr;               // never destroyed: workers may outlive main
+
 Pool& pool() {
-    static Pool* const instance = new Pool;  // never destroyed: workers may outlive main
+    static const bool made = [] {
+        instance = new Pool;
+        pthread_atfork(nullptr, nullptr, [] { instance = new Pool; });  // a forked child has no workers
+        return true;
+    }();
+    (void)made;
     return *instance;
 }
 

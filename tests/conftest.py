@@ -1,0 +1,57 @@
+"""What holds for every test: no outside connections, no model hub, few threads, no deadlines."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("penstock", deadline=None, print_blob=True)
+settings.load_profile("penstock")
+
+LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "", None)
+
+
+def _is_local(address: Any) -> bool:
+    return not isinstance(address, tuple) or address[0] in LOCAL or str(address[0]).startswith("127.")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_outside_connections() -> Iterator[None]:
+    """Refuse every connection and every name look-up beyond this machine, as if there were no network."""
+    connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        if not _is_local(address):
+            raise OSError(f"a test tried to connect to {address}")
+        connect(self, address)
+
+    def guarded_connect_ex(self: socket.socket, address: Any) -> int:
+        return connect_ex(self, address) if _is_local(address) else 101
+
+    def guarded_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_local((host,)):
+            raise socket.gaierror(socket.EAI_NONAME, f"a test tried to look up {host!r}")
+        return getaddrinfo(host, *args, **kwargs)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(socket.socket, "connect", guarded_connect)
+    patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
+    patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_threads() -> None:
+    """Workers of pytest-xdist run side by side: torch, used as the oracle, takes one thread in each."""
+    import torch
+
+    torch.set_num_threads(1)
