@@ -1,0 +1,119 @@
+"""Many ways to compute the same answer. Each returns, per prompt, the tokens and their log probabilities."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock import LLM, SamplingParams
+from penstock.engine.plan import Draft, Plan, Result, RowResult
+from penstock.models.registry import FAMILIES
+from penstock.runner.local import Done, LocalExecutor
+from penstock.types import RequestOutput
+
+Answer = tuple[tuple[int, ...], tuple[tuple[tuple[int, float], ...], ...]]
+Prompts = Sequence[Sequence[int]]
+
+
+def answer(output: RequestOutput, index: int = 0) -> Answer:
+    """Token ids, and every reported (token, log probability) to the last bit."""
+    one = output.outputs[index]
+    assert one.logprobs is not None
+    return tuple(one.token_ids), tuple(tuple((id, p.logprob) for id, p in position.items()) for position in one.logprobs)
+
+
+def tiny_model(folder: Path, architecture: str, variant: int = 0) -> str:
+    """A config alone; its weights are seeded, and large enough that answers vary."""
+    config = {**FAMILIES[architecture].like[variant], "architectures": [architecture], "initializer_range": 0.3}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def tiny_llm(model: str, **options: Any) -> LLM:
+    options = {"kv_cache_tokens": 4096, **options}
+    return LLM(model, load_format="dummy", skip_tokenizer_init=True, progress=False, **options)
+
+
+def alone(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams]) -> list[Answer]:
+    """One prompt at a time, nothing cached before it."""
+    answers = []
+    for prompt, one in zip(prompts, params):
+        llm.reset_prefix_cache()
+        answers.append(answer(llm.generate([list(prompt)], one, use_tqdm=False)[0]))
+    return answers
+
+
+def together(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams]) -> list[Answer]:
+    return [answer(output) for output in llm.generate([list(p) for p in prompts], params, use_tqdm=False)]
+
+
+def chunked(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams], seed: int) -> list[Answer]:
+    """All at once, each step with another token budget: prompts are cut at random places."""
+    rng, scheduler = random.Random(seed), llm.service.engine.scheduler
+    before = scheduler.max_num_batched_tokens
+    collectors = [llm.service.submit(p, one) for p, one in zip(prompts, params)]
+    while not all(collector.finished for collector in collectors):
+        scheduler.max_num_batched_tokens = rng.choice((1, 2, 3, 5, 7, 11, 17, 40))
+        llm.service.step()
+    scheduler.max_num_batched_tokens = before
+    return [answer(collector.output()) for collector in collectors]
+
+
+def shuffled(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams], seed: int) -> list[Answer]:
+    order = list(range(len(prompts)))
+    random.Random(seed).shuffle(order)
+    answers = together(llm, [prompts[i] for i in order], [params[i] for i in order])
+    return [found for _, found in sorted(zip(order, answers), key=lambda pair: pair[0])]
+
+
+def displaced(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams]) -> list[Answer]:
+    """Each prompt comes two steps after the last and is more important than all before it."""
+    collectors = []
+    for i, (prompt, one) in enumerate(zip(prompts, params)):
+        collectors.append(llm.service.submit(prompt, one, priority=-i))
+        llm.service.step()
+        llm.service.step()
+    while not all(collector.finished for collector in collectors):
+        llm.service.step()
+    return [answer(collector.output()) for collector in collectors]
+
+
+class Guessing:
+    """An executor that hands guesses to the scheduler: the right continuation, spoilt here and there."""
+
+    def __init__(self, executor: LocalExecutor, known: dict[tuple[int, ...], Sequence[int]], seed: int) -> None:
+        self.executor = executor
+        self.known = known
+        self.rng = random.Random(seed)
+
+    def start(self, plan: Plan) -> Done:
+        result: Result = self.executor.start(plan).result()
+        assert self.executor.runner is not None
+        for row, outcome in zip(plan.rows, result.rows):
+            outcome.draft = self._guess(self.executor.runner.rows[row.row].state, outcome)
+        return Done(result)
+
+    def _guess(self, state: Any, outcome: RowResult) -> tuple[Draft, ...]:
+        if not outcome.tokens:
+            return ()
+        ahead = list(self.known[tuple(state.request.tokens)])[state.num_generated:][:self.rng.randint(0, 5)]
+        return tuple(Draft(token if self.rng.random() < 0.8 else 1, i - 1) for i, token in enumerate(ahead))
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def drafted(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams], known: Sequence[Answer]) -> list[Answer]:
+    """Together, each step verifying guesses."""
+    engine = llm.service.engine
+    plain = engine.executor
+    assert isinstance(plain, LocalExecutor)
+    engine.executor = Guessing(plain, {tuple(p): a[0] for p, a in zip(prompts, known)}, seed=3)
+    try:
+        return together(llm, prompts, params)
+    finally:
+        engine.executor = plain

@@ -1,0 +1,128 @@
+"""Bitwise equal answers on tiny models of several families, whatever road is taken.
+
+A matmul whose order of sums depends on the number of rows, an attention that splits by block size, a draw that uses
+the batch's position: each fails here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from tests.same_tokens.roads import Answer, alone, answer, chunked, displaced, drafted, shuffled, tiny_llm, tiny_model, together
+
+FAMILIES = ["LlamaForCausalLM", "MistralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GPT2LMHeadModel",
+            "BloomForCausalLM", "FalconForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM"]
+NUM_PROMPTS, NUM_TOKENS, VOCABULARY = 32, 20, 64
+
+
+def prompts() -> list[list[int]]:
+    """Of 1 to 60 tokens, some sharing a beginning."""
+    rng = random.Random(5)
+    common = [rng.randrange(3, VOCABULARY) for _ in range(40)]
+    return [common[:rng.choice((0, 0, 17, 40))] + [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, 20))]
+            for _ in range(NUM_PROMPTS)]
+
+
+def params() -> list[SamplingParams]:
+    """Greedy and sampled in turn, with filters and penalties."""
+    kinds = [dict(temperature=0.0), dict(temperature=1.0, seed=7), dict(temperature=0.8, top_p=0.9, seed=8),
+             dict(temperature=1.2, top_k=9, min_p=0.02, repetition_penalty=1.2, seed=9)]
+    return [SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2, detokenize=False, **kinds[i % len(kinds)])
+            for i in range(NUM_PROMPTS)]
+
+
+class Known:
+    """A model and the answers its prompts get alone."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.llm: LLM = tiny_llm(model)
+        self.answers: list[Answer] = alone(self.llm, prompts(), params())
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
+    known = Known(tiny_model(tmp_path_factory.mktemp(request.param), request.param))
+    yield known
+    known.llm.close()
+
+
+def test_answers_vary(known: Known) -> None:
+    """Else the comparisons below would prove nothing."""
+    assert len({tokens for tokens, _ in known.answers}) > NUM_PROMPTS // 2
+
+
+def test_batch_of_32(known: Known) -> None:
+    known.llm.reset_prefix_cache()
+    assert together(known.llm, prompts(), params()) == known.answers
+    assert known.llm.stats()["max_batch_size"] >= 20
+
+
+def test_any_order(known: Known) -> None:
+    known.llm.reset_prefix_cache()
+    assert shuffled(known.llm, prompts(), params(), seed=1) == known.answers
+
+
+def test_random_chunks(known: Known) -> None:
+    known.llm.reset_prefix_cache()
+    assert chunked(known.llm, prompts(), params(), seed=2) == known.answers
+
+
+def test_prefix_hits(known: Known) -> None:
+    known.llm.reset_prefix_cache()
+    together(known.llm, prompts(), params())
+    before = known.llm.stats()["num_cached_tokens"]
+    assert together(known.llm, prompts(), params()) == known.answers
+    assert known.llm.stats()["num_cached_tokens"] > before + 100
+
+
+def test_out_of_memory(known: Known) -> None:
+    """A cache for two long sequences; where layers have windows, more of them fit."""
+    with tiny_llm(known.model, kv_cache_tokens=192, max_model_len=96, max_num_batched_tokens=64) as small:
+        assert together(small, prompts(), params()) == known.answers
+        kinds = {group.spec.kind for group in small.service.engine.scheduler.cache.groups}
+        assert small.stats()["num_preemptions"] > 0 or "window" in kinds
+
+
+def test_displaced(known: Known) -> None:
+    """Every few steps somebody more important comes and takes a row."""
+    with tiny_llm(known.model, scheduling_policy="priority", max_num_seqs=4) as small:
+        assert displaced(small, prompts(), params()) == known.answers
+        assert small.stats()["num_preemptions"] > 20
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_block_sizes(known: Known, block_size: int) -> None:
+    with tiny_llm(known.model, block_size=block_size, max_num_batched_tokens=50) as other:
+        assert together(other, prompts(), params()) == known.answers
+
+
+def test_without_prefix_cache(known: Known) -> None:
+    with tiny_llm(known.model, enable_prefix_caching=False, threads=1) as other:
+        assert together(other, prompts(), params()) == known.answers
+
+
+def test_siblings(known: Known) -> None:
+    """The first of n equals the only one of 1; the others are the same alone and in company."""
+    many = [one.clone(n=3) for one in params()]
+    known.llm.reset_prefix_cache()
+    outputs = known.llm.generate(prompts(), many, use_tqdm=False)
+    assert [answer(output) for output in outputs] == known.answers
+    for i in (1, 2):
+        single = known.llm.generate(prompts()[i], many[i], use_tqdm=False)[0]
+        assert [answer(single, k) for k in range(3)] == [answer(outputs[i], k) for k in range(3)]
+    assert known.llm.stats()["num_copied_blocks"] > 0
+
+
+def test_drafted(known: Known) -> None:
+    """Guesses, right and wrong, change nothing."""
+    known.llm.reset_prefix_cache()
+    before = known.llm.stats()
+    assert drafted(known.llm, prompts(), params(), known.answers) == known.answers
+    after = known.llm.stats()
+    accepted = after["num_accepted_tokens"] - before["num_accepted_tokens"]
+    assert 0 < accepted < after["num_draft_tokens"] - before["num_draft_tokens"]
