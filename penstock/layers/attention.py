@@ -13,7 +13,10 @@ from penstock.layers.step import LayerCache, Step
 
 def _normed(x: Tensor, norm: Norm | None) -> Tensor:
     """x[T, H, D] normed over as many values at a time as the norm is wide."""
-    return x if norm is None else norm(x.reshape(x.shape[0], -1, norm.size)).view(x.shape)
+    if norm is None:
+        return x
+    num_tokens, num_heads, head_size = x.shape
+    return norm(x.reshape(num_tokens, num_heads * head_size // norm.size, norm.size)).view(x.shape)
 
 
 class Attention:
@@ -29,7 +32,7 @@ class Attention:
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
         if cache is None:
             raise ValueError("causal attention needs a cache")
-        q, k, v = self.qkv(x).unflatten(-1, (-1, self.head_size)).split(self.heads, dim=1)
+        q, k, v = self.qkv(x).view(x.shape[0], sum(self.heads), self.head_size).split(self.heads, dim=1)
         q, k = _normed(q, self.q_norm), _normed(k, self.k_norm)
         if self.rope is not None:
             q, k = self.rope(q, step.positions), self.rope(k, step.positions)
@@ -40,9 +43,10 @@ class Attention:
 
 
 class EncoderAttention:
-    def __init__(self, qkv: Linear, out: Linear, head_size: int, scale: float) -> None:
-        self.qkv, self.out, self.head_size, self.scale = qkv, out, head_size, scale
+    def __init__(self, qkv: Linear, out: Linear, num_heads: int, head_size: int, scale: float) -> None:
+        self.qkv, self.out, self.num_heads, self.head_size, self.scale = qkv, out, num_heads, head_size, scale
 
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None = None) -> Tensor:
-        q, k, v = (part.contiguous() for part in self.qkv(x).unflatten(-1, (-1, self.head_size)).chunk(3, dim=1))
+        parts = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size).unbind(dim=1)
+        q, k, v = (part.contiguous() for part in parts)
         return self.out(ops.encoder_attention(q, k, v, step.query_start, self.scale).flatten(1))

@@ -10,10 +10,11 @@ from torch import Tensor
 from penstock import layers
 from penstock.errors import InvalidModel
 from penstock.layers import rope as ropes
+from penstock.models import block as blocks
 from penstock.models import layer as described
 from penstock.models.decoder import AnyBlock, AnyNorm, Decoder, Encoder
 from penstock.models.pooling import Pooling
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import Embedding, Head, ModelSpec
 from penstock.quant.dense import Dense
 
 MAX_ROPE_BYTES = 1 << 30
@@ -67,29 +68,30 @@ class Build:
                       ) -> layers.Attention | layers.EncoderAttention:
         if isinstance(a, described.Attention):
             return self.attention(name, a)
-        return layers.EncoderAttention(self.linear(f"{name}.qkv"), self.linear(f"{name}.out"), a.head_size, a.scale)
+        return layers.EncoderAttention(self.linear(f"{name}.qkv"), self.linear(f"{name}.out"), a.num_heads, a.head_size,
+                                       a.scale)
 
     def mlp(self, name: str, mlp: described.Mlp | described.GatedMlp) -> layers.Mlp | layers.GatedMlp:
         if isinstance(mlp, described.GatedMlp):
             return layers.GatedMlp(self.linear(f"{name}.gate_up"), self.linear(f"{name}.down"), mlp.activation)
         return layers.Mlp(self.linear(f"{name}.up"), self.linear(f"{name}.down"), mlp.activation)
 
-    def block(self, name: str, block: described.Layer) -> AnyBlock:
+    def block(self, name: str, block: blocks.AnyBlock) -> AnyBlock:
         mlp = self.mlp(f"{name}.mlp", block.mlp)
-        if isinstance(block, described.PostNormBlock):
+        if isinstance(block, blocks.PostNormBlock):
             return layers.PostNormBlock(self.any_attention(f"{name}.attention", block.attention), mlp,
                                         self.some_norm(f"{name}.attention_norm", block.attention_norm),
                                         self.some_norm(f"{name}.mlp_norm", block.mlp_norm))
         attention = self.attention(f"{name}.attention", block.attention)
         mlp_norm = self.norm(f"{name}.mlp_norm", block.mlp_norm)
-        if isinstance(block, described.ParallelBlock):
+        if isinstance(block, blocks.ParallelBlock):
             return layers.ParallelBlock(attention, mlp, self.some_norm(f"{name}.attention_norm", block.attention_norm),
                                         mlp_norm)
         return layers.Block(attention, mlp, self.norm(f"{name}.attention_norm", block.attention_norm), mlp_norm,
                             self.norm(f"{name}.attention_out_norm", block.attention_out_norm),
                             self.norm(f"{name}.mlp_out_norm", block.mlp_out_norm), block.residual_scale)
 
-    def embedding(self, e: described.Embedding) -> layers.Embedding:
+    def embedding(self, e: Embedding) -> layers.Embedding:
         return layers.Embedding(
             self.dense("embedding.tokens"),
             self.linear("embedding.project") if e.row != e.width else None, e.scale,
@@ -97,17 +99,17 @@ class Build:
             self.take("embedding.types.weight")[0].float().clone() if e.num_types else None,
             self.norm("embedding.norm", e.norm))
 
-    def head(self, head: described.Head, embedding: layers.Embedding) -> layers.Head:
+    def head(self, head: Head, embedding: layers.Embedding) -> layers.Head:
         rows = embedding.tokens if head.tied else self.dense("head.rows")
         project = self.linear("head.project") if head.row != head.width else None
         return layers.Head(rows, project, self._optional("head.bias"), head.divisor, head.softcap)
 
     def model(self, pooling: Pooling) -> Decoder | Encoder:
         embedding = self.embedding(self.spec.embedding)
-        blocks = [self.block(f"layers.{index}", block) for index, block in enumerate(self.spec.layers)]
+        stack = [self.block(f"layers.{index}", block) for index, block in enumerate(self.spec.layers)]
         if self.spec.head is None:
-            return Encoder(self.spec, embedding, blocks, pooling)
-        return Decoder(self.spec, embedding, blocks, self.norm("norm", self.spec.norm),
+            return Encoder(self.spec, embedding, stack, pooling)
+        return Decoder(self.spec, embedding, stack, self.norm("norm", self.spec.norm),
                        self.head(self.spec.head, embedding))
 
 

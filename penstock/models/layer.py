@@ -35,14 +35,15 @@ def nested(prefix: str, part: HasParameters | None) -> Shapes:
     return {} if part is None else {f"{prefix}.{name}": shape for name, shape in part.parameters().items()}
 
 
-def _matrix(name: str, num_out: int, num_in: int, bias: bool = False) -> Shapes:
+def matrix(name: str, num_out: int, num_in: int, bias: bool = False) -> Shapes:
+    """A weight [out, in] and, where there is one, its bias [out]."""
     shapes: Shapes = {f"{name}.weight": (num_out, num_in)}
     if bias:
         shapes[f"{name}.bias"] = (num_out,)
     return shapes
 
 
-def _united(shapes: Iterable[Shapes]) -> Shapes:
+def united(shapes: Iterable[Shapes]) -> Shapes:
     return {name: shape for part in shapes for name, shape in part.items()}
 
 
@@ -62,7 +63,7 @@ class LayerNorm:
     bias: bool = True
 
     def parameters(self) -> Shapes:
-        return {"weight": (self.size,)} | ({"bias": (self.size,)} if self.bias else {})
+        return {name: (self.size,) for name in (("weight", "bias") if self.bias else ("weight",))}
 
 
 Norm = RmsNorm | LayerNorm
@@ -134,8 +135,8 @@ class Attention:
 
     def parameters(self) -> Shapes:
         q, k, v = self.rows
-        return _united([_matrix("qkv", q + k + v, self.width, self.qkv_bias),
-                        _matrix("out", self.width, q, self.out_bias),
+        return united([matrix("qkv", q + k + v, self.width, self.qkv_bias),
+                        matrix("out", self.width, q, self.out_bias),
                         nested("q_norm", self.q_norm), nested("k_norm", self.k_norm)])
 
     def merges(self) -> Merges:
@@ -160,7 +161,7 @@ class EncoderAttention:
 
     def parameters(self) -> Shapes:
         rows = self.num_heads * self.head_size
-        return _matrix("qkv", 3 * rows, self.width, self.bias) | _matrix("out", self.width, rows, self.bias)
+        return matrix("qkv", 3 * rows, self.width, self.bias) | matrix("out", self.width, rows, self.bias)
 
     def merges(self) -> Merges:
         rows = self.num_heads * self.head_size
@@ -180,7 +181,7 @@ class Mlp:
     bias: bool = False
 
     def parameters(self) -> Shapes:
-        return _matrix("up", self.hidden, self.width, self.bias) | _matrix("down", self.width, self.hidden, self.bias)
+        return matrix("up", self.hidden, self.width, self.bias) | matrix("down", self.width, self.hidden, self.bias)
 
     def merges(self) -> Merges:
         return {}
@@ -196,107 +197,8 @@ class GatedMlp:
     bias: bool = False
 
     def parameters(self) -> Shapes:
-        return (_matrix("gate_up", 2 * self.hidden, self.width, self.bias)
-                | _matrix("down", self.width, self.hidden, self.bias))
+        return (matrix("gate_up", 2 * self.hidden, self.width, self.bias)
+                | matrix("down", self.width, self.hidden, self.bias))
 
     def merges(self) -> Merges:
         return {"gate_up": Merge((("gate", self.hidden), ("up", self.hidden)))}
-
-
-@dataclass(frozen=True)
-class Block:
-    """x + scale · out_norm(attention(norm(x))), then the same with the MLP; an absent norm passes x through."""
-
-    attention: Attention
-    mlp: Mlp | GatedMlp
-    attention_norm: Norm | None = None
-    mlp_norm: Norm | None = None
-    attention_out_norm: Norm | None = None
-    mlp_out_norm: Norm | None = None
-    residual_scale: float = 1.0
-
-    def parameters(self) -> Shapes:
-        names = ("attention_norm", "attention", "attention_out_norm", "mlp_norm", "mlp", "mlp_out_norm")
-        return _united(nested(name, getattr(self, name)) for name in names)
-
-
-@dataclass(frozen=True)
-class ParallelBlock:
-    """x + attention(norm(x)) + mlp(mlp_norm(x)); without mlp_norm both read the same normed x."""
-
-    attention: Attention
-    mlp: Mlp | GatedMlp
-    attention_norm: Norm
-    mlp_norm: Norm | None = None
-
-    def parameters(self) -> Shapes:
-        return _united(nested(name, getattr(self, name)) for name in ("attention_norm", "attention", "mlp_norm", "mlp"))
-
-
-@dataclass(frozen=True)
-class PostNormBlock:
-    """norm(x + attention(x)), then mlp_norm(x + mlp(x))."""
-
-    attention: Attention | EncoderAttention
-    mlp: Mlp | GatedMlp
-    attention_norm: Norm
-    mlp_norm: Norm
-
-    def parameters(self) -> Shapes:
-        return _united(nested(name, getattr(self, name)) for name in ("attention", "attention_norm", "mlp", "mlp_norm"))
-
-
-Layer = Block | ParallelBlock | PostNormBlock
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """Token rows, projected where they are narrower than the model, scaled; plus positions and types; normed."""
-
-    vocab_size: int
-    width: int
-    row_width: int = 0             # 0: as wide as the model
-    scale: float = 1.0
-    num_positions: int = 0         # rows of a learned position table
-    position_offset: int = 0       # the row of position 0
-    num_types: int = 0             # token types; every token is of type 0
-    norm: Norm | None = None
-
-    @property
-    def row(self) -> int:
-        return self.row_width or self.width
-
-    def parameters(self) -> Shapes:
-        shapes = _matrix("tokens", self.vocab_size, self.row)
-        if self.row != self.width:
-            shapes |= _matrix("project", self.width, self.row)
-        if self.num_positions:
-            shapes |= _matrix("positions", self.num_positions, self.width)
-        if self.num_types:
-            shapes |= _matrix("types", self.num_types, self.width)
-        return shapes | nested("norm", self.norm)
-
-
-@dataclass(frozen=True)
-class Head:
-    """softcap((vocabulary · project(x)) / divisor); a tied head reads the embedding's rows."""
-
-    vocab_size: int
-    width: int
-    row_width: int = 0             # as in Embedding
-    tied: bool = False
-    bias: bool = False
-    divisor: float = 1.0
-    softcap: float = 0.0
-
-    @property
-    def row(self) -> int:
-        return self.row_width or self.width
-
-    def parameters(self) -> Shapes:
-        shapes: Shapes = {} if self.tied else _matrix("rows", self.vocab_size, self.row)
-        if self.bias:
-            shapes["bias"] = (self.vocab_size,)
-        if self.row != self.width:
-            shapes |= _matrix("project", self.row, self.width)
-        return shapes

@@ -131,7 +131,9 @@ def from_checkpoint(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype 
         kept = parts[0].dtype if len({part.dtype for part in parts}) == 1 else torch.float32
         target = dtype or (kept if kept in STORED else torch.float32)
         parts = [part.to(target if part.ndim == 2 else torch.float32) for part in parts]
-        return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+        if len(parts) > 1:
+            return torch.cat(parts)
+        return parts[0] if parts[0].ndim == 2 else parts[0].clone()    # packing copies a matrix out of the file
 
     return take
 

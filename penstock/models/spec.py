@@ -6,14 +6,68 @@ from dataclasses import dataclass
 from math import prod
 
 from penstock.cache.state import StateSpec
-from penstock.models.layer import Attention, Embedding, Head, Layer, Merges, Norm, Shapes, nested
+from penstock.models.block import AnyBlock
+from penstock.models.layer import Attention, Merges, Norm, Shapes, matrix, nested
 from penstock.models.names import Names
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Token rows, projected where they are narrower than the model, scaled; plus positions and types; normed."""
+
+    vocab_size: int
+    width: int
+    row_width: int = 0             # 0: as wide as the model
+    scale: float = 1.0
+    num_positions: int = 0         # rows of a learned position table
+    position_offset: int = 0       # the row of position 0
+    num_types: int = 0             # token types; every token is of type 0
+    norm: Norm | None = None
+
+    @property
+    def row(self) -> int:
+        return self.row_width or self.width
+
+    def parameters(self) -> Shapes:
+        shapes = matrix("tokens", self.vocab_size, self.row)
+        if self.row != self.width:
+            shapes |= matrix("project", self.width, self.row)
+        if self.num_positions:
+            shapes |= matrix("positions", self.num_positions, self.width)
+        if self.num_types:
+            shapes |= matrix("types", self.num_types, self.width)
+        return shapes | nested("norm", self.norm)
+
+
+@dataclass(frozen=True)
+class Head:
+    """softcap((vocabulary · project(x)) / divisor); a tied head reads the embedding's rows."""
+
+    vocab_size: int
+    width: int
+    row_width: int = 0             # as in Embedding
+    tied: bool = False
+    bias: bool = False
+    divisor: float = 1.0
+    softcap: float = 0.0
+
+    @property
+    def row(self) -> int:
+        return self.row_width or self.width
+
+    def parameters(self) -> Shapes:
+        shapes: Shapes = {} if self.tied else matrix("rows", self.vocab_size, self.row)
+        if self.bias:
+            shapes["bias"] = (self.vocab_size,)
+        if self.row != self.width:
+            shapes |= matrix("project", self.row, self.width)
+        return shapes
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     embedding: Embedding
-    layers: tuple[Layer, ...]
+    layers: tuple[AnyBlock, ...]
     norm: Norm | None                  # after the last layer
     head: Head | None                  # None: an encoder, whose hidden states are pooled
     names: Names                       # how checkpoints spell the parameters

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 
 class Stored:
-    format = "safetensors"
+    format: Literal["safetensors", "gguf"] = "safetensors"
     quantization = "float32"
     generation_config: dict[str, Any] = {}
 

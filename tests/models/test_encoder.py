@@ -85,7 +85,7 @@ def test_pooling_is_read_from_the_folder(tmp_path: Path) -> None:
     (MODULES, {}, "only one of mean and cls"),
     (MODULES, [], "must hold a JSON object"),
     (MODULES[:1], {}, "no Pooling module"),
-    ([*MODULES, {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}], {"pooling_mode": "mean"}, "'Dense'"),
+    ([*MODULES, {"path": "2_Dense", "type": "models.Dense"}], {"pooling_mode": "mean"}, "'Dense'"),
     ([{"path": "../..", "type": "Pooling"}], {}, "'Pooling'"),
     ({"a": 1}, {}, "must hold a list"),
 ])

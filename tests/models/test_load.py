@@ -11,7 +11,8 @@ import torch
 from penstock.errors import InvalidModel
 from penstock.models.decoder import Decoder
 from penstock.models.load import load_model, match
-from penstock.models.names import IGNORED, LLAMA, QK_NORM, Stored as StoredAs
+from penstock.models.names import IGNORED, LLAMA, QK_NORM
+from penstock.models.names import Stored as StoredAs
 from penstock.models.registry import FAMILIES, spec_from_config
 from penstock.ops import unpack_panels
 from penstock.quant.dense import Dense

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.models.block import PostNormBlock
 from penstock.models.config import MAX_POSITIONS, Config
 from penstock.models.families.parts import (
     activation,
@@ -14,7 +15,7 @@ from penstock.models.families.parts import (
     num_layers,
     width,
 )
-from penstock.models.layer import EncoderAttention, PostNormBlock
+from penstock.models.layer import EncoderAttention
 from penstock.models.names import IGNORED, Names
 from penstock.models.registry import family
 from penstock.models.spec import ModelSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.models.block import Block
 from penstock.models.config import MAX_POSITIONS, Config
 from penstock.models.families.parts import (
     alibi_slopes,
@@ -13,7 +14,6 @@ from penstock.models.families.parts import (
     num_heads,
     num_layers,
 )
-from penstock.models.layer import Block
 from penstock.models.names import Names, Stored
 from penstock.models.registry import family
 from penstock.models.spec import ModelSpec

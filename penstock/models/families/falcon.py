@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+from penstock.models.block import Block, AnyBlock, ParallelBlock
 from penstock.models.config import MAX_HEADS, MAX_POSITIONS, Config
 from penstock.models.families.parts import (
     activation,
@@ -16,7 +17,7 @@ from penstock.models.families.parts import (
     num_heads,
     num_layers,
 )
-from penstock.models.layer import Attention, Block, Layer, ParallelBlock
+from penstock.models.layer import Attention
 from penstock.models.names import Names, Stored
 from penstock.models.registry import family
 from penstock.models.rope import max_positions, rope
@@ -78,7 +79,7 @@ def falcon(c: Config) -> ModelSpec:
         c.refuse("num_ln_in_parallel_attn", "is not supported without new_decoder_architecture")
     inner, norm = falcon_attention(c, grouped), layer_norm(c, "layer_norm_epsilon")
     feed = mlp(c, activation(c, "activation", default="gelu"), c.flag("bias", False))
-    block: Layer = ParallelBlock(inner, feed, norm, norm if num_norms == 2 else None)
+    block: AnyBlock = ParallelBlock(inner, feed, norm, norm if num_norms == 2 else None)
     if not parallel:
         block = Block(inner, feed, attention_norm=norm, mlp_norm=norm)
     positions = c.count("max_position_embeddings", default=2048, most=MAX_POSITIONS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.models.config import MAX_HEAD_SIZE, MAX_LAYERS, Config
+from penstock.models.block import Block
+from penstock.models.config import MAX_LAYERS, Config
 from penstock.models.families.llama import TINY as LLAMA_TINY
 from penstock.models.families.parts import (
     ACTIVATIONS,
@@ -17,12 +18,13 @@ from penstock.models.families.parts import (
     window,
     windows,
 )
-from penstock.models.layer import Attention, Block
+from penstock.models.layer import Attention
 from penstock.models.names import LLAMA, OUT_NORMS, QK_NORM, Names, one_plus
 from penstock.models.registry import family
 from penstock.models.rope import rope
 from penstock.models.spec import ModelSpec
 
+HEAD_SIZE = 256                        # where a config names none
 TINY = LLAMA_TINY | dict(head_dim=24)
 # "gelu" in a Gemma config always meant its tanh form.
 GEMMA_ACTIVATIONS = ACTIVATIONS | {"gelu": "gelu_tanh"}
@@ -52,9 +54,9 @@ def softcap_of(c: Config, name: str, default: float) -> float:
 @family("GemmaForCausalLM", like=TINY | dict(num_key_value_heads=1))
 def gemma(c: Config) -> ModelSpec:
     bias = c.flag("attention_bias", False)
-    size = c.count("head_dim", default=256, most=MAX_HEAD_SIZE)
-    block = Block(attention(c, rope=rope(c, size), qkv_bias=bias, out_bias=bias), gated_mlp(c, gemma_activation(c)),
-                  attention_norm=rms_norm(c), mlp_norm=rms_norm(c))
+    size = head_size(c, HEAD_SIZE)
+    block = Block(attention(c, rope=rope(c, size), size=size, qkv_bias=bias, out_bias=bias),
+                  gated_mlp(c, gemma_activation(c)), attention_norm=rms_norm(c), mlp_norm=rms_norm(c))
     return gemma_model(c, [block] * num_layers(c), LLAMA)
 
 
@@ -65,10 +67,11 @@ def gemma2(c: Config) -> ModelSpec:
     bias = c.flag("attention_bias", False)
     scale = c.number("query_pre_attn_scalar", default=256.0, above=0.0) ** -0.5
     cap = softcap_of(c, "attn_logit_softcapping", 50.0)
-    turn = rope(c, head_size(c))
+    size = head_size(c, HEAD_SIZE)
     slides = [index % 2 == 0 for index in range(num_layers(c))]
-    layers = [sandwich(c, attention(c, rope=turn, scale=scale, window=size, softcap=cap, qkv_bias=bias, out_bias=bias))
-              for size in windows(c, window(c, default=4096), slides)]
+    layers = [sandwich(c, attention(c, rope=rope(c, size), size=size, scale=scale, window=slide, softcap=cap,
+                                    qkv_bias=bias, out_bias=bias))
+              for slide in windows(c, window(c, default=4096), slides)]
     return gemma_model(c, layers, LLAMA | OUT_NORMS, softcap_of(c, "final_logit_softcapping", 30.0))
 
 
@@ -80,7 +83,7 @@ def gemma2(c: Config) -> ModelSpec:
                 rope_scaling=dict(rope_type="linear", factor=4.0)),
 ])
 def gemma3(c: Config) -> ModelSpec:
-    bias, size = c.flag("attention_bias", False), head_size(c)
+    bias, size = c.flag("attention_bias", False), head_size(c, HEAD_SIZE)
     scale = c.number("query_pre_attn_scalar", default=256.0, above=0.0) ** -0.5
     c.only("attn_logit_softcapping")
     every = c.count("sliding_window_pattern", "_sliding_window_pattern", default=6, most=MAX_LAYERS)
@@ -88,7 +91,7 @@ def gemma3(c: Config) -> ModelSpec:
     far = rope(c, size, theta=1000000.0)
     slides = [(index + 1) % every > 0 for index in range(num_layers(c))]
     norm = rms_norm(c, size)
-    layers = [sandwich(c, attention(c, rope=near if slide else far, scale=scale, window=slide, qkv_bias=bias,
-                                    out_bias=bias, q_norm=norm, k_norm=norm))
+    layers = [sandwich(c, attention(c, rope=near if slide else far, size=size, scale=scale, window=slide,
+                                    qkv_bias=bias, out_bias=bias, q_norm=norm, k_norm=norm))
               for slide in windows(c, window(c, default=4096), slides)]
     return gemma_model(c, layers, LLAMA | OUT_NORMS | QK_NORM, softcap_of(c, "final_logit_softcapping", 0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.models.block import Block, AnyBlock, ParallelBlock
 from penstock.models.config import Config
 from penstock.models.families.parts import (
     activation,
@@ -13,7 +14,6 @@ from penstock.models.families.parts import (
     num_heads,
     num_layers,
 )
-from penstock.models.layer import Block, Layer, ParallelBlock
 from penstock.models.names import IGNORED, Names, Stored
 from penstock.models.registry import family
 from penstock.models.rope import rope
@@ -49,7 +49,7 @@ def gpt_neox(c: Config) -> ModelSpec:
     inner = attention(c, rope=turn, num_kv_heads=num_heads(c), qkv_bias=bias, out_bias=bias)
     feed = mlp(c, activation(c, default="gelu"), bias=True)
     norm = layer_norm(c, "layer_norm_eps")
-    block: Layer = ParallelBlock(inner, feed, norm, norm)
+    block: AnyBlock = ParallelBlock(inner, feed, norm, norm)
     if not c.flag("use_parallel_residual", True):
         block = Block(inner, feed, attention_norm=norm, mlp_norm=norm)
     return model(c, layers=[block] * num_layers(c), norm=norm, names=GPT_NEOX, tied=False)

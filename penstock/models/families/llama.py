@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.models.block import Block
 from penstock.models.config import Config
 from penstock.models.families.parts import activation, attention, gated_mlp, head_size, model, num_layers, rms_norm
-from penstock.models.layer import Block
 from penstock.models.names import LLAMA
 from penstock.models.registry import family
 from penstock.models.rope import rope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.models.block import Block
 from penstock.models.config import Config
 from penstock.models.families.llama import TINY
 from penstock.models.families.parts import (
@@ -15,7 +16,6 @@ from penstock.models.families.parts import (
     window,
     windows,
 )
-from penstock.models.layer import Block
 from penstock.models.names import LLAMA
 from penstock.models.registry import family
 from penstock.models.rope import rope

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from penstock.models.block import Block
 from penstock.models.config import Config
 from penstock.models.families.llama import TINY
 from penstock.models.families.parts import activation, attention, gated_mlp, head_size, model, num_layers, rms_norm
-from penstock.models.layer import Block
 from penstock.models.names import LLAMA, OUT_NORMS, QK_NORM
 from penstock.models.registry import family
 from penstock.models.rope import rope
@@ -17,8 +19,7 @@ def olmo2(c: Config) -> ModelSpec:
     bias = c.flag("attention_bias", False)
     plain = attention(c, rope=rope(c, head_size(c)), qkv_bias=bias, out_bias=bias)
     queries, keys, _ = plain.rows
-    inner = attention(c, rope=plain.rope, qkv_bias=bias, out_bias=bias, q_norm=rms_norm(c, queries, 1e-5),
-                      k_norm=rms_norm(c, keys, 1e-5))
+    inner = replace(plain, q_norm=rms_norm(c, queries, eps=1e-5), k_norm=rms_norm(c, keys, eps=1e-5))
     norm = rms_norm(c, eps=1e-5)
     block = Block(inner, gated_mlp(c, activation(c, default="silu")), attention_out_norm=norm, mlp_out_norm=norm)
     return model(c, layers=[block] * num_layers(c), norm=norm, names=LLAMA | OUT_NORMS | QK_NORM, tied=False)

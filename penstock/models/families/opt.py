@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.models.block import Block, AnyBlock, PostNormBlock
 from penstock.models.config import MAX_POSITIONS, MAX_WIDTH, Config
 from penstock.models.families.parts import (
     activation,
@@ -14,7 +15,6 @@ from penstock.models.families.parts import (
     num_layers,
     width,
 )
-from penstock.models.layer import Block, Layer, PostNormBlock
 from penstock.models.names import Names
 from penstock.models.registry import family
 from penstock.models.spec import ModelSpec
@@ -58,7 +58,7 @@ def opt(c: Config) -> ModelSpec:
     bias, before = c.flag("enable_bias", True), c.flag("do_layer_norm_before", True)
     inner = attention(c, num_kv_heads=num_heads(c), qkv_bias=bias, out_bias=bias)
     feed, norm = mlp(c, activation(c, "activation_function", default="relu"), bias), layer_norm(c)
-    block: Layer = PostNormBlock(inner, feed, norm, norm)
+    block: AnyBlock = PostNormBlock(inner, feed, norm, norm)
     if before:
         block = Block(inner, feed, attention_norm=norm, mlp_norm=norm)
     last = norm if before and not c.flag("_remove_final_layer_norm", False) else None

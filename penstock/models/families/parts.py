@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.models.block import AnyBlock
 from penstock.models.config import (
     MAX_HEAD_SIZE,
     MAX_HEADS,
@@ -14,10 +15,10 @@ from penstock.models.config import (
     MAX_WIDTH,
     Config,
 )
-from penstock.models.layer import Attention, Embedding, GatedMlp, Head, Layer, LayerNorm, Mlp, Norm, RmsNorm, Rope
+from penstock.models.layer import Attention, GatedMlp, LayerNorm, Mlp, Norm, RmsNorm, Rope
 from penstock.models.names import Names
 from penstock.models.rope import LAYER_TYPES, max_model_len, max_positions
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import Embedding, Head, ModelSpec
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
@@ -38,11 +39,11 @@ def num_heads(c: Config) -> int:
     return c.count("num_attention_heads", "n_head", most=MAX_HEADS)
 
 
-def head_size(c: Config) -> int:
-    """`head_dim`, or an equal share of the width."""
-    if c.values.get("head_dim") is None and width(c) % num_heads(c):
+def head_size(c: Config, default: int = 0) -> int:
+    """`head_dim`; where it is absent, the family's default or an equal share of the width."""
+    if not default and c.values.get("head_dim") is None and width(c) % num_heads(c):
         c.refuse("num_attention_heads", f"does not divide hidden_size={width(c)}")
-    return c.count("head_dim", default=width(c) // num_heads(c), most=MAX_HEAD_SIZE)
+    return c.count("head_dim", default=default or width(c) // num_heads(c), most=MAX_HEAD_SIZE)
 
 
 def hidden_size(c: Config) -> int:
@@ -61,10 +62,11 @@ def layer_norm(c: Config, *names: str, eps: float = 1e-5) -> LayerNorm:
     return LayerNorm(width(c), c.number(*names, default=eps, most=1.0) if names else eps)
 
 
-def attention(c: Config, *, rope: Rope | None = None, num_kv_heads: int | None = None, scale: float | None = None,
-              window: int = 0, softcap: float = 0.0, alibi: Sequence[float] = (), qkv_bias: bool = False,
-              out_bias: bool = False, q_norm: Norm | None = None, k_norm: Norm | None = None) -> Attention:
-    heads, size = num_heads(c), head_size(c)
+def attention(c: Config, *, rope: Rope | None = None, size: int | None = None, num_kv_heads: int | None = None,
+              scale: float | None = None, window: int = 0, softcap: float = 0.0, alibi: Sequence[float] = (),
+              qkv_bias: bool = False, out_bias: bool = False, q_norm: Norm | None = None,
+              k_norm: Norm | None = None) -> Attention:
+    heads, size = num_heads(c), size or head_size(c)
     kv_heads = num_kv_heads or c.count("num_key_value_heads", default=heads, most=MAX_HEADS)
     if heads % kv_heads:
         c.refuse("num_key_value_heads", f"gives {kv_heads} key/value heads: they must divide {heads} query heads")
@@ -112,7 +114,7 @@ def embedding(c: Config, *, row_width: int = 0, scale: float = 1.0, num_position
     return Embedding(vocab_size(c), width(c), row_width, scale, num_positions, position_offset, num_types, norm)
 
 
-def model(c: Config, *, layers: Sequence[Layer], norm: Norm | None, names: Names, tied: bool,
+def model(c: Config, *, layers: Sequence[AnyBlock], norm: Norm | None, names: Names, tied: bool,
           embed: Embedding | None = None, positions: int | None = None, divisor: float = 1.0, softcap: float = 0.0,
           head: bool = True) -> ModelSpec:
     """The whole: `tied` is the family's default for tie_word_embeddings, `positions` what its context is."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.models.config import MAX_HEAD_SIZE, MAX_LAYERS, Config
+from penstock.models.block import Block
+from penstock.models.config import MAX_LAYERS, Config
 from penstock.models.families.llama import TINY
 from penstock.models.families.parts import (
     activation,
@@ -15,7 +16,7 @@ from penstock.models.families.parts import (
     window,
     windows,
 )
-from penstock.models.layer import Attention, Block
+from penstock.models.layer import Attention
 from penstock.models.names import LLAMA, QK_NORM, Names
 from penstock.models.registry import family
 from penstock.models.rope import rope
@@ -46,8 +47,8 @@ def qwen2(c: Config) -> ModelSpec:
 
 @family("Qwen3ForCausalLM", like=[TINY | dict(head_dim=24), TINY | SLIDING | dict(head_dim=16, attention_bias=True)])
 def qwen3(c: Config) -> ModelSpec:
-    size, bias = c.count("head_dim", default=128, most=MAX_HEAD_SIZE), c.flag("attention_bias", False)
+    size, bias = head_size(c, 128), c.flag("attention_bias", False)
     norm = rms_norm(c, size)
-    layers = [attention(c, rope=rope(c, size), window=slide, qkv_bias=bias, out_bias=bias, q_norm=norm, k_norm=norm)
-              for slide in layer_windows(c)]
+    layers = [attention(c, rope=rope(c, size), size=size, window=slide, qkv_bias=bias, out_bias=bias, q_norm=norm,
+                        k_norm=norm) for slide in layer_windows(c)]
     return qwen(c, layers, LLAMA | QK_NORM)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.models.block import Block
 from penstock.models.config import Config
 from penstock.models.families.llama import TINY
 from penstock.models.families.parts import activation, attention, head_size, layer_norm, mlp, model, num_layers, window
-from penstock.models.layer import Block
 from penstock.models.names import LLAMA, PLAIN_MLP
 from penstock.models.registry import family
 from penstock.models.rope import rope
