@@ -51,17 +51,18 @@ class Rows:
         """The plan's rows one after the other. Which tokens want logits is the runner's to say."""
         ids: list[int] = []
         positions: list[int] = []
+        owners: list[int] = []
         starts = [0]
-        for row in plan.rows:
+        for index, row in enumerate(plan.rows):
             ids.extend(self._rows[row.row].inputs(row))
             positions.extend(range(row.start, row.start + row.count))
+            owners.extend([index] * row.count)
             starts.append(len(ids))
         if len(ids) != len(positions):
             raise RuntimeError(f"plan {plan.number} asks for tokens that its rows do not have")
         at = torch.tensor(positions, dtype=torch.int64)
-        counts = torch.tensor([row.count for row in plan.rows])
         tables = [self._table(plan, g) for g in range(self.num_groups)]
-        owner = torch.repeat_interleave(torch.arange(len(plan.rows)), counts)
+        owner = torch.tensor(owners, dtype=torch.int64)
         size = self.block_size
         slots = [table[owner, at // size].long() * size + at % size for table in tables]
         lengths = torch.tensor([row.start + row.count for row in plan.rows], dtype=torch.int32)
