@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -42,7 +43,8 @@ def _options(show_version: Annotated[bool, typer.Option("--version", callback=_p
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
-    signal.signal(signal.SIGTERM, _terminate)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         status = _invoke(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()

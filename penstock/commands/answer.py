@@ -56,7 +56,8 @@ def stream_answer(llm: LLM, prompt: Any, params: SamplingParams, write: Callable
     texts: list[str] = []
     figures, finish_reason = Figures(), None
     start = time.perf_counter()
-    with noted_interrupts() as interrupts, closing(llm.stream(prompt, params)) as stream:
+    stream: Any = llm.stream(prompt, params)
+    with noted_interrupts() as interrupts, closing(stream):
         for delta in stream:
             figures.total_s = time.perf_counter() - start
             if delta.token_ids and not figures.num_generated_tokens:

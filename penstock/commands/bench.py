@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,9 @@ from penstock.commands.table import Table
 from penstock.commands.usage import Command
 from penstock.errors import InvalidRequest
 from penstock.hub.names import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from penstock.llm import LLM
 
 app = typer.Typer(help="Measure how fast a model runs here.", no_args_is_help=True, rich_markup_mode=None)
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Length of each prompt, in the pp test.")]
@@ -91,21 +95,34 @@ def _check(**counts: int) -> None:
 
 
 def _measure(model: str, tests: list[Test], repetitions: int, as_json: bool, options: dict[str, Any]) -> None:
-    from penstock.commands.info import describe
     from penstock.llm import LLM
-    from penstock.ops import cpu
 
-    facts = describe(model)
-    llm = LLM(model, **options)
-    try:
-        prompts = fresh_prompts(facts["vocabulary"])
+    with LLM(model, **options) as llm:
+        prompts = fresh_prompts(llm.service.assembly.spec.vocab_size)
         outcomes = [_repeat(llm, test, repetitions, prompts) for test in tests]
-        facts |= {"threads": cpu.num_threads(), "stats": llm.stats()}
-    finally:
-        llm.close()
+        facts = _facts(llm)
     write_text(_document(facts, outcomes) if as_json else _table(facts, outcomes))
     if preempted := facts["stats"].get("num_preemptions"):
         write_note(f"note: {preempted} preemptions; a larger --kv-cache-tokens avoids them")
+
+
+def _facts(llm: LLM) -> dict[str, Any]:
+    """What was measured: the model, the machine's part in it, and the engine's own counters."""
+    from penstock.commands.info import bytes_on_disk, version
+    from penstock.models.files import open_checkpoint
+    from penstock.ops import cpu
+
+    assembly = llm.service.assembly
+    facts = {"model": llm.model, "num_parameters": assembly.spec.num_parameters, "threads": cpu.num_threads(),
+             "cpu_path": cpu.path(), "version": version(), "stats": llm.stats(),
+             "settings": {setting.name: setting.value for setting in llm.settings}}
+    if assembly.settings.load_format == "dummy":
+        return facts | {"quantization": "dummy", "num_bytes": 0}
+    checkpoint = open_checkpoint(assembly.path)
+    try:
+        return facts | {"quantization": checkpoint.quantization, "num_bytes": bytes_on_disk(assembly.path)}
+    finally:
+        checkpoint.close()
 
 
 def fresh_prompts(vocab_size: int) -> Prompts:
@@ -139,7 +156,7 @@ def _table(facts: dict[str, Any], outcomes: list[Outcome]) -> str:
 
     table = Table("model", "size", "params", "threads", "seqs", "test", "ms", "t/s")
     for outcome in outcomes:
-        table.add(f"{facts['model']} {facts['quantization']}", f"{facts['num_bytes'] / 2**20:.2f} MiB",
+        table.add(f"{Path(facts['model']).name} {facts['quantization']}", f"{facts['num_bytes'] / 2**20:.2f} MiB",
                   readable_count(facts["num_parameters"]), str(facts["threads"]), str(outcome.test.num_seqs),
                   outcome.test.name, _spread(outcome.milliseconds()), _spread(outcome.speeds))
     return table.markdown(right=("size", "params", "threads", "seqs", "test", "ms", "t/s"))

@@ -14,6 +14,7 @@ from penstock.commands.options import (
     Seed,
     System,
     Temperature,
+    answer_params,
     engine_options,
     new_seed,
     sampling_values,
@@ -47,7 +48,7 @@ def converse(model: str, system: str | None, values: dict[str, Any], options: di
     llm = LLM(model, **options)
     keyboard = Keyboard()
     try:
-        if llm.tokenizer.chat_template is None:
+        if llm.tokenizer is None or llm.tokenizer.chat_template is None:
             raise InvalidModel(f"{model} has no chat template, so it cannot chat: give `penstock run` a prompt instead")
         Chat(llm, keyboard, Conversation(system), values, verbose).loop()
     finally:
@@ -107,8 +108,7 @@ class Chat:
     def _ask(self, message: str) -> None:
         """What was said before is in the prefix cache, so only the new message is computed."""
         self._conversation.add("user", message)
-        values = {"max_tokens": None, "seed": new_seed(), **self._values}
-        params = self._llm.default_sampling_params().clone(**values)
+        params = answer_params(self._llm, {"seed": new_seed(), **self._values})
         try:
             answer = stream_answer(self._llm, list(self._conversation.messages), params, write_text)
         except BaseException:

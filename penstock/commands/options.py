@@ -7,17 +7,21 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from penstock.config import EngineConfig
 
+if TYPE_CHECKING:
+    from penstock.llm import LLM
+    from penstock.types import SamplingParams
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
 ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
 System = Annotated[str | None, typer.Option("--system", help="System message before the conversation.")]
 Temperature = Annotated[float | None, typer.Option(
-    "--temperature", help="0 always takes the likeliest token. [default: the model's own]")]
+    "--temperature", help="0 always takes the likeliest token. [default: the model's own, else 0.2]")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable. [default: a new one]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Command = Callable[..., Any]
@@ -70,6 +74,17 @@ def sampling_values(max_tokens: int | None, temperature: float | None, seed: int
     given = {name: value for name, value in values.items() if value is not None}
     SamplingParams(**given)
     return given
+
+
+def answer_params(llm: LLM, values: dict[str, Any]) -> SamplingParams:
+    """The user's values over the model's own over ours. Ours are for models that recommend nothing, as GGUF files:
+    at temperature 1 a small model loses the thread."""
+    from penstock.types import SamplingParams
+
+    own = llm.default_sampling_params()
+    if own == SamplingParams(max_tokens=None) and "temperature" not in values:
+        own = own.clone(temperature=0.2, top_p=0.9)
+    return own.clone(**{"max_tokens": None, **values})
 
 
 def new_seed() -> int:

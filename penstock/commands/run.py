@@ -14,6 +14,7 @@ from penstock.commands.options import (
     Seed,
     System,
     Temperature,
+    answer_params,
     engine_options,
     new_seed,
     sampling_values,
@@ -54,7 +55,7 @@ def _answer(model: str, text: str, system: str | None, values: dict[str, Any], o
 
     llm = LLM(model, **options)
     try:
-        params = llm.default_sampling_params().clone(**{"max_tokens": None, **values})
+        params = answer_params(llm, values)
         limit = None if "max_tokens" in values else DEFAULT_MAX_TOKENS
         answer = stream_answer(llm, _prompt(llm, text, system), params, _ignore if as_json else write_text, limit)
     finally:

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.cli import main
+from penstock.commands.bench import fresh_prompts
+from penstock.commands.table import Table
+
+QUICK = ("--prompt-tokens=20", "--output-tokens=4", "--repetitions=2", "--load-format=dummy", "--threads=1")
+
+
+def test_the_table(plain_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "latency", plain_model, *QUICK]) == 0
+    out, err = capsys.readouterr()
+    header, ruler, reading, generating = [[cell.strip() for cell in line.strip("|").split("|")]
+                                          for line in out.splitlines()]
+    assert header == ["model", "size", "params", "threads", "seqs", "test", "ms", "t/s"]
+    assert (reading[5], generating[5]) == ("pp20", "tg4") and reading[3:5] == ["1", "1"]
+    for row in (reading, generating):
+        mean, deviation = row[7].split(" ± ")
+        assert float(mean) > 0 and float(deviation) >= 0
+    assert err == ""
+
+
+def test_json_and_nothing_found_in_the_cache(plain_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "throughput", plain_model, "--num-prompts=3", "--json", *QUICK]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [test["test"] for test in document["tests"]] == ["pp20", "tg4", "pp20+tg4"]
+    for test in document["tests"]:
+        assert len(test["times_s"]) == 2 and test["tokens_per_s"] > 0 and test["num_seqs"] == 3
+    assert document["stats"]["num_cached_tokens"] == 0 and document["stats"]["max_batch_size"] >= 3
+
+
+def test_prompts_never_repeat() -> None:
+    make = fresh_prompts(1000)
+    prompts = {tuple(make(16)) for _ in range(1000)}
+    assert len(prompts) == 1000 and all(0 <= token < 1000 for prompt in prompts for token in prompt)
+    assert fresh_prompts(1000)(16) != fresh_prompts(1000)(16)
+
+
+def test_columns_line_up() -> None:
+    table = Table("name", "t/s")
+    table.add("a", "1.0")
+    table.add("longer", "100.0")
+    assert table.markdown(right=("t/s",)) == ("| name   |   t/s |\n|--------|------:|\n"
+                                              "| a      |   1.0 |\n| longer | 100.0 |\n")
+    assert table.plain() == "name    t/s\na       1.0\nlonger  100.0\n"

@@ -1,0 +1,160 @@
+"""What the command line says about itself, and how its failures look."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import main
+from penstock.config import EngineConfig
+
+HELP = """\
+Usage: penstock [OPTIONS] COMMAND [ARGS]...
+
+  Run language models, small and exact.
+
+Options:
+  --version   Print the version.
+  -h, --help  Show this message and exit.
+
+Commands:
+  run    Answer one prompt; without one, at a terminal, chat.
+  chat   Talk with a model; /help lists what you can type.
+  pull   Fetch models without running them.
+  list   Show the models on this machine.
+  rm     Delete models from this machine.
+  info   Say what a model is; without one, what is installed here.
+  bench  Measure how fast a model runs here.
+"""
+
+
+def test_help_is_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == HELP
+    assert len(HELP.splitlines()) < 24
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert capsys.readouterr().out == HELP
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """Under 0.3 s on a laptop: only the light imports are a matter of this program, so those are held."""
+    code = ("import sys; from penstock.cli import main; main(['--help']); "
+            "heavy = {'torch', 'numpy', 'rich', 'tqdm', 'tokenizers', 'safetensors', 'jinja2', 'huggingface_hub'}; "
+            "print(sorted(heavy & set(sys.modules)), file=sys.stderr)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr.strip()) == (HELP, "[]")
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("penstock ")
+
+
+@pytest.mark.parametrize("command", [["run"], ["chat"], ["bench", "throughput"], ["bench", "latency"]])
+def test_every_engine_option_is_a_flag(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--help"]) == 0
+    text = capsys.readouterr().out
+    left_out = set() if command[0] == "bench" else {"skip_tokenizer_init"}
+    for option in fields(EngineConfig):
+        assert (f"--{option.name.replace('_', '-')}" in text) == (option.name not in left_out), option.name
+
+
+@pytest.mark.parametrize("arguments", [
+    ["frobnicate"], ["run"], ["run", "smollm2", "--no-such-flag"], ["run", "smollm2", "hi", "--max-tokens", "many"],
+    ["bench", "sideways"], ["rm"],
+])
+def test_wrong_usage_is_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.endswith("--help)\n") and err.count("\n") == 1
+
+
+def failing(tmp_path: Path) -> list[tuple[list[str], str]]:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "short.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(8))
+    (tmp_path / "weights.bin").write_bytes(b"pickle")
+    missing = str(tmp_path / "missing.gguf")
+    return [
+        (["run", missing, "hi"], f"no such file or folder: {missing}"),
+        (["run", str(tmp_path / "empty"), "hi"], f"{tmp_path / 'empty'}"),
+        (["run", str(tmp_path / "short.gguf"), "hi"], f"{tmp_path / 'short.gguf'}"),
+        (["run", str(tmp_path / "weights.bin"), "hi"], f"{tmp_path / 'weights.bin'}"),
+        (["info", str(tmp_path / "short.gguf")], f"{tmp_path / 'short.gguf'}"),
+        (["run", "nonsense", "hi"], "no model named 'nonsense'"),
+        (["run", "smollm2", "hi"], "cannot fetch smollm2"),
+        (["run", "org/name", "hi"], "the Hugging Face hub cannot be reached"),
+        (["run", "smollm2", "  "], "the prompt is empty"),
+        (["run", "smollm2", "hi", "--temperature=-1"], "temperature=-1.0 is out of range: it must be 0 or more"),
+        (["run", "smollm2", "hi", "--temperature=nan"], "temperature=nan is out of range"),
+        (["run", "smollm2", "hi", "--max-tokens=0"], "max_tokens=0 is out of range"),
+        (["run", "smollm2", "hi", "--seed", str(2**70)], "seed="),
+        (["run", "smollm2", "hi", "--dtype=int3"], "dtype='int3' is unknown: choose one of auto, float32"),
+        (["run", "smollm2", "hi", "--block-size=0"], "block_size=0 is out of range"),
+        (["bench", "latency", "--repetitions=0"], "--repetitions=0 is out of range"),
+        (["rm", "smollm2"], "no model named 'smollm2' is stored here"),
+        (["pull", "./nowhere"], "no such file or folder: ./nowhere"),
+    ]
+
+
+def test_errors_are_one_line_and_exit_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in failing(tmp_path):
+        assert main(arguments) == 1, arguments
+        out, err = capsys.readouterr()
+        line = err.replace("\r", "\n").strip().splitlines()[-1]
+        assert out == "" and line.startswith("error: ") and words in line, (arguments, err)
+        assert "Traceback" not in err and err.endswith("\n"), arguments
+
+
+def test_an_unexpected_error_says_how_to_see_more(capsys: pytest.CaptureFixture[str],
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("over\nthe edge")
+
+    monkeypatch.setattr("penstock.hub.list_models", broken)
+    assert main(["list"]) == 1
+    line = "error: unexpected ZeroDivisionError: over the edge; set PENSTOCK_DEBUG=1 to see where\n"
+    assert capsys.readouterr().err == line
+    monkeypatch.setenv("PENSTOCK_DEBUG", "1")
+    assert main(["list"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error(home: Path) -> None:
+    (home / "models").mkdir(parents=True)
+    (home / "models" / "mine.gguf").touch()
+    command = f"{sys.executable} -m penstock list | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=dict(os.environ))
+    assert done.stderr == "" and done.stdout.splitlines()[-1] == "141"
+
+
+def test_list_and_rm_of_a_stored_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    assert "no models under" in capsys.readouterr().err
+    (home / "models").mkdir(parents=True)
+    (home / "models" / "mine.gguf").write_bytes(b"12345")
+    assert main(["list"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == ["NAME", "SIZE", "FORMAT", "MODIFIED", "PATH"]
+    assert row.split()[:4] == ["mine.gguf", "5", "B", "gguf"]
+    assert main(["list", "--json"]) == 0
+    assert [model["num_bytes"] for model in json.loads(capsys.readouterr().out)] == [5]
+    assert main(["rm", "mine"]) == 0
+    assert capsys.readouterr().err == "removed mine.gguf: 5 B freed\n"
+    assert main(["list", "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n"
+
+
+def test_info_without_a_model(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    assert main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["home"] == str(home) and facts["models"] == [] and facts["threads"] >= 1
+    assert facts["cpu_path"] in ("reference", "generic", "avx2")
