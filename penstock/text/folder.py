@@ -39,7 +39,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
         settings = {**defaults, **{key: value for key, value in settings.items() if value is not None}}
         _add_tokens(backend, settings, _json(folder / "added_tokens.json"))
         named = _named(backend, settings, config)
-        eos = [*_ids(generation, config, "eos_token_id"), backend.token_to_id(_content(settings.get("eos_token")) or "")]
+        end = backend.token_to_id(_content(settings.get("eos_token")) or "")
+        eos = [*_ids(generation, config, "eos_token_id"), end]
         return Vocabulary(
             backend=backend,
             origin=str(folder),
