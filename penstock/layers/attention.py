@@ -24,7 +24,7 @@ class Attention:
                  rope: RopeTable | None = None, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None,
                  q_norm: Norm | None = None, k_norm: Norm | None = None) -> None:
         self.qkv, self.out = qkv, out
-        self.heads = [num_heads, num_kv_heads, num_kv_heads]
+        self.q_end, self.k_end, self.v_end = num_heads, num_heads + num_kv_heads, num_heads + 2 * num_kv_heads
         self.head_size, self.scale, self.rope = head_size, scale, rope
         self.window, self.softcap, self.alibi = window, softcap, alibi
         self.q_norm, self.k_norm = q_norm, k_norm
@@ -32,8 +32,10 @@ class Attention:
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
         if cache is None:
             raise ValueError("causal attention needs a cache")
-        q, k, v = self.qkv(x).view(x.shape[0], sum(self.heads), self.head_size).split(self.heads, dim=1)
-        q, k = _normed(q, self.q_norm), _normed(k, self.k_norm)
+        qkv = self.qkv(x).view(x.shape[0], self.v_end, self.head_size)
+        q = _normed(qkv[:, :self.q_end], self.q_norm)
+        k = _normed(qkv[:, self.q_end:self.k_end], self.k_norm)
+        v = qkv[:, self.k_end:]
         if self.rope is not None:
             q, k = self.rope(q, step.positions), self.rope(k, step.positions)
         ops.cache_write(k, v, cache.k, cache.v, step.slots[cache.group])

@@ -25,7 +25,7 @@ HARMLESS = frozenset("""
     architectures model_type dtype torch_dtype transformers_version _name_or_path name_or_path auto_map _commit_hash
     use_cache cache_implementation attn_implementation _attn_implementation _attn_implementation_autoset torchscript
     use_bfloat16 tf_legacy_loss gradient_checkpointing chunk_size_feed_forward is_decoder is_llama_config
-    transformers.js_config unsloth_fixed unsloth_version tokenizer_class
+    transformers.js_config unsloth_fixed unsloth_version tokenizer_class sentence_transformers
     bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id decoder_start_token_id
     initializer_range init_std attention_dropout hidden_dropout hidden_dropout_prob attention_probs_dropout_prob
     resid_pdrop embd_pdrop attn_pdrop residual_dropout embedding_dropout classifier_dropout activation_dropout

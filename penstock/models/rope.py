@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock.errors import InvalidConfig
 from penstock.models.config import MAX_POSITIONS, Config
@@ -110,19 +110,19 @@ def _dynamic_theta(c: Config, p: Config, size: int, theta: float, length: int) -
 
 
 def rope(c: Config, head_size: int, *, layer_type: str = "full_attention", theta: float = 10000.0,
-         theta_key: str = "rope_theta", fraction: float = 1.0, fraction_key: str = "partial_rotary_factor",
-         aliases: Mapping[str, str] | None = None) -> Rope:
+         theta_keys: Sequence[str] = ("rope_theta",), fraction: float = 1.0,
+         fraction_keys: Sequence[str] = ("partial_rotary_factor",), aliases: Mapping[str, str] | None = None) -> Rope:
     """The rope of one kind of layer. `theta` and `fraction` are the family's defaults under their old key names."""
     p = _parameters(c, layer_type)
     kind = _kind(p, aliases or {})
-    theta = c.number(theta_key, default=theta, above=1.0, most=1e15)
-    fraction = c.number(fraction_key, default=fraction, above=0.0, most=1.0)
+    theta = c.number(*theta_keys, default=theta, above=1.0, most=1e15)
+    fraction = c.number(*fraction_keys, default=fraction, above=0.0, most=1.0)
     if p is not None:
         theta = p.number("rope_theta", default=theta, above=1.0, most=1e15)
         fraction = p.number("partial_rotary_factor", default=fraction, above=0.0, most=1.0)
     size = int(head_size * fraction)
     if size < 2 or size % 2:
-        c.refuse(fraction_key, f"rotates {size} of a head's {head_size} dimensions: it must be an even number above 0")
+        c.refuse(fraction_keys[0], f"rotates {size} of a head's {head_size} dimensions: they must be even in number")
     if p is None or kind == "default":
         return Rope(size, theta)
     length = max_model_len(c, max_positions(c, aliases))

@@ -62,6 +62,14 @@ def test_old_and_new_rope_spelling_agree() -> None:
     assert spec_from_config(old | {"rope_scaling": {**old["rope_scaling"], "type": "llama3"}}) == spec_from_config(old)
 
 
+def test_gpt_neox_under_its_three_spellings() -> None:
+    config = {"architectures": ["GPTNeoXForCausalLM"], **FAMILIES["GPTNeoXForCausalLM"].like[0]}
+    old = config | {"rotary_pct": 0.5, "rotary_emb_base": 500}
+    assert spec_from_config(old) == spec_from_config(old | {"partial_rotary_factor": 0.5, "rope_theta": 500})
+    new = config | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}}
+    assert spec_from_config(old) == spec_from_config(new) != spec_from_config(config)
+
+
 def test_long_rope_is_chosen_by_the_length() -> None:
     short = attentions(spec_from_config(PHI_3_MINI_128K, max_model_len=4096))[0].rope
     long = attentions(spec_from_config(PHI_3_MINI_128K, max_model_len=4097))[0].rope

@@ -43,10 +43,15 @@ BERT = Names(
     },
 )
 
+# The pooler of next-sentence prediction, which embeddings do not use.
+POOLER = ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+          "pooler_type", "directionality")
+
 
 @family("BertModel", like=dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
                                num_attention_heads=4, max_position_embeddings=64))
 def bert(c: Config) -> ModelSpec:
+    c.ignore(*POOLER)
     c.only("position_embedding_type", "absolute")
     c.only("is_decoder", False)
     c.only("add_cross_attention", False)

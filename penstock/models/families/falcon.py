@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from penstock.models.block import Block, AnyBlock, ParallelBlock
+from penstock.models.block import AnyBlock, Block, ParallelBlock
 from penstock.models.config import MAX_HEADS, MAX_POSITIONS, Config
 from penstock.models.families.parts import (
     activation,

@@ -87,7 +87,7 @@ def gemma3(c: Config) -> ModelSpec:
     scale = c.number("query_pre_attn_scalar", default=256.0, above=0.0) ** -0.5
     c.only("attn_logit_softcapping")
     every = c.count("sliding_window_pattern", "_sliding_window_pattern", default=6, most=MAX_LAYERS)
-    near = rope(c, size, layer_type="sliding_attention", theta_key="rope_local_base_freq")
+    near = rope(c, size, layer_type="sliding_attention", theta_keys=["rope_local_base_freq"])
     far = rope(c, size, theta=1000000.0)
     slides = [(index + 1) % every > 0 for index in range(num_layers(c))]
     norm = rms_norm(c, size)

@@ -32,14 +32,16 @@ GPT2 = Names(
         "mlp.c_proj": Stored("mlp.down", "transposed"),
     },
 )
-SUMMARY = ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout")
+# Of heads that are not loaded, and of the first release.
+UNUSED = ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+          "n_ctx", "n_special", "predict_special_tokens", "_num_labels")
 TINY = dict(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128)
 
 
 @family("GPT2LMHeadModel", like=[TINY, TINY | dict(scale_attn_by_inverse_layer_idx=True, n_inner=80,
                                                    activation_function="relu")])
 def gpt2(c: Config) -> ModelSpec:
-    c.ignore(*SUMMARY, "n_ctx", "reorder_and_upcast_attn")
+    c.ignore(*UNUSED, "reorder_and_upcast_attn")
     c.only("add_cross_attention", False)
     scale = head_size(c) ** -0.5 if c.flag("scale_attn_weights", True) else 1.0
     by_layer = c.flag("scale_attn_by_inverse_layer_idx", False)

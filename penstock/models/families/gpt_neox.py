@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.models.block import Block, AnyBlock, ParallelBlock
+from penstock.models.block import AnyBlock, Block, ParallelBlock
 from penstock.models.config import Config
 from penstock.models.families.parts import (
     activation,
@@ -45,7 +45,8 @@ TINY = dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_lay
 ])
 def gpt_neox(c: Config) -> ModelSpec:
     bias = c.flag("attention_bias", True)
-    turn = rope(c, head_size(c), theta_key="rotary_emb_base", fraction=0.25, fraction_key="rotary_pct")
+    turn = rope(c, head_size(c), theta_keys=["rotary_emb_base", "rope_theta"], fraction=0.25,
+                fraction_keys=["rotary_pct", "partial_rotary_factor"])
     inner = attention(c, rope=turn, num_kv_heads=num_heads(c), qkv_bias=bias, out_bias=bias)
     feed = mlp(c, activation(c, default="gelu"), bias=True)
     norm = layer_norm(c, "layer_norm_eps")

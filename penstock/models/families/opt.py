@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.models.block import Block, AnyBlock, PostNormBlock
+from penstock.models.block import AnyBlock, Block, PostNormBlock
 from penstock.models.config import MAX_POSITIONS, MAX_WIDTH, Config
 from penstock.models.families.parts import (
     activation,
