@@ -15,22 +15,23 @@ help:  ## this list
 	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 install: .venv/installed  ## make .venv and install Penstock into it, kernels included
+	@:
 
 .venv/bin/python:
 	@command -v $(PYTHON) > /dev/null || { echo "error: $(PYTHON) is not installed; set PYTHON=… to a Python of 3.10 or later" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: $$($(PYTHON) --version) is too old; set PYTHON=… to a Python of 3.10 or later" >&2; exit 1; }
 	@echo "making .venv"
-	@$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/dependencies: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing torch and the other dependencies (a few minutes the first time)"
 	@$(PIP) install -c constraints.txt torch==2.13.0
-	@$(PIP) install --quiet -c constraints.txt 'scikit-build-core>=0.10' 'cmake>=3.18' ninja
+	@$(PIP) install -qq -c constraints.txt 'scikit-build-core>=0.10' 'cmake>=3.18' ninja
 	@touch $@
 
 .venv/installed: .venv/dependencies $(KERNELS)
 	@echo "building Penstock"
-	@$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
 run: export PROMPT := $(PROMPT)
