@@ -67,11 +67,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def tiny_model(name: str, seed: int = 0) -> transformers.PreTrainedModel:
+def tiny_model(name: str, changes: dict[str, Any] | None = None) -> transformers.PreTrainedModel:
     """Random weights, norms and biases included, so that nothing is zero or one by luck."""
-    architecture, config_class, values = MODELS[name]
-    config = getattr(transformers, config_class)(**values)
-    torch.manual_seed(seed)
+    _, config_class, values = MODELS[name]
+    config = getattr(transformers, config_class)(**values | (changes or {}))
+    torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for tensor in model.state_dict().values():

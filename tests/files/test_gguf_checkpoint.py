@@ -18,7 +18,9 @@ from convert import FACTORS, LLAMA3, MODELS, tiny_model, write_gguf
 from penstock.errors import InvalidModel
 from penstock.models.files import open_checkpoint
 from penstock.models.files.gguf_checkpoint import GgufCheckpoint
+from penstock.models.load import load_model
 from penstock.models.registry import spec_from_config
+from penstock.runner.step import LayerCache, Step
 
 IDS = torch.tensor([[5, 17, 60, 3, 44, 91, 2, 33, 70, 8, 21, 50, 6, 77, 12, 39, 64, 28, 90, 11, 46, 83, 19, 55]])
 
@@ -75,6 +77,24 @@ def test_config_builds_the_same_model(name: str, tmp_path: Path) -> None:
         expected, found = model(IDS).logits, rebuilt(checkpoint)(IDS).logits
     exact = not name.startswith("gemma")
     assert torch.equal(found, expected) if exact else torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_our_model_gives_the_originals_logits(name: str, tmp_path: Path) -> None:
+    """From the file through our own family and layers: names, config and values belong together."""
+    model, checkpoint = written(tmp_path, name)
+    spec = spec_from_config(checkpoint.config, 32)
+    decoder = load_model(checkpoint, spec)
+    count, int32 = IDS.shape[1], torch.int32
+    step = Step(IDS[0], torch.arange(count), [torch.arange(count)], [torch.arange(2, dtype=int32)[None]],
+                torch.tensor([0, count], dtype=int32), torch.tensor([count], dtype=int32))
+    caches = [LayerCache(torch.zeros(2, heads, 16, size), torch.zeros(2, heads, 16, size), 0)
+              for heads, size in spec.kv_shapes()]
+    with torch.no_grad():
+        expected = model(IDS).logits[0]
+        found = decoder.logits(decoder.forward(step, caches), torch.arange(count))
+    scale = expected.abs().max()
+    assert (found - expected).abs().max() < 2e-5 * scale, (found - expected).abs().max() / scale
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -22,7 +22,7 @@ from penstock.quant.gguf import num_bytes
 
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
-MAX_ELEMENTS = 1 << 23                  # of all arrays together; the largest vocabularies have 2**18 tokens
+MAX_ELEMENTS = 1 << 22                  # of all arrays together; the largest vocabularies have 2**18 tokens
 MAX_METADATA_BYTES = 1 << 28
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32

@@ -32,10 +32,11 @@ def _reason(error: Exception) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise Damaged(f"key {shown(next(name for name in names if names.count(name) > 1))} is there twice")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise Damaged(f"key {shown(name)} is there twice")
+        found[name] = value
     return found
 
 
@@ -55,7 +56,7 @@ def read_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]
 
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    if not path.is_file():
+    if not _is_there(path):
         raise InvalidModel(f"{folder} has no config.json, so it is no model folder{_instead(folder)}")
     return read_object(path)
 
@@ -63,7 +64,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_generation_config(folder: Path) -> dict[str, Any]:
     """The makers' sampling defaults; empty where there are none."""
     path = folder / "generation_config.json"
-    return read_object(path) if path.is_file() else {}
+    return read_object(path) if _is_there(path) else {}
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _instead(folder: Path) -> str:

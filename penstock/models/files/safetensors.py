@@ -56,7 +56,8 @@ class SafetensorsCheckpoint:
             tensor: torch.Tensor = self._open[shard].get_tensor(name)
             return tensor
         except Exception as error:      # the library's own errors, and what the system says about mapping
-            raise InvalidModel(f"{self.path / shard}: tensor {shown(name)} cannot be read: {error}") from None
+            reason = str(error).partition("\n")[0]
+            raise InvalidModel(f"{self.path / shard}: tensor {shown(name)} cannot be read: {reason}") from None
 
     def tokenizer_source(self) -> Path:
         return self.path

@@ -1,0 +1,45 @@
+"""Twenty thousand mutated checkpoints: each is refused with our error or runs a step. `fuzz.py` has the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COUNT = 20_000
+
+
+def fuzz(*options: str) -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).with_name("fuzz.py")), "--json", "--workers", "1", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == (1 if summary["failures"] else 0)
+    return summary
+
+
+@pytest.mark.timeout(900)
+def test_no_file_does_harm() -> None:
+    summary = fuzz("--count", str(COUNT), "--seed", "1")
+    assert summary["failures"] == []
+    assert summary["accepted"] + summary["refused"] == summary["count"] == COUNT
+    assert summary["accepted"] >= COUNT // 5 and summary["refused"] >= COUNT // 2
+    assert summary["structural"] >= COUNT * 8 // 10
+    assert len(summary["by_seed"]) == 25
+    for seed, outcomes in summary["by_seed"].items():
+        assert min(outcomes.get("accepted", 0), outcomes.get("refused", 0)) >= sum(outcomes.values()) // 10, seed
+
+
+@pytest.mark.timeout(300)
+def test_harm_is_noticed() -> None:
+    """Planted: an exception of another type, memory without end, a crash and a hang; the files between go on."""
+    summary = fuzz("--count", "8", "--timeout", "5", "--planted", ",error,memory,,crash,,hang")
+    found = {failure["index"]: (failure["outcome"], failure["reason"]) for failure in summary["failures"]}
+    outcomes = {index: outcome for index, (outcome, _) in found.items()}
+    assert outcomes == {1: "failed", 2: "failed", 4: "crash", 6: "hang"}
+    assert "KeyError" in found[1][1] and "MemoryError" in found[2][1] and "Fatal Python error: Aborted" in found[4][1]
+    assert summary.get("accepted", 0) + summary.get("refused", 0) == 4
