@@ -85,6 +85,10 @@ class Chat:
                 self._do(message)
             except PenstockError as error:
                 write_note(f"error: {error}")
+            except BrokenPipeError:
+                raise
+            except Exception as error:  # whatever it is, the conversation can still be saved
+                write_note(f"error: unexpected {type(error).__name__}: {error}")
 
     def _do(self, message: str) -> None:
         command, _, argument = message.partition(" ")

