@@ -132,6 +132,20 @@ def test_rope_scaling_is_recognised(tmp_path: Path) -> None:
     assert scaling["phi3-long"] == {"rope_type": "longrope"} | FACTORS
 
 
+@pytest.mark.parametrize("extra, scaling", [
+    ({"llama.rope.scale_linear": (4.0, gguf.GGUFValueType.FLOAT32)}, {"rope_type": "linear", "factor": 4.0}),
+    ({"llama.rope.scaling.factor": (0.0, gguf.GGUFValueType.FLOAT32)}, None),
+    ({"llama.rope.scaling.factor": (4.0, gguf.GGUFValueType.FLOAT32),
+      "llama.rope.scaling.type": ("none", gguf.GGUFValueType.STRING)}, None),
+    ({"llama.rope.scaling.factor": (4.0, gguf.GGUFValueType.FLOAT32),
+      "llama.rope.scaling.type": ("yarn", gguf.GGUFValueType.STRING),
+      "llama.rope.scaling.yarn_beta_fast": (16.0, gguf.GGUFValueType.FLOAT32)},
+     {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0}),
+])
+def test_rope_scaling_without_tensors(extra: dict[str, tuple], scaling: dict | None, tmp_path: Path) -> None:
+    assert written(tmp_path, "llama", extra=extra)[1].config.get("rope_scaling") == scaling
+
+
 @pytest.mark.parametrize("ggml_type", [gguf.GGMLQuantizationType[each] for each in ("F16", "BF16", "Q8_0", "Q5_1")],
                          ids=lambda each: each.name)
 def test_rows_of_quantized_matrices_are_put_back(ggml_type: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
@@ -175,6 +189,9 @@ def test_generation_config_has_every_end_and_the_sampling_defaults(tmp_path: Pat
     ({"llama.attention.causal": (False, gguf.GGUFValueType.BOOL)}, "llama.attention.causal"),
     ({"llama.attention.clamp_kqv": (8.0, gguf.GGUFValueType.FLOAT32)}, "'llama.attention.clamp_kqv' is not understood"),
     ({"llama.rope.scaling.type": ("spiral", gguf.GGUFValueType.STRING)}, "it must be none or linear or yarn"),
+    ({"llama.rope.scaling.type": ("longrope", gguf.GGUFValueType.STRING)}, "needs the tensors rope_factors_short"),
+    ({"llama.rope.scaling.factor": (-2.0, gguf.GGUFValueType.FLOAT32)}, "factors -2.0 and 1.0; both must exceed 0"),
+    ({"llama.rope.freq_base_swa": (2.0, gguf.GGUFValueType.FLOAT32)}, "'llama.rope.freq_base_swa' is not understood"),
     ({"split.count": (3, gguf.GGUFValueType.UINT16)}, "one of 3 parts"),
 ])
 def test_metadata_that_changes_the_maths_is_refused(extra: dict[str, tuple], reason: str, tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def _part(size: int, head_size: int) -> float:
 def _scaling(keys: Keys, num_frequencies: int, theta: float) -> dict[str, Any] | None:
     keys.require("rope.scaling.type", ("none", "linear", "yarn", "longrope"))
     keys.require("rope.scaling.yarn_ext_factor", (1.0, -1.0))
-    kind = keys.get("rope.scaling.type") or "none"
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+    kind = keys.get("rope.scaling.type") or "linear"        # what files that name a factor only mean
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) or 1.0
     attention = keys.number("rope.scaling.attn_factor", 1.0)
     original = keys.optional_count("rope.scaling.original_context_length")
     if factor <= 0 or attention <= 0:
@@ -45,11 +45,14 @@ def _scaling(keys: Keys, num_frequencies: int, theta: float) -> dict[str, Any] |
     short, long = (_factors(keys, f"rope_factors_{each}.weight", num_frequencies) for each in ("short", "long"))
     if short and long:
         return _longrope(keys, short, long, attention)
+    if short or long or kind == "longrope":
+        raise InvalidModel("rope scaling longrope needs the tensors rope_factors_short.weight and _long.weight")
     if factors := _factors(keys, "rope_freqs.weight", num_frequencies):
+        factors = [each * factor for each in factors] if kind == "linear" else factors
         return _llama3(factors, theta) or {"rope_type": "factors", "factors": factors}
     if kind == "yarn":
         return _yarn(keys, factor, attention, original)
-    return None if factor == 1.0 or kind == "none" else {"rope_type": "linear", "factor": factor}
+    return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1.0 else None
 
 
 def _factors(keys: Keys, tensor: str, count: int) -> list[float]:
