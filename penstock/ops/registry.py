@@ -41,7 +41,7 @@ class Op(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         first: Any = args[0] if args else next(iter(kwargs.values()))
-        device: str = first.device.type
+        device: str = "cpu" if first.is_cpu else first.device.type
         body = self.bodies.get(device)
         if body is None or device in REFERENCE_ONLY:
             return self.reference(*args, **kwargs)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from penstock.ops.attention import attention
 from penstock.ops.cpu.cache import check_caches
-from penstock.ops.cpu.library import TYPES, Kernel, float32, pointer, rows
+from penstock.ops.cpu.library import TYPES, Kernel, empty_like, float32, integers, pointer, rows
 
 _kernel = Kernel("attention", "pnpnpninpnnppnnnnnfnfpp")
 
@@ -15,7 +15,7 @@ def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query
                scale: float, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None) -> Tensor:
     check_caches(k_cache, v_cache)
     q = rows("q", q)
-    table, query_start, lengths = (x.to(torch.int32).contiguous() for x in (table, query_start, lengths))
+    table, query_start, lengths = (integers(x, torch.int32) for x in (table, query_start, lengths))
     alibi = None if alibi is None else float32("alibi", alibi).contiguous()
     num_blocks, num_kv_heads, size, head_size = k_cache.shape
     num_sequences, num_heads = lengths.shape[0], q.shape[1]
@@ -24,7 +24,7 @@ def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query
     if table.shape[0] != num_sequences or query_start.shape[0] != num_sequences + 1:
         raise ValueError(f"table {tuple(table.shape)} and query_start {tuple(query_start.shape)} do not fit "
                          f"{num_sequences} lengths")
-    out = torch.empty(q.shape)
+    out = empty_like(q)
     _kernel(q.data_ptr(), q.stride(0), k_cache.data_ptr(), k_cache.stride(0), v_cache.data_ptr(), v_cache.stride(0),
             TYPES[k_cache.dtype], num_blocks, table.data_ptr(), table.stride(0), table.shape[1],
             query_start.data_ptr(), lengths.data_ptr(), num_sequences, num_heads, num_kv_heads, size, head_size,

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from penstock.ops.cache_write import cache_write
 from penstock.ops.cpu.cache import check_caches
-from penstock.ops.cpu.library import TYPES, Kernel, rows
+from penstock.ops.cpu.library import TYPES, Kernel, integers, rows
 
 _kernel = Kernel("cache_write", "pnpnpnpnipnnnnn")
 
@@ -13,7 +13,7 @@ _kernel = Kernel("cache_write", "pnpnpnpnipnnnnn")
 @cache_write.impl("cpu", exact=True)
 def _cache_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     check_caches(k_cache, v_cache)
-    k, v, slots = rows("k", k), rows("v", v), slots.to(torch.int64).contiguous()
+    k, v, slots = rows("k", k), rows("v", v), integers(slots, torch.int64)
     num_blocks, num_heads, size, head_size = k_cache.shape
     if k.shape != v.shape or k.shape != (slots.shape[0], num_heads, head_size):
         raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)} and slots {tuple(slots.shape)} do not fit caches "

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from penstock.ops.cpu.library import Kernel, pointer
+from penstock.ops.cpu.library import Kernel, empty_like, pointer
 from penstock.ops.cpu.norm import check_parameter, row_layout
 from penstock.ops.layer_norm import layer_norm
 
@@ -15,6 +14,6 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> T
     read, layout = row_layout(x)
     weight = check_parameter("weight", weight, x.shape[-1])
     bias = None if bias is None else check_parameter("bias", bias, x.shape[-1])
-    out = torch.empty(x.shape)
+    out = empty_like(x)
     _kernel(read.data_ptr(), *layout, weight.data_ptr(), pointer(bias), eps, out.data_ptr())
     return out

@@ -122,6 +122,15 @@ def rows(name: str, x: Tensor) -> Tensor:
     return x
 
 
+def integers(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as contiguous integers of this size, copied only if it is not."""
+    return x if x.dtype is dtype and x.is_contiguous() else x.to(dtype).contiguous()
+
+
+def empty_like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 

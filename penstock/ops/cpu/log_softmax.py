@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from penstock.ops.cpu.library import Kernel, rows
+from penstock.ops.cpu.library import Kernel, empty_like, rows
 from penstock.ops.log_softmax import log_softmax
 
 _kernel = Kernel("log_softmax", "pnnnp")
@@ -12,6 +11,6 @@ _kernel = Kernel("log_softmax", "pnnnp")
 @log_softmax.impl("cpu", exact=True)
 def _log_softmax(x: Tensor) -> Tensor:
     x = rows("x", x)
-    out = torch.empty(x.shape)
+    out = empty_like(x)
     _kernel(x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], out.data_ptr())
     return out

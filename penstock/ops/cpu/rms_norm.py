@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from penstock.ops.cpu.library import Kernel
+from penstock.ops.cpu.library import Kernel, empty_like
 from penstock.ops.cpu.norm import check_parameter, row_layout
 from penstock.ops.rms_norm import rms_norm
 
@@ -14,6 +13,6 @@ _kernel = Kernel("rms_norm", "pnnnnnpfp")
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     read, layout = row_layout(x)
     weight = check_parameter("weight", weight, x.shape[-1])
-    out = torch.empty(x.shape)
+    out = empty_like(x)
     _kernel(read.data_ptr(), *layout, weight.data_ptr(), eps, out.data_ptr())
     return out

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from penstock.ops.cpu.library import Kernel, float32
+from penstock.ops.cpu.library import Kernel, empty_like, float32
 from penstock.ops.softcap import softcap
 
 _kernel = Kernel("softcap", "pnfp")
@@ -12,6 +11,6 @@ _kernel = Kernel("softcap", "pnfp")
 @softcap.impl("cpu", exact=True)
 def _softcap(x: Tensor, cap: float) -> Tensor:
     x = float32("x", x).contiguous()
-    out = torch.empty(x.shape)
+    out = empty_like(x)
     _kernel(x.data_ptr(), x.numel(), cap, out.data_ptr())
     return out
