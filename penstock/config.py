@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from penstock.errors import InvalidConfig
+from penstock.errors import InvalidConfig, shown
 
 GIB = 1 << 30
 POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CAPACITIES = ("ondemand", "reserve")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
-MAX_BLOCK_SIZE = 256
 
 
-def _option(default: Any, help: str, choices: tuple[str, ...] | None = None, least: int | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices, "least": least})
+def _option(default: Any, help: str, choices: tuple[str, ...] | None = None, least: int | None = None,
+            most: int | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices, "least": least, "most": most})
+
+
+_KINDS = {"str": (str, "a string"), "int": (int, "a whole number"), "bool": (bool, "True or False")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,28 +33,32 @@ class EngineConfig:
     dtype: str = _option("auto", "how matrices are stored; CPU arithmetic is float32 always", DTYPES)
     kv_cache_dtype: str = _option("auto", "how keys and values are stored", DTYPES)
     max_model_len: int | None = _option(None, "longest prompt plus answer, in tokens", least=1)
-    max_num_seqs: int = _option(64, "most sequences in one step", least=1)
+    max_num_seqs: int = _option(64, "most sequences in one step", least=1, most=65536)
     max_num_batched_tokens: int = _option(512, "most tokens in one step; longer prompts are cut in chunks", least=1)
     kv_cache_tokens: int | None = _option(None, "size of the key/value cache, in tokens", least=1)
-    block_size: int = _option(16, "positions per cache block", least=1)
+    block_size: int = _option(16, "positions per cache block", least=1, most=256)
     enable_prefix_caching: bool = _option(True, "reuse the cache of equal prompt beginnings")
     scheduling_policy: str = _option("fcfs", "who runs first: arrival, priority, longest cached prefix or shortest",
                                      POLICIES)
     capacity: str = _option("ondemand", "admit by present need and preempt, or reserve to the end of each answer",
                             CAPACITIES)
-    threads: int | None = _option(None, "CPU threads", least=1)
+    threads: int | None = _option(None, "CPU threads", least=1, most=256)
     seed: int = _option(0, "seeds dummy weights, and requests without a seed of their own")
 
     def __post_init__(self) -> None:
         for option in fields(self):
             value = getattr(self, option.name)
-            choices, least = option.metadata["choices"], option.metadata["least"]
+            if value is None and option.default is None:
+                continue
+            choices, least, most = (option.metadata[key] for key in ("choices", "least", "most"))
             if choices and value not in choices:
-                raise InvalidConfig(f"{option.name}={value!r} is unknown: choose one of {', '.join(choices)}")
-            if least is not None and value is not None and (not isinstance(value, int) or value < least):
-                raise InvalidConfig(f"{option.name}={value!r} is out of range: it must be {least} or more")
-        if self.block_size > MAX_BLOCK_SIZE:
-            raise InvalidConfig(f"block_size={self.block_size} is out of range: it must be at most {MAX_BLOCK_SIZE}")
+                raise InvalidConfig(f"{option.name}={shown(value)} is unknown: choose one of {', '.join(choices)}")
+            kind, meant = _KINDS[str(option.type).removesuffix(" | None")]
+            if type(value) is not kind:
+                raise InvalidConfig(f"{option.name}={shown(value)} is not understood: it must be {meant}")
+            if (least is not None and value < least) or (most is not None and value > most):
+                limit = f"{least} or more" if most is None else f"{least} to {most}"
+                raise InvalidConfig(f"{option.name}={value} is out of range: it must be {limit}")
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

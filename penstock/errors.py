@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+SHOWN_CHARS = 80
+
+
+def shown(value: object) -> str:
+    """A value as it stands in a message: on one line, and not all of it where it is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS - 3] + "..."
+
 
 class PenstockError(Exception):
     """Anything the user can cause and mend. The command line prints it as one line `error: …`."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, shown
 
 MAX_SIBLINGS = 256
 MAX_LOGPROBS = 64
@@ -18,7 +18,7 @@ MAX_BEAMS = 32
 
 def _require(ok: bool, name: str, value: object, limit: str) -> None:
     if not ok:
-        raise InvalidRequest(f"{name}={value!r} is out of range: it must be {limit}")
+        raise InvalidRequest(f"{name}={shown(value)} is out of range: it must be {limit}")
 
 
 def _is_number(value: object) -> bool:
@@ -32,18 +32,32 @@ def _is_count(value: object) -> bool:
 def _ids(name: str, values: Seq[int] | None) -> tuple[int, ...] | None:
     if values is None:
         return None
+    meant = "a list of token ids, each 0 or more"
+    _require(isinstance(values, Collection) and not isinstance(values, (str, bytes)), name, values, meant)
     for value in values:
-        _require(_is_count(value) and value >= 0, name, value, "a list of token ids, each 0 or more")
+        _require(_is_count(value) and value >= 0, name, value, meant)
     return tuple(values)
 
 
 def _strings(name: str, values: str | Seq[str] | None) -> tuple[str, ...]:
     if values is None:
         return ()
+    meant = "a non-empty string or a list of them"
+    _require(isinstance(values, Collection) and not isinstance(values, (bytes, Mapping)), name, values, meant)
     strings = (values,) if isinstance(values, str) else tuple(values)
     for value in strings:
-        _require(isinstance(value, str) and value != "", name, value, "a non-empty string or a list of them")
+        _require(isinstance(value, str) and value != "", name, value, meant)
     return strings
+
+
+def _biases(values: Mapping[int, float] | None) -> dict[int, float] | None:
+    if values is None:
+        return None
+    _require(isinstance(values, Mapping), "logit_bias", values, "a map from token id to bias")
+    for token, value in values.items():
+        _require(_is_count(token) and token >= 0, "logit_bias", token, "a map from token id to bias")
+        _require(_is_number(value) and -100 <= value <= 100, "logit_bias", value, "-100 to 100")
+    return {token: float(value) for token, value in values.items()} or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +122,9 @@ class SamplingParams:
         if self.truncate_prompt_tokens is not None:
             _require(_is_count(self.truncate_prompt_tokens) and self.truncate_prompt_tokens >= 1,
                      "truncate_prompt_tokens", self.truncate_prompt_tokens, "1 or more, or None to refuse")
-        if self.logit_bias is not None:
-            bias = {}
-            for token, value in dict(self.logit_bias).items():
-                _require(_is_count(token) and token >= 0, "logit_bias", token, "a map from token id to bias")
-                _require(_is_number(value) and -100 <= value <= 100, "logit_bias", value, "-100 to 100")
-                bias[token] = float(value)
-            object.__setattr__(self, "logit_bias", bias or None)
+        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         _require(len(self.stop or ()) <= MAX_STOP_STRINGS, "stop", len(self.stop or ()),
@@ -154,6 +164,7 @@ class BeamSearchParams:
                  f"1 to {MAX_BEAMS}")
         _require(_is_count(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         _require(_is_number(self.length_penalty), "length_penalty", self.length_penalty, "a finite number")
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         _require(self.temperature == 0, "temperature", self.temperature, "0: beams rank the raw distribution")
 
 
@@ -224,8 +235,11 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    finish_reason: str | None = None   # stop, length, error
+    stop_reason: int | str | None = None   # the stop string or token id; None after an end-of-sequence token
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
 
 @dataclass
@@ -239,6 +253,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finished: bool = False
     num_cached_tokens: int = 0
+    error: str | None = None           # why an answer has finish_reason="error"
 
 
 @dataclass(frozen=True)
