@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from penstock.text.detokenizer import Detokenizer
@@ -18,49 +18,68 @@ class Answer:
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
         sampling = request.sampling
-        self.output = CompletionOutput(index, logprobs=None if sampling.logprobs is None else [])
         self.score = 0.0
+        self._output = CompletionOutput(index, logprobs=None if sampling.logprobs is None else [])
+        self._texts: list[str] = []
         self._min_tokens = sampling.min_tokens
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer if sampling.detokenize else None
         self._detokenizer = None
-        if tokenizer is not None and sampling.detokenize:
-            self._detokenizer = Detokenizer(tokenizer, sampling.skip_special_tokens, request.tokens[-CONTEXT_TOKENS:])
+        if self._tokenizer is not None:
+            context = request.tokens[-CONTEXT_TOKENS:]
+            self._detokenizer = Detokenizer(self._tokenizer, sampling.skip_special_tokens, context)
         self._stop = StopStrings(tuple(sampling.stop or ()), sampling.include_stop_str_in_output)
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._output.finish_reason
 
     @property
     def stopped(self) -> bool:
         """A stop string ended the answer; the engine does not know of it."""
         return self._stop.matched is not None
 
-    def push(self, delta: Delta) -> tuple[str, int]:
-        """Take in a delta: the new text, and how many of its tokens belong to the answer."""
-        text, taken = "", 0
-        for token in delta.tokens:
-            taken += 1
-            self.output.token_ids.append(token)
-            if self._detokenizer is not None:
-                watch = len(self.output.token_ids) > self._min_tokens
-                text += self._stop.push(self._detokenizer.push((token,)), watch)
-                if self.stopped:
-                    break
-        self._take_logprobs(delta.logprobs[:taken])
+    def push(self, delta: Delta, num_prompt: int, num_cached: int) -> StreamDelta:
+        """Take in what a step added: the part of it that belongs to the answer."""
+        text, taken = self._take_tokens(delta)
+        logprobs = self._take_logprobs(delta.logprobs[:taken])
+        output = self._output
         if self.stopped:
-            self.output.finish_reason, self.output.stop_reason = "stop", self._stop.matched
+            output.finish_reason, output.stop_reason = "stop", self._stop.matched
         elif delta.finish_reason:
             if self._detokenizer is not None:
                 text += self._stop.push(self._detokenizer.finish()) + self._stop.finish()
-            self.output.finish_reason, self.output.stop_reason = delta.finish_reason, delta.stop_reason
+            output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.cumulative_logprob is not None:
-            self.output.cumulative_logprob = delta.cumulative_logprob
-        self.output.text += text
-        return text, taken
+            output.cumulative_logprob = delta.cumulative_logprob
+        if text:
+            self._texts.append(text)
+        return StreamDelta(delta.request_id, delta.sibling, text, delta.tokens[:taken], logprobs, output.finish_reason,
+                           output.stop_reason, num_prompt, num_cached)
 
-    def _take_logprobs(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
-        for position in logprobs:
+    def _take_tokens(self, delta: Delta) -> tuple[str, int]:
+        """The new text, and how many tokens were taken. A token that ends the answer is no text of it, as in vLLM."""
+        parts: list[str] = []
+        shown = len(delta.tokens) - (delta.finish_reason == "stop" and not self._stop.include)
+        for index, token in enumerate(delta.tokens):
+            self._output.token_ids.append(token)
+            if self._detokenizer is not None and index < shown:
+                watch = len(self._output.token_ids) > self._min_tokens
+                parts.append(self._stop.push(self._detokenizer.push((token,)), watch))
+                if self.stopped:
+                    return "".join(parts), index + 1
+        return "".join(parts), len(delta.tokens)
+
+    def _take_logprobs(self, positions: Iterable[TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+        """With names, where the request wants them; the sum always, since it may decide which siblings are kept."""
+        positions = tuple(positions)
+        for position in positions:
             self.score += next(iter(position.values())).logprob
-            if self.output.logprobs is not None:
-                self.output.logprobs.append(self.named(position))
-                self.output.cumulative_logprob = self.score
+        if self._output.logprobs is None:
+            return ()
+        named = tuple(self.named(position) for position in positions)
+        self._output.logprobs.extend(named)
+        self._output.cumulative_logprob = self.score
+        return named
 
     def named(self, position: Mapping[int, Logprob]) -> TokenLogprobs:
         """With each token's text."""
@@ -69,13 +88,17 @@ class Answer:
         return {id: replace(logprob, decoded_token=self._tokenizer.token_text(id))
                 for id, logprob in position.items()}
 
+    def output(self, index: int) -> CompletionOutput:
+        return replace(self._output, index=index, text="".join(self._texts))
+
 
 class Collector:
-    """A request and its answers."""
+    """A request and its answers. `listener` is told of each delta as it comes."""
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None) -> None:
         self.request = request
         self.prompt = prompt
+        self.listener: Callable[[StreamDelta], None] | None = None
         self.error: str | None = None
         self.embedding: tuple[float, ...] | None = None
         self._tokenizer = tokenizer
@@ -88,8 +111,8 @@ class Collector:
     def finished(self) -> bool:
         return self._open <= 0
 
-    def push(self, delta: Delta) -> tuple[StreamDelta, bool]:
-        """The stream's next item, and whether the engine must end this sibling."""
+    def push(self, delta: Delta) -> bool:
+        """Take in a delta; whether the engine must end this sibling."""
         answer = self._answers.get(delta.sibling)
         if answer is None:
             answer = self._answers[delta.sibling] = Answer(self.request, delta.sibling, self._tokenizer)
@@ -99,19 +122,17 @@ class Collector:
             self._prompt_logprobs = [answer.named(p) if p is not None else None for p in delta.prompt_logprobs]
         self.error = delta.error or self.error
         self.embedding = delta.embedding or self.embedding
-        text, taken = answer.push(delta)
-        if answer.output.finish_reason:
-            self._open -= 1
-        item = StreamDelta(self.request.id, delta.sibling, text, delta.tokens[:taken], delta.logprobs[:taken],
-                           answer.output.finish_reason, answer.output.stop_reason, len(self.request.tokens),
-                           self._num_cached)
-        return item, answer.stopped and not delta.finish_reason
+        item = answer.push(delta, len(self.request.tokens), self._num_cached)
+        self._open -= answer.finish_reason is not None
+        if self.listener is not None:
+            self.listener(item)
+        return answer.stopped and not delta.finish_reason
 
     def output(self) -> RequestOutput:
         answers = [self._answers[sibling] for sibling in sorted(self._answers)]
         keep = self.request.sampling.n
         if not self.request.beam and len(answers) > keep:
             answers = sorted(answers, key=lambda answer: -answer.score)[:keep]
-        outputs = [replace(answer.output, index=index) for index, answer in enumerate(answers)]
+        outputs = [answer.output(index) for index, answer in enumerate(answers)]
         return RequestOutput(self.request.id, self.prompt, list(self.request.tokens), outputs, self._prompt_logprobs,
-                             self.finished, self._num_cached)
+                             self.finished, self._num_cached, self.error)

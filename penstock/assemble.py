@@ -43,10 +43,7 @@ class Assembly:
 
 
 def find_model(name: str, revision: str | None, progress: bool) -> Path:
-    """A path as it is; anything else through the hub, which downloads what is missing."""
-    path = Path(name)
-    if path.exists():
-        return path
+    """The folder or file of that name; the hub downloads what is missing."""
     from penstock.hub import resolve_model
 
     return resolve_model(name, revision=revision, progress=progress)

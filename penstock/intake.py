@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, shown
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import BeamSearchParams, Request, SamplingParams
 
@@ -14,6 +15,9 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+PROBE_CHARS = 16      # per token of the longest sequence: a text longer than that is first judged by its beginning
+CUT_TOKENS = 64       # more than a text's beginning can have over the same part of the whole text
 
 
 def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
@@ -22,10 +26,22 @@ def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
               if isinstance(generation_config.get(name), (int, float)) and generation_config[name] is not False}
     if generation_config.get("do_sample") is False:
         values = {"temperature": 0.0}
+    longest = generation_config.get("max_new_tokens")
+    if isinstance(longest, int) and longest >= 1:
+        values["max_tokens"] = longest
     try:
-        return SamplingParams(max_tokens=None, **values)
+        return SamplingParams(**values)
     except InvalidRequest:
-        return SamplingParams(max_tokens=None)
+        return SamplingParams()
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as tokens; its text, where there is one; and the salt within which its cached prefix is shared."""
+
+    tokens: list[int]
+    prompt: str | None = None
+    salt: str = ""
 
 
 class Intake:
@@ -40,46 +56,90 @@ class Intake:
         self._count = 0
 
     def _eos(self, generation_config: Mapping[str, Any]) -> tuple[int, ...]:
-        if self.tokenizer is not None:
-            return tuple(sorted(self.tokenizer.eos_token_ids))
+        """What the tokenizer and the generation config name, taken together."""
         ids = generation_config.get("eos_token_id")
-        return tuple(id for id in (ids if isinstance(ids, list) else [ids]) if isinstance(id, int))
+        named = {id for id in (ids if isinstance(ids, list) else [ids]) if type(id) is int}
+        return tuple(sorted(named | set(self.tokenizer.eos_token_ids if self.tokenizer else ())))
 
-    def encode_messages(self, messages: Messages, add_generation_prompt: bool = True, **values: Any) -> list[int]:
+    def encode_messages(self, messages: Messages, add_generation_prompt: bool = True, *, cut: bool = False,
+                        **values: Any) -> Encoded:
+        """`cut` says that the request allows a prompt that is too long."""
         tokenizer = self._need_tokenizer("a conversation")
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **values)
-        return tokenizer.encode(text, add_special_tokens=False)
+        return Encoded(self._encode(text, cut, add_special_tokens=False), text)
 
-    def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """The prompt's text, if it has one, and its tokens."""
+    def encode(self, prompt: Prompt, *, cut: bool = False) -> Encoded:
+        """`cut` says that the request allows a prompt that is too long."""
         if isinstance(prompt, Mapping):
-            if "prompt_token_ids" in prompt:
-                return None, self._checked(prompt["prompt_token_ids"])
-            if "prompt" in prompt:
-                return self.encode(prompt["prompt"])
-            raise InvalidRequest(f"a prompt with keys {sorted(prompt)} is not understood: give 'prompt' or "
-                                 "'prompt_token_ids'")
+            return self._encode_mapping(prompt, cut)
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidRequest("the prompt is empty: give at least one character or token")
-            return prompt, self._need_tokenizer("a text prompt").encode(prompt)
-        return None, self._checked(prompt)
+            return Encoded(self._encode(prompt, cut), prompt)
+        return Encoded(self._checked(prompt, cut))
+
+    def _encode_mapping(self, prompt: Mapping[str, Any], cut: bool) -> Encoded:
+        text, tokens, salt = (prompt.get(key) for key in PROMPT_KEYS)
+        unknown = [key for key in prompt if key not in PROMPT_KEYS]
+        if unknown or (text is None and tokens is None):
+            raise InvalidRequest(f"a prompt with keys {shown(list(prompt))} is not understood: give 'prompt' or "
+                                 "'prompt_token_ids', and 'cache_salt' if you like")
+        if text is not None and not isinstance(text, str) or salt is not None and not isinstance(salt, str):
+            raise InvalidRequest(f"a prompt's 'prompt' and 'cache_salt' must be strings, not {type(text).__name__} and "
+                                 f"{type(salt).__name__}: give token ids as 'prompt_token_ids'")
+        ids = self._checked(tokens, cut) if tokens is not None else self.encode(text or "", cut=cut).tokens
+        return Encoded(ids, text, salt or "")
+
+    def beginning(self, encoded: Encoded, length: int) -> Encoded:
+        """The first `length` tokens, among them what the tokenizer puts around a text: how embeddings are cut."""
+        tokens = encoded.tokens
+        if len(tokens) <= length:
+            return encoded
+        if encoded.prompt is None or self.tokenizer is None:
+            return replace(encoded, tokens=tokens[:length])
+        inner = self.tokenizer.encode(encoded.prompt, add_special_tokens=False)
+        num_around = len(tokens) - len(inner)
+        before = next((n for n in range(num_around + 1) if tokens[n:n + len(inner)] == inner), 0)
+        after = tokens[before + len(inner):]
+        kept = tokens[:before] + inner[:max(0, length - num_around)] + after
+        return replace(encoded, tokens=kept[:length])
+
+    def _encode(self, text: str, cut: bool, add_special_tokens: bool = True) -> list[int]:
+        tokenizer = self._need_tokenizer("a text prompt")
+        beginning = text[:PROBE_CHARS * self.max_model_len]
+        if not cut and len(beginning) < len(text):
+            count = len(tokenizer.encode(beginning, add_special_tokens=False)) - CUT_TOKENS
+            if count > self.max_model_len:
+                raise InvalidRequest(f"the prompt has {len(text)} characters, more than {count} tokens; "
+                                     f"{self._too_long()}")
+        tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if not tokens:
+            raise InvalidRequest(f"the prompt {shown(text)} has no tokens: give some text")
+        return tokens
 
     def request(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams, *, priority: int = 0,
                 salt: str = "", pool: bool = False) -> Request:
-        sampling = params if isinstance(params, SamplingParams) else SamplingParams(
-            max_tokens=params.max_tokens, temperature=0.0, detokenize=self.tokenizer is not None)
-        beam = params if isinstance(params, BeamSearchParams) else None
+        sampling = self._sampling(params)
         tokens = self._cut(tokens, sampling)
         if sampling.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids with skip_tokenizer_init=True")
         self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
         self._check_ids("logit_bias", sampling.logit_bias or ())
+        if type(priority) is not int:
+            raise InvalidRequest(f"priority={shown(priority)} is not understood: give an integer, lower runs first")
         self._count += 1
-        return Request(id=f"r{self._count}", tokens=tuple(tokens), sampling=sampling, beam=beam, pool=pool,
+        return Request(id=f"r{self._count}", tokens=tuple(tokens), sampling=sampling,
+                       beam=params if isinstance(params, BeamSearchParams) else None, pool=pool,
                        max_tokens=0 if pool else self._max_tokens(len(tokens), sampling),
                        seed=self._seed_for(sampling), eos_token_ids=self.eos_token_ids,
                        bad_words=self._bad_words(sampling), priority=priority, salt=salt)
+
+    def _sampling(self, params: SamplingParams | BeamSearchParams) -> SamplingParams:
+        if isinstance(params, SamplingParams):
+            return params
+        if isinstance(params, BeamSearchParams):
+            return SamplingParams(max_tokens=params.max_tokens, temperature=0.0)
+        raise InvalidRequest(f"sampling_params of type {type(params).__name__} are not understood: give SamplingParams")
 
     def _seed_for(self, sampling: SamplingParams) -> int:
         if sampling.seed is not None:
@@ -92,9 +152,12 @@ class Intake:
         if sampling.truncate_prompt_tokens is not None:
             tokens = tokens[-sampling.truncate_prompt_tokens:]
         if len(tokens) > self.max_model_len:
-            raise InvalidRequest(f"the prompt has {len(tokens)} tokens, the longest sequence is {self.max_model_len}: "
-                                 "shorten it, set truncate_prompt_tokens, or raise max_model_len")
+            raise InvalidRequest(f"the prompt has {len(tokens)} tokens; {self._too_long()}")
         return tokens
+
+    def _too_long(self) -> str:
+        return (f"the longest sequence is {self.max_model_len}: shorten the prompt, set truncate_prompt_tokens, or "
+                "raise max_model_len")
 
     def _max_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         room = self.longest - num_prompt
@@ -122,19 +185,23 @@ class Intake:
                     words[ids] = None
         return tuple(words)
 
-    def _checked(self, tokens: Any) -> list[int]:
-        if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Sequence):
+    def _checked(self, tokens: Any, cut: bool) -> list[int]:
+        if isinstance(tokens, (str, bytes, bytearray)) or not isinstance(tokens, Sequence):
             raise InvalidRequest(f"a prompt of type {type(tokens).__name__} is not understood: give a string, a list "
                                  "of token ids or a dict")
         if not tokens:
             raise InvalidRequest("the prompt is empty: give at least one token")
+        if not cut and len(tokens) > self.max_model_len:
+            raise InvalidRequest(f"the prompt has {len(tokens)} tokens; {self._too_long()}")
         self._check_ids("prompt", tokens)
         return list(tokens)
 
     def _check_ids(self, name: str, ids: Any) -> None:
         for id in ids:
-            if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < self.vocab_size:
-                raise InvalidRequest(f"{name}: token id {id!r} is out of range: the vocabulary has ids 0 to "
+            if type(id) is not int:
+                raise InvalidRequest(f"{name}: {shown(id)} is no token id: give integers below {self.vocab_size}")
+            if not 0 <= id < self.vocab_size:
+                raise InvalidRequest(f"{name}: token id {id} is out of range: the vocabulary has ids 0 to "
                                      f"{self.vocab_size - 1}")
 
     def _need_tokenizer(self, what: str) -> Tokenizer:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.answers import Collector
 from penstock.assemble import assemble
+from penstock.batch import Batch, UseTqdm
 from penstock.config import EngineConfig, Setting
-from penstock.errors import InvalidRequest, PenstockError
-from penstock.intake import Messages, Prompt
+from penstock.errors import InvalidRequest, PenstockError, shown
+from penstock.intake import Encoded, Messages, Prompt
 from penstock.progress import loading_bar
 from penstock.service import Service
 from penstock.text.tokenizer import Tokenizer
@@ -28,7 +30,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
-    """A model in this process. `options` are the fields of EngineConfig."""
+    """A model in this process. `options` are the fields of EngineConfig. Use it from one thread at a time."""
 
     def __init__(self, model: str, *, progress: bool = True, **options: Any) -> None:
         self.model = str(model)
@@ -61,118 +63,104 @@ class LLM:
 
     get_default_sampling_params = default_sampling_params
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = True,
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
                  priority: Sequence[int] | None = None) -> list[RequestOutput]:
-        """Complete each prompt: a string, a list of token ids, or {"prompt_token_ids": …}."""
-        encoded = [self.service.intake.encode(prompt) for prompt in _as_list(prompts)]
-        return self._run(encoded, sampling_params, use_tqdm, priority)
+        """Complete each prompt: a string, a list of token ids, or {"prompt_token_ids": …}.
 
-    def chat(self, messages: Messages | Sequence[Messages], sampling_params: Params = None, *, use_tqdm: bool = True,
-             add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] | None = None,
+        A request that the model fails on has finish_reason="error" and leaves the others as they are; if all of them
+        fail, the reason is raised.
+        """
+        items = _as_list(prompts)
+        params = self._params_for(sampling_params, len(items))
+        encoded = [self.service.intake.encode(item, cut=_cuts(one)) for item, one in zip(items, params)]
+        return self._run(encoded, params, use_tqdm, priority)
+
+    def chat(self, messages: Messages | Sequence[Messages], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
+             add_generation_prompt: bool = True, continue_final_message: bool = False,
+             tools: Sequence[Mapping[str, Any]] | None = None,
              chat_template_kwargs: Mapping[str, Any] | None = None) -> list[RequestOutput]:
         """Answer a conversation, or several, through the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        values = dict(chat_template_kwargs or {})
-        encoded = [(None, self.service.intake.encode_messages(conversation, add_generation_prompt,  # type: ignore[arg-type]
-                                                              tools=tools, **values))
-                   for conversation in conversations]
-        return self._run(encoded, sampling_params, use_tqdm, None)
+        conversations = _conversations(messages)
+        params = self._params_for(sampling_params, len(conversations))
+        values = {**(chat_template_kwargs or {}), "tools": tools}
+        if continue_final_message:
+            values["continue_final_message"] = True
+        encoded = [self.service.intake.encode_messages(conversation, add_generation_prompt, cut=_cuts(one), **values)
+                   for conversation, one in zip(conversations, params)]
+        return self._run(encoded, params, use_tqdm, None)
 
-    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False,
+                    ) -> list[BeamSearchOutput]:
         """The `beam_width` best continuations of each prompt, best first."""
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequest(f"params of type {type(params).__name__} are not understood: give BeamSearchParams")
         encoded = [self.service.intake.encode(prompt) for prompt in _as_list(prompts)]
-        collectors = [self.service.submit(tokens, params, prompt=prompt) for prompt, tokens in encoded]
-        self._finish(collectors, use_tqdm=False)
+        batch = Batch(self.service, encoded, [params] * len(encoded))
+        batch.finish(use_tqdm)
+        batch.raise_failure()
         return [BeamSearchOutput([self._beam(collector, output.token_ids, output.cumulative_logprob or 0.0,
                                              output.finish_reason)
-                                  for output in collector.output().outputs]) for collector in collectors]
+                                  for output in collector.output().outputs]) for collector in batch.collectors]
 
     def _beam(self, collector: Collector, output: list[int], score: float, reason: str | None) -> BeamSearchSequence:
         tokens = [*collector.request.tokens, *output]
         return BeamSearchSequence(tokens, score, self.tokenizer.decode(tokens) if self.tokenizer else None, reason)
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True,
+    def embed(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = True,
               truncate_prompt_tokens: int | None = None) -> list[EmbeddingRequestOutput]:
-        """One vector per prompt, from an embedding model."""
+        """One vector per prompt, from an embedding model. `truncate_prompt_tokens` keeps a prompt's beginning."""
         params = SamplingParams(truncate_prompt_tokens=truncate_prompt_tokens)
-        encoded = [self.service.intake.encode(prompt)[1] for prompt in _as_list(prompts)]
-        collectors = self._submit_all([(None, tokens) for tokens in encoded], [params] * len(encoded), None, pool=True)
-        self._finish(collectors, use_tqdm)
+        intake = self.service.intake
+        encoded = [intake.encode(prompt, cut=_cuts(params)) for prompt in _as_list(prompts)]
+        if truncate_prompt_tokens is not None:
+            encoded = [intake.beginning(one, truncate_prompt_tokens) for one in encoded]
+        batch = Batch(self.service, encoded, [params] * len(encoded), pool=True)
+        batch.finish(use_tqdm)
+        batch.raise_failure()
         return [EmbeddingRequestOutput(c.request.id, list(c.request.tokens), EmbeddingOutput(list(c.embedding or ())))
-                for c in collectors]
+                for c in batch.collectors]
 
     def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None,
                ) -> Iterator[StreamDelta]:
         """Yield each answer's new text as it is made. Closing the iterator aborts the request."""
-        intake, text = self.service.intake, None
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            tokens = intake.encode_messages(prompt)       # type: ignore[arg-type]
+            encoded = self.service.intake.encode_messages(prompt, cut=_cuts(sampling_params))   # type: ignore[arg-type]
         else:
-            text, tokens = intake.encode(prompt)          # type: ignore[arg-type]
-        collector = self.service.submit(tokens, sampling_params or self.service.default_params, prompt=text)
+            encoded = self.service.intake.encode(prompt, cut=_cuts(sampling_params))            # type: ignore[arg-type]
+        collector = self.service.submit(encoded.tokens, self.service.streamable(sampling_params),
+                                        prompt=encoded.prompt, salt=encoded.salt)
+        items: deque[StreamDelta] = deque()
+        collector.listener = items.append
         try:
-            while not collector.finished:
-                for owner, item in self.service.step():
-                    if owner is collector:
-                        if collector.error:
-                            raise PenstockError(f"the model failed on this request: {collector.error}")
-                        yield item
+            while items or not collector.finished:
+                if not items:
+                    self.service.step()
+                    continue
+                if collector.error:
+                    raise PenstockError(f"the model failed on this request: {collector.error}")
+                yield items.popleft()
         finally:
             if self._service is not None:
                 self._service.abort(collector)
 
-    def _run(self, encoded: Sequence[tuple[str | None, list[int]]], params: Params, use_tqdm: bool,
+    def _run(self, encoded: Sequence[Encoded], params: Sequence[SamplingParams | None], use_tqdm: UseTqdm,
              priority: Sequence[int] | None) -> list[RequestOutput]:
-        each = self._params_for(params, len(encoded))
-        collectors = self._submit_all(encoded, each, priority)
-        self._finish(collectors, use_tqdm)
-        return [collector.output() for collector in collectors]
+        batch = Batch(self.service, encoded, params, priority)
+        batch.finish(use_tqdm)
+        if all(collector.error for collector in batch.collectors):
+            batch.raise_failure()
+        return [collector.output() for collector in batch.collectors]
 
-    def _params_for(self, params: Params, count: int) -> list[SamplingParams]:
-        if params is None:
-            return [self.service.default_params] * count
-        if isinstance(params, SamplingParams):
+    def _params_for(self, params: Params, count: int) -> list[SamplingParams | None]:
+        """One for each prompt; None stands for the model's defaults."""
+        if params is None or isinstance(params, SamplingParams):
             return [params] * count
+        if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+            raise InvalidRequest(f"sampling_params {shown(params)} are not understood: give SamplingParams, or a list "
+                                 "with one for each prompt")
         if len(params) != count:
             raise InvalidRequest(f"{count} prompts came with {len(params)} SamplingParams: give one, or one for each")
         return list(params)
-
-    def _submit_all(self, encoded: Sequence[tuple[str | None, list[int]]], params: Sequence[SamplingParams],
-                    priority: Sequence[int] | None, pool: bool = False) -> list[Collector]:
-        """All of them, or none: one bad prompt leaves nothing in the queue."""
-        priorities = list(priority) if priority is not None else [0] * len(encoded)
-        if len(priorities) != len(encoded):
-            raise InvalidRequest(f"{len(encoded)} prompts came with {len(priorities)} priorities: give one for each")
-        collectors: list[Collector] = []
-        try:
-            for (prompt, tokens), one, rank in zip(encoded, params, priorities):
-                collectors.append(self.service.submit(tokens, one, prompt=prompt, priority=rank, pool=pool))
-        except PenstockError:
-            for collector in collectors:
-                self.service.abort(collector)
-            raise
-        return collectors
-
-    def _finish(self, collectors: Sequence[Collector], use_tqdm: bool) -> None:
-        bar = None
-        if use_tqdm:
-            from tqdm import tqdm
-            bar = tqdm(total=len(collectors), desc="Processed prompts", dynamic_ncols=True)
-        try:
-            while not all(collector.finished for collector in collectors):
-                self.service.step()
-                if bar is not None:
-                    bar.update(sum(collector.finished for collector in collectors) - bar.n)
-        except BaseException:
-            for collector in collectors:
-                self.service.abort(collector)
-            raise
-        finally:
-            if bar is not None:
-                bar.close()
-        failed = next((collector.error for collector in collectors if collector.error), None)
-        if failed:
-            raise PenstockError(f"the model failed on a request: {failed}")
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix that nobody uses now."""
@@ -198,11 +186,26 @@ class LLM:
         self.close()
 
 
+def _cuts(params: SamplingParams | None) -> bool:
+    return params is not None and params.truncate_prompt_tokens is not None
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several: a list of numbers is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        raise InvalidRequest(f"prompts of type {type(prompts).__name__} are not understood: give a string, a list of "
+                             "token ids, a dict, or a list of those")
     items = list(prompts)
     if items and isinstance(items[0], int):
         return [items]            # type: ignore[list-item]
     return items                  # type: ignore[return-value]
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """One conversation or several: a list of messages is one."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise InvalidRequest(f"messages={shown(messages)} are not understood: give a list of "
+                             "{'role': …, 'content': …}")
+    return [messages] if isinstance(messages[0], Mapping) else list(messages)    # type: ignore[list-item, arg-type]

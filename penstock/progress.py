@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 PATIENCE_S = 1.0
 
@@ -34,3 +35,18 @@ def loading_bar(enabled: bool) -> Iterator[Report | None]:
     finally:
         if bar is not None:
             bar.close()
+
+
+@contextmanager
+def counting_bar(wanted: bool | Callable[..., Any], total: int, title: str) -> Iterator[Callable[[int], object]]:
+    """A callback that counts up to `total`; `wanted` may be a class to use in tqdm's place."""
+    if not wanted:
+        yield lambda count: None
+        return
+    from tqdm import tqdm
+
+    bar = (wanted if callable(wanted) else tqdm)(total=total, desc=title, dynamic_ncols=True)
+    try:
+        yield lambda count: bar.update(count) if count else None
+    finally:
+        bar.close()

@@ -10,7 +10,8 @@ from penstock.answers import Collector
 from penstock.assemble import Assembly
 from penstock.errors import InvalidRequest
 from penstock.intake import Intake, default_params
-from penstock.types import BeamSearchParams, SamplingParams, StreamDelta
+from penstock.interrupts import held_interrupts
+from penstock.types import BeamSearchParams, SamplingParams
 
 
 class Service:
@@ -27,34 +28,55 @@ class Service:
     def default_params(self) -> SamplingParams:
         return default_params(self.assembly.generation_config)
 
-    def submit(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams, *, prompt: str | None = None,
-               priority: int = 0, salt: str = "", pool: bool = False) -> Collector:
-        """Queue a prompt. Its outputs gather in the collector as `step` is called."""
+    def _params_for(self, num_prompt: int) -> SamplingParams:
+        """The defaults, with an answer no longer than there is room for after such a prompt."""
+        params = self.default_params
+        return params.clone(max_tokens=max(1, min(params.max_tokens or 1, self.intake.longest - num_prompt)))
+
+    def streamable(self, params: SamplingParams | None) -> SamplingParams | None:
+        """Refuse what only the end of all answers can decide."""
+        if params is not None and not isinstance(params, SamplingParams):
+            raise InvalidRequest(f"sampling_params of type {type(params).__name__} cannot be streamed: give "
+                                 "SamplingParams; beams come whole from beam_search")
+        if params is not None and params.num_siblings > params.n:
+            raise InvalidRequest(f"best_of={params.best_of} over n={params.n} cannot be streamed, because the best are "
+                                 "known at the end only: use generate, or leave best_of out")
+        return params
+
+    @held_interrupts()
+    def submit(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams | None = None, *,
+               prompt: str | None = None, priority: int = 0, salt: str = "", pool: bool = False) -> Collector:
+        """Queue a prompt, with the model's own defaults where there are no `params`. Its outputs gather in the
+        collector as `step` is called."""
         if pool != self.assembly.spec.is_encoder:
             raise InvalidRequest(f"{self.assembly.path} " + (
                 "generates text and has no embeddings: use generate, or embed with an embedding model" if pool else
                 "is an embedding model and generates no text: use embed"))
+        if params is None:
+            params = self._params_for(len(tokens))
         request = self.intake.request(tokens, params, priority=priority, salt=salt, pool=pool)
         self.engine.add(request)
         collector = Collector(request, prompt, self.tokenizer)
         self.collectors[request.id] = collector
         return collector
 
-    def step(self) -> list[tuple[Collector, StreamDelta]]:
-        """One engine step: what it added to whom. Finished collectors are let go."""
-        items = []
+    @held_interrupts()
+    def step(self) -> list[Collector]:
+        """One engine step, its deltas handed to their collectors. Those that are finished are returned and let go."""
+        finished: dict[str, Collector] = {}
         for delta in self.engine.step():
             collector = self.collectors.get(delta.request_id)
             if collector is None:
                 continue
-            item, ended_here = collector.push(delta)
-            items.append((collector, item))
-            if ended_here:
+            if collector.push(delta):
                 self.engine.abort(delta.request_id, delta.sibling)
             if collector.finished:
-                del self.collectors[delta.request_id]
-        return items
+                finished[delta.request_id] = collector      # further deltas of this step may be other beams
+        for id in finished:
+            del self.collectors[id]
+        return list(finished.values())
 
+    @held_interrupts()
     def abort(self, collector: Collector) -> None:
         self.engine.abort(collector.request.id)
         self.collectors.pop(collector.request.id, None)
