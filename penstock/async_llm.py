@@ -5,70 +5,127 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from penstock.answers import Collector
 from penstock.assemble import assemble
 from penstock.config import EngineConfig
 from penstock.errors import PenstockError
-from penstock.intake import Messages, Prompt
+from penstock.intake import Encoded, Messages, Prompt
 from penstock.service import Service
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import SamplingParams, StreamDelta
 
-Item = StreamDelta | PenstockError | BaseException
-Deliver = Callable[[Item], None]
+CLOSED = "this AsyncLLM is closed: make a new one"
+
+
+class _Stream:
+    """One request on its way from the engine thread to a task. Made by the task, pushed to by the thread."""
+
+    def __init__(self) -> None:
+        self.collector: Collector | None = None
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[StreamDelta | PenstockError] = asyncio.Queue()
+
+    def push(self, item: StreamDelta | PenstockError) -> bool:
+        """False when nobody can be listening any more: the event loop has ended."""
+        try:
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+        except RuntimeError:
+            return False
+        return True
+
+    async def next(self) -> StreamDelta:
+        item = await self._items.get()
+        if isinstance(item, PenstockError):
+            raise item
+        return item
 
 
 class _Loop(threading.Thread):
-    """Runs the service. Other threads hand it calls; between steps it makes them."""
+    """Runs the service. Other threads hand it calls; between steps it makes them.
+
+    Every stream is in `_streams` from before its call is queued until it ends, so whatever ends the thread ends it too.
+    """
 
     def __init__(self, service: Service) -> None:
         super().__init__(name="penstock-engine", daemon=True)
-        self.service = service
+        self._service = service
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._subscribers: dict[str, Deliver] = {}
+        self._lock = threading.Lock()              # over the two below
+        self._streams: set[_Stream] = set()
+        self._ended: str | None = None             # why there will be no more steps
 
-    def call(self, function: Callable[[], None] | None) -> None:
-        """Make a call on the engine thread; None ends it."""
-        self._calls.put(function)
+    def open(self, stream: _Stream, encoded: Encoded, params: SamplingParams | None, priority: int) -> None:
+        with self._lock:
+            if self._ended:
+                raise PenstockError(self._ended)
+            self._streams.add(stream)
+        self._calls.put(lambda: self._submit(stream, encoded, params, priority))
 
-    def subscribe(self, collector: Collector, deliver: Deliver) -> None:
-        self._subscribers[collector.request.id] = deliver
+    def abort(self, stream: _Stream) -> None:
+        """Its blocks are free once the step under way has ended."""
+        self._calls.put(lambda: self._drop(stream))
 
-    def abort(self, collector: Collector) -> None:
-        self._subscribers.pop(collector.request.id, None)
-        self.service.abort(collector)
+    def end(self) -> None:
+        """No step begins after this; open streams get an error."""
+        self._calls.put(None)
+        if threading.current_thread() is not self:
+            self.join()
 
     def run(self) -> None:
-        while self._make_calls():
-            try:
-                self._step()
-            except BaseException as error:
-                for deliver in self._subscribers.values():
-                    deliver(error)
-                self._subscribers.clear()
-                self.service.collectors.clear()
-                raise
+        reason, cause = CLOSED, None
+        try:
+            while self._make_calls():
+                self._service.step()
+        except BaseException as error:
+            reason, cause = f"the engine failed ({type(error).__name__}: {error}): make a new AsyncLLM", error
+        with self._lock:
+            self._ended, streams = reason, list(self._streams)
+            self._streams.clear()
+        for stream in streams:
+            failure = PenstockError(reason)
+            failure.__cause__ = cause
+            stream.push(failure)
+        self._service.close()
 
     def _make_calls(self) -> bool:
         """Make the calls that wait; with nothing to compute, wait for one. False ends the thread."""
-        while not self._calls.empty() or not self.service.engine.has_work:
+        while not self._calls.empty() or not self._service.engine.has_work:
             call = self._calls.get()
             if call is None:
                 return False
             call()
         return True
 
-    def _step(self) -> None:
-        for collector, item in self.service.step():
-            deliver = self._subscribers.get(collector.request.id)
-            if deliver is None:
-                continue
-            deliver(PenstockError(f"the model failed on this request: {collector.error}") if collector.error else item)
-            if collector.finished:
-                del self._subscribers[collector.request.id]
+    def _submit(self, stream: _Stream, encoded: Encoded, params: SamplingParams | None, priority: int) -> None:
+        if stream not in self._streams:
+            return
+        try:
+            collector = self._service.submit(encoded.tokens, params, prompt=encoded.prompt, priority=priority,
+                                             salt=encoded.salt)
+        except Exception as error:       # one request that cannot be taken in must not end the others
+            stream.push(error if isinstance(error, PenstockError) else PenstockError(
+                f"the request cannot be taken in ({type(error).__name__}: {error})"))
+            self._drop(stream)
+            return
+        stream.collector = collector
+        collector.listener = lambda item: self._deliver(stream, collector, item)
+
+    def _deliver(self, stream: _Stream, collector: Collector, item: StreamDelta) -> None:
+        failed = PenstockError(f"the model failed on this request: {collector.error}") if collector.error else None
+        if not stream.push(failed or item):
+            self.abort(stream)
+        elif collector.finished:
+            self._drop(stream)
+
+    def _drop(self, stream: _Stream) -> None:
+        with self._lock:
+            self._streams.discard(stream)
+        if stream.collector is not None and not stream.collector.finished:
+            self._service.abort(stream.collector)
 
 
 class AsyncLLM:
@@ -77,90 +134,55 @@ class AsyncLLM:
     def __init__(self, model: str, *, progress: bool = False, **options: Any) -> None:
         service = Service(assemble(str(model), EngineConfig.from_options(**options), show_progress=progress))
         self._service = service
-        self._thread: _Loop | None = _Loop(service)
+        self._thread = _Loop(service)
         self._thread.start()
+        self._end = weakref.finalize(self, self._thread.end)      # on collection, and before the interpreter ends
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self._service.tokenizer
 
     def default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends."""
         return self._service.default_params
 
-    async def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0,
-                       ) -> AsyncIterator[StreamDelta]:
+    def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0,
+                 ) -> AsyncGenerator[StreamDelta, None]:
         """Yield the answers' deltas. Leaving the loop early, or being cancelled, aborts the request."""
-        text, tokens = self._service.intake.encode(prompt)
-        async for item in self._stream(tokens, sampling_params, text, priority):
-            yield item
+        return self._stream(lambda cut: self._service.intake.encode(prompt, cut=cut), sampling_params, priority)
 
-    async def chat(self, messages: Messages, sampling_params: SamplingParams | None = None, *, priority: int = 0,
-                   ) -> AsyncIterator[StreamDelta]:
+    def chat(self, messages: Messages, sampling_params: SamplingParams | None = None, *, priority: int = 0,
+             ) -> AsyncGenerator[StreamDelta, None]:
         """As `generate`, for a conversation."""
-        tokens = self._service.intake.encode_messages(messages)
-        async for item in self._stream(tokens, sampling_params, None, priority):
-            yield item
+        return self._stream(lambda cut: self._service.intake.encode_messages(messages, cut=cut), sampling_params,
+                            priority)
 
-    async def _stream(self, tokens: Sequence[int], params: SamplingParams | None, text: str | None, priority: int,
-                      ) -> AsyncIterator[StreamDelta]:
-        thread = self._running()
-        loop = asyncio.get_running_loop()
-        items: asyncio.Queue[Item] = asyncio.Queue()
-        collectors: list[Collector] = []
-
-        def deliver(item: Item) -> None:
-            loop.call_soon_threadsafe(items.put_nowait, item)
-
-        def submit() -> None:
-            try:
-                collector = self._service.submit(tokens, params or self._service.default_params, prompt=text,
-                                                 priority=priority)
-            except PenstockError as error:
-                deliver(error)
-                return
-            collectors.append(collector)
-            thread.subscribe(collector, deliver)
-
-        def abort() -> None:
-            for collector in collectors:
-                thread.abort(collector)
-
-        thread.call(submit)
-        num_open = (params or self._service.default_params).num_siblings
+    async def _stream(self, encode: Callable[[bool], Encoded], params: SamplingParams | None, priority: int,
+                      ) -> AsyncGenerator[StreamDelta, None]:
+        params = self._service.streamable(params)
+        encoded = encode(params is not None and params.truncate_prompt_tokens is not None)
+        stream = _Stream()
+        self._thread.open(stream, encoded, params, priority)
+        num_open = (params or self._service.default_params).n
         try:
             while num_open:
-                item = await items.get()
-                if isinstance(item, BaseException):
-                    raise item
+                item = await stream.next()
                 num_open -= item.finish_reason is not None
                 yield item
         finally:
             if num_open:
-                thread.call(abort)
+                self._thread.abort(stream)
 
     def stats(self) -> dict[str, Any]:
+        """Counters since the start, and what runs now."""
         return self._service.stats()
 
-    def _running(self) -> _Loop:
-        if self._thread is None or not self._thread.is_alive():
-            raise PenstockError("this AsyncLLM is closed: make a new one")
-        return self._thread
-
     def close(self) -> None:
-        """End the engine thread and free everything; open streams get an error."""
-        thread, self._thread = getattr(self, "_thread", None), None
-        if thread is not None:
-            thread.call(None)
-            thread.join()
-            for deliver in thread._subscribers.values():
-                deliver(PenstockError("this AsyncLLM was closed while the request ran"))
-            self._service.close()
+        """End the engine thread and free everything; open streams get an error. A second call does nothing."""
+        self._end()
 
     def __enter__(self) -> AsyncLLM:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
         self.close()
