@@ -16,7 +16,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -55,7 +55,7 @@ class Decoder:
 
     kind: str                                       # bytes, pieces, pairs
     replace: tuple[tuple[str, str], ...] = ()       # pieces: in each token, first by second
-    num_stripped: int = 0                           # pieces: spaces dropped at the very start of the text
+    strips: bool = False                            # pieces: a space at the very start of the text is dropped
 
     @classmethod
     def of(cls, backend: Backend) -> Decoder:
@@ -70,8 +70,8 @@ class Decoder:
         kinds = [step["type"] for step in steps]
         if kinds in (["ByteFallback", "Fuse"], ["ByteFallback"]):
             return cls("pieces", tuple(replace))
-        if kinds == ["ByteFallback", "Fuse", "Strip"] and steps[2]["content"] == " " and steps[2]["stop"] == 0:
-            return cls("pieces", tuple(replace), steps[2]["start"])
+        if kinds == ["ByteFallback", "Fuse", "Strip"] and _strips_one_space(steps[2]):
+            return cls("pieces", tuple(replace), strips=True)
         return cls("pairs")
 
 
@@ -80,6 +80,10 @@ def _steps(backend: Backend) -> list[dict[str, Any]]:
         return []
     described = json.loads(backend.decoder.__getstate__())
     return described["decoders"] if described["type"] == "Sequence" else [described]
+
+
+def _strips_one_space(step: dict[str, Any]) -> bool:
+    return bool(step["content"] == " " and step["start"] == 1 and step["stop"] == 0)
 
 
 @dataclass
@@ -121,6 +125,19 @@ class Spelling:
             return ByteStream(self)
         return PieceStream(self) if self.decoder.kind == "pieces" else PairStream(self)
 
+    def tail(self, ids: Sequence[int], hidden: frozenset[int]) -> list[int]:
+        """The last ids, as many as bear on what the next one adds: a character has at most three bytes unfinished."""
+        kept: list[int] = []
+        num_bytes = 0
+        for id in reversed(ids):
+            if id in hidden or not (spelled := self[id]):
+                continue
+            kept.append(id)
+            num_bytes += len(spelled)
+            if isinstance(spelled, str) or self.decoder.kind == "bytes" and num_bytes >= 3:
+                break
+        return kept[::-1]
+
     def alone(self, id: int) -> str:
         """An id's text without its neighbours: leading space kept, half a character as U+FFFD."""
         spelled = self[id]
@@ -147,7 +164,7 @@ class PieceStream:
     def __init__(self, spelling: Spelling) -> None:
         self._spelling = spelling
         self._utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._num_stripped = spelling.decoder.num_stripped
+        self._strips = spelling.decoder.strips
 
     def push(self, ids: Iterable[int]) -> str:
         parts = []
@@ -158,20 +175,16 @@ class PieceStream:
             elif spelled:
                 parts.append(self.finish())
                 parts.append(spelled)
-        return self._strip("".join(parts))
+        text = "".join(parts)
+        if self._strips and text:
+            self._strips = False
+            return text.removeprefix(" ")
+        return text
 
     def finish(self) -> str:
         rest = self._utf8.decode(b"", final=True).translate(_ESCAPED)
         self._utf8.reset()
         return rest
-
-    def _strip(self, text: str) -> str:
-        while self._num_stripped and text:
-            if not text.startswith(" "):
-                self._num_stripped = 0
-                break
-            text, self._num_stripped = text[1:], self._num_stripped - 1
-        return text
 
 
 class PairStream:

@@ -17,8 +17,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = ()) -> None:
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._stream = tokenizer.spelling.stream()
-        if prompt_ids:
-            self.push(prompt_ids)
+        self._stream.push(tokenizer.spelling.tail(prompt_ids, self._hidden))
 
     def push(self, ids: Iterable[int]) -> str:
         return self._stream.push(id for id in ids if id not in self._hidden)

@@ -107,7 +107,9 @@ def _add_tokens(backend: Backend, settings: Mapping[str, Any], extra: Mapping[st
         if known == id or known is None and id == backend.get_vocab_size():
             backend.add_tokens([AddedToken(entry["content"], **{flag: entry[flag] for flag in flags if flag in entry})])
     special = [_content(settings.get(name)) for name in NAMES]
-    special += [_content(token) for token in settings.get("additional_special_tokens") or []]
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        listed = settings.get(name) or []
+        special += [_content(token) for token in (listed.values() if isinstance(listed, dict) else listed)]
     add_tokens(backend, special=[text for text in special if text and backend.token_to_id(text) is not None], plain=[])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers
@@ -43,21 +44,29 @@ def raw_texts(texts: Sequence[str], kinds: Sequence[int]) -> list[str]:
 
 
 def merges_of(texts: Sequence[str], scores: Sequence[float], origin: str) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, best piece first.
+    """Every way to put a piece together from two others, best first.
 
-    SentencePiece merges the pair whose union scores highest, the leftmost first among equals. Ranks do the same, but
-    for the two halvings of one piece in one place ("a"+"aa" and "aa"+"a"): there the longer left half goes first,
-    which is what merging from the left leaves behind.
+    SentencePiece merges the pair whose union scores highest, the leftmost first among equals; ranks know no place in
+    the text. Where scores are equal (the halvings of one piece; Llama's runs of spaces, which all have one score) the
+    longer left half goes first: what has grown on the left grows on before anything begins on its right.
     """
     known = set(texts)
-    merges = []
-    for _, piece in sorted(zip(scores, texts), key=lambda scored: -scored[0]):
-        if len(piece) > MAX_PIECE_CHARS:
-            raise InvalidModel(f"{origin}: a token of {len(piece)} characters; the limit is {MAX_PIECE_CHARS}")
-        for cut in range(len(piece) - 1, 0, -1):
-            if piece[:cut] in known and piece[cut:] in known:
-                merges.append((piece[:cut], piece[cut:]))
+    merges: list[tuple[str, str]] = []
+    for _, equals in groupby(sorted(zip(scores, texts), key=_by_score), key=_by_score):
+        begin, pieces = len(merges), [piece for _, piece in equals]
+        for piece in pieces:
+            if len(piece) > MAX_PIECE_CHARS:
+                raise InvalidModel(f"{origin}: a token of {len(piece)} characters; the limit is {MAX_PIECE_CHARS}")
+            for cut in range(len(piece) - 1, 0, -1):
+                if piece[:cut] in known and piece[cut:] in known:
+                    merges.append((piece[:cut], piece[cut:]))
+        if len(pieces) > 1:
+            merges[begin:] = sorted(merges[begin:], key=lambda pair: -len(pair[0]))
     return merges
+
+
+def _by_score(scored: tuple[float, str]) -> float:
+    return -scored[0]
 
 
 def build(pieces: Pieces, origin: str) -> Backend:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 import random
+import re
+from collections.abc import Callable
 
 import pytest
+import regex
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -29,6 +33,74 @@ CHARS = "abcdeé ñ  \n\t'.,-_<>|▁019٣²中文日한שم\u0301😀👍🏽\u2
 def random_texts(count: int, seed: int) -> list[str]:
     rng = random.Random(seed)
     return ["".join(rng.choices(CHARS, k=rng.randrange(40))) for _ in range(count)]
+
+
+class NaivePieces:
+    """SentencePiece as written on paper: user-defined tokens apart, then again and again the best-scored neighbours."""
+
+    def __init__(self, metadata: dict) -> None:
+        tokens, kinds, scores = (metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type", "scores"))
+        self.ids = {token: id for id, token in enumerate(tokens)}
+        self.score = {token: score for token, kind, score in zip(tokens, kinds, scores) if kind == 1}
+        apart = [token for token, kind in zip(tokens, kinds) if kind in (3, 4)]
+        self.apart = re.compile("(" + "|".join(map(re.escape, sorted(apart, key=len, reverse=True))) + ")")
+
+    def encode(self, text: str) -> list[int]:
+        out = []
+        for place, part in enumerate(self.apart.split(text)):
+            if place % 2:
+                out.append(self.ids[part])
+                continue
+            symbols = merge(list(part.replace(" ", "▁")), lambda pair: -self.score.get("".join(pair), -math.inf))
+            for symbol in symbols:
+                byte_tokens = [f"<0x{byte:02X}>" for byte in symbol.encode()]
+                out += [self.ids[token] for token in ([symbol] if symbol in self.score else byte_tokens)]
+        return out
+
+
+class NaiveBytes:
+    """Byte-level BPE as written on paper: each pattern cuts what the one before left, then the merges by rank."""
+
+    def __init__(self, metadata: dict, patterns: list[str], whole_words: bool = False) -> None:
+        self.patterns, self.whole_words = patterns, whole_words
+        self.ids = {token: id for id, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+        self.ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(metadata["tokenizer.ggml.merges"])}
+        kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        moved = [byte for byte in range(256) if byte not in kept]
+        self.char = {**{byte: chr(byte) for byte in kept}, **{byte: chr(256 + at) for at, byte in enumerate(moved)}}
+
+    def encode(self, text: str) -> list[int]:
+        words = [text]
+        for pattern in self.patterns:
+            words = [part for word in words for part in regex.split(f"({pattern})", word) if part]
+        out = []
+        for word in words:
+            symbols = [self.char[byte] for byte in word.encode()]
+            if self.whole_words and "".join(symbols) in self.ids:
+                symbols = ["".join(symbols)]
+            out += [self.ids[symbol] for symbol in merge(symbols, lambda pair: self.ranks.get(pair, math.inf))]
+        return out
+
+
+def merge(symbols: list[str], cost: Callable[[tuple[str, str]], float]) -> list[str]:
+    """Join the cheapest neighbours, the leftmost first, until no two may be joined."""
+    while len(symbols) > 1:
+        costs = [cost(pair) for pair in zip(symbols, symbols[1:])]
+        at = costs.index(min(costs))
+        if costs[at] == math.inf:
+            break
+        symbols[at:at + 2] = ["".join(symbols[at:at + 2])]
+    return symbols
+
+
+@pytest.fixture(scope="session")
+def naive_pieces() -> type[NaivePieces]:
+    return NaivePieces
+
+
+@pytest.fixture(scope="session")
+def naive_bytes() -> type[NaiveBytes]:
+    return NaiveBytes
 
 
 @pytest.fixture(scope="session")

@@ -113,6 +113,14 @@ def test_a_character_in_many_tokens_comes_at_once(tokenizers):
     assert deltas(tokenizers["bytes"], ids[:3], True, []) == ["", "", "", "\ufffd"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_long_prompt_only_the_end_is_read(tokenizers, kind):
+    spelling = tokenizers[kind].spelling
+    word = next(id for id in range(5, 700) if len(spelling[id]) > 2)
+    assert spelling.tail([word] * 100_000, frozenset()) == [word]
+    assert len(spelling.tail([2**40] * 50 + [word] * 50 + [0], frozenset({0}))) == 1
+
+
 def test_special_tokens_are_shown_on_request_only(tokenizers):
     ids = tokenizers["bytes"].encode("a<|im_end|>b[TOOL]", add_special_tokens=False)
     assert tokenizers["bytes"].decode(ids) == "ab[TOOL]"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
-import re
-from collections.abc import Callable
 
 import pytest
-import regex
 
 from penstock.hub import list_models
 from penstock.models.files.gguf import GgufFile
@@ -44,60 +40,9 @@ def texts() -> list[str]:
     return ["", " ", "Hello world", TEXT, *(TEXT[begin:end] for begin, end in slices), *shuffled]
 
 
-class NaivePieces:
-    """SentencePiece as written on paper: user-defined tokens apart, then again and again the best-scored neighbours."""
-
-    def __init__(self, metadata: dict) -> None:
-        tokens, kinds, scores = (metadata[K + key] for key in ("tokens", "token_type", "scores"))
-        self.ids = {token: id for id, token in enumerate(tokens)}
-        self.score = {token: score for token, kind, score in zip(tokens, kinds, scores) if kind == 1}
-        apart = [token for token, kind in zip(tokens, kinds) if kind in (3, 4)]
-        self.apart = re.compile("(" + "|".join(map(re.escape, sorted(apart, key=len, reverse=True))) + ")")
-
-    def encode(self, text: str) -> list[int]:
-        out = []
-        for place, part in enumerate(self.apart.split(text)):
-            if place % 2:
-                out.append(self.ids[part])
-                continue
-            symbols = merge(list(part.replace(" ", "▁")), lambda pair: -self.score.get("".join(pair), -math.inf))
-            for symbol in symbols:
-                byte_tokens = [f"<0x{byte:02X}>" for byte in symbol.encode()]
-                out += [self.ids[token] for token in ([symbol] if symbol in self.score else byte_tokens)]
-        return out
-
-
-class NaiveBytes:
-    """Byte-level BPE as written on paper: digits one by one, GPT-2's words, then the merges by rank."""
-
-    def __init__(self, metadata: dict) -> None:
-        self.ids = {token: id for id, token in enumerate(metadata[K + "tokens"])}
-        self.ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(metadata[K + "merges"])}
-        kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        moved = [byte for byte in range(256) if byte not in kept]
-        self.char = {**{byte: chr(byte) for byte in kept}, **{byte: chr(256 + at) for at, byte in enumerate(moved)}}
-
-    def encode(self, text: str) -> list[int]:
-        words = [word for part in regex.split(r"(\p{N})", text) for word in regex.findall(GPT2, part)]
-        return [self.ids[symbol] for word in words
-                for symbol in merge([self.char[byte] for byte in word.encode()],
-                                    lambda pair: self.ranks.get(pair, math.inf))]
-
-
-def merge(symbols: list[str], cost: Callable[[tuple[str, str]], float]) -> list[str]:
-    """Join the cheapest neighbours, the leftmost first, until no two may be joined."""
-    while len(symbols) > 1:
-        costs = [cost(pair) for pair in zip(symbols, symbols[1:])]
-        at = costs.index(min(costs))
-        if costs[at] == math.inf:
-            break
-        symbols[at:at + 2] = ["".join(symbols[at:at + 2])]
-    return symbols
-
-
-def test_encodes_as_written_on_paper(model):
+def test_encodes_as_written_on_paper(model, naive_bytes, naive_pieces):
     name, metadata, tokenizer = model
-    naive = (NaiveBytes if name == "smollm2" else NaivePieces)(metadata)
+    naive = naive_bytes(metadata, [r"\p{N}", GPT2]) if name == "smollm2" else naive_pieces(metadata)
     for text in texts():
         assert tokenizer.encode(text, add_special_tokens=False) == naive.encode(text), text
 
