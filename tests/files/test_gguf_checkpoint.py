@@ -6,6 +6,7 @@ the same logits.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -28,8 +29,11 @@ IDS = torch.tensor([[5, 17, 60, 3, 44, 91, 2, 33, 70, 8, 21, 50, 6, 77, 12, 39, 
 RENAMED = {"embed_out.weight": "lm_head.weight"}       # GPT-NeoX's head, on disk and in transformers 5
 
 
+original = cache(tiny_model)
+
+
 def written(tmp_path: Path, name: str, **options: object) -> tuple[transformers.PreTrainedModel, GgufCheckpoint]:
-    model = tiny_model(name)
+    model = original(name)
     write_gguf(model, MODELS[name][0], tmp_path / f"{name}.gguf", **options)
     checkpoint = open_checkpoint(tmp_path / f"{name}.gguf")
     assert isinstance(checkpoint, GgufCheckpoint)
@@ -195,8 +199,7 @@ def test_generation_config_has_every_end_and_the_sampling_defaults(tmp_path: Pat
     ({"split.count": (3, gguf.GGUFValueType.UINT16)}, "one of 3 parts"),
 ])
 def test_metadata_that_changes_the_maths_is_refused(extra: dict[str, tuple], reason: str, tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    write_gguf(model, "llama", tmp_path / "model.gguf", extra=extra)
+    write_gguf(original("llama"), "llama", tmp_path / "model.gguf", extra=extra)
     with pytest.raises(InvalidModel, match=reason) as caught:
         open_checkpoint(tmp_path / "model.gguf")
     assert str(tmp_path / "model.gguf") in str(caught.value)
