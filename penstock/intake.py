@@ -16,7 +16,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-PROBE_CHARS = 16      # per token of the longest sequence: a text longer than that is first judged by its beginning
+PROBE_CHARS = 16      # per token of the longest sequence: longer texts are first judged by their beginnings
 CUT_TOKENS = 64       # more than a text's beginning can have over the same part of the whole text
 
 
@@ -106,12 +106,13 @@ class Intake:
 
     def _encode(self, text: str, cut: bool, add_special_tokens: bool = True) -> list[int]:
         tokenizer = self._need_tokenizer("a text prompt")
-        beginning = text[:PROBE_CHARS * self.max_model_len]
-        if not cut and len(beginning) < len(text):
-            count = len(tokenizer.encode(beginning, add_special_tokens=False)) - CUT_TOKENS
+        length = PROBE_CHARS * self.max_model_len
+        while not cut and length < len(text):
+            count = len(tokenizer.encode(text[:length], add_special_tokens=False)) - CUT_TOKENS
             if count > self.max_model_len:
                 raise InvalidRequest(f"the prompt has {len(text)} characters, more than {count} tokens; "
                                      f"{self._too_long()}")
+            length *= 2
         tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if not tokens:
             raise InvalidRequest(f"the prompt {shown(text)} has no tokens: give some text")

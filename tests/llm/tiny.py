@@ -1,0 +1,56 @@
+"""Tiny models: a config alone for seeded random weights, or a checkpoint that transformers made and can read."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from penstock import LLM
+from penstock.models.registry import FAMILIES
+
+EOS = "<end>"
+CORPUS = ["the cat sat on the mat and the dog ran after the ball", "a penstock is a pipe that feeds water to a turbine",
+          "one two three four five six seven eight nine ten", "what is the answer? the answer is 42."] * 4
+TEMPLATE = ("{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+            "{% if add_generation_prompt %}[assistant]{% endif %}")
+
+
+def write_config(folder: Path, architecture: str = "LlamaForCausalLM", variant: int = 0, **changes: Any) -> str:
+    """Weights large enough that answers vary."""
+    config = {"architectures": [architecture], **FAMILIES[architecture].like[variant], "initializer_range": 0.3, **changes}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@lru_cache
+def tokenizer() -> Tokenizer:
+    """Byte-level BPE of 300 ids: any text can be written with it."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=[EOS], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    made.train_from_iterator(CORPUS, trainer)
+    return made
+
+
+def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> None:
+    tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": EOS} | ({"chat_template": template} if template else {})
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def dummy(model: str, **options: Any) -> LLM:
+    options = {"skip_tokenizer_init": True, "threads": 1, "kv_cache_tokens": 2048, **options}
+    return LLM(model, load_format="dummy", progress=False, **options)
+
+
+def written(llm: LLM, tokens: list[int]) -> str:
+    """The text of an answer's tokens, by the `tokenizers` library itself."""
+    text: str = tokenizer().decode(tokens)
+    return text
