@@ -12,7 +12,7 @@ from penstock.errors import InvalidModel, InvalidRequest
 from penstock.text import folder, gguf
 from penstock.text.decoding import Decoder, Spelling
 from penstock.text.template import ChatTemplate, Message
-from penstock.text.vocabulary import Vocabulary
+from penstock.text.vocabulary import Vocabulary, refusing
 
 
 class Tokenizer:
@@ -22,9 +22,11 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._backend = vocabulary.backend
         self._templates: dict[str, ChatTemplate] = {}
-        added = self._backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        self.spelling = Spelling(self._backend, Decoder.of(self._backend), vocabulary.aliases, frozenset(added))
+        with refusing(vocabulary.origin):
+            added = self._backend.get_added_tokens_decoder()
+            self.special_ids = frozenset(id for id, token in added.items() if token.special)
+            self.spelling = Spelling(self._backend, Decoder.of(self._backend), vocabulary.aliases, frozenset(added))
+            self._backend.encode("a")      # some damage shows only here
         self.eos_token_ids = vocabulary.eos_token_ids
         self.bos_token_id = vocabulary.bos_token_id
         self.chat_template = vocabulary.templates.get("default")
@@ -51,19 +53,14 @@ class Tokenizer:
             raise InvalidRequest(f"a prompt must be a string, not {type(text).__name__}")
         affixes = self._vocabulary.affixes
         try:
-            ids = self._backend.encode(text, add_special_tokens=add_special_tokens and affixes is None).ids
-        except Exception as error:
-            raise self._refusal(text, error) from error
+            with refusing(self._vocabulary.origin):
+                ids = self._backend.encode(text, add_special_tokens=add_special_tokens and affixes is None).ids
+        except InvalidModel:
+            _check_characters(text)
+            raise
         if add_special_tokens and affixes is not None:
             return [*affixes[0], *ids, *affixes[1]]
         return ids
-
-    def _refusal(self, text: str, error: Exception) -> Exception:
-        for at, char in enumerate(text):
-            if "\ud800" <= char <= "\udfff":
-                return InvalidRequest(f"the prompt has half a character (U+{ord(char):04X}, a lone surrogate) at "
-                                      f"position {at}; remove it or decode the text with errors='replace'")
-        return InvalidModel(f"{self._vocabulary.origin}: the tokenizer cannot encode this prompt ({error})")
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; those the tokenizer lacks add nothing."""
@@ -89,6 +86,13 @@ class Tokenizer:
                                      "generate with a plain prompt")
             self._templates[name] = ChatTemplate(source, self._vocabulary.origin)
         return self._templates[name]
+
+
+def _check_characters(text: str) -> None:
+    for at, char in enumerate(text):
+        if "\ud800" <= char <= "\udfff":
+            raise InvalidRequest(f"the prompt has half a character (U+{ord(char):04X}, a lone surrogate) at position "
+                                 f"{at}; remove it or decode the text with errors='replace'")
 
 
 def load_tokenizer(source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file") -> Tokenizer:

@@ -186,6 +186,16 @@ def test_damaged_files_are_refused_by_name(folder, name, content, words):
     assert "\n" not in str(refused.value)
 
 
+def test_damage_that_shows_only_when_encoding_is_refused_at_load(byte_level, tmp_path):
+    """The library panics here, which is no ordinary exception."""
+    table = json.loads(byte_level.to_str())
+    table["post_processor"] = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+                               "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}]}
+    write(tmp_path, "tokenizer.json", **table)
+    with pytest.raises(InvalidModel, match="damaged"):
+        Tokenizer.from_folder(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
 def test_altered_files_raise_only_our_error(byte_level, train_sentencepiece, tmp_path, name):
     """300 files with bytes changed, cut out or cut off: refused, or a tokenizer that encodes and decodes."""
