@@ -29,7 +29,7 @@ class Capacity:
             raise InvalidRequest(f"the prompt has {count} tokens and must be computed in one step of at most "
                                  f"{self.max_num_batched_tokens}: shorten it or raise max_num_batched_tokens")
         length = count if request.pool else count + request.max_tokens
-        blocks = self.cache.blocks_to(length)
+        blocks = self.cache.blocks_to(length, length if request.pool else 1)
         if blocks > self.cache.pool.num_blocks:
             raise InvalidRequest(f"prompt and answer of {length} tokens need {blocks} cache blocks, the cache has "
                                  f"{self.cache.pool.num_blocks}: shorten them or raise kv_cache_tokens")
