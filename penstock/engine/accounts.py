@@ -122,15 +122,17 @@ class Accounts:
         """A step failed. Alone in it: the sequence ends. Otherwise each runs alone for a while, to find the cause."""
         self.stats.num_failed_steps += 1
         alive = [entry for entry in started.entries if entry.valid]
+        deltas: list[Delta] = []
         if len(started.entries) == 1:
-            return [delta for entry in alive for delta in self._end_with_error(entry.sequence, error)]
+            deltas = [delta for entry in alive for delta in self._end_with_error(entry.sequence, error)]
+            alive = []
         for entry in alive:
             end = min(entry.row.start + entry.row.count, len(entry.sequence.tokens))
             entry.sequence.suspect = max(entry.sequence.suspect, end)
             self.roster.preempt(entry.sequence)
         for sequence in [s for s in self.roster.running if s.holding in started.copied]:
             self.roster.preempt(sequence)
-        return []
+        return deltas
 
     def _advance(self, group: BeamGroup) -> list[Delta]:
         """Every beam has its candidates: continue the best, fork where one parent has several, end the rest."""
