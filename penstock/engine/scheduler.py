@@ -63,7 +63,7 @@ class Scheduler:
             if not sequence.done and (sibling is None or sibling == sequence.sibling or sequence.beam):
                 self.roster.finish(sequence)
                 if not (sequence.beam and deltas):
-                    deltas.append(Delta(request_id, sequence.sibling, finish_reason="abort"))
+                    deltas.append(Delta(request_id, 0 if sequence.beam else sequence.sibling, finish_reason="abort"))
         self.stats.num_aborted += len(deltas)
         return deltas
 
@@ -139,7 +139,7 @@ class Scheduler:
         return tuple(Draft(token, i - 1) for i, token in enumerate(line[sequence.expected:][:most]))
 
     def _cut_at_snapshot(self, sequence: Sequence, count: int) -> int:
-        if not self.cache.recurrent:
+        if not self.cache.recurrent or sequence.request.pool:
             return count
         return min(count, next_snapshot(sequence, self.cache.block_size) - sequence.computed)
 
@@ -166,11 +166,11 @@ class Scheduler:
         return 0
 
     def _victim(self, candidates: list[Sequence]) -> Sequence | None:
-        """The one that loses the least work; one that would free nothing is no help."""
+        """The one that loses the least work; one that would free nothing only where all share what they hold."""
         taken = {entry.sequence for entry in self._entries}
         losses = {s: self.cache.exclusive(s.held) for s in candidates if s not in taken}
-        return min((s for s in losses if losses[s]), default=None,
-                   key=lambda s: (losses[s], tuple(-part for part in self.policy.rank(s))))
+        return min(losses, default=None,
+                   key=lambda s: (not losses[s], losses[s], tuple(-part for part in self.policy.rank(s))))
 
     def _preempt(self, victim: Sequence) -> None:
         self.stats.num_preemptions += 1
@@ -180,7 +180,7 @@ class Scheduler:
     def _preempt_paused(self) -> bool:
         """A beam that waits for the others of its group keeps its candidates, not its row and blocks."""
         paused = [s for s in self.roster.running if s.candidates]
-        if not paused or not self.roster.waiting:
+        if not paused:
             return False
         self._preempt(paused[-1])
         return True
@@ -242,9 +242,9 @@ class Scheduler:
             return False
         return self.roster.prefixes.awaited(sequence, self._match(sequence))
 
-    def _admit(self, sequence: Sequence, budget: int, alone: bool = False) -> int:
+    def _admit(self, sequence: Sequence, budget: int, alone: bool = False, cold: bool = False) -> int:
         """Give the sequence a row and its first tokens of this step; 0 if there is no room for it now."""
-        holding, hit, forked = self._begin(sequence)
+        holding, hit, forked = self._begin(sequence, cold)
         sequence.holding, sequence.computed = holding, hit
         count = self._cut_at_snapshot(sequence, min(len(sequence.tokens) - hit, budget))
         whole = not sequence.request.pool or count == len(sequence.tokens)
@@ -254,7 +254,9 @@ class Scheduler:
         if not count:
             self.cache.release(holding)
             sequence.holding, sequence.computed = None, 0
-            return 0
+            # Its own prefix may be what fills the cache: a snapshot and the state resumed from it, both at once.
+            retry = hit and not self.roster.running and not self.cache.pool.num_limbo
+            return self._admit(sequence, budget, alone, cold=True) if retry else 0
         self.roster.run(sequence, holding, hit)
         if sequence.num_cached is None:
             sequence.num_cached = hit
@@ -266,14 +268,14 @@ class Scheduler:
         self._enlist(sequence, count)
         return count
 
-    def _begin(self, sequence: Sequence) -> tuple[Holding, int, bool]:
+    def _begin(self, sequence: Sequence, cold: bool) -> tuple[Holding, int, bool]:
         """A holding with as much of its state as exists, that length, and whether it is shared with a sibling."""
         leader, last = sequence.leader, sequence.num_prompt - 1
         if leader is not None and leader.holding is not None and leader.settled >= last and sequence.num_output == 0:
             child = self.cache.fork(leader.holding, last, at_end=leader.computed == last)
             if child is not None:
                 return child, last, True
-        tokens = sequence.tokens if self._reads_cache(sequence) else []
+        tokens = sequence.tokens if self._reads_cache(sequence) and not cold else []
         holding, hit = self.cache.attach(sequence.request.salt, tokens)
         return holding, hit, False
 
@@ -295,6 +297,7 @@ class Scheduler:
             return
         while not self._entries:
             if suspect.status is Status.RUNNING:
+                self.cache.trim(suspect.held, suspect.settled)
                 count = self._fitting(suspect, min(self._want(suspect), self.max_num_batched_tokens))
                 if count:
                     self._enlist(suspect, count)
