@@ -80,8 +80,8 @@ def test_of_the_prompt_with_siblings_and_preemption(checkpoint: tuple[str, Any])
     folder, theirs = checkpoint
     prompts = [[(i * 7 + j) % 300 for j in range(20)] for i in range(6)]
     with LLM(folder, progress=False, threads=1, kv_cache_tokens=192, block_size=8, max_model_len=64) as model:
-        outputs = model.generate(prompts, SamplingParams(max_tokens=30, n=2, seed=1, prompt_logprobs=1, ignore_eos=True),
-                                 use_tqdm=False)
+        params = SamplingParams(max_tokens=30, n=2, seed=1, prompt_logprobs=1, ignore_eos=True)
+        outputs = model.generate(prompts, params, use_tqdm=False)
         assert model.stats()["num_preemptions"] > 0
     for prompt, output in zip(prompts, outputs):
         assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(prompt)

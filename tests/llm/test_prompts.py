@@ -49,9 +49,9 @@ def test_no_prompts_no_outputs(llm: LLM, greedy: SamplingParams) -> None:
 
 def test_one_params_for_all_or_one_for_each(llm: LLM) -> None:
     prompts = [[1, 2], [3, 4]]
-    same = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
-    each = llm.generate(prompts, [SamplingParams(temperature=0, max_tokens=3), SamplingParams(temperature=0, max_tokens=5)],
-                        use_tqdm=False)
+    short, long = SamplingParams(temperature=0, max_tokens=3), SamplingParams(temperature=0, max_tokens=5)
+    same = llm.generate(prompts, short, use_tqdm=False)
+    each = llm.generate(prompts, [short, long], use_tqdm=False)
     assert ids_of(same) == [ids[:3] for ids in ids_of(each)]
     assert [len(ids) for ids in ids_of(each)] == [3, 5]
 
@@ -93,8 +93,8 @@ def test_detokenize_false(text_llm: LLM) -> None:
 
 def test_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
     folder = Path(tiny.write_config(tmp_path / "model"))
-    settings: dict[str, Any] = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.25, "do_sample": True,
-                                "eos_token_id": [3, 4], "max_length": 99, "unknown": "value"}
+    settings: dict[str, Any] = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.25,
+                                "do_sample": True, "eos_token_id": [3, 4], "max_length": 99, "unknown": "value"}
     for changes, expected in [
         ({}, dict(temperature=0.5, top_k=7, top_p=0.9, repetition_penalty=1.25, max_tokens=16)),
         ({"do_sample": False}, dict(temperature=0.0, top_k=0, max_tokens=16)),
@@ -155,5 +155,6 @@ def test_priority_decides_who_runs_first(config_folder: str) -> None:
             return done
 
         model.service.step = noted      # type: ignore[method-assign]
-        outputs = model.generate([[1], [2], [3], [4]], SamplingParams(max_tokens=2), use_tqdm=False, priority=[3, 1, 2, 1])
+        outputs = model.generate([[1], [2], [3], [4]], SamplingParams(max_tokens=2), use_tqdm=False,
+                                 priority=[3, 1, 2, 1])
         assert ends == [outputs[i].request_id for i in (1, 3, 2, 0)]

@@ -132,8 +132,9 @@ def test_one_beam_is_greedy(real: LLM) -> None:
     assert len(beam) == 1 and beam[0].tokens == [4, 5, 6, *greedy.token_ids]
 
 
-@pytest.mark.parametrize("options", [dict(max_num_seqs=3), dict(kv_cache_tokens=64, block_size=4, max_model_len=32),
-                                     dict(max_num_batched_tokens=1), dict(block_size=1), dict(enable_prefix_caching=False)])
+@pytest.mark.parametrize("options", [
+    dict(max_num_seqs=3), dict(kv_cache_tokens=64, block_size=4, max_model_len=32), dict(max_num_batched_tokens=1),
+    dict(block_size=1), dict(enable_prefix_caching=False)])
 def test_beams_do_not_depend_on_room(config_folder: str, options: dict[str, Any]) -> None:
     prompts, params = [[1, 2, 3, 4, 5, 6, 7], [9, 8]], BeamSearchParams(beam_width=6, max_tokens=9)
     with tiny.dummy(config_folder) as model:

@@ -21,7 +21,8 @@ TEMPLATE = ("{% for message in messages %}[{{ message.role }}]{{ message.content
 
 def write_config(folder: Path, architecture: str = "LlamaForCausalLM", variant: int = 0, **changes: Any) -> str:
     """Weights large enough that answers vary."""
-    config = {"architectures": [architecture], **FAMILIES[architecture].like[variant], "initializer_range": 0.3, **changes}
+    like = FAMILIES[architecture].like[variant]
+    config = {"architectures": [architecture], **like, "initializer_range": 0.3, **changes}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
@@ -49,8 +50,3 @@ def dummy(model: str, **options: Any) -> LLM:
     options = {"skip_tokenizer_init": True, "threads": 1, "kv_cache_tokens": 2048, **options}
     return LLM(model, load_format="dummy", progress=False, **options)
 
-
-def written(llm: LLM, tokens: list[int]) -> str:
-    """The text of an answer's tokens, by the `tokenizers` library itself."""
-    text: str = tokenizer().decode(tokens)
-    return text
