@@ -152,14 +152,17 @@ def _run(llm: Any, test: Test, prompts: Prompts) -> float:
 
 
 def _table(facts: dict[str, Any], outcomes: list[Outcome]) -> str:
+    """Milliseconds are of one prompt; over several at once they would say little."""
     from penstock.commands.info import readable_count
 
-    table = Table("model", "size", "params", "threads", "seqs", "test", "ms", "t/s")
+    with_ms = all(outcome.test.num_seqs == 1 for outcome in outcomes)
+    table = Table("model", "size", "params", "threads", "seqs", "test", "t/s", *(["ms"] if with_ms else []))
     for outcome in outcomes:
+        ms = [_spread(outcome.milliseconds())] if with_ms else []
         table.add(f"{Path(facts['model']).name} {facts['quantization']}", f"{facts['num_bytes'] / 2**20:.2f} MiB",
                   readable_count(facts["num_parameters"]), str(facts["threads"]), str(outcome.test.num_seqs),
-                  outcome.test.name, _spread(outcome.milliseconds()), _spread(outcome.speeds))
-    return table.markdown(right=("size", "params", "threads", "seqs", "test", "ms", "t/s"))
+                  outcome.test.name, _spread(outcome.speeds), *ms)
+    return table.markdown(right=("size", "params", "threads", "seqs", "test", "t/s", "ms"))
 
 
 def _spread(values: list[float]) -> str:

@@ -81,10 +81,10 @@ def answer_params(llm: LLM, values: dict[str, Any]) -> SamplingParams:
     at temperature 1 a small model loses the thread."""
     from penstock.types import SamplingParams
 
-    own = llm.default_sampling_params()
+    own = llm.default_sampling_params().clone(max_tokens=None)
     if own == SamplingParams(max_tokens=None) and "temperature" not in values:
         own = own.clone(temperature=0.2, top_p=0.9)
-    return own.clone(**{"max_tokens": None, **values})
+    return own.clone(**values)
 
 
 def new_seed() -> int:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
+from penstock.commands.options import answer_params
 from penstock.commands.prompt import read_prompt
 from penstock.hub.store import Store
 from penstock.llm import LLM
@@ -90,6 +92,20 @@ def test_a_model_that_lacks_its_config(tmp_path: Path, capsys: Capture) -> None:
     assert main(["run", str(tmp_path), "hi"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ") and "config.json" in err and err.count("\n") == 1
+
+
+def test_whose_sampling_values_hold(chat_model: str, tmp_path: Path) -> None:
+    with LLM(chat_model, load_format="dummy", threads=1) as llm:
+        ours, users = answer_params(llm, {}), answer_params(llm, {"temperature": 1.0})
+        assert (ours.temperature, ours.top_p, ours.max_tokens) == (0.2, 0.9, None)
+        assert (users.temperature, users.top_p) == (1.0, 1.0)
+    copy = tmp_path / "model"
+    shutil.copytree(chat_model, copy)
+    (copy / "generation_config.json").write_text('{"temperature": 0.7, "top_k": 50}')
+    with LLM(str(copy), load_format="dummy", threads=1) as llm:
+        models, users = answer_params(llm, {}), answer_params(llm, {"temperature": 0.0, "max_tokens": 3})
+        assert (models.temperature, models.top_k, models.top_p, models.max_tokens) == (0.7, 50, 1.0, None)
+        assert (users.temperature, users.top_k, users.max_tokens) == (0.0, 50, 3)
 
 
 def prompt_from(stdin: object, words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
