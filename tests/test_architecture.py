@@ -1,0 +1,82 @@
+"""The repository is what ARCHITECTURE.md says: its paths exist, imports point one way, links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "penstock"
+PURE = ("engine", "cache", "types.py", "config.py", "errors.py")
+
+# what a module may import of ours, besides itself and its own package
+ALLOWED = {
+    "errors": (), "types": ("errors",), "config": ("errors",), "machine": (), "progress": (),
+    "cache": ("types", "config", "errors"),
+    "engine": ("cache", "types", "config", "errors"),
+    "ops": ("errors",),
+    "quant": ("ops", "errors"),
+    "layers": ("quant", "ops", "errors"),
+    "models": ("layers", "quant", "ops", "cache", "errors"),
+    "sampling": ("ops", "engine", "types", "errors"),
+    "runner": ("sampling", "models", "layers", "ops", "cache", "engine", "types", "config", "errors"),
+    "text": ("types", "errors", "hub"),
+    "hub": ("errors", "progress"),
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules a file imports when it is imported or run, TYPE_CHECKING blocks aside."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def sources(part: str) -> list[Path]:
+    path = PACKAGE / part
+    return [path] if path.is_file() else sorted(path.rglob("*.py"))
+
+
+@pytest.mark.parametrize("part", PURE)
+def test_core_knows_no_tensors(part: str) -> None:
+    for path in sources(part):
+        for name in imports(path):
+            assert name.split(".")[0] not in ("torch", "numpy"), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("part", sorted(ALLOWED))
+def test_imports_point_one_way(part: str) -> None:
+    own = part if (PACKAGE / part).is_dir() else f"{part}.py"
+    for path in sources(own):
+        for name in imports(path):
+            pieces = name.split(".")
+            if pieces[0] == "penstock" and len(pieces) > 1 and pieces[1] != part:
+                assert pieces[1] in ALLOWED[part], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_paths_in_architecture_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    paths = re.findall(r"`((?:penstock|tests|docs|bench)/[\w./-]*)`", text)
+    assert len(paths) > 30
+    for path in paths:
+        assert (ROOT / path).exists(), f"ARCHITECTURE.md names {path}"
+    for name in re.findall(r"`((?:cache|engine|runner|models|sampling)/\w+\.py)`", text):
+        assert (PACKAGE / name).exists(), f"ARCHITECTURE.md names {name}"
+
+
+@pytest.mark.parametrize("path", sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]), ids=lambda p: p.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if "://" not in link:
+            assert (path.parent / link).exists(), f"{path.name} links to {link}"
+
+
+def test_every_package_says_what_it_is() -> None:
+    for init in sorted(PACKAGE.rglob("__init__.py")):
+        assert ast.get_docstring(ast.parse(init.read_text())), f"{init.relative_to(ROOT)} has no docstring"
