@@ -22,7 +22,7 @@ def answer(output: RequestOutput, index: int = 0) -> Answer:
     """Token ids, and every reported (token, log probability) to the last bit."""
     one = output.outputs[index]
     assert one.logprobs is not None
-    return tuple(one.token_ids), tuple(tuple((id, p.logprob) for id, p in position.items()) for position in one.logprobs)
+    return tuple(one.token_ids), tuple(tuple((id, p.logprob) for id, p in at.items()) for at in one.logprobs)
 
 
 def tiny_model(folder: Path, architecture: str, variant: int = 0) -> str:

@@ -12,7 +12,18 @@ from collections.abc import Iterator
 import pytest
 
 from penstock import LLM, SamplingParams
-from tests.same_tokens.roads import Answer, alone, answer, chunked, displaced, drafted, shuffled, tiny_llm, tiny_model, together
+from tests.same_tokens.roads import (
+    Answer,
+    alone,
+    answer,
+    chunked,
+    displaced,
+    drafted,
+    shuffled,
+    tiny_llm,
+    tiny_model,
+    together,
+)
 
 FAMILIES = ["LlamaForCausalLM", "MistralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GPT2LMHeadModel",
             "BloomForCausalLM", "FalconForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM"]
@@ -31,8 +42,8 @@ def params() -> list[SamplingParams]:
     """Greedy and sampled in turn, with filters and penalties."""
     kinds = [dict(temperature=0.0), dict(temperature=1.0, seed=7), dict(temperature=0.8, top_p=0.9, seed=8),
              dict(temperature=1.2, top_k=9, min_p=0.02, repetition_penalty=1.2, seed=9)]
-    return [SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2, detokenize=False, **kinds[i % len(kinds)])
-            for i in range(NUM_PROMPTS)]
+    common = dict(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2, detokenize=False)
+    return [SamplingParams(**common, **kinds[i % len(kinds)]) for i in range(NUM_PROMPTS)]
 
 
 class Known:
