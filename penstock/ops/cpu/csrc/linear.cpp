@@ -5,7 +5,9 @@ namespace PENSTOCK_PATH {
 namespace {
 
 constexpr int kTileRows = 12 / kParts;          // 12 of 16 registers accumulate
+constexpr int64_t kDirectRows = kWidth == 8 ? INT64_MAX : kTileRows;  // more rows are worth a widened copy of a panel
 constexpr int64_t kGroup = 4;                   // panels per work item
+constexpr int64_t kAhead = 64;                  // inner positions, for the prefetch of weights
 constexpr int64_t kBlockBytes = 512 * 1024;     // of x, to stay in the second-level cache while panels pass by
 
 struct Call {
@@ -41,6 +43,7 @@ inline void tile(const Call& call, int64_t row, int64_t panel, const T* weights)
         for (int n = 0; n < N; n++) {
             Vec w[kParts];
             load_group(weights + n * panel_size + c * kLanes, w);
+            __builtin_prefetch(weights + n * panel_size + (c + kAhead) * kLanes);
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) {
                 const Vec value = broadcast(x[r * call.x_stride + c]);
@@ -53,7 +56,7 @@ inline void tile(const Call& call, int64_t row, int64_t panel, const T* weights)
         for (int n = 0; n < N; n++) finish(call, row + r, panel + n, sums[r][n]);
 }
 
-// All panels of [panel, end) for R rows.
+// All panels of [panel, end) for R rows; with few rows several panels at once, to keep the memory busy.
 template <int R, class T>
 void strip(const Call& call, int64_t row, int64_t panel, int64_t end, const T* weights) {
     constexpr int kTogether = R * kParts >= 8 ? 1 : R * kParts >= 4 ? 2 : 4;
@@ -63,25 +66,26 @@ void strip(const Call& call, int64_t row, int64_t panel, int64_t end, const T* w
     for (; panel < end; panel++, weights += panel_size) tile<R, 1>(call, row, panel, weights);
 }
 
-template <class T>
-void rest(const Call& call, int64_t row, int64_t count, int64_t panel, int64_t end, const T* weights) {
-    switch (count) {
-        case 1: return strip<1>(call, row, panel, end, weights);
-        case 2: return strip<2>(call, row, panel, end, weights);
-        case 3: return strip<(3 < kTileRows ? 3 : 1)>(call, row, panel, end, weights);
-        case 4: return strip<(4 < kTileRows ? 4 : 1)>(call, row, panel, end, weights);
-        case 5: return strip<(5 < kTileRows ? 5 : 1)>(call, row, panel, end, weights);
-    }
+template <int R, class T>
+void strip_of(int64_t count, const Call& call, int64_t row, int64_t panel, int64_t end, const T* weights) {
+    if (count == R) return strip<R>(call, row, panel, end, weights);
+    if constexpr (R > 1) strip_of<R - 1>(count, call, row, panel, end, weights);
 }
 
-// Rows [row, end_row) by panels [panel, end): each panel is taken against all the rows while it is in cache.
+// Rows [row, end_row) by panels [panel, end): each panel is taken against all the rows while it is in cache, the rows
+// cut into tiles of nearly equal height.
 template <class T>
 void block(const Call& call, int64_t row, int64_t end_row, int64_t panel, int64_t end, const T* weights) {
-    if (end_row - row < kTileRows) return rest(call, row, end_row - row, panel, end, weights);
+    const int64_t tiles = ceil_div(end_row - row, kTileRows);
+    const int64_t height = (end_row - row) / tiles, taller = (end_row - row) % tiles;
+    if (tiles == 1) return strip_of<kTileRows>(height, call, row, panel, end, weights);
     for (; panel < end; panel++, weights += call.width * kLanes) {
         int64_t r = row;
-        for (; r + kTileRows <= end_row; r += kTileRows) tile<kTileRows, 1>(call, r, panel, weights);
-        rest(call, r, end_row - r, panel, panel + 1, weights);
+        for (int64_t i = 0; i < tiles; i++) {
+            const int64_t count = height + (i < taller);
+            strip_of<kTileRows>(count, call, r, panel, panel + 1, weights);
+            r += count;
+        }
     }
 }
 
@@ -91,7 +95,7 @@ inline void widened(const Call& call, int64_t row, int64_t end_row, int64_t pane
 
 template <class T>
 void widened(const Call& call, int64_t row, int64_t end_row, int64_t panel, int64_t end, const T* weights) {
-    if (end_row - row <= kTileRows) return block(call, row, end_row, panel, end, weights);
+    if (end_row - row <= kDirectRows) return block(call, row, end_row, panel, end, weights);
     const int64_t size = (end - panel) * call.width * kLanes;
     float* wide = static_cast<float*>(scratch(size * sizeof(float)));
     for (int64_t i = 0; i < size; i += kLanes) {
