@@ -63,13 +63,14 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         described = checkpoint.config if checkpoint else read_config(path)
         generation = checkpoint.generation_config if checkpoint else read_generation_config(path)
         spec = spec_from_config(described, config.max_model_len)
-        facts = Facts(spec.max_positions, bytes_per_token(spec, config), free_memory_bytes(), cpu.available_cores())
+        facts = Facts(spec.max_positions, bytes_per_token(spec, config), free_memory_bytes(), cpu.available_cores(),
+                      whole_prompts=spec.is_encoder)
         settings = resolve(config, facts)
         if settings.max_model_len != spec.max_model_len:
             spec = spec_from_config(described, settings.max_model_len)
         tokenizer = None if config.skip_tokenizer_init else _tokenizer(path, checkpoint, config)
         cpu.set_num_threads(settings.threads)
-        loaded = load_model(checkpoint, spec, dtype=DTYPES[settings.dtype], seed=settings.seed, dummy=dummy,
+        loaded = load_model(checkpoint, spec, dtype=DTYPES.get(settings.dtype), seed=settings.seed, dummy=dummy,
                             progress=progress)
     finally:
         if checkpoint:

@@ -8,6 +8,8 @@ from typing import Any
 from penstock.errors import InvalidConfig, shown
 
 GIB = 1 << 30
+STEP_TOKENS = 512           # enough to fill the cores, few enough to keep other answers flowing
+LEAST_TOKENS = 8192         # of cache, where memory allows
 POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CAPACITIES = ("ondemand", "reserve")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -30,11 +32,11 @@ class EngineConfig:
     revision: str | None = _option(None, "branch, tag or commit of a model on the Hugging Face hub")
     load_format: str = _option("auto", "auto, or dummy for seeded random weights from config.json alone", LOAD_FORMATS)
     skip_tokenizer_init: bool = _option(False, "work on token ids only")
-    dtype: str = _option("auto", "how matrices are stored; CPU arithmetic is float32 always", DTYPES)
+    dtype: str = _option("auto", "how matrices are held; auto: as stored, quantized ones as float32", DTYPES)
     kv_cache_dtype: str = _option("auto", "how keys and values are stored", DTYPES)
     max_model_len: int | None = _option(None, "longest prompt plus answer, in tokens", least=1)
     max_num_seqs: int = _option(64, "most sequences in one step", least=1, most=65536)
-    max_num_batched_tokens: int = _option(512, "most tokens in one step; longer prompts are cut in chunks", least=1)
+    max_num_batched_tokens: int | None = _option(None, "most tokens in one step; longer prompts are cut", least=1)
     kv_cache_tokens: int | None = _option(None, "size of the key/value cache, in tokens", least=1)
     block_size: int = _option(16, "positions per cache block", least=1, most=256)
     enable_prefix_caching: bool = _option(True, "reuse the cache of equal prompt beginnings")
@@ -77,6 +79,7 @@ class Facts:
     bytes_per_token: int         # of key/value cache, over all layers
     free_memory_bytes: int
     num_cores: int
+    whole_prompts: bool = False  # a prompt must be computed in one step
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,11 @@ def _cache_tokens(config: EngineConfig, facts: Facts) -> tuple[int, str]:
         return config.max_model_len or facts.context, "the model keeps no cache; one longest request"
     budget = min(GIB, facts.free_memory_bytes // 4)
     fit = max(config.block_size, budget // facts.bytes_per_token)
-    wanted = 4 * (config.max_model_len or facts.context)
+    wanted = max(4 * (config.max_model_len or facts.context), LEAST_TOKENS)
     if config.max_model_len and fit < config.max_model_len:
         return config.max_model_len, "room for one request of max_model_len"
     if wanted <= fit:
-        return wanted, "room for four requests of the longest length"
+        return wanted, f"room for four requests of the longest length, and for {LEAST_TOKENS} tokens at least"
     return fit, f"what fits in {budget / GIB:.2g} GiB (1 GiB, or a quarter of the free memory if that is less)"
 
 
@@ -126,11 +129,15 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     elif config.max_model_len > facts.context:
         raise InvalidConfig(f"max_model_len={config.max_model_len} is over the model's context of {facts.context}: "
                             f"set at most {facts.context}")
+    longest = config.max_model_len or derived["max_model_len"][0]
+    if config.max_num_batched_tokens is None:
+        derived["max_num_batched_tokens"] = (
+            (max(STEP_TOKENS, longest), "an embedding model computes a prompt in one step") if facts.whole_prompts
+            else (STEP_TOKENS, "default"))
     if config.threads is None:
         derived["threads"] = facts.num_cores, "the cores this process may use"
-    for name in ("dtype", "kv_cache_dtype"):
-        if getattr(config, name) == "auto":
-            derived[name] = "float32", "CPU arithmetic is float32"
+    if config.kv_cache_dtype == "auto":
+        derived["kv_cache_dtype"] = "float32", "CPU arithmetic is float32"
     final = replace(config, **{name: value for name, (value, _) in derived.items()})
     settings = []
     for option in fields(config):
