@@ -15,6 +15,7 @@ from penstock.config import EngineConfig, Facts, Resolved, resolve
 from penstock.engine.engine import Engine
 from penstock.engine.scheduler import Scheduler
 from penstock.machine import free_memory_bytes
+from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
 from penstock.models.load import load_model
 from penstock.models.registry import spec_from_config
@@ -75,16 +76,20 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
     finally:
         if checkpoint:
             checkpoint.close()
+    return Assembly(path, spec, settings, generation, tokenizer, _engine(loaded, settings))
+
+
+def _engine(model: Decoder | Encoder, settings: Resolved) -> Engine:
+    """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
     kv_dtype = DTYPES[settings.kv_cache_dtype]
-    grouping = group_layers(spec.states_of(kv_dtype.itemsize), settings.block_size)
+    grouping = group_layers(model.spec.states_of(kv_dtype.itemsize), settings.block_size)
     num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
     memory = BlockMemory(num_blocks, settings.block_size, grouping, kv_dtype)
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
     scheduler = Scheduler(cache, max_num_seqs=settings.max_num_seqs,
                           max_num_batched_tokens=settings.max_num_batched_tokens,
                           policy=settings.scheduling_policy, capacity=settings.capacity)
-    engine = Engine(scheduler, LocalExecutor(Runner(loaded, memory)))
-    return Assembly(path, spec, settings, generation, tokenizer, engine)
+    return Engine(scheduler, LocalExecutor(Runner(model, memory)))
 
 
 def _tokenizer(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> Tokenizer:
