@@ -270,7 +270,7 @@ class KVCache:
             holding.tables[g][index] = holding.changed[g][index] = theirs[0]
 
     def keep_snapshots(self, holding: Holding, plan: int) -> None:
-        """`plan` has ended: its snapshots go to the tree. Before `insert`: the path still ends where they were taken."""
+        """`plan` has ended: its snapshots go to the tree, before `insert` moves on from where they were taken."""
         for snapshot in [s for s in holding.snapshots if s.plan <= plan]:
             node = holding.node
             if (node is not None and snapshot.position == holding.num_inserted * self.block_size
