@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
@@ -131,7 +132,7 @@ def test_an_unexpected_error_says_how_to_see_more(capsys: pytest.CaptureFixture[
 def test_a_reader_that_leaves_is_no_error(home: Path) -> None:
     (home / "models").mkdir(parents=True)
     (home / "models" / "mine.gguf").touch()
-    command = f"{sys.executable} -m penstock list | true; echo ${{PIPESTATUS[0]}}"
+    command = f"{shlex.quote(sys.executable)} -m penstock list | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=dict(os.environ))
     assert done.stderr == "" and done.stdout.splitlines()[-1] == "141"
 
