@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock import LLM
 from penstock.models.registry import FAMILIES
+from penstock.runner.step import Step
 
 EOS = "<end>"
 CORPUS = ["the cat sat on the mat and the dog ran after the ball", "a penstock is a pipe that feeds water to a turbine",
@@ -50,3 +53,20 @@ def dummy(model: str, **options: Any) -> LLM:
     options = {"skip_tokenizer_init": True, "threads": 1, "kv_cache_tokens": 2048, **options}
     return LLM(model, load_format="dummy", progress=False, **options)
 
+
+
+@contextmanager
+def before_forward(llm: LLM, hook: Callable[[Step], None]) -> Iterator[None]:
+    """Something that happens in the middle of each step."""
+    model = llm.service.engine.executor.runner.model        # type: ignore[attr-defined]
+    forward = model.forward
+
+    def hooked(step: Step, caches: Any) -> Any:
+        hook(step)
+        return forward(step, caches)
+
+    model.forward = hooked
+    try:
+        yield
+    finally:
+        del model.forward
