@@ -9,6 +9,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")      # torch, used as the oracle: test workers run side by side
 
 import pytest
 from hypothesis import settings
@@ -47,11 +48,3 @@ def no_outside_connections() -> Iterator[None]:
     patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
     yield
     patch.undo()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def few_threads() -> None:
-    """Workers of pytest-xdist run side by side: torch, used as the oracle, takes one thread in each."""
-    import torch
-
-    torch.set_num_threads(1)

@@ -37,10 +37,10 @@ bool spin_until(Condition condition) {
 // A worker may come late to a job or miss it: the caller does what is left itself and waits only for those that joined.
 struct Pool {
     std::mutex callers;                 // one parallel job at a time
-    std::mutex mutex;                   // guards what follows, but for the atomics
+    std::mutex mutex;                   // guards what follows; the atomics are also read without it
     std::condition_variable wake, done;
     bool alive[kMaxThreads] = {};
-    int target = 1;                     // threads, the caller among them
+    std::atomic<int> target{1};         // threads, the caller among them
     bool open = false;                  // the job takes workers
     std::atomic<uint64_t> number{0};    // of the job; also grows with every change of target
     std::atomic<int> joined{0};
