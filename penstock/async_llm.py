@@ -116,10 +116,10 @@ class _Loop(threading.Thread):
 
     def _deliver(self, stream: _Stream, collector: Collector, item: StreamDelta) -> None:
         failed = PenstockError(f"the model failed on this request: {collector.error}") if collector.error else None
+        if collector.finished:
+            self._drop(stream)
         if not stream.push(failed or item):
             self.abort(stream)
-        elif collector.finished:
-            self._drop(stream)
 
     def _drop(self, stream: _Stream) -> None:
         with self._lock:

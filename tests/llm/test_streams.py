@@ -87,7 +87,7 @@ def test_ctrl_c_in_a_step(config_folder: str, greedy: SamplingParams) -> None:
             if next(steps) == 5:
                 signal.raise_signal(signal.SIGINT)
 
-        with tiny.before_forward(model, interrupt), pytest.raises(KeyboardInterrupt):
+        with tiny.before_forward(model.service, interrupt), pytest.raises(KeyboardInterrupt):
             model.generate([[1, 2], [8, 9]], LONG, use_tqdm=False)
         assert model.stats()["num_running"] == 1 and model.stats()["num_failed_steps"] == 0
         model.service.engine.scheduler.check()

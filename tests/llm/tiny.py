@@ -13,7 +13,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock import LLM
 from penstock.models.registry import FAMILIES
+from penstock.runner.runner import Runner
 from penstock.runner.step import Step
+from penstock.service import Service
 
 EOS = "<end>"
 CORPUS = ["the cat sat on the mat and the dog ran after the ball", "a penstock is a pipe that feeds water to a turbine",
@@ -55,10 +57,15 @@ def dummy(model: str, **options: Any) -> LLM:
 
 
 
+def runner(service: Service) -> Runner:
+    found: Runner = service.engine.executor.runner        # type: ignore[attr-defined]
+    return found
+
+
 @contextmanager
-def before_forward(llm: LLM, hook: Callable[[Step], None]) -> Iterator[None]:
+def before_forward(service: Service, hook: Callable[[Step], None]) -> Iterator[None]:
     """Something that happens in the middle of each step."""
-    model = llm.service.engine.executor.runner.model        # type: ignore[attr-defined]
+    model: Any = runner(service).model
     forward = model.forward
 
     def hooked(step: Step, caches: Any) -> Any:
