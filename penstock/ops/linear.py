@@ -16,9 +16,9 @@ PANEL = 16                             # outputs side by side: one SIMD lane own
 def pack_panels(weight: Tensor) -> Tensor:
     """[O, C] → [ceil(O/16), C, 16], padded with zeros."""
     num_out, width = weight.shape
-    panels = weight.new_zeros(-(-num_out // PANEL) * PANEL, width)
-    panels[:num_out] = weight
-    return panels.view(-1, PANEL, width).transpose(1, 2).contiguous()
+    if num_out % PANEL:
+        weight = torch.cat([weight, weight.new_zeros(-num_out % PANEL, width)])
+    return weight.reshape(-1, PANEL, width).transpose(1, 2).contiguous()
 
 
 def unpack_panels(panels: Tensor, num_out: int) -> Tensor:
