@@ -165,6 +165,20 @@ def test_what_ends_an_answer(bpe):
     assert Tokenizer.from_gguf({**bpe, K + "eos_token_id": 10**6}).eos_token_ids == ()
 
 
+def test_a_control_token_that_begins_a_turn_ends_nothing(bpe):
+    tokens, kinds = [*bpe[K + "tokens"], "<|im_start|>"], [*bpe[K + "token_type"], 3]
+    template = "<|im_start|>{{ messages[0]['content'] }}<|im_end|>"
+    metadata = {**bpe, K + "tokens": tokens, K + "token_type": kinds, "tokenizer.chat_template": template}
+    assert Tokenizer.from_gguf(metadata).eos_token_ids == (0, 1)
+
+
+@pytest.mark.parametrize("name, whole", [("llama-bpe", True), ("tekken", True), ("dbrx", False), ("gpt-2", False)])
+def test_a_word_that_no_merge_makes_is_found_whole_where_the_model_expects_it(bpe, name, whole):
+    tokens, kinds = [*bpe[K + "tokens"], "zqxj"], [*bpe[K + "token_type"], 1]
+    tokenizer = Tokenizer.from_gguf({**bpe, K + "tokens": tokens, K + "token_type": kinds, K + "pre": name})
+    assert (tokenizer.encode("zqxj") == [len(tokens) - 1]) is whole
+
+
 def test_tokens_of_the_same_text_and_rows_without_a_token(bpe):
     size = len(bpe[K + "tokens"])
     tokens = [*bpe[K + "tokens"], "a", f"[PAD{size + 1}]"]
