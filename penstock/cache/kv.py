@@ -123,7 +123,7 @@ class KVCache:
         `at_end` says that the parent's state is exactly at `position`, as a recurrent group needs. None where the
         parent no longer has what the child must read.
         """
-        if self.recurrent and not (at_end and self.ensure(self._state_blocks())):
+        if self.recurrent and not (at_end and self.ensure(self.state_blocks)):
             return None
         size = self.block_size
         count = -(-position // size)
@@ -154,7 +154,9 @@ class KVCache:
             self.tree.pin(node)
         return child
 
-    def _state_blocks(self) -> int:
+    @property
+    def state_blocks(self) -> int:
+        """Blocks that the recurrent states of one sequence fill."""
         return sum(self.groups[g].blocks_per_state for g in self.recurrent)
 
     def needed(self, holding: Holding, start: int, end: int) -> int:
@@ -220,7 +222,7 @@ class KVCache:
 
     def snapshot(self, holding: Holding, position: int, plan: int) -> None:
         """Keep a copy of the recurrent states as they are at `position`, before `plan`, if blocks are to be had."""
-        if not self.enable_prefix_caching or not self.ensure(self._state_blocks()):
+        if not self.enable_prefix_caching or not self.ensure(self.state_blocks):
             return
         for g in self.recurrent:
             blocks = []

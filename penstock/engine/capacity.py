@@ -39,10 +39,13 @@ class Capacity:
         if not self.roster.running:
             return True
         if self.reserve:
-            owed = sum(self._outstanding(other) for other in self.roster.running)
-            return self.cache.num_available - owed >= self._outstanding(sequence)
-        wanted = self._near_blocks(sequence) - self.cache.held(sequence.held)
-        return self.cache.num_available - self.growth() >= max(0, wanted)
+            return self.spares(self._outstanding(sequence))
+        return self.spares(max(0, self._near_blocks(sequence) - self.cache.held(sequence.held)))
+
+    def spares(self, num_blocks: int) -> bool:
+        """Whether so many blocks can be had without taking from the running sequences what they will ask for."""
+        owed = sum(self._outstanding(other) for other in self.roster.running) if self.reserve else self.growth()
+        return self.cache.num_available - owed >= num_blocks
 
     def has_room(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence could be admitted, counting no prefix of it as cached."""

@@ -191,7 +191,7 @@ class Scheduler:
         state_at_start = bool(self.cache.recurrent and holding.tables[self.cache.recurrent[0]])
         self.cache.grow(holding, sequence.settled, end, self._plans)
         if state_at_start and is_snapshot(sequence, start, self.cache.block_size) \
-                and self.cache.num_available > self._capacity.growth():
+                and self._capacity.spares(self.cache.state_blocks):
             self.cache.snapshot(holding, start, self._plans)
         known = len(sequence.tokens) + sequence.expected
         draft = self._guesses(sequence)[:max(0, end - known)]
