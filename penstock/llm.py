@@ -123,12 +123,12 @@ class LLM:
     def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None,
                ) -> Iterator[StreamDelta]:
         """Yield each answer's new text as it is made. Closing the iterator aborts the request."""
+        params = self.service.streamable(sampling_params)
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            encoded = self.service.intake.encode_messages(prompt, cut=_cuts(sampling_params))   # type: ignore[arg-type]
+            encoded = self.service.intake.encode_messages(prompt, cut=_cuts(params))    # type: ignore[arg-type]
         else:
-            encoded = self.service.intake.encode(prompt, cut=_cuts(sampling_params))            # type: ignore[arg-type]
-        collector = self.service.submit(encoded.tokens, self.service.streamable(sampling_params),
-                                        prompt=encoded.prompt, salt=encoded.salt)
+            encoded = self.service.intake.encode(prompt, cut=_cuts(params))             # type: ignore[arg-type]
+        collector = self.service.submit(encoded.tokens, params, prompt=encoded.prompt, salt=encoded.salt)
         items: deque[StreamDelta] = deque()
         collector.listener = items.append
         try:

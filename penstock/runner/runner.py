@@ -32,8 +32,7 @@ class Runner:
             step = self.rows.pack(plan)
             hidden = self.model.forward(step, self._caches)
             if isinstance(self.model, Encoder):
-                embeddings = self.model.pool(hidden, step.query_start)
-                return Result(plan.number, [RowResult(embedding=tuple(e.tolist())) for e in embeddings])
+                return Result(plan.number, [_embedding(e) for e in self.model.pool(hidden, step.query_start)])
             return Result(plan.number, self._sample(self.model, plan, step, hidden))
         except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
             return Result(plan.number, error=f"{type(error).__name__}: {error}")
@@ -85,3 +84,9 @@ class Runner:
                 result.prompt_logprobs += tuple(self.sampler.prompt_logprobs(logits, part, num))
         except UnusableLogits as error:
             result.error = str(error)
+
+
+def _embedding(values: torch.Tensor) -> RowResult:
+    if not values.isfinite().all():
+        return RowResult(error="the embedding contains NaN or infinity: the model's weights or arithmetic are damaged")
+    return RowResult(embedding=tuple(values.tolist()))

@@ -1,0 +1,43 @@
+"""What `import penstock` costs, and which names it has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+
+LAZY = ["gguf", "jinja2", "huggingface_hub", "typer", "rich", "tqdm", "transformers"]
+
+
+def modules_after(*lines: str) -> set[str]:
+    """What a fresh interpreter has loaded after these lines."""
+    code = "\n".join([*lines, "import json, sys", "print(json.dumps([name.split('.')[0] for name in sys.modules]))"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_import_is_light() -> None:
+    assert not {"torch", "numpy", *LAZY} & modules_after("import penstock")
+
+
+def test_llm_needs_four_packages_only(config_folder: str) -> None:
+    """At import, and also to run a model on token ids. What torch itself brings along is torch's."""
+    theirs = modules_after("import torch, numpy, safetensors.torch, tokenizers")
+    ours = modules_after(
+        "from penstock import LLM, AsyncLLM, SamplingParams",
+        f"llm = LLM({config_folder!r}, load_format='dummy', skip_tokenizer_init=True, threads=1)",
+        "llm.generate([1, 2, 3], SamplingParams(max_tokens=2), use_tqdm=False)")
+    assert {"torch", "numpy", "safetensors", "tokenizers", "penstock"} <= ours
+    brought = {name for name in ours - theirs if name not in sys.stdlib_module_names}
+    assert brought == {"penstock"}
+
+
+def test_public_names() -> None:
+    for name in penstock.__all__:
+        assert getattr(penstock, name).__name__ == name
+    with pytest.raises(AttributeError, match="'Engine'"):
+        penstock.__getattr__("Engine")
