@@ -1,0 +1,67 @@
+"""Every script in examples/ runs, here on tiny models."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.llm import tiny
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(name: str, *arguments: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Any tokenizer will do."""
+    from tests.models import oracle
+
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    config = {**tiny.FAMILIES["BertModel"].like[0], "vocab_size": 300, "max_position_embeddings": 128}
+    oracle.save(oracle.make("BertModel", config), folder)
+    tiny.write_tokenizer(folder)
+    return str(folder)
+
+
+def test_all_are_run_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"chat.py", "batch.py", "streaming.py", "embeddings.py"}
+
+
+def test_chat(run: Any, checkpoint: tuple[str, Any]) -> None:
+    lines = run("chat.py", "the cat?", "--model", checkpoint[0], "--max-tokens", "6")
+    cached, prompt = (int(word) for word in lines[-1].strip("(").split() if word.isdigit())
+    assert 16 <= cached < prompt
+
+
+def test_batch(run: Any, checkpoint: tuple[str, Any]) -> None:
+    lines = run("batch.py", "--model", checkpoint[0], "--max-tokens", "5")
+    assert [line for line in lines if line.startswith("The capital")] == ["The capital of France is"]
+    assert sum("(length, -" in line or "(stop, -" in line for line in lines) == 6
+    assert re.fullmatch(r"\d+ tokens in \d+ steps, [3-6] rows at most", lines[-1])
+
+
+def test_streaming(run: Any, checkpoint: tuple[str, Any]) -> None:
+    lines = run("streaming.py", "--model", checkpoint[0], "--max-tokens", "9")
+    parts = {name: [line for line in lines if line.startswith(f"{name}: ")] for name in ("story", "list")}
+    assert len(parts["list"]) == 4 < len(parts["story"]) <= 9
+    assert sum(" in full: " in line for line in lines) == 2
+
+
+def test_embeddings(run: Any, bert: str) -> None:
+    lines = run("embeddings.py", "--model", bert)
+    scores = [float(line.split()[0]) for line in lines]
+    assert len(scores) == 4 and scores == sorted(scores, reverse=True) and all(-1.01 < score < 1.01 for score in scores)
