@@ -14,15 +14,14 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     arguments = parser.parse_args()
 
-    conversation = [{"role": "system", "content": "You answer briefly."},
-                    {"role": "user", "content": arguments.question}]
+    conversation = [{"role": "user", "content": arguments.question}]
     with LLM(arguments.model) as llm:
         params = SamplingParams(temperature=0, max_tokens=arguments.max_tokens)
         output = llm.chat(conversation, params, use_tqdm=False)[0]
         print(output.outputs[0].text)
 
         conversation += [{"role": "assistant", "content": output.outputs[0].text},
-                         {"role": "user", "content": "Say it again, in other words."}]
+                         {"role": "user", "content": "And what is it known for?"}]
         output = llm.chat(conversation, params, use_tqdm=False)[0]
         print(output.outputs[0].text)
         print(f"({output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens came from the cache)")
