@@ -96,8 +96,9 @@ class Sampler:
 
 
 def _guess(draft: tuple[Draft, ...], parent: int, token: int) -> int | None:
-    """The guess of this token after that parent, where there is one."""
-    return next((i for i, guess in enumerate(draft) if guess.parent == parent and guess.token == token), None)
+    """The guess of this token after that parent, where there is one; a guess always comes later than its parent."""
+    wanted = Draft(token, parent)
+    return next((i for i in range(parent + 1, len(draft)) if draft[i] == wanted), None)
 
 
 def _rows(logits: Tensor) -> Array:

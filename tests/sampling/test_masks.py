@@ -68,6 +68,13 @@ def test_min_tokens_forbids_every_stop_id_until_reached(make_row: Callable[..., 
     assert _forbidden(row) == [4, 6]
 
 
+def test_min_tokens_ends_where_other_masks_go_on(make_row: Callable[..., RowState]) -> None:
+    row = make_row(min_tokens=1, eos=[4], bad_words=[[7]])
+    assert _forbidden(row) == [4, 7]
+    row.append(0)
+    assert _forbidden(row) == [7]
+
+
 def test_min_tokens_with_ignore_eos_leaves_eos(make_row: Callable[..., RowState]) -> None:
     assert _forbidden(make_row(min_tokens=2, eos=[4], stop_token_ids=[6], ignore_eos=True)) == [6]
     assert make_row(min_tokens=2, eos=[4], ignore_eos=True).edit(ZEROS) is ZEROS
