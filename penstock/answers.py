@@ -118,11 +118,12 @@ class Collector:
             answer = self._answers[delta.sibling] = Answer(self.request, delta.sibling, self._tokenizer)
         if delta.sibling == 0:
             self._num_cached = delta.num_cached_tokens
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = [answer.named(p) if p is not None else None for p in delta.prompt_logprobs]
         self.error = delta.error or self.error
         self.embedding = delta.embedding or self.embedding
         item = answer.push(delta, len(self.request.tokens), self._num_cached)
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = [answer.named(p) if p is not None else None for p in delta.prompt_logprobs]
+            item = replace(item, prompt_logprobs=tuple(self._prompt_logprobs))
         self._open -= answer.finish_reason is not None
         if self.listener is not None:
             self.listener(item)

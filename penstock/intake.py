@@ -61,11 +61,11 @@ class Intake:
         named = {id for id in (ids if isinstance(ids, list) else [ids]) if type(id) is int}
         return tuple(sorted(named | set(self.tokenizer.eos_token_ids if self.tokenizer else ())))
 
-    def encode_messages(self, messages: Messages, add_generation_prompt: bool = True, *, cut: bool = False,
-                        **values: Any) -> Encoded:
-        """`cut` says that the request allows a prompt that is too long."""
+    def encode_messages(self, messages: Messages, values: Mapping[str, Any] | None = None, *, cut: bool = False,
+                        ) -> Encoded:
+        """`values` are for the template; `cut` says that the request allows a prompt that is too long."""
         tokenizer = self._need_tokenizer("a conversation")
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **values)
+        text = tokenizer.apply_chat_template(messages, **(values or {}))
         return Encoded(self._encode(text, cut, add_special_tokens=False), text)
 
     def encode(self, prompt: Prompt, *, cut: bool = False) -> Encoded:

@@ -82,10 +82,9 @@ class LLM:
         """Answer a conversation, or several, through the model's chat template."""
         conversations = _conversations(messages)
         params = self._params_for(sampling_params, len(conversations))
-        values = {**(chat_template_kwargs or {}), "tools": tools}
-        if continue_final_message:
-            values["continue_final_message"] = True
-        encoded = [self.service.intake.encode_messages(conversation, add_generation_prompt, cut=_cuts(one), **values)
+        values = {"add_generation_prompt": add_generation_prompt, "tools": tools,
+                  "continue_final_message": continue_final_message, **_template_values(chat_template_kwargs)}
+        encoded = [self.service.intake.encode_messages(conversation, values, cut=_cuts(one))
                    for conversation, one in zip(conversations, params)]
         return self._run(encoded, params, use_tqdm, None)
 
@@ -201,6 +200,14 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if items and isinstance(items[0], int):
         return [items]            # type: ignore[list-item]
     return items                  # type: ignore[return-value]
+
+
+def _template_values(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    values = {} if values is None else values
+    if not isinstance(values, Mapping) or any(not isinstance(key, str) or key == "messages" for key in values):
+        raise InvalidRequest(f"chat_template_kwargs={shown(values)} are not understood: give names, other than "
+                             "'messages', with their values")
+    return values
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:

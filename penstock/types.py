@@ -269,6 +269,7 @@ class StreamDelta:
     stop_reason: int | str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None    # with the first tokens, where asked for
 
 
 @dataclass

@@ -234,6 +234,25 @@ def test_requests_from_several_event_loops(config_folder: str) -> None:
     assert [found[i] for i in range(4)] == expected
 
 
+def test_two_models_at_once(config_folder: str, tmp_path: Path) -> None:
+    """They share the threads of the kernels."""
+    folders = [config_folder, tiny.write_config(tmp_path / "other", hidden_size=128, num_hidden_layers=1)]
+    prompts = [[i, i + 1] for i in range(6)]
+    expected = []
+    for folder in folders:
+        with tiny.dummy(folder) as offline:
+            expected += [output.outputs[0].token_ids for output in offline.generate(prompts, LONG, use_tqdm=False)]
+
+    async def main() -> None:
+        llms = [AsyncLLM(folder, load_format="dummy", skip_tokenizer_init=True, threads=2) for folder in folders]
+        found = await asyncio.gather(*(collect(llm.generate(prompt, LONG)) for llm in llms for prompt in prompts))
+        assert [tokens for _, tokens, _ in found] == expected
+        for llm in llms:
+            llm.close()
+
+    asyncio.run(main())
+
+
 def test_collection_ends_the_thread(config_folder: str) -> None:
     llm = AsyncLLM(config_folder, load_format="dummy", skip_tokenizer_init=True, threads=1)
     thread, blocks = llm._thread, weakref.ref(tiny.runner(llm._service).memory.blocks)

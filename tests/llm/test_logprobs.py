@@ -92,7 +92,9 @@ def test_of_the_prompt_with_siblings_and_preemption(checkpoint: tuple[str, Any])
 
 
 def test_streamed_ones_are_the_same(real: LLM) -> None:
-    params = SamplingParams(max_tokens=6, logprobs=2, seed=9)
-    whole = real.generate("the cat", params, use_tqdm=False)[0].outputs[0]
-    streamed = [position for delta in real.stream("the cat", params) for position in delta.logprobs]
-    assert streamed == whole.logprobs
+    params = SamplingParams(max_tokens=6, logprobs=2, prompt_logprobs=1, seed=9)
+    whole = real.generate("the cat", params, use_tqdm=False)[0]
+    deltas = list(real.stream("the cat", params))
+    assert [position for delta in deltas for position in delta.logprobs] == whole.outputs[0].logprobs
+    assert list(deltas[0].prompt_logprobs or ()) == whole.prompt_logprobs
+    assert all(delta.prompt_logprobs is None for delta in deltas[1:])

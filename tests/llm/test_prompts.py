@@ -136,6 +136,21 @@ def test_chat(text_llm: LLM, greedy: SamplingParams) -> None:
     assert "".join(delta.text for delta in text_llm.stream(ask, greedy)) == outputs[0].outputs[0].text
 
 
+def test_chat_template_values(tmp_path: Path, greedy: SamplingParams) -> None:
+    folder = Path(tiny.write_config(tmp_path / "model", vocab_size=300))
+    tiny.write_tokenizer(folder, "{{ messages[0].content }}{% if tools %}+{{ tools[0].name }}{% endif %}{{ mood }}"
+                                 "{% if add_generation_prompt %}>{% endif %}")
+    ask = [{"role": "user", "content": "hi"}]
+    with tiny.dummy(str(folder), skip_tokenizer_init=False) as model:
+        def prompt(**values: Any) -> str | None:
+            return model.chat(ask, greedy, use_tqdm=False, **values)[0].prompt
+
+        assert prompt() == "hi>"
+        assert prompt(tools=[{"name": "add"}]) == "hi+add>"
+        assert prompt(chat_template_kwargs={"mood": "!"}, add_generation_prompt=False) == "hi!"
+        assert prompt(chat_template_kwargs={"add_generation_prompt": False}) == "hi"
+
+
 def test_salt_divides_the_cache(llm: LLM, greedy: SamplingParams) -> None:
     tokens = list(range(40))
     llm.reset_prefix_cache()

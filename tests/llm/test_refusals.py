@@ -92,6 +92,13 @@ def test_conversations(text_llm: LLM, messages: Any) -> None:
     refused(lambda: text_llm.chat(messages, GREEDY, use_tqdm=False), InvalidRequest)
 
 
+@pytest.mark.parametrize("values", [5, [1], {5: 1}, {"messages": []}], ids=str)
+def test_template_values(text_llm: LLM, values: Any) -> None:
+    ask = [{"role": "user", "content": "x"}]
+    refused(lambda: text_llm.chat(ask, GREEDY, use_tqdm=False, chat_template_kwargs=values), InvalidRequest,
+            "chat_template_kwargs=")
+
+
 def test_lengths_that_do_not_match(llm: LLM) -> None:
     prompts = [[1], [2], [3]]
     refused(lambda: llm.generate(prompts, [GREEDY] * 2, use_tqdm=False), InvalidRequest, "3 prompts",
