@@ -1,0 +1,60 @@
+"""What must hold of a plan when it is started: budget, rows, and who may write which block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.cache.kv import KVCache
+from penstock.engine.plan import Output, Plan
+from tests.simulation.device import DeviceRow, Work, require
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+def inspect_size(plan: Plan, limits: Limits) -> None:
+    require(len(plan.rows) > 0, "an empty plan", plan)
+    require(plan.num_tokens <= limits.max_num_batched_tokens, "the budget is exceeded", plan.num_tokens, limits)
+    numbers = [row.row for row in plan.rows]
+    require(len(set(numbers)) == len(numbers) <= limits.max_num_seqs, "a row twice, or too many", numbers)
+    require(all(0 <= number < limits.max_num_seqs for number in numbers), "a row that is not there", numbers)
+    require(all(row.count > 0 for row in plan.rows), "a row without work", plan)
+    admitted = [admission.row for admission in plan.admissions]
+    require(len(set(admitted)) == len(admitted), "a row admitted twice", admitted)
+    require(set(admitted) <= set(numbers), "a row admitted without work", admitted, numbers)
+    for row in plan.rows:
+        draft = [guess.parent for guess in row.draft]
+        require(draft == list(range(-1, len(draft) - 1)), "a draft that is no line", row)
+        require(len(draft) < row.count or row.count == 0, "more draft than work", row)
+        require(not draft or row.output is Output.SAMPLE, "a draft without a sample", row)
+
+
+def inspect_blocks(work: Work, unfinished: Iterable[Work], cache: KVCache) -> None:
+    """Blocks to be written have one owner, are in no prefix, and are named by no other row's unfinished plan."""
+    busy: dict[int, DeviceRow] = {}
+    for earlier in unfinished:
+        for task in earlier.tasks:
+            busy.update((block, task.device) for table in task.tables for block in table if block >= 0)
+    written: set[int] = set()
+    pool = cache.pool
+    for task in work.tasks:
+        for g, group in enumerate(cache.groups):
+            table = task.tables[g]
+            blocks = table if group.spec.kind == "recurrent" else table[task.device.computed // cache.block_size:]
+            for block in blocks:
+                require(block >= 0 and pool.refs[block] == 1 == pool.num_users(block), "a block that is not its own "
+                        "is written", block, task.row, pool.refs[block])
+                require(block not in written, "a block with two writers", block, task.row)
+                require(busy.get(block, task.device) is task.device, "a block that a started plan names is written",
+                        block, task.row)
+                written.add(block)
+            require(all(block < 0 or pool.refs[block] > 0 for block in table), "a free block is read", task.row, table)
+    targets = [move.target for move in work.plan.moves]
+    require(len(set(targets)) == len(targets), "a block is moved to twice", work.plan.moves)
+    require(all(pool.refs[target] == 1 and target not in busy for target in targets), "a move into a block in use",
+            work.plan.moves)
+
