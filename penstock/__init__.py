@@ -9,14 +9,15 @@ if TYPE_CHECKING:
     from penstock.config import EngineConfig
     from penstock.errors import PenstockError
     from penstock.llm import LLM
-    from penstock.types import BeamSearchParams, RequestOutput, SamplingParams
+    from penstock.types import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams, StreamDelta
 
-__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "EngineConfig", "PenstockError", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "CompletionOutput", "EngineConfig", "PenstockError", "RequestOutput",
+           "SamplingParams", "StreamDelta"]
 
 _HOME = {
     "LLM": "penstock.llm", "AsyncLLM": "penstock.async_llm", "EngineConfig": "penstock.config",
-    "PenstockError": "penstock.errors", "BeamSearchParams": "penstock.types", "RequestOutput": "penstock.types",
-    "SamplingParams": "penstock.types",
+    "PenstockError": "penstock.errors", "BeamSearchParams": "penstock.types", "CompletionOutput": "penstock.types",
+    "RequestOutput": "penstock.types", "SamplingParams": "penstock.types", "StreamDelta": "penstock.types",
 }
 
 

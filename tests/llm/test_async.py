@@ -91,10 +91,12 @@ def test_leaving_early_and_being_cancelled(config_folder: str) -> None:
         async for _ in llm.generate([1] * 20, LONG):
             break
         await idle(llm)
+        assert llm.stats()["num_aborted"] == 1
         async with aclosing(llm.generate([1] * 20, LONG)) as stream:
             await anext(stream)
             assert llm.stats()["num_running"] == 1
         await idle(llm)
+        assert llm.stats()["num_aborted"] == 2
         neighbour = asyncio.create_task(collect(llm.generate([5, 6], LONG)))
         tasks = [asyncio.create_task(collect(llm.generate([i] * 20, LONG))) for i in range(8)]
         await asyncio.sleep(0)
@@ -109,6 +111,8 @@ def test_leaving_early_and_being_cancelled(config_folder: str) -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(collect(llm.generate([1] * 20, LONG)), 0.005)
         assert len((await neighbour)[1]) == 100
+        await idle(llm)
+        assert llm.stats()["num_aborted"] >= 2 + 7, "none of them ran to its end"
 
     serve(config_folder, body)
 
@@ -209,7 +213,7 @@ def test_an_event_loop_that_ends_first(config_folder: str) -> None:
     loop.close()
 
     async def after() -> None:
-        assert len((await collect(llm.generate([2], LONG)))[1]) == 100
+        assert len((await asyncio.wait_for(collect(llm.generate([2], LONG)), 60))[1]) == 100
         await idle(llm)
 
     asyncio.run(after())
