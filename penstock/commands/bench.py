@@ -58,7 +58,7 @@ class Outcome:
 
 @app.command(cls=Command)
 @engine_options()
-def throughput(model: ModelOrDefault = DEFAULT_MODEL, num_prompts: NumPrompts = 16, prompt_tokens: PromptTokens = 512,
+def throughput(model: ModelOrDefault = DEFAULT_MODEL, num_prompts: NumPrompts = 4, prompt_tokens: PromptTokens = 512,
                output_tokens: OutputTokens = 128, repetitions: Repetitions = 3, as_json: Json = False, *,
                options: dict[str, Any]) -> None:
     """Measure many prompts at once.
