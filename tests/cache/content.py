@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.cache.group import Group
 from penstock.cache.kv import Holding, KVCache
+from penstock.cache.radix import Node
 from penstock.cache.state import StateSpec
 
 FULL = Group(StateSpec("full", bytes_per_position=1), (0,))
@@ -96,13 +98,13 @@ class Content:
 
     def held(self) -> dict[Prefix, list[bool]]:
         """What the tree holds: for each path, which groups have something there."""
-        tree, found = self.cache.tree, {}
-        stack = [((salt, ()), node) for salt, node in tree._roots.items()]
+        found: dict[Prefix, list[bool]] = {}
+        stack: list[tuple[Any, Any, Node]] = [(salt, (), node) for salt, node in self.cache.tree._roots.items()]
         while stack:
-            (salt, tokens), node = stack.pop()
+            salt, tokens, node = stack.pop()
             if tokens:
                 found[salt, tokens] = [slot is not None for slot in node.slots]
-            stack += [((salt, tokens + key), child) for key, child in node.children.items()]
+            stack += [(salt, tokens + key, child) for key, child in node.children.items()]
         return found
 
     def longest(self, salt: str, tokens: Sequence[int]) -> int:

@@ -1,0 +1,129 @@
+"""Options, their limits, and the table that says each value and why."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from penstock.config import GIB, LEAST_TOKENS, STEP_TOKENS, EngineConfig, Facts, Resolved, resolve
+from penstock.errors import InvalidConfig, PenstockError
+
+FACTS = Facts(context=2048, bytes_per_token=1024, free_memory_bytes=16 * GIB, num_cores=2)
+
+
+def resolved(facts: Facts = FACTS, **options: Any) -> Resolved:
+    return resolve(EngineConfig(**options), facts)
+
+
+def why(result: Resolved) -> dict[str, tuple[Any, str]]:
+    return {setting.name: (setting.value, setting.why) for setting in result.settings}
+
+
+def test_every_option_has_help_and_a_setting() -> None:
+    assert all(option.metadata["help"] for option in fields(EngineConfig))
+    assert [setting.name for setting in resolved().settings] == [option.name for option in fields(EngineConfig)]
+
+
+def test_nothing_is_left_open() -> None:
+    open_by_nature = {"tokenizer", "revision"}
+    assert {setting.name for setting in resolved().settings if setting.value is None} <= open_by_nature
+
+
+def test_defaults_users_values_and_derived_ones_say_so() -> None:
+    table = why(resolved(block_size=32, max_num_seqs=64, threads=1))
+    assert table["block_size"] == (32, "set by the user")
+    assert table["max_num_seqs"] == (64, "default")
+    assert table["threads"] == (1, "set by the user")
+    assert table["max_model_len"] == (2048, "the model's context")
+    assert table["kv_cache_tokens"] == (8192, "room for four requests of the longest length, and for 8192 tokens at "
+                                              "least")
+    assert table["kv_cache_dtype"] == ("float32", "CPU arithmetic is float32")
+    assert table["dtype"] == ("auto", "default")
+    assert table["max_num_batched_tokens"] == (STEP_TOKENS, "default")
+    assert why(resolved())["threads"] == (2, "the cores this process may use")
+
+
+def test_a_large_context_is_bounded_by_memory() -> None:
+    table = why(resolved(Facts(1 << 20, 1024, 16 * GIB, 2)))
+    assert table["kv_cache_tokens"] == (1 << 20, "what fits in 1 GiB (1 GiB, or a quarter of the free memory if that "
+                                                 "is less)")
+    assert table["max_model_len"] == (1 << 20, "the model's context")
+    small = why(resolved(Facts(1 << 20, 1024, 2 * GIB, 2)))
+    assert small["kv_cache_tokens"][0] == 1 << 19
+    assert small["max_model_len"] == (1 << 19, f"the cache's size; the model's context is {1 << 20}")
+
+
+def test_a_small_context_gets_the_least_cache() -> None:
+    assert why(resolved(Facts(128, 1024, 16 * GIB, 2)))["kv_cache_tokens"][0] == LEAST_TOKENS
+
+
+def test_an_embedding_model_computes_a_whole_prompt_in_one_step() -> None:
+    facts = Facts(2048, 0, GIB, 2, whole_prompts=True)
+    table = why(resolved(facts))
+    assert table["max_num_batched_tokens"] == (2048, "an embedding model computes a prompt in one step")
+    assert why(resolved(facts, max_num_batched_tokens=99))["max_num_batched_tokens"] == (99, "set by the user")
+
+
+def test_the_cache_holds_at_least_one_request_of_the_length_asked_for() -> None:
+    table = why(resolved(Facts(1 << 20, 1 << 20, GIB, 2), max_model_len=4096))
+    assert table["kv_cache_tokens"] == (4096, "room for one request of max_model_len")
+
+
+def test_a_small_cache_bounds_the_length() -> None:
+    table = why(resolved(kv_cache_tokens=100))
+    assert table["kv_cache_tokens"] == (100, "set by the user")
+    assert table["max_model_len"] == (100, "the cache's size; the model's context is 2048")
+
+
+def test_a_model_without_a_cache_gets_one_request() -> None:
+    table = why(resolved(Facts(512, 0, GIB, 2)))
+    assert table["kv_cache_tokens"] == (512, "the model keeps no cache; one longest request")
+
+
+def test_resolve_is_pure_and_its_result_reads_like_the_config() -> None:
+    config = EngineConfig(block_size=8)
+    assert resolve(config, FACTS) == resolve(config, FACTS)
+    assert config.max_model_len is None
+    assert (resolve(config, FACTS).block_size, resolve(config, FACTS).max_model_len) == (8, 2048)
+    with pytest.raises(AttributeError):
+        resolve(config, FACTS).no_such_option  # noqa: B018
+
+
+def test_a_length_over_the_context_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="max_model_len=4096 is over the model's context of 2048: set at most 2048"):
+        resolved(max_model_len=4096)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"max_num_seqs": 0}, "max_num_seqs=0 is out of range: it must be 1 to 65536"),
+    ({"max_num_batched_tokens": -1}, "max_num_batched_tokens=-1 is out of range: it must be 1 or more"),
+    ({"max_num_batched_tokens": 2.5}, "max_num_batched_tokens=2.5 is not understood: it must be a whole number"),
+    ({"max_num_seqs": True}, "max_num_seqs=True is not understood: it must be a whole number"),
+    ({"enable_prefix_caching": 1}, "enable_prefix_caching=1 is not understood: it must be True or False"),
+    ({"kv_cache_tokens": 0}, "kv_cache_tokens=0 is out of range: it must be 1 or more"),
+    ({"max_model_len": 0}, "max_model_len=0 is out of range: it must be 1 or more"),
+    ({"threads": 0}, "threads=0 is out of range: it must be 1 to 256"),
+    ({"block_size": 0}, "block_size=0 is out of range: it must be 1 to 256"),
+    ({"block_size": 257}, "block_size=257 is out of range: it must be 1 to 256"),
+    ({"scheduling_policy": "fair"}, "scheduling_policy='fair' is unknown: choose one of fcfs, priority, lpm, sjf"),
+    ({"capacity": "all"}, "capacity='all' is unknown: choose one of ondemand, reserve"),
+    ({"dtype": "int3"}, "dtype='int3' is unknown: choose one of auto, float32, bfloat16, float16"),
+    ({"load_format": "pickle"}, "load_format='pickle' is unknown: choose one of auto, dummy"),
+])
+def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig) as refusal:
+        EngineConfig(**options)
+    assert str(refusal.value).startswith(message)
+    assert isinstance(refusal.value, (PenstockError, ValueError))
+
+
+def test_an_unknown_option_is_refused_and_the_known_ones_named() -> None:
+    with pytest.raises(InvalidConfig, match="unknown option 'max_seqs': the options are tokenizer, .*max_num_seqs"):
+        EngineConfig.from_options(max_seqs=3)
+    assert EngineConfig.from_options(max_num_seqs=3).max_num_seqs == 3
+
+
+def test_a_budget_below_the_number_of_rows_is_allowed() -> None:
+    assert resolved(max_num_batched_tokens=1, max_num_seqs=64).max_num_batched_tokens == 1
