@@ -16,6 +16,7 @@ Match = Callable[[Sequence], int]
 
 class Policy(Protocol):
     displaces: bool      # a waiting sequence may take the place of a running one of worse rank
+    overtakes: bool      # a later arrival may be admitted first, so that waiting must be bounded
 
     def rank(self, sequence: Sequence) -> tuple[int, ...]:
         """Running sequences of higher rank give way first."""
@@ -28,6 +29,7 @@ class Fcfs:
     """First come, first served."""
 
     displaces = False
+    overtakes = False
 
     def rank(self, sequence: Sequence) -> tuple[int, ...]:
         return (sequence.number, sequence.sibling)
@@ -40,6 +42,7 @@ class Priority:
     """Lower `priority` first, even at a running sequence's expense; then first come, first served."""
 
     displaces = True
+    overtakes = False
 
     def rank(self, sequence: Sequence) -> tuple[int, ...]:
         return (sequence.request.priority, sequence.number, sequence.sibling)
@@ -51,6 +54,8 @@ class Priority:
 class LongestPrefix(Fcfs):
     """The longest cached prefix first."""
 
+    overtakes = True
+
     def order(self, waiting: list[Sequence], match: Match) -> list[Sequence]:
         by_arrival = sorted(waiting, key=self.rank)
         near, far = by_arrival[:LOOK_AHEAD], by_arrival[LOOK_AHEAD:]
@@ -60,6 +65,8 @@ class LongestPrefix(Fcfs):
 
 class ShortestFirst(Fcfs):
     """The fewest tokens to compute before the next output first."""
+
+    overtakes = True
 
     def order(self, waiting: list[Sequence], match: Match) -> list[Sequence]:
         def key(sequence: Sequence) -> tuple[int, ...]:

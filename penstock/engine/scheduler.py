@@ -222,7 +222,7 @@ class Scheduler:
             if not count:
                 return
             budget -= count
-            for other in self.roster.waiting:
+            for other in self.roster.waiting if self.policy.overtakes else ():
                 other.passed += other.number < sequence.number
 
     def _reads_cache(self, sequence: Sequence) -> bool:
