@@ -69,7 +69,7 @@ class Service:
             if collector is None:
                 continue
             if collector.push(delta):
-                self.engine.abort(delta.request_id, delta.sibling)
+                self.engine.abort(delta.request_id, delta.sibling, reason="stop")
             if collector.finished:
                 finished[delta.request_id] = collector      # further deltas of this step may be other beams
         for id in finished:

@@ -85,7 +85,8 @@ class Accounts:
         for i, token in enumerate(tokens):
             sequence.tokens.append(token)
             if token in request.stop_token_ids and sequence.num_output > request.sampling.min_tokens:
-                return tokens[:i + 1], "stop", None if token in request.eos_token_ids else token
+                named = request.sampling.ignore_eos or token not in request.eos_token_ids
+                return tokens[:i + 1], "stop", token if named else None
             if len(sequence.tokens) >= sequence.limit:
                 return tokens[:i + 1], "length", None
         return tokens, None, None

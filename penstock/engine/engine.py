@@ -24,8 +24,8 @@ class Engine:
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
 
-    def abort(self, request_id: str, sibling: int | None = None) -> list[Delta]:
-        return self.scheduler.abort(request_id, sibling)
+    def abort(self, request_id: str, sibling: int | None = None, reason: str = "abort") -> list[Delta]:
+        return self.scheduler.abort(request_id, sibling, reason)
 
     def step(self) -> list[Delta]:
         """Start what can be started, then wait for the oldest plan and account for it."""

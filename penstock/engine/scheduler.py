@@ -56,15 +56,15 @@ class Scheduler:
                     for sibling in range(1, request.num_siblings)]
         self.roster.enter(request, [first, *siblings])
 
-    def abort(self, request_id: str, sibling: int | None = None) -> list[Delta]:
+    def abort(self, request_id: str, sibling: int | None = None, reason: str = "abort") -> list[Delta]:
         """End a request, or one of its siblings, now; its blocks are free as soon as no started plan names them."""
         deltas: list[Delta] = []
         for sequence in list(self.roster.requests.get(request_id, ())):
             if not sequence.done and (sibling is None or sibling == sequence.sibling or sequence.beam):
                 self.roster.finish(sequence)
                 if not (sequence.beam and deltas):
-                    deltas.append(Delta(request_id, 0 if sequence.beam else sequence.sibling, finish_reason="abort"))
-        self.stats.num_aborted += len(deltas)
+                    deltas.append(Delta(request_id, 0 if sequence.beam else sequence.sibling, finish_reason=reason))
+        self.stats.num_aborted += len(deltas) if reason == "abort" else 0
         return deltas
 
     def schedule(self) -> Plan | None:

@@ -90,7 +90,8 @@ class Model:
             logprobs.append(self.described(digest, token))
             extend(chain, [token], request.salt)
             if token in request.stop_token_ids and len(tokens) > request.sampling.min_tokens:
-                reason = None if token in request.eos_token_ids else token
+                ends_by_itself = token in request.eos_token_ids and not request.sampling.ignore_eos
+                reason = None if ends_by_itself else token
                 return Answer(tuple(tokens), "stop", reason, tuple(logprobs))
             if len(tokens) == request.max_tokens:
                 return Answer(tuple(tokens), "length", None, tuple(logprobs))
