@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def test_a_session_at_a_terminal(chat_model: str, tmp_path: Path, terminal: Call
     assert "/save FILE" in chat.expect("several lines", PROMPT)
     chat.type("/frobnicate\n")
     chat.expect("error: unknown command /frobnicate", PROMPT)
+    time.sleep(0.5)      # readline shows its prompt a moment before it listens; a Ctrl-C in between waits for a key
     chat.type("\x03")
     chat.expect("Ctrl-D or /bye leaves", PROMPT)
 
