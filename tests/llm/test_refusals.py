@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def refused(use: Callable[[], Any], kind: type[PenstockError], *parts: str) -> N
     ([1] * 513, ["513 tokens", "512", "truncate_prompt_tokens", "max_model_len"]),
     ([1] * 512, ["512 tokens", "no room", "shorten"]),
     ([1] * 509, ["509 tokens", "max_tokens=4", "512", "at most 3"]),
-], ids=lambda value: str(value)[:40])
+], ids=lambda value: re.sub(r" at 0x\w+", "", str(value))[:40])
 def test_prompts(text_llm: LLM, prompt: Any, parts: list[str]) -> None:
     refused(lambda: text_llm.generate(prompt, GREEDY, use_tqdm=False), InvalidRequest, *parts)
     if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
