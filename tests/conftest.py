@@ -17,6 +17,8 @@ from hypothesis import settings
 settings.register_profile("penstock", deadline=None, print_blob=True)
 settings.load_profile("penstock")
 
+pytest_plugins = ["tests.simulation.table"]
+
 LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "", None)
 
 

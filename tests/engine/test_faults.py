@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.plan import Plan
+from penstock.types import BeamSearchParams
 from tests.engine.stage import FULL, STATE, Stage, window
 from tests.simulation.device import Work
 from tests.simulation.executor import Faults
@@ -88,15 +89,14 @@ def test_a_snapshot_of_a_failed_plan_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("overlap", [0, 2])
-def test_a_copy_that_travelled_in_a_failed_plan_is_not_relied_upon(overlap: int) -> None:
-    """Forked beams wait for a small budget while a plan with their copies and one row fails."""
-    from penstock.types import BeamSearchParams
-
-    for number in range(2, 12):
-        stage = Stage(FULL, STATE, max_num_batched_tokens=1, overlap=overlap, faults=Scripted({number: "before"}))
-        stage.add(3, max_tokens=5, beam=BeamSearchParams(beam_width=3, max_tokens=5))
-        stage.add(2, max_tokens=8)
-        stage.run()
+@pytest.mark.parametrize("budget", [1, 2, 3])
+@pytest.mark.parametrize("number", range(3, 9))
+def test_a_copy_that_travelled_in_a_failed_plan_is_not_relied_upon(overlap: int, budget: int, number: int) -> None:
+    """Forked beams find no place in the plan that carries the copies of their states, and that plan fails."""
+    stage = Stage(FULL, STATE, max_num_batched_tokens=budget, overlap=overlap, faults=Scripted({number: "before"}))
+    stage.add(2, max_tokens=12)
+    stage.add(2, max_tokens=5, beam=BeamSearchParams(beam_width=3, max_tokens=5))
+    stage.run()
 
 
 def test_results_of_plans_started_before_a_failure_are_void() -> None:

@@ -41,7 +41,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         options: dict[str, Any] = {"priority": priority, "salt": salt, "eos_token_ids": (0, 1, 2)}
         if kind == "beam":
             options["beam"] = BeamSearchParams(beam_width=3, max_tokens=max_tokens)
-        options.update({"n": {"n": 3}, "pool": {"pool": True}, "prompt": {"prompt_logprobs": 0}}.get(kind, {}))
+        kinds: dict[str, dict[str, Any]] = {"n": {"n": 3}, "pool": {"pool": True}, "prompt": {"prompt_logprobs": 0}}
+        options.update(kinds.get(kind, {}))
         prompt: int | list[int] = length if own else TEXT[:length]
         needed = self.stage.cache.blocks_to(length if kind == "pool" else length + max_tokens,
                                             length if kind == "pool" else 1)

@@ -61,6 +61,34 @@ def test_a_preempted_sequence_returns_only_to_more_room() -> None:
     assert stage.device.tally.num_recomputed <= stage.device.tally.num_computed / 2
 
 
+@pytest.mark.parametrize("times, admitted", [(0, True), (2, True), (3, False), (30, False)])
+def test_the_room_a_sequence_asks_for_doubles_with_each_preemption(times: int, admitted: bool) -> None:
+    stage = Stage(num_blocks=12, caching=False)
+    stage.add(20, max_tokens=20)
+    stage.step(2)                          # six blocks, and one kept for its growth: five are left
+    late = stage.add(4, max_tokens=40)
+    stage.sequences(late)[0].num_preempted = times
+    stage.step()
+    assert (late.id in stage.admitted()) == admitted
+    stage.run()
+
+
+def test_prompt_logprobs_of_a_prompt_preempted_in_its_middle_come_once() -> None:
+    """The ledger compares them one by one."""
+    stage = Stage(num_blocks=20, max_num_batched_tokens=4)
+    for _ in range(3):
+        stage.add(6, max_tokens=24)
+    stage.step(5)
+    prompt = stage.add(32, max_tokens=2, prompt_logprobs=0)
+    sequence = stage.sequences(prompt)[0]
+    for _ in range(40):
+        stage.step()
+        if sequence.num_preempted:
+            break
+    assert 0 < len(sequence.prompt_logprobs) < 31
+    stage.run()
+
+
 def test_reserve_admits_only_what_fits_to_the_end() -> None:
     stage = Stage(num_blocks=20, capacity="reserve", caching=False)
     for _ in range(4):

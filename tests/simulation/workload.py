@@ -66,8 +66,7 @@ class Workload:
         return Request(
             id=f"r{self.num_made}", tokens=tuple(self._prompt(text, room)), sampling=SamplingParams(**options),
             beam=beam, pool=special == "pool", max_tokens=beam.max_tokens if beam else max_tokens,
-            seed=rng.randrange(1 << 30), eos_token_ids=(EOS,), priority=rng.randint(0, 3), salt=rng.choice(SALTS),
-            arrival_s=self.next_s)
+            seed=rng.randrange(1 << 30), eos_token_ids=(EOS,), priority=rng.randint(0, 3), salt=rng.choice(SALTS))
 
     def _prompt(self, text: list[int] | None, room: int) -> list[int]:
         rng = self.rng

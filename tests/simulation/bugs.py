@@ -1,0 +1,173 @@
+"""Bugs to be planted in the core, as edits of its source: what each is, where, and the text before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edit:
+    path: str          # under penstock/
+    old: str           # stands there exactly once
+    new: str
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    edits: tuple[Edit, ...]
+
+
+def bug(name: str, path: str, old: str, new: str) -> Bug:
+    return Bug(name, (Edit(path, old, new),))
+
+
+POOL = [
+    bug("limbo ignored: a block is reused while a started plan names it", "cache/pool.py",
+        "if self._busy[block] > self._ended:", "if False:"),
+    bug("limbo ends one plan too early", "cache/pool.py", "if number <= plan]", "if number <= plan + 1]"),
+    Bug("a block in use is evicted", (
+        Edit("cache/radix.py", "return all(self.pool.refs[block] == 1 for block in slot)", "return True"),
+        Edit("cache/pool.py", "if not self._cached[block] or self.refs[block] != 1:", "if not self._cached[block]:"))),
+    bug("idle blocks are miscounted when one is shared again", "cache/pool.py",
+        "if self._cached[block] and self.refs[block] == 1:\n            self._num_idle -= 1",
+        "if False:\n            self._num_idle -= 1"),
+]
+
+TREE = [
+    bug("a locked node is evicted", "cache/radix.py",
+        "return not node.children and not node.pins and all(s is None", "return all(s is None"),
+    bug("a use does not make a prefix younger", "cache/radix.py",
+        "for node in path:\n            node.used = self._clock", "for node in path:\n            pass"),
+    bug("prefixes are shared between salts", "cache/radix.py",
+        "node = self._roots.get(salt)\n        path", "node = next(iter(self._roots.values()), None)\n        path"),
+    bug("a window's usable prefix is off by one", "cache/state.py", "run >= needed", "run >= needed - 1"),
+    bug("a window is one position too narrow", "cache/state.py",
+        "return max(0, position - self.window + 1)", "return max(0, position - self.window + 2)"),
+    bug("the last token is taken from the cache", "cache/kv.py",
+        "self.tree.match(salt, tokens[:len(tokens) - 1])", "self.tree.match(salt, tokens)"),
+    bug("a partial block is shared", "cache/kv.py",
+        "(holding.num_inserted + 1) * size <= computed:", "(holding.num_inserted + 1) * size <= computed + 1:"),
+    bug("a lost pin: a fork does not lock its place", "cache/kv.py",
+        "child.node = node\n            self.tree.pin(node)", "child.node = node"),
+    bug("a pin is never given back", "cache/kv.py", "self.tree.unpin(holding.node)\n            holding.node = None",
+        "holding.node = None"),
+    bug("an equal block is taken over and ours not released", "cache/kv.py",
+        "            self.pool.release(ours, holding.plan)\n", ""),
+    bug("the device is not told of a block taken over", "cache/kv.py",
+        "holding.tables[g][index] = holding.changed[g][index] = theirs[0]", "holding.tables[g][index] = theirs[0]"),
+]
+
+BLOCKS = [
+    bug("copy-on-write is skipped", "cache/kv.py", "if self.pool.refs[table[index]] > 1]",
+        "if self.pool.refs[table[index]] > 9]"),
+    bug("a copied block's contents are not moved", "cache/kv.py",
+        "                self._copy(shared, table[index], holding)\n", ""),
+    bug("moves are out of order", "engine/scheduler.py", "Move(copy.source, copy.target) for copy in copies",
+        "Move(copy.source, copy.target) for copy in reversed(copies)"),
+    bug("a resumed state is not copied from its snapshot", "cache/kv.py",
+        "            self._copy(source, target, holding)\n", ""),
+    bug("a snapshot of an unfinished or failed plan is kept", "cache/kv.py",
+        "        for snapshot in holding.snapshots:\n",
+        "        self.keep_snapshots(holding, holding.plan)\n        for snapshot in holding.snapshots:\n"),
+    bug("a snapshot is filed under the position after the step", "engine/scheduler.py",
+        "self.cache.snapshot(holding, start, self._plans)", "self.cache.snapshot(holding, end, self._plans)"),
+    bug("a window is trimmed one block too early", "cache/kv.py",
+        "self.groups[g].spec.first_needed(position) // self.block_size)\n            for",
+        "self.groups[g].spec.first_needed(position) // self.block_size + 1)\n            for"),
+    bug("a window is trimmed as if started plans had ended", "engine/scheduler.py",
+        "self.cache.trim(sequence.held, sequence.settled)", "self.cache.trim(sequence.held, sequence.computed)"),
+    bug("copies of a released sequence are still made", "cache/kv.py",
+        "        self.copies = [copy for copy in self.copies if copy.holding is not holding]\n", ""),
+    bug("blocks are released without the plan that names them", "cache/kv.py",
+        "self._release_all(reversed(table[holding.first[g]:]), holding.plan)",
+        "self._release_all(reversed(table[holding.first[g]:]), -1)"),
+]
+
+ROSTER = [
+    bug("an abort in the middle of a prompt releases nothing", "engine/roster.py",
+        "self.cache.release(sequence.held)", "self.cache.release(sequence.held) if sequence.num_output else None"),
+    bug("preemption releases a block twice", "engine/scheduler.py",
+        "victim.num_preempted += 1\n",
+        "victim.num_preempted += 1\n        self.cache.pool.release(victim.held.tables[0][-1])\n"),
+    bug("an aborted prefix is awaited for ever", "engine/prefixes.py",
+        "for key in sequence.keys:\n            self._forget(key)", "for key in ():\n            self._forget(key)"),
+    bug("a row is given to two sequences", "engine/roster.py", "self.rows.pop()", "self.rows[-1]"),
+    bug("a finished request's id stays in use", "engine/roster.py",
+        "if all(other.done for", "if False and all(other.done for"),
+]
+
+SCHEDULER = [
+    bug("the budget is one token too large", "engine/scheduler.py",
+        "_schedule_running(self.max_num_batched_tokens)", "_schedule_running(self.max_num_batched_tokens + 1)"),
+    bug("decoding rows are not kept back from long prompts", "engine/scheduler.py",
+        "budget if sequence in short else budget - kept", "budget"),
+    bug("priorities are reversed", "engine/policy.py",
+        "return (sequence.request.priority, sequence.number", "return (-sequence.request.priority, sequence.number"),
+    bug("equals are displaced", "engine/scheduler.py", "if s.request.priority > head.request.priority]",
+        "if s.request.priority >= head.request.priority]"),
+    bug("sjf starves the long ones", "engine/policy.py", "overdue = sequence.passed >= PASSES", "overdue = False"),
+    bug("overtaking is not counted", "engine/scheduler.py", "other.passed += other.number < sequence.number",
+        "other.passed += 0"),
+    bug("a small request passes a large one that finds no room", "engine/scheduler.py",
+        "            if not count:\n                return\n            budget -= count",
+        "            if not count:\n                continue\n            budget -= count"),
+    bug("the victim is the one that loses the most", "engine/scheduler.py",
+        "(not losses[s], losses[s], tuple", "(not losses[s], -losses[s], tuple"),
+    bug("a preempted sequence returns to no more room than before", "engine/capacity.py",
+        "<< min(sequence.num_preempted, 20)", "<< 0"),
+    bug("the reserve forgets who runs already", "engine/capacity.py",
+        "if self.reserve else self.growth()", "if False else 0"),
+    bug("a request one block larger than the cache is accepted", "engine/capacity.py",
+        "if blocks > self.cache.pool.num_blocks:", "if blocks > self.cache.pool.num_blocks + 1:"),
+    bug("a common prefix is computed twice", "engine/scheduler.py",
+        "return self.roster.prefixes.awaited(sequence, self._match(sequence))", "return False"),
+    bug("a sibling is forked one position too early", "engine/scheduler.py",
+        "self.cache.fork(leader.holding, last, at_end", "self.cache.fork(leader.holding, max(0, last - 1), at_end"),
+    bug("a pooled prompt is cut", "engine/scheduler.py", "whole = not sequence.request.pool or", "whole = True or"),
+    bug("a returning sequence is admitted with its prompt alone", "engine/scheduler.py",
+        "sequence.sibling, tuple(sequence.tokens))", "sequence.sibling, sequence.request.tokens)"),
+    bug("drafts run past the limit", "engine/scheduler.py",
+        "most = sequence.limit - len(sequence.tokens) - sequence.expected - 1",
+        "most = sequence.limit - len(sequence.tokens) - sequence.expected + 3"),
+    bug("a state that cannot go back gets drafts", "engine/scheduler.py",
+        "if not sequence.draft or self.cache.recurrent or most <= 0:", "if not sequence.draft or most <= 0:"),
+    bug("overlap is one plan too deep", "engine/engine.py", "while len(self._started) <= self.overlap:",
+        "while len(self._started) <= self.overlap + 1:"),
+]
+
+ACCOUNTS = [
+    bug("`computed` is not rolled back after rejected drafts", "engine/accounts.py",
+        "sequence.computed -= max(0, flight.expected - len(outcome.tokens))", "sequence.computed -= 0"),
+    bug("every draft is accepted", "engine/accounts.py", "self._accept(sequence, outcome.tokens)",
+        "self._accept(sequence, tuple(d.token for d in row.draft) + outcome.tokens[-1:])"),
+    bug("a result of an earlier epoch is accepted", "engine/accounts.py",
+        "return not self.sequence.done and self.sequence.epoch == self.epoch", "return not self.sequence.done"),
+    bug("min_tokens is ignored", "engine/accounts.py", " and sequence.num_output > request.sampling.min_tokens", ""),
+    bug("a stop token does not end the answer", "engine/accounts.py", "if token in request.stop_token_ids and",
+        "if token in request.eos_token_ids and"),
+    bug("an answer is one token too long", "engine/accounts.py", "if len(sequence.tokens) >= sequence.limit:",
+        "if len(sequence.tokens) > sequence.limit:"),
+    bug("prompt log probabilities are repeated after a preemption", "engine/accounts.py",
+        "sequence.prompt_logprobs.extend(outcome.prompt_logprobs[known:])",
+        "sequence.prompt_logprobs.extend(outcome.prompt_logprobs)"),
+    bug("a poisonous request is not isolated", "engine/accounts.py",
+        "entry.sequence.suspect = max(entry.sequence.suspect, end)", "entry.sequence.suspect = 0"),
+    bug("a failed step of two ends both", "engine/accounts.py", "if len(started.entries) == 1:",
+        "if len(started.entries) <= 2:"),
+    bug("who relied on a failed plan's copies goes on", "engine/accounts.py",
+        "if s.holding in started.copied]", "if False]"),
+    Bug("a beam is extended before it is forked", (
+        Edit("engine/accounts.py", "continued[choice.parent] = choice\n",
+             "continued[choice.parent] = choice\n                choice.parent.tokens.append(choice.token)\n"),
+        Edit("engine/accounts.py", "            parent.tokens.append(choice.token)\n            parent.chosen",
+             "            parent.chosen"))),
+    bug("the device is not told of a beam's token", "engine/accounts.py",
+        "            parent.chosen.append(choice.token)\n", ""),
+    bug("the worst beams go on", "engine/beam.py",
+        "key=lambda c: (-c[0], c[1], c[2])", "key=lambda c: (c[0], c[1], c[2])"),
+    bug("the length penalty is ignored", "engine/beam.py",
+        " / len(hypothesis.tokens) ** self.params.length_penalty", ""),
+]
+
+BUGS = [*POOL, *TREE, *BLOCKS, *ROSTER, *SCHEDULER, *ACCOUNTS]

@@ -1,0 +1,42 @@
+"""Every planted bug is caught by the ordinary suites, and without one they pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.bugs import BUGS, Bug, bug
+from tests.simulation.planted import copy_core, plant, suite_of, trial
+
+REQUIRED = [
+    "an abort in the middle of a prompt releases nothing", "preemption releases a block twice",
+    "a locked node is evicted", "a partial block is shared", "copy-on-write is skipped",
+    "the budget is one token too large", "`computed` is not rolled back after rejected drafts",
+    "sjf starves the long ones", "a window's usable prefix is off by one", "every draft is accepted",
+]
+
+
+@pytest.mark.parametrize("planted", BUGS, ids=[planted.name.replace(" ", "-") for planted in BUGS])
+def test_is_caught(planted: Bug, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    test = trial(planted, tmp_path)
+    record_property("planted", (planted.name, suite_of(test), test.split("/")[-1]))
+    assert test.startswith("tests/"), f"{planted.name}: {test or 'nobody noticed'}"
+
+
+def test_the_suites_pass_without_a_bug(tmp_path: Path) -> None:
+    assert trial(None, tmp_path) == ""
+
+
+def test_there_are_enough_and_all_differ() -> None:
+    assert len(BUGS) >= 28
+    assert len({planted.name for planted in BUGS}) == len({planted.edits for planted in BUGS}) == len(BUGS)
+    assert set(REQUIRED) <= {planted.name for planted in BUGS}
+
+
+@pytest.mark.parametrize("old", ["no such text", "self"])
+def test_an_edit_that_is_out_of_date_is_an_error(old: str, tmp_path: Path) -> None:
+    copy_core(tmp_path / "copy")
+    with pytest.raises(ValueError, match="not once"):
+        plant(bug("stale", "cache/pool.py", old, "x"), tmp_path / "copy")
