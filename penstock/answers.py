@@ -111,6 +111,11 @@ class Collector:
     def finished(self) -> bool:
         return self._open <= 0
 
+    @property
+    def failed(self) -> bool:
+        """Not one answer came of it."""
+        return self.error is not None and all(one.finish_reason == "error" for one in self._answers.values())
+
     def push(self, delta: Delta) -> bool:
         """Take in a delta; whether the engine must end this sibling."""
         answer = self._answers.get(delta.sibling)
@@ -133,7 +138,7 @@ class Collector:
         answers = [self._answers[sibling] for sibling in sorted(self._answers)]
         keep = self.request.sampling.n
         if not self.request.beam and len(answers) > keep:
-            answers = sorted(answers, key=lambda answer: -answer.score)[:keep]
+            answers = sorted(answers, key=lambda answer: (answer.finish_reason == "error", -answer.score))[:keep]
         outputs = [answer.output(index) for index, answer in enumerate(answers)]
         return RequestOutput(self.request.id, self.prompt, list(self.request.tokens), outputs, self._prompt_logprobs,
                              self.finished, self._num_cached, self.error)

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.answers import Collector
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.intake import Encoded
+from penstock.interrupts import held_interrupts
 from penstock.progress import counting_bar
 from penstock.service import Service
 from penstock.types import BeamSearchParams, SamplingParams
@@ -27,9 +28,10 @@ class Batch:
         if len(priorities) != len(encoded):
             raise InvalidRequest(f"{len(encoded)} prompts came with {len(priorities)} priorities: give one for each")
         try:
-            for one, own, rank in zip(encoded, params, priorities):
-                self.collectors.append(service.submit(one.tokens, own, prompt=one.prompt, priority=rank,
-                                                      salt=one.salt, pool=pool))
+            with held_interrupts():
+                for one, own, rank in zip(encoded, params, priorities):
+                    self.collectors.append(service.submit(one.tokens, own, prompt=one.prompt, priority=rank,
+                                                          salt=one.salt, pool=pool))
         except BaseException:
             self._abort()
             raise

@@ -14,8 +14,9 @@ import typer
 from penstock.commands import bench, chat, info, models, run
 from penstock.commands.usage import Command
 from penstock.errors import PenstockError
+from penstock.interrupts import INTERRUPTED
 
-FAILED, USAGE, INTERRUPTED, BROKEN_PIPE, TERMINATED = 1, 2, 130, 141, 143
+FAILED, USAGE, BROKEN_PIPE, TERMINATED = 1, 2, 141, 143
 
 app = typer.Typer(name="penstock", help="Run language models, small and exact.", no_args_is_help=True,
                   add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,

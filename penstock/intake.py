@@ -158,7 +158,7 @@ class Intake:
 
     def _too_long(self) -> str:
         return (f"the longest sequence is {self.max_model_len}: shorten the prompt, set truncate_prompt_tokens, or "
-                "raise max_model_len")
+                "raise max_model_len, which the cache's kv_cache_tokens bounds")
 
     def _max_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         room = self.longest - num_prompt
@@ -166,6 +166,9 @@ class Intake:
             raise InvalidRequest(f"the prompt has {num_prompt} tokens and leaves no room for an answer in "
                                  f"{self.longest}: shorten it or raise max_model_len and kv_cache_tokens")
         if sampling.max_tokens is None:
+            if sampling.min_tokens > room:
+                raise InvalidRequest(f"min_tokens={sampling.min_tokens} is more than the {room} that fit after a prompt "
+                                     f"of {num_prompt}: lower it or raise max_model_len")
             return room
         if num_prompt + sampling.max_tokens > self.max_model_len:
             raise InvalidRequest(f"a prompt of {num_prompt} tokens and max_tokens={sampling.max_tokens} exceed the "

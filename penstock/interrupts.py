@@ -1,12 +1,28 @@
-"""Ctrl-C between steps, never inside one: a step cut short would leave its books half written."""
+"""Where Ctrl-C may take effect: between steps, never inside one, and not as an exception inside an import."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+INTERRUPTED = 130      # the shell's exit code for Ctrl-C
+
+
+@contextmanager
+def final_interrupts() -> Iterator[None]:
+    """Ctrl-C ends the process at once. For importing large packages, which swallow the exception or break by it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from penstock.batch import Batch, UseTqdm
 from penstock.config import EngineConfig, Setting
 from penstock.errors import InvalidRequest, PenstockError, shown
 from penstock.intake import Encoded, Messages, Prompt
+from penstock.interrupts import held_interrupts
 from penstock.progress import loading_bar
 from penstock.service import Service
 from penstock.text.tokenizer import Tokenizer
@@ -127,10 +128,12 @@ class LLM:
             encoded = self.service.intake.encode_messages(prompt, cut=_cuts(params))    # type: ignore[arg-type]
         else:
             encoded = self.service.intake.encode(prompt, cut=_cuts(params))             # type: ignore[arg-type]
-        collector = self.service.submit(encoded.tokens, params, prompt=encoded.prompt, salt=encoded.salt)
         items: deque[StreamDelta] = deque()
-        collector.listener = items.append
+        collector = None
         try:
+            with held_interrupts():
+                collector = self.service.submit(encoded.tokens, params, prompt=encoded.prompt, salt=encoded.salt)
+            collector.listener = items.append
             while items or not collector.finished:
                 if not items:
                     self.service.step()
@@ -139,14 +142,14 @@ class LLM:
                     raise PenstockError(f"the model failed on this request: {collector.error}")
                 yield items.popleft()
         finally:
-            if self._service is not None:
+            if self._service is not None and collector is not None:
                 self._service.abort(collector)
 
     def _run(self, encoded: Sequence[Encoded], params: Sequence[SamplingParams | None], use_tqdm: UseTqdm,
              priority: Sequence[int] | None) -> list[RequestOutput]:
         batch = Batch(self.service, encoded, params, priority)
         batch.finish(use_tqdm)
-        if all(collector.error for collector in batch.collectors):
+        if all(collector.failed for collector in batch.collectors):
             batch.raise_failure()
         return [collector.output() for collector in batch.collectors]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,9 @@ def _require(ok: bool, name: str, value: object, limit: str) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) <= sys.float_info.max      # neither NaN nor infinite, nor a whole number past all floats
 
 
 def _is_count(value: object) -> bool:
@@ -163,7 +165,8 @@ class BeamSearchParams:
         _require(_is_count(self.beam_width) and 1 <= self.beam_width <= MAX_BEAMS, "beam_width", self.beam_width,
                  f"1 to {MAX_BEAMS}")
         _require(_is_count(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        _require(_is_number(self.length_penalty), "length_penalty", self.length_penalty, "a finite number")
+        _require(_is_number(self.length_penalty) and -10 <= self.length_penalty <= 10, "length_penalty",
+                 self.length_penalty, "-10 to 10")
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         _require(self.temperature == 0, "temperature", self.temperature, "0: beams rank the raw distribution")
 
@@ -183,7 +186,6 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()   # sampling.bad_words as token ids
     priority: int = 0                  # lower runs first
     salt: str = ""                     # part of the prefix cache's root: requests share prefixes only within it
-    arrival_s: float = 0.0
 
     @property
     def num_siblings(self) -> int:

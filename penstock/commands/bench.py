@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.commands.answer import write_note, write_text
-from penstock.commands.options import Json, ModelOrDefault, engine_options
+from penstock.commands.options import Json, ModelOrDefault, engine_options, open_llm
 from penstock.commands.table import Table
 from penstock.commands.usage import Command
 from penstock.errors import InvalidRequest
@@ -95,9 +95,7 @@ def _check(**counts: int) -> None:
 
 
 def _measure(model: str, tests: list[Test], repetitions: int, as_json: bool, options: dict[str, Any]) -> None:
-    from penstock.llm import LLM
-
-    with LLM(model, **options) as llm:
+    with open_llm(model, options) as llm:
         prompts = fresh_prompts(llm.service.assembly.spec.vocab_size)
         outcomes = [_repeat(llm, test, repetitions, prompts) for test in tests]
         facts = _facts(llm)

@@ -17,6 +17,7 @@ from penstock.commands.options import (
     answer_params,
     engine_options,
     new_seed,
+    open_llm,
     sampling_values,
 )
 from penstock.errors import InvalidModel, PenstockError
@@ -43,9 +44,7 @@ def chat(model: ModelOrDefault = DEFAULT_MODEL, system: System = None, max_token
 
 
 def converse(model: str, system: str | None, values: dict[str, Any], options: dict[str, Any], verbose: bool) -> None:
-    from penstock.llm import LLM
-
-    llm = LLM(model, **options)
+    llm = open_llm(model, options)
     keyboard = Keyboard()
     try:
         if llm.tokenizer is None or llm.tokenizer.chat_template is None:

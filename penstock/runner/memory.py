@@ -22,7 +22,7 @@ class BlockMemory:
         self._elements = grouping.block_bytes // dtype.itemsize
         try:
             self.blocks = torch.empty(num_blocks, self._elements, dtype=dtype)     # pages are touched on first use
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:      # TypeError: a size past 64 bits
             size = num_blocks * grouping.block_bytes / 2**30
             raise InvalidConfig(f"a cache of {size:.1f} GiB cannot be had: lower kv_cache_tokens") from error
 

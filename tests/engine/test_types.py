@@ -84,7 +84,7 @@ def test_clone_checks_again() -> None:
     ({"beam_width": 0}, "beam_width=0 is out of range: it must be 1 to 32"),
     ({"beam_width": 33}, "beam_width=33 is out of range: it must be 1 to 32"),
     ({"max_tokens": 0}, "max_tokens=0 is out of range: it must be 1 or more"),
-    ({"length_penalty": float("inf")}, "length_penalty=inf is out of range: it must be a finite number"),
+    ({"length_penalty": float("inf")}, "length_penalty=inf is out of range: it must be -10 to 10"),
     ({"temperature": 0.5}, "temperature=0.5 is out of range: it must be 0: beams rank the raw distribution"),
 ])
 def test_beam_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -100,3 +100,14 @@ def test_masks_that_leave_nothing(text_llm: LLM) -> None:
     params = SamplingParams(allowed_token_ids=[end], min_tokens=2, max_tokens=4)
     with pytest.raises(PenstockError, match="leave no token to choose: allow more tokens"):
         text_llm.generate("the cat", params, use_tqdm=False)
+
+
+def test_some_siblings_fail(damaged: str) -> None:
+    """The others are answers; and where the best are kept, a failed one is kept last."""
+    with LLM(damaged, progress=False, threads=1, kv_cache_tokens=1024, max_model_len=64) as model:
+        params = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True, seed=0, n=32)
+        output = model.generate([PROMPTS[0]], params, use_tqdm=False)[0]
+        reasons = {answer.finish_reason for answer in output.outputs}
+        assert reasons == {"error", "length"}, "choose another seed"
+        best = model.generate([PROMPTS[0]], params.clone(n=1, best_of=32), use_tqdm=False)[0]
+        assert best.outputs[0].finish_reason == "length"

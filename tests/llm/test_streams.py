@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 from typing import Any
 
@@ -131,3 +132,24 @@ def test_closed_while_streaming(config_folder: str) -> None:
                 lambda: next(model.stream([1]))):
         with pytest.raises(PenstockError, match="this LLM is closed: make a new one"):
             use()
+
+
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_interrupt_while_a_prompt_is_taken_in(llm: LLM, greedy: SamplingParams, call: str) -> None:
+    """It takes effect when the request is known to its caller, who can abort it."""
+    take_in = llm.service.intake.request
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return take_in(*args, **kwargs)
+
+    llm.service.intake.request = interrupted      # type: ignore[method-assign]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            if call == "generate":
+                llm.generate([[1, 2, 3]], greedy, use_tqdm=False)
+            else:
+                next(iter(llm.stream([1, 2, 3], greedy)))
+    finally:
+        del llm.service.intake.request
+    assert llm.stats()["num_waiting"] == llm.stats()["num_running"] == 0
