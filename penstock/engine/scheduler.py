@@ -213,7 +213,9 @@ class Scheduler:
 
     def _admit_waiting(self, budget: int) -> None:
         """In the policy's order; the first that finds no room stops the rest, so that it is not passed for ever."""
-        for sequence in self.policy.order(self.roster.waiting, self._match) if budget > 0 else ():
+        if budget <= 0 or not self.roster.rows:
+            return
+        for sequence in self.policy.order(self.roster.waiting, self._match):
             if budget <= 0 or not self.roster.rows:
                 return
             if self._deferred(sequence):
