@@ -57,6 +57,19 @@ def test_the_device_is_told_of_every_chosen_token() -> None:
     assert told > 0 and admitted > 0
 
 
+def test_moves_are_made_in_the_order_they_were_asked_for() -> None:
+    """A block may be the source of one and, given up meanwhile, the target of the next."""
+    stage = Stage(FULL, STATE)
+    stage.add(6, max_tokens=6, beam=beam(4))
+    while not stage.cache.copies:
+        stage.step()
+    asked = [(copy.source, copy.target) for copy in stage.cache.copies]
+    stage.step()
+    assert len(asked) > 1
+    assert [(move.source, move.target) for move in stage.plans[-1].moves][:len(asked)] == asked
+    stage.run()
+
+
 def test_an_aborted_search_ends_once() -> None:
     stage = Stage(FULL)
     request = stage.add(6, max_tokens=9, beam=beam(3, 9))
