@@ -167,8 +167,8 @@ class Intake:
                                  f"{self.longest}: shorten it or raise max_model_len and kv_cache_tokens")
         if sampling.max_tokens is None:
             if sampling.min_tokens > room:
-                raise InvalidRequest(f"min_tokens={sampling.min_tokens} is more than the {room} that fit after a prompt of "
-                                     f"{num_prompt}: lower it or raise max_model_len")
+                raise InvalidRequest(f"min_tokens={sampling.min_tokens} is more than the {room} that fit after this "
+                                     f"prompt of {num_prompt}: lower it or raise max_model_len")
             return room
         if num_prompt + sampling.max_tokens > self.max_model_len:
             raise InvalidRequest(f"a prompt of {num_prompt} tokens and max_tokens={sampling.max_tokens} exceed the "
