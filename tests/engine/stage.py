@@ -13,7 +13,9 @@ from penstock.engine.plan import Plan
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.sequence import Sequence
 from penstock.types import Delta, Request, SamplingParams
-from tests.simulation.executor import Drafting, FakeExecutor, Faults
+from tests.simulation.executor import FakeExecutor
+from tests.simulation.faults import Faults
+from tests.simulation.forward import Drafting
 from tests.simulation.inspection import Limits
 from tests.simulation.ledger import Ledger
 from tests.simulation.model import Model

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.engine.sequence import Status
 from tests.engine.stage import FULL, STATE, Stage, window
-from tests.simulation.executor import Drafting
+from tests.simulation.forward import Drafting
 
 
 def answer(prompt: int = 6, max_tokens: int = 12) -> list[int]:

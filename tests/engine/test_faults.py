@@ -8,7 +8,7 @@ from penstock.engine.plan import Plan
 from penstock.types import BeamSearchParams
 from tests.engine.stage import FULL, STATE, Stage, window
 from tests.simulation.device import Work
-from tests.simulation.executor import Faults
+from tests.simulation.faults import Faults
 
 
 class Scripted(Faults):

@@ -13,7 +13,8 @@ from penstock.errors import InvalidRequest
 from penstock.types import BeamSearchParams, Request
 from tests.engine.stage import FULL, STATE, Stage, window
 from tests.simulation.effort import effort
-from tests.simulation.executor import Drafting, Faults
+from tests.simulation.faults import Faults
+from tests.simulation.forward import Drafting
 
 GROUPS = [(FULL,), (window(3),), (STATE,), (FULL, window(6)), (FULL, STATE), (window(6), STATE),
           (FULL, window(6), STATE)]

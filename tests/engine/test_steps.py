@@ -7,7 +7,7 @@ import pytest
 from penstock.cache.group import Group
 from penstock.engine.plan import Output
 from tests.engine.stage import FULL, STATE, Stage, window
-from tests.simulation.executor import Drafting
+from tests.simulation.forward import Drafting
 
 
 def test_a_prompt_is_one_step_and_each_token_another() -> None:

@@ -96,3 +96,16 @@ class Work:
     plan: Plan
     tasks: list[Task]
     result: Result | None = None
+
+
+@dataclass
+class Tally:
+    """What the device did."""
+
+    num_computed: int = 0
+    num_recomputed: int = 0        # positions computed again by the same sequence
+    num_moves: int = 0
+    num_failed_steps: int = 0
+    num_failed_rows: int = 0
+    num_void: int = 0              # rows that ran although their last step had failed
+    num_rejected: int = 0          # guesses

@@ -38,7 +38,7 @@ def test_a_spoiled_block_is_seen_at_the_next_read() -> None:
 
 def test_without_the_check_it_shows_in_the_tokens() -> None:
     world = World(calm(special_rate=0.0))
-    world.device.strict = False
+    world.device.forward.strict = False
     for _ in range(60):
         world._arrive()
         world._step()

@@ -12,8 +12,10 @@ from penstock.engine.scheduler import Scheduler
 from penstock.engine.sequence import Sequence, Status
 from penstock.errors import InvalidRequest
 from tests.simulation.device import require
-from tests.simulation.executor import Drafting, FakeExecutor, Faults
+from tests.simulation.executor import FakeExecutor
 from tests.simulation.fairness import Fairness
+from tests.simulation.faults import Faults
+from tests.simulation.forward import Drafting
 from tests.simulation.inspection import Limits
 from tests.simulation.ledger import Ledger
 from tests.simulation.model import Model
