@@ -15,6 +15,7 @@ from torch import Tensor
 from penstock.errors import InvalidConfig
 from penstock.ops.registry import REFERENCE_ONLY
 
+PATHS = ("reference", "generic", "avx2", "avx512", "neon")
 KERNELS: list[Kernel] = []
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}     # as in number.h
 _ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float}
@@ -60,7 +61,7 @@ def _load() -> ctypes.CDLL | None:
         library = ctypes.CDLL(spec.origin)
     except OSError:
         return None
-    library.penstock_best_path.restype = ctypes.c_char_p
+    library.penstock_paths.restype = ctypes.c_char_p
     return library
 
 
@@ -68,20 +69,19 @@ def paths() -> tuple[str, ...]:
     """Every path this machine can take, the best one last."""
     if _library is None:
         return ("reference",)
-    best = _library.penstock_best_path().decode()
-    return ("reference", "generic") if best == "generic" else ("reference", "generic", best)
+    return ("reference", *_library.penstock_paths().decode().split())
 
 
 def path() -> str:
-    """The path in use: reference, generic or avx2."""
+    """The path in use, one of PATHS."""
     return _path
 
 
 def use_path(wanted: str) -> None:
     """Take this path from the next call on; results differ between paths in the last bits."""
     global _path
-    if wanted not in ("reference", "generic", "avx2"):
-        raise InvalidConfig(f"PENSTOCK_CPU={wanted!r} is not known: use reference, generic or avx2, or leave it unset")
+    if wanted not in PATHS:
+        raise InvalidConfig(f"PENSTOCK_CPU={wanted!r} is not known: use one of {', '.join(PATHS)}, or leave it unset")
     if wanted not in paths():
         reason = "the compiled kernels are missing, run pip install ." if _library is None else "this CPU lacks it"
         raise InvalidConfig(f"PENSTOCK_CPU={wanted} cannot be used: {reason} (possible here: {', '.join(paths())})")

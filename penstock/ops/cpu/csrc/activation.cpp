@@ -47,3 +47,5 @@ KERNEL(activation)(const float* x, int64_t num_rows, int64_t width, int32_t kind
     }
     return kDone;
 }
+
+PACKED(activation)

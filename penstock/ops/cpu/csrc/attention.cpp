@@ -105,3 +105,5 @@ KERNEL(attention)(const float* q, int64_t q_stride, const void* k_cache, int64_t
     std::free(spans);
     return result;
 }
+
+PACKED(attention)

@@ -37,3 +37,5 @@ KERNEL(cache_write)(const float* k, int64_t k_stride, const float* v, int64_t v_
         return kDone;
     });
 }
+
+PACKED(cache_write)

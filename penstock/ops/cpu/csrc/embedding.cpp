@@ -14,3 +14,5 @@ KERNEL(embedding)(const int64_t* ids, int64_t num_ids, const void* panels, int32
         return kDone;
     });
 }
+
+PACKED(embedding)

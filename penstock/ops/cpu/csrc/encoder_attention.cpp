@@ -50,3 +50,5 @@ KERNEL(encoder_attention)(const float* q, int64_t q_stride, const float* k, int6
     }
     return kDone;
 }
+
+PACKED(encoder_attention)

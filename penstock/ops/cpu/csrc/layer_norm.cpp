@@ -14,3 +14,5 @@ KERNEL(layer_norm)(const float* x, int64_t num_outer, int64_t outer_stride, int6
     });
     return kDone;
 }
+
+PACKED(layer_norm)

@@ -5,7 +5,7 @@ namespace PENSTOCK_PATH {
 namespace {
 
 constexpr int kTileRows = 12 / kParts;          // 12 of 16 registers accumulate
-constexpr int64_t kDirectRows = kWidth == 8 ? INT64_MAX : kTileRows;  // more rows are worth a widened copy of a panel
+constexpr int64_t kDirectRows = kWidth >= 8 ? INT64_MAX : kTileRows;  // more rows are worth a widened copy of a panel
 constexpr int64_t kGroup = 4;                   // panels per work item
 constexpr int64_t kAhead = 64;                  // inner positions, for the prefetch of weights
 constexpr int64_t kBlockBytes = 512 * 1024;     // of x, to stay in the second-level cache while panels pass by
@@ -133,3 +133,5 @@ KERNEL(linear)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width
         return kDone;
     });
 }
+
+PACKED(linear)

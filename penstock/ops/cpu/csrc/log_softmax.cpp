@@ -48,3 +48,5 @@ KERNEL(log_softmax)(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
     });
     return kDone;
 }
+
+PACKED(log_softmax)

@@ -59,7 +59,15 @@ inline void load_group(const float* from, Vec (&to)[kParts]) {
     for (int i = 0; i < kParts; i++) to[i] = load(from + i * kWidth);
 }
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+inline __m256i load_halves(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
+
+inline void load_group(const bf16* from, Vec (&to)[kParts]) {
+    to[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_halves(from)), 16));
+}
+
+inline void load_group(const f16* from, Vec (&to)[kParts]) { to[0] = _mm512_cvtph_ps(load_halves(from)); }
+#elif defined(__AVX2__)
 inline __m128i load_halves(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
 
 inline void load_group(const bf16* from, Vec (&to)[kParts]) {

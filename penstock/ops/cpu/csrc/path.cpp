@@ -1,9 +1,17 @@
-// Which of the compiled paths this machine can run.
+// Which of the compiled paths this machine can run, the best one last.
 
-extern "C" __attribute__((visibility("default"))) const char* penstock_best_path() {
-#ifdef PENSTOCK_HAS_AVX2
+extern "C" __attribute__((visibility("default"))) const char* penstock_paths() {
+#if defined(PENSTOCK_X86)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
-#endif
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return "generic";
+    // Processors with these but without VNNI are few, and gain little from wider registers alone.
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+        return "generic avx2 avx512";
+    return "generic avx2";
+#elif defined(PENSTOCK_ARM64)
+    return "generic neon";
+#else
     return "generic";
+#endif
 }

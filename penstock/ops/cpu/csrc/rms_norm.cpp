@@ -11,3 +11,5 @@ KERNEL(rms_norm)(const float* x, int64_t num_outer, int64_t outer_stride, int64_
     });
     return kDone;
 }
+
+PACKED(rms_norm)

@@ -21,3 +21,5 @@ KERNEL(rope)(const float* x, int64_t x_stride, int64_t num_tokens, int64_t num_h
     });
     return kDone;
 }
+
+PACKED(rope)

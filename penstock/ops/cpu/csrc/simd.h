@@ -6,11 +6,14 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "pool.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define PENSTOCK_JOIN_(a, b) a##b
@@ -18,18 +21,36 @@
 // The C symbol of an op on this path: penstock_linear_avx2, …
 #define KERNEL(name) \
     extern "C" __attribute__((visibility("default"))) int32_t PENSTOCK_JOIN(penstock_##name##_, PENSTOCK_PATH)
+// The same op with its arguments in an array of 64-bit words, for lists of calls: penstock_linear_avx2_packed, …
+#define PACKED(name)                                                                                                \
+    extern "C" __attribute__((visibility("default"))) int32_t PENSTOCK_JOIN(                                        \
+        PENSTOCK_JOIN(penstock_##name##_, PENSTOCK_PATH), _packed)(const uint64_t* words) {                         \
+        return penstock::PENSTOCK_PATH::call_packed(&PENSTOCK_JOIN(penstock_##name##_, PENSTOCK_PATH), words);      \
+    }
 
 namespace penstock {
 namespace PENSTOCK_PATH {
 
 constexpr int32_t kDone = 0, kBadIndex = 1;  // what a kernel returns
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+constexpr int kWidth = 16;
+typedef float Vec __attribute__((vector_size(64)));
+inline Vec fused(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline Vec broadcast(float x) { return _mm512_set1_ps(x); }
+#elif defined(__AVX2__)
 constexpr int kWidth = 8;
 typedef float Vec __attribute__((vector_size(32)));
 inline Vec fused(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline Vec broadcast(float x) { return _mm256_set1_ps(x); }
+#elif defined(__aarch64__)
+constexpr int kWidth = 4;
+typedef float Vec __attribute__((vector_size(16)));
+inline Vec fused(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline Vec broadcast(float x) { return vdupq_n_f32(x); }
 #else
 constexpr int kWidth = 4;
 typedef float Vec __attribute__((vector_size(16)));
@@ -69,6 +90,23 @@ void parallel_for(int64_t count, int64_t work_per_item, const Body& body) {
     run_items(
         count, [](void* context, int64_t item) { (*static_cast<const Body*>(context))(item); },
         const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+template <class T>
+inline T word_as(uint64_t word) {
+    T value;
+    std::memcpy(&value, &word, sizeof value);   // little endian: small types lie in the low bytes
+    return value;
+}
+
+template <class... Args, size_t... I>
+inline int32_t call_packed(int32_t (*function)(Args...), const uint64_t* words, std::index_sequence<I...>) {
+    return function(word_as<Args>(words[I])...);
+}
+
+template <class... Args>
+inline int32_t call_packed(int32_t (*function)(Args...), const uint64_t* words) {
+    return call_packed(function, words, std::index_sequence_for<Args...>{});
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

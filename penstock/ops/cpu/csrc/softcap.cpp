@@ -9,3 +9,5 @@ KERNEL(softcap)(const float* x, int64_t size, float cap, float* out) {
     });
     return kDone;
 }
+
+PACKED(softcap)
