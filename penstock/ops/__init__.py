@@ -15,13 +15,16 @@ from penstock.ops.encoder_attention import encoder_attention
 from penstock.ops.layer_norm import layer_norm
 from penstock.ops.linear import PANEL, linear, pack_panels, unpack_panels
 from penstock.ops.log_softmax import log_softmax
+from penstock.ops.packed import FORMATS, Format, PackedWeight
+from penstock.ops.packed_linear import packed_linear
+from penstock.ops.packed_rows import packed_rows
 from penstock.ops.registry import OPS, Op, op
 from penstock.ops.rms_norm import rms_norm
 from penstock.ops.rope import rope
 from penstock.ops.softcap import softcap
 
 __all__ = [
-    "OPS", "PANEL", "Op", "activation", "attention", "cache_write", "cpu", "embedding", "encoder_attention",
-    "gated_activation", "layer_norm", "linear", "log_softmax", "op", "pack_panels", "rms_norm", "rope", "softcap",
-    "unpack_panels",
+    "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "activation", "attention", "cache_write", "cpu",
+    "embedding", "encoder_attention", "gated_activation", "layer_norm", "linear", "log_softmax", "op",
+    "pack_panels", "packed_linear", "packed_rows", "rms_norm", "rope", "softcap", "unpack_panels",
 ]

@@ -47,3 +47,14 @@ def gated_activation(x: Tensor, kind: str) -> Tensor:
     """act(x[:, :F]) · x[:, F:] for x[T, 2F] → [T, F]."""
     gate, up = x.float().chunk(2, dim=-1)
     return (_function(kind)(gate) * up).to(x.dtype)
+
+
+def finished(y: Tensor, bias: Tensor | None, residual: Tensor | None, kind: str | None, gated: bool) -> Tensor:
+    """What a matrix product's reference does with its sums y[T, O]: residual + act(y + bias), or act(gate) · up."""
+    y = y if bias is None else y + bias
+    if gated:
+        gate, up = y.chunk(2, dim=-1)
+        y = (gate if kind is None else _function(kind)(gate)) * up
+    elif kind is not None:
+        y = _function(kind)(y)
+    return y if residual is None else residual + y

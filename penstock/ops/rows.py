@@ -23,7 +23,7 @@ class Rows(Protocol):
 
 
 class EachRow:
-    """Dimension 0 of the named arguments, and of the result."""
+    """Dimension 0 of the named arguments that are there, and of the result."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -32,7 +32,8 @@ class EachRow:
         return int(example[self.names[0]].shape[0])
 
     def take(self, example: Example, keep: list[int]) -> Example:
-        return example | {name: example[name][keep].contiguous() for name in self.names}
+        given = (name for name in self.names if example.get(name) is not None)
+        return example | {name: example[name][keep].contiguous() for name in given}
 
     def outputs(self, example: Example, result: Any, keep: list[int]) -> Tensor:
         rows: Tensor = result[keep]

@@ -16,6 +16,7 @@ from penstock.ops.cpu import (
     layer_norm,
     linear,
     log_softmax,
+    packed,
     rms_norm,
     rope,
     softcap,
@@ -25,6 +26,6 @@ from penstock.ops.cpu.threads import available_cores, num_threads, set_num_threa
 
 __all__ = [
     "activation", "attention", "available_cores", "cache_write", "embedding", "encoder_attention", "layer_norm",
-    "linear", "log_softmax", "num_threads", "path", "paths", "rms_norm", "rope", "set_num_threads", "softcap",
+    "linear", "log_softmax", "num_threads", "packed", "path", "paths", "rms_norm", "rope", "set_num_threads", "softcap",
     "use_path", "using",
 ]

@@ -144,8 +144,9 @@ void run_items(int64_t count, void (*body)(void*, int64_t), void* context) {
 
 int num_threads() { return pool().target; }
 
-void* scratch(size_t bytes) {
-    static thread_local Buffer buffer;
+void* scratch(size_t bytes, int place) {
+    static thread_local Buffer buffers[2];
+    Buffer& buffer = buffers[place];
     if (bytes > buffer.size) {
         std::free(buffer.data);
         buffer.size = (bytes + 4095) / 4096 * 4096;

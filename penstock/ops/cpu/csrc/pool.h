@@ -12,7 +12,8 @@ void run_items(int64_t count, void (*body)(void* context, int64_t item), void* c
 
 int num_threads();
 
-// At least this many bytes, 64-byte aligned, for the calling thread until its next call.
-void* scratch(size_t bytes);
+// At least this many bytes, 64-byte aligned, for the calling thread until its next call with the same place. Place 0 is
+// a work item's own, place 1 the op's that hands items out.
+void* scratch(size_t bytes, int place = 0);
 
 }  // namespace penstock

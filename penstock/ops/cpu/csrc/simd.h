@@ -28,6 +28,8 @@
         return penstock::PENSTOCK_PATH::call_packed(&PENSTOCK_JOIN(penstock_##name##_, PENSTOCK_PATH), words);      \
     }
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace penstock {
 namespace PENSTOCK_PATH {
 

@@ -1,0 +1,209 @@
+// Exact products of codes and rounded activations: the registers of this path hold one quad of a panel.
+#pragma once
+
+#include "rounded.h"
+
+namespace penstock {
+namespace PENSTOCK_PATH {
+
+#if defined(__AVX512F__)
+typedef __m512i Bytes;
+typedef __m512i Words;
+inline Bytes bytes_of(uint8_t value) { return _mm512_set1_epi8(char(value)); }
+inline Bytes load_codes(const uint8_t* from) { return _mm512_loadu_si512(from); }
+inline Bytes shift_right(Bytes a, int count) { return _mm512_srli_epi16(a, count); }
+inline Bytes shift_left(Bytes a, int count) { return _mm512_slli_epi16(a, count); }
+inline Bytes select(Bytes table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
+inline Bytes level_table() { return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kLevelCodes))); }
+inline Vec to_float(Words a) { return _mm512_cvtepi32_ps(a); }
+#elif defined(__AVX2__)
+typedef __m256i Bytes;
+typedef __m256i Words;
+inline Bytes bytes_of(uint8_t value) { return _mm256_set1_epi8(char(value)); }
+inline Bytes load_codes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+inline Bytes shift_right(Bytes a, int count) { return _mm256_srli_epi16(a, count); }
+inline Bytes shift_left(Bytes a, int count) { return _mm256_slli_epi16(a, count); }
+inline Bytes select(Bytes table, Bytes index) { return _mm256_shuffle_epi8(table, index); }
+inline Bytes level_table() {
+    return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kLevelCodes)));
+}
+inline Vec to_float(Words a) { return _mm256_cvtepi32_ps(a); }
+#else
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef int32_t Words __attribute__((vector_size(16)));
+inline Bytes bytes_of(uint8_t value) { return Bytes{} + value; }
+inline Bytes load_codes(const uint8_t* from) {
+    Bytes to;
+    std::memcpy(&to, from, sizeof to);
+    return to;
+}
+inline Bytes shift_right(Bytes a, int count) { return a >> count; }
+inline Bytes shift_left(Bytes a, int count) { return a << count; }
+inline Bytes level_table() { return load_codes(kLevelCodes); }
+#if defined(__aarch64__)
+inline Bytes select(Bytes table, Bytes index) { return vqtbl1q_u8(table, index); }
+inline Vec to_float(Words a) { return vcvtq_f32_s32(a); }
+#else
+inline Bytes select(Bytes table, Bytes index) { return __builtin_shuffle(table, index); }
+inline Vec to_float(Words a) { return __builtin_convertvector(a, Vec); }
+#endif
+#endif
+
+// The codes of quads 2j and 2j + 1 of a group, from 4, 5, 6 or 8 bits.
+template <class F>
+ALWAYS_INLINE void load_pair(const Panel<F>& panel, int64_t group, int j, Bytes (&even)[kParts], Bytes (&odd)[kParts]) {
+    const uint8_t* codes = panel.codes + group * F::kCodeBytes;
+    const uint8_t* high = panel.high + group * F::kHighBytes;
+    const Bytes low = bytes_of(15);
+    for (int i = 0; i < kParts; i++) {
+        const int64_t part = i * int64_t(sizeof(Bytes));
+        if constexpr (F::kBits == 8) {
+            even[i] = load_codes(codes + 2 * j * kQuadBytes + part);
+            odd[i] = load_codes(codes + (2 * j + 1) * kQuadBytes + part);
+        } else {
+            const Bytes both = load_codes(codes + j * kQuadBytes + part);
+            even[i] = both & low;
+            odd[i] = shift_right(both, 4) & low;
+        }
+        if constexpr (F::kBits == 5) {
+            const Bytes fifth = bytes_of(16), bits = load_codes(high + part);
+            even[i] |= (2 * j <= 4 ? shift_left(bits, 4 - 2 * j) : shift_right(bits, 2 * j - 4)) & fifth;
+            odd[i] |= (2 * j + 1 <= 4 ? shift_left(bits, 3 - 2 * j) : shift_right(bits, 2 * j - 3)) & fifth;
+        }
+        if constexpr (F::kBits == 6) {
+            const Bytes upper = bytes_of(48), bits = load_codes(high + j / 2 * kQuadBytes + part);
+            even[i] |= (j % 2 ? bits : shift_left(bits, 4)) & upper;
+            odd[i] |= (j % 2 ? shift_right(bits, 2) : shift_left(bits, 2)) & upper;
+        }
+        if constexpr (F::kLevels) {
+            even[i] = select(level_table(), even[i]);
+            odd[i] = select(level_table(), odd[i]);
+        }
+    }
+}
+
+// Codes of `Bits` bits in quads [first, first + Count) of a group times the rows' activations, less the offset: the
+// exact integer sums of R rows by N panels. load(n, j, even, odd) gives the quads 2j and 2j + 1 of panel n.
+#if defined(__AVX512F__)
+template <int Bits, int Offset, int Count, int R, int N, class Load>
+ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, int first, const Load& load,
+                      Words (&total)[R][N][kParts]) {
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++)
+            total[r][n][0] = Offset ? _mm512_set1_epi32(corrections[r]) : _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int j = first / 2; j < (first + Count) / 2; j++) {
+        Bytes even[N][1], odd[N][1];
+        for (int n = 0; n < N; n++) load(n, j, even[n], odd[n]);
+        const int32_t *x = quads + 2 * j * R, *y = x + R;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++)
+                total[r][n][0] = _mm512_dpbusd_epi32(total[r][n][0], even[n][0], _mm512_set1_epi32(x[r]));
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++)
+                total[r][n][0] = _mm512_dpbusd_epi32(total[r][n][0], odd[n][0], _mm512_set1_epi32(y[r]));
+    }
+}
+#elif defined(__AVX2__)
+// Products are summed in 16 bits as long as they are sure to fit, kRun pairs of quads, then widened.
+template <int Bits, int Offset, int Count, int R, int N, class Load>
+ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, int first, const Load& load,
+                      Words (&total)[R][N][kParts]) {
+    constexpr int kFitting = Bits == 4 ? 4 : Bits == 5 ? 2 : 1, kRun = kFitting < Count / 2 ? kFitting : Count / 2;
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int begin = first / 2; begin < (first + Count) / 2; begin += kRun) {
+        __m256i sums[R][N][kParts];
+#pragma GCC unroll 4
+        for (int j = 0; j < kRun; j++) {
+            Bytes codes[2][N][kParts];
+            for (int n = 0; n < N; n++) load(n, begin + j, codes[0][n], codes[1][n]);
+#pragma GCC unroll 2
+            for (int k = 0; k < 2; k++) {
+                const int32_t* x = quads + (2 * (begin + j) + k) * R;
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    const __m256i value = _mm256_set1_epi32(x[r]);
+#pragma GCC unroll 4
+                    for (int n = 0; n < N; n++)
+#pragma GCC unroll 2
+                        for (int i = 0; i < kParts; i++) {
+                            const __m256i product = _mm256_maddubs_epi16(codes[k][n][i], value);
+                            sums[r][n][i] = j + k == 0 ? product : _mm256_add_epi16(sums[r][n][i], product);
+                        }
+                }
+            }
+        }
+        const bool start = begin == first / 2;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++)
+#pragma GCC unroll 2
+                for (int i = 0; i < kParts; i++) {
+                    const __m256i wide = _mm256_madd_epi16(sums[r][n][i], ones);
+                    total[r][n][i] = !start ? _mm256_add_epi32(total[r][n][i], wide)
+                        : Offset ? _mm256_add_epi32(_mm256_set1_epi32(corrections[r]), wide) : wide;
+                }
+    }
+}
+
+// Signed bytes: the weight's sign moves to the activation, so that |w| · x is a product the instruction has.
+template <int R, int N, class Load>
+ALWAYS_INLINE void dot_bytes(const int32_t* quads, const Load& load, Words (&total)[R][N][kParts]) {
+    const __m256i ones = _mm256_set1_epi16(1), flip = bytes_of(128);
+#pragma GCC unroll 4
+    for (int j = 0; j < kQuads / 2; j++) {
+        Bytes codes[2][N][kParts];
+        for (int n = 0; n < N; n++) load(n, j, codes[0][n], codes[1][n]);
+#pragma GCC unroll 2
+        for (int k = 0; k < 2; k++)
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++)
+#pragma GCC unroll 2
+                for (int i = 0; i < kParts; i++) {
+                    const __m256i w = codes[k][n][i] ^ flip, size = _mm256_abs_epi8(w);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; r++) {
+                        const __m256i value = _mm256_sign_epi8(_mm256_set1_epi32(quads[(2 * j + k) * R + r]), w);
+                        const __m256i wide = _mm256_madd_epi16(_mm256_maddubs_epi16(size, value), ones);
+                        total[r][n][i] = j + k == 0 ? wide : _mm256_add_epi32(total[r][n][i], wide);
+                    }
+                }
+    }
+}
+#else
+template <int Bits, int Offset, int Count, int R, int N, class Load>
+ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, int first, const Load& load,
+                      Words (&total)[R][N][kParts]) {
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < kParts; i++) total[r][n][i] = Words{} + (Offset && Bits < 8 ? corrections[r] : 0);
+    for (int j = first / 2; j < (first + Count) / 2; j++) {
+        Bytes codes[2][N][kParts];
+        for (int n = 0; n < N; n++) load(n, j, codes[0][n], codes[1][n]);
+        for (int k = 0; k < 2; k++)
+            for (int r = 0; r < R; r++) {
+                const int32_t word = quads[(2 * j + k) * R + r];
+                for (int n = 0; n < N; n++)
+                    for (int i = 0; i < kParts; i++) {
+                        const Bytes signs = Bits == 8 ? codes[k][n][i] ^ bytes_of(128) : codes[k][n][i];
+#if defined(__aarch64__)
+                        total[r][n][i] = vdotq_s32(total[r][n][i], vreinterpretq_s8_u8(signs),
+                                                   vreinterpretq_s8_s32(vdupq_n_s32(word)));
+#else
+                        for (int lane = 0; lane < 4; lane++)
+                            for (int b = 0; b < 4; b++)
+                                total[r][n][i][lane] += int8_t(signs[lane * 4 + b]) * int8_t(uint32_t(word) >> (8 * b));
+#endif
+                    }
+            }
+    }
+}
+#endif
+
+}  // namespace PENSTOCK_PATH
+}  // namespace penstock

@@ -1,0 +1,66 @@
+"""A matrix product with a packed weight, the activations rounded to 8 bits or as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from penstock.ops.activation import finished
+from penstock.ops.example import integers, normal
+from penstock.ops.packed import FORMATS, GROUP, Format, PackedWeight
+from penstock.ops.registry import Example, op
+from penstock.ops.rows import EachRow
+
+
+def packed_example(seed: int, format: Format, num_out: int, width: int) -> PackedWeight:
+    """Random codes, every one of them possible, with scales of ordinary size."""
+    weight = PackedWeight.empty(format, num_out, width)
+    for plane in (weight.codes, weight.high):
+        plane.copy_(integers(seed, 256, *plane.shape))
+    scale = 0.1 / (256 if format.levels else 2**format.bits)
+    halves = (weight.supers if format.supers else weight.scales).view(torch.float16)
+    halves.copy_(normal(seed + 2, *halves.shape, scale=scale / 32 if format.supers else scale))
+    if format.supers:
+        weight.scales.copy_(integers(seed + 1, 64, *weight.scales.shape))
+    return weight
+
+
+def _examples() -> Iterator[Example]:
+    shapes = [(1, 64, 33), (2, 576, 48), (4, 32, 16), (3, 96, 20), (7, 320, 64), (13, 544, 96), (40, 256, 96)]
+    for number, format in enumerate(FORMATS.values()):
+        for seed, (num_rows, width, num_out) in enumerate(shapes):
+            if format.supers:
+                width = -(-width // 256) * 256
+            gated = seed in (4, 6)
+            kind = {3: "relu", 4: "silu", 6: "gelu_tanh"}.get(seed)
+            size = num_out // 2 if gated else num_out
+            yield {"x": normal(seed, num_rows, width), "weight": packed_example(number, format, num_out, width),
+                   "rounded": seed % 3 != 1, "bias": normal(seed + 5, num_out) if seed % 2 else None,
+                   "residual": normal(seed + 6, num_rows, size) if seed % 3 == 1 else None,
+                   "activation": kind, "gated": gated}
+    yield {"x": normal(1, 0, 64), "weight": packed_example(1, FORMATS["Q4_1"], 16, 64), "rounded": True}
+
+
+def rounded_groups(x: Tensor) -> Tensor:
+    """x[T, C] with every 32 values replaced by their scale times an integer of −127 … 127."""
+    width = x.shape[1]
+    groups = torch.nn.functional.pad(x, (0, -width % GROUP)).unflatten(1, (-(-width // GROUP), GROUP))
+    top = groups.abs().amax(dim=-1, keepdim=True)
+    codes = torch.round(groups * torch.where(top > 1e-30, 127.0 / top, 0.0))
+    return (codes * (top / 127.0)).flatten(1)[:, :width]
+
+
+@op(tolerance={torch.float32: 2e-5}, examples=_examples,
+    rows=EachRow("x", "residual"))
+def packed_linear(x: Tensor, weight: PackedWeight, rounded: bool, bias: Tensor | None = None,
+                  residual: Tensor | None = None, activation: str | None = None, gated: bool = False) -> Tensor:
+    """residual + act(x[T, C] · weightᵀ + bias) → [T, O].
+
+    Rounded activations are multiplied as integers, exactly within a group of 32. Gated, the first half of the weight's
+    outputs is the gate of the second: act(gate) · up → [T, O/2].
+    """
+    x = x.float()
+    y = (rounded_groups(x) if rounded else x) @ weight.unpacked().T
+    return finished(y, bias, residual, activation, gated)
