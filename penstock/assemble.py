@@ -71,7 +71,8 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
             spec = spec_from_config(described, settings.max_model_len)
         tokenizer = None if config.skip_tokenizer_init else _tokenizer(path, checkpoint, config)
         cpu.set_num_threads(settings.threads)
-        loaded = load_model(checkpoint, spec, dtype=DTYPES.get(settings.dtype), seed=settings.seed, dummy=dummy,
+        loaded = load_model(checkpoint, spec, dtype=DTYPES.get(settings.dtype), quantization=settings.quantization,
+                            rounded=settings.activation_dtype == "int8", seed=settings.seed, dummy=dummy,
                             progress=progress)
     finally:
         if checkpoint:

@@ -11,8 +11,9 @@ class Linear:
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.scheme.matmul(x)
+    def __call__(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
+                 gated: bool = False) -> Tensor:
+        return self.scheme.matmul(x, residual, activation, gated)
 
     @property
     def num_bytes(self) -> int:

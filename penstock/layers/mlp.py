@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock import ops
 from penstock.layers.linear import Linear
 
 
@@ -12,13 +11,13 @@ class Mlp:
     def __init__(self, up: Linear, down: Linear, activation: str) -> None:
         self.up, self.down, self.activation = up, down, activation
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(ops.activation(self.up(x), self.activation))
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self.down(self.up(x, activation=self.activation), residual)
 
 
 class GatedMlp:
     def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
         self.gate_up, self.down, self.activation = gate_up, down, activation
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(ops.gated_activation(self.gate_up(x), self.activation))
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self.down(self.gate_up(x, activation=self.activation, gated=True), residual)

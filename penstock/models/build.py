@@ -15,27 +15,28 @@ from penstock.models import layer as described
 from penstock.models.decoder import AnyBlock, AnyNorm, Decoder, Encoder
 from penstock.models.pooling import Pooling
 from penstock.models.spec import Embedding, Head, ModelSpec
-from penstock.quant.dense import Dense
+from penstock.quant.scheme import Scheme
 
 MAX_ROPE_BYTES = 1 << 30
 
 
 class Build:
-    """Makes layers out of `take(name)`: a matrix in the dtype it is to be stored in, a vector in float32."""
+    """Makes layers out of `take(name)`, a tensor, and `hold(name, bias)`, a matrix in its storage scheme."""
 
-    def __init__(self, spec: ModelSpec, take: Callable[[str], Tensor]) -> None:
-        self.spec, self.take = spec, take
+    def __init__(self, spec: ModelSpec, take: Callable[[str], Tensor],
+                 hold: Callable[[str, Tensor | None], Scheme]) -> None:
+        self.spec, self.take, self.hold = spec, take, hold
         self.names = spec.parameters().keys()
         self.ropes: dict[described.Rope, layers.RopeTable] = {}
 
     def _optional(self, name: str) -> Tensor | None:
         return self.take(name) if name in self.names else None
 
-    def dense(self, name: str) -> Dense:
-        return Dense(self.take(f"{name}.weight"), self._optional(f"{name}.bias"))
+    def matrix(self, name: str) -> Scheme:
+        return self.hold(f"{name}.weight", self._optional(f"{name}.bias"))
 
     def linear(self, name: str) -> layers.Linear:
-        return layers.Linear(self.dense(name))
+        return layers.Linear(self.matrix(name))
 
     def norm(self, name: str, norm: described.Norm | None) -> AnyNorm | None:
         return None if norm is None else self.some_norm(name, norm)
@@ -93,14 +94,14 @@ class Build:
 
     def embedding(self, e: Embedding) -> layers.Embedding:
         return layers.Embedding(
-            self.dense("embedding.tokens"),
+            self.matrix("embedding.tokens"),
             self.linear("embedding.project") if e.row != e.width else None, e.scale,
-            self.dense("embedding.positions") if e.num_positions else None, e.position_offset,
+            self.matrix("embedding.positions") if e.num_positions else None, e.position_offset,
             self.take("embedding.types.weight")[0].float().clone() if e.num_types else None,
             self.norm("embedding.norm", e.norm))
 
     def head(self, head: Head, embedding: layers.Embedding) -> layers.Head:
-        rows = embedding.tokens if head.tied else self.dense("head.rows")
+        rows = embedding.tokens if head.tied else self.matrix("head.rows")
         project = self.linear("head.project") if head.row != head.width else None
         return layers.Head(rows, project, self._optional("head.bias"), head.divisor, head.softcap)
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor
 
-from penstock.errors import InvalidModel
+from penstock.errors import InvalidConfig, InvalidModel
 from penstock.models.build import Build
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files.checkpoint import Checkpoint
@@ -21,10 +21,17 @@ from penstock.models.layer import Merge, Shape, Shapes
 from penstock.models.names import IGNORED, Layout
 from penstock.models.pooling import Pooling, read_pooling
 from penstock.models.spec import ModelSpec
+from penstock.ops import cpu
+from penstock.quant.dense import Dense
+from penstock.quant.packed import Packed, Stored
+from penstock.quant.rounding import quantize
+from penstock.quant.scheme import Scheme
 
 Take = Callable[[str], Tensor]
+Hold = Callable[[str, Tensor | None], Scheme]
 Progress = Callable[[int, int], None]      # values loaded so far, values in all
 
+LEAST_QUANTIZED = 32       # inputs; a narrower matrix gains nothing
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -37,6 +44,9 @@ class Source:
     shape: Shape                           # once laid out our way
     head_size: int = 0
     kv_rows: int = 0                       # grouped: rows of all the keys
+
+
+Sources = dict[str, list[Source]]
 
 
 def _found(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, tuple[str, Layout]]:
@@ -67,10 +77,10 @@ def _parts(parameter: str, shape: Shape, merge: Merge | None, found: dict[str, t
     return [(f"{above}.{part}.{suffix}", (rows, *shape[1:])) for part, rows in merge.parts]
 
 
-def match(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, list[Source]]:
+def match(checkpoint: Checkpoint, spec: ModelSpec) -> Sources:
     """The sources of every parameter; every tensor used, every parameter found, every shape right."""
     found, merges, used = _found(checkpoint, spec), spec.merges(), set()
-    sources: dict[str, list[Source]] = {}
+    sources: Sources = {}
     for parameter, shape in spec.parameters().items():
         merge = merges.get(parameter.rpartition(".")[0])
         sources[parameter] = []
@@ -117,9 +127,7 @@ def _laid_out(tensor: Tensor, source: Source) -> Tensor:
     return tensor
 
 
-def from_checkpoint(checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype | None) -> Take:
-    sources = match(checkpoint, spec)
-
+def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype | None) -> Take:
     def fetch(source: Source) -> Tensor:
         tensor = checkpoint.tensor(source.tensor)
         if not tensor.is_floating_point():
@@ -154,38 +162,106 @@ def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None) -> Take:
     return take
 
 
-def _reported(take: Take, spec: ModelSpec, progress: Progress) -> Take:
-    shapes, total, done = spec.parameters(), spec.num_parameters, 0
+def _stored(checkpoint: Checkpoint, source: Source) -> Stored | None:
+    """A matrix in the file's blocks with its rows in our order; None where that needs more than moving rows."""
+    stored = checkpoint.stored(source.tensor)
+    if stored is None or stored.format is None or stored.transposed != (source.layout == "transposed"):
+        return None
+    if source.layout == "one_plus":
+        return None
+    if source.layout != "grouped":
+        return stored
+    rows = torch.arange(stored.num_out) if stored.order is None else torch.from_numpy(stored.order)
+    return replace(stored, order=_ungrouped(rows, source.head_size, source.kv_rows).numpy())
 
-    def reporting(name: str) -> Tensor:
-        nonlocal done
+
+@dataclass(frozen=True)
+class Options:
+    """How weights are held."""
+
+    dtype: torch.dtype | None = torch.float32  # of matrices; None: as stored, quantized ones packed
+    quantization: str | None = None            # "int8" or "int4": pack what the checkpoint holds unquantized
+    rounded: bool = True                       # packed weights meet activations rounded to 8 bits
+
+
+def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources: Sources) -> Hold:
+    """How each matrix is held: packed as the file has it, quantized at load, or dense."""
+
+    def packed(name: str, bias: Tensor | None) -> Scheme | None:
+        if checkpoint is None or options.dtype is not None or cpu.path() == "reference":
+            return None
+        parts = [_stored(checkpoint, source) for source in sources[name]]
+        stored = [part for part in parts if part is not None]
+        return Packed.from_stored(stored, bias, options.rounded) if len(stored) == len(parts) else None
+
+    def hold(name: str, bias: Tensor | None) -> Scheme:
+        scheme = packed(name, bias)
+        if scheme is not None:
+            return scheme
+        weight = take(name)
+        if options.quantization and weight.shape[1] >= LEAST_QUANTIZED:
+            # A head or an embedding in 4 bits costs more quality than its bytes are worth.
+            kind = "int8" if name.startswith(("head.", "embedding.")) else options.quantization
+            return Packed.from_stored([quantize(weight, kind)], bias, options.rounded)
+        return Dense(weight, bias)
+
+    return hold
+
+
+class _Report:
+    """Says how many values have been loaded after each parameter."""
+
+    def __init__(self, spec: ModelSpec, progress: Progress | None) -> None:
+        self.shapes, self.total, self.progress = spec.parameters(), spec.num_parameters, progress
+        self.seen: set[str] = set()
+
+    def __call__(self, name: str) -> None:
+        self.seen.add(name)
+        if self.progress:
+            self.progress(sum(prod(self.shapes[each]) for each in self.seen), self.total)
+
+
+def _reported(take: Take, hold: Hold, report: _Report) -> tuple[Take, Hold]:
+
+    def taking(name: str) -> Tensor:
         tensor = take(name)
-        done += prod(shapes[name])
-        progress(done, total)
+        report(name)
         return tensor
 
-    return reporting
+    def holding(name: str, bias: Tensor | None) -> Scheme:
+        scheme = hold(name, bias)
+        report(name)
+        return scheme
+
+    return taking, holding
 
 
 def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.dtype | None = torch.float32,
-               seed: int = 0, dummy: bool = False, progress: Progress | None = None) -> Decoder | Encoder:
+               quantization: str | None = None, rounded: bool = True, seed: int = 0, dummy: bool = False,
+               progress: Progress | None = None) -> Decoder | Encoder:
     """The model of `spec` with a checkpoint's weights, or with random ones (`dummy`).
 
-    Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's 16-bit matrices as they are.
+    Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's own, quantized ones packed.
     """
     if dtype is not None and dtype not in STORED:
         raise InvalidModel(f"dtype={dtype} cannot hold weights: use float32, bfloat16 or float16")
-    pooling = Pooling()
+    if quantization and cpu.path() == "reference":
+        raise InvalidConfig(f"quantization={quantization} needs the compiled kernels: install Penstock with a "
+                            "compiler, and leave PENSTOCK_CPU unset")
+    pooling, sources = Pooling(), Sources()
     if dummy:
         take = from_seed(spec, seed, dtype)
+        checkpoint = None
     elif checkpoint is None:
         raise InvalidModel("no checkpoint to load from: name a model folder or a .gguf file, or ask for dummy weights")
     else:
-        take = from_checkpoint(checkpoint, spec, dtype)
+        sources = match(checkpoint, spec)
+        take = from_checkpoint(checkpoint, sources, dtype)
         if spec.is_encoder and checkpoint.path.is_dir():
             pooling = read_pooling(checkpoint.path)
+    hold = storage(take, Options(dtype, quantization, rounded), checkpoint, sources)
     try:
-        return Build(spec, _reported(take, spec, progress) if progress else take).model(pooling)
+        return Build(spec, *_reported(take, hold, _Report(spec, progress))).model(pooling)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise

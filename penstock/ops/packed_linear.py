@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +27,14 @@ def packed_example(seed: int, format: Format, num_out: int, width: int) -> Packe
     return weight
 
 
+def _parts(seed: int, format: Format, num_out: int, width: int, gated: bool) -> tuple[PackedWeight, ...]:
+    """One weight, or a large part of that format with a small one of 8 bits after it."""
+    if gated or num_out < 48:
+        return (packed_example(seed, format, num_out, width),)
+    last = packed_example(seed + 3, FORMATS["Q8_0"], 16, width)
+    return packed_example(seed, format, num_out - 16, width), last
+
+
 def _examples() -> Iterator[Example]:
     shapes = [(1, 64, 33), (2, 576, 48), (4, 32, 16), (3, 96, 20), (7, 320, 64), (13, 544, 96), (40, 256, 96)]
     for number, format in enumerate(FORMATS.values()):
@@ -36,31 +44,32 @@ def _examples() -> Iterator[Example]:
             gated = seed in (4, 6)
             kind = {3: "relu", 4: "silu", 6: "gelu_tanh"}.get(seed)
             size = num_out // 2 if gated else num_out
-            yield {"x": normal(seed, num_rows, width), "weight": packed_example(number, format, num_out, width),
+            yield {"x": normal(seed, num_rows, width), "parts": _parts(number, format, num_out, width, gated),
                    "rounded": seed % 3 != 1, "bias": normal(seed + 5, num_out) if seed % 2 else None,
                    "residual": normal(seed + 6, num_rows, size) if seed % 3 == 1 else None,
                    "activation": kind, "gated": gated}
-    yield {"x": normal(1, 0, 64), "weight": packed_example(1, FORMATS["Q4_1"], 16, 64), "rounded": True}
+    yield {"x": normal(1, 0, 64), "parts": (packed_example(1, FORMATS["Q4_1"], 16, 64),), "rounded": True}
 
 
 def rounded_groups(x: Tensor) -> Tensor:
     """x[T, C] with every 32 values replaced by their scale times an integer of −127 … 127."""
-    width = x.shape[1]
-    groups = torch.nn.functional.pad(x, (0, -width % GROUP)).unflatten(1, (-(-width // GROUP), GROUP))
+    num_rows, width = x.shape
+    num_groups = -(-width // GROUP)
+    groups = torch.nn.functional.pad(x, (0, -width % GROUP)).view(num_rows, num_groups, GROUP)
     top = groups.abs().amax(dim=-1, keepdim=True)
     codes = torch.round(groups * torch.where(top > 1e-30, 127.0 / top, 0.0))
-    return (codes * (top / 127.0)).flatten(1)[:, :width]
+    return (codes * (top / 127.0)).view(num_rows, num_groups * GROUP)[:, :width]
 
 
 @op(tolerance={torch.float32: 2e-5}, examples=_examples,
     rows=EachRow("x", "residual"))
-def packed_linear(x: Tensor, weight: PackedWeight, rounded: bool, bias: Tensor | None = None,
+def packed_linear(x: Tensor, parts: Sequence[PackedWeight], rounded: bool, bias: Tensor | None = None,
                   residual: Tensor | None = None, activation: str | None = None, gated: bool = False) -> Tensor:
-    """residual + act(x[T, C] · weightᵀ + bias) → [T, O].
+    """residual + act(x[T, C] · weightᵀ + bias) → [T, O]; the weight's parts lie on top of each other.
 
     Rounded activations are multiplied as integers, exactly within a group of 32. Gated, the first half of the weight's
     outputs is the gate of the second: act(gate) · up → [T, O/2].
     """
     x = x.float()
-    y = (rounded_groups(x) if rounded else x) @ weight.unpacked().T
+    y = (rounded_groups(x) if rounded else x) @ torch.cat([part.unpacked() for part in parts]).T
     return finished(y, bias, residual, activation, gated)

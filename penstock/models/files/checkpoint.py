@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from penstock.quant.packed import Stored
+
 Format = Literal["safetensors", "gguf"]
 
 
@@ -27,6 +29,9 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor:
         """The values as the family's checkpoint has them, in a dtype torch computes with."""
+
+    def stored(self, name: str) -> Stored | None:
+        """A matrix in the file's own quantized blocks, rows as the family's checkpoint has them; None if it is not."""
 
     def tokenizer_source(self) -> Path | Mapping[str, Any]:
         """The folder, or the metadata, that the tokenizer is made from."""

@@ -19,6 +19,7 @@ from penstock.models.files.gguf_config import read_config
 from penstock.models.files.gguf_keys import Keys
 from penstock.models.files.gguf_names import Origin, find, spelling_of
 from penstock.quant.gguf import GGML_TYPES, dequantize
+from penstock.quant.packed import Stored
 
 # general.file_type: what the quantizer was asked for; single tensors differ.
 FILE_TYPES = {
@@ -82,6 +83,13 @@ class GgufCheckpoint:
         if origin.one_plus:
             tensor = tensor.float() - 1
         return tensor.T.contiguous() if origin.transposed else tensor
+
+    def stored(self, name: str) -> Stored | None:
+        origin, info = self.origins[name]
+        if info.ggml_type in DENSE or len(info.shape) != 2 or origin.one_plus:
+            return None
+        raw = self.file.raw(info).reshape(info.shape[0], -1)
+        return Stored(info.ggml_type, raw, info.shape[1], self._order(origin, info.shape[0]), origin.transposed)
 
     def _order(self, origin: Origin, num_rows: int) -> np.ndarray | None:
         """For each row as the checkpoint has them, the row of the file."""

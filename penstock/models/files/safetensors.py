@@ -59,6 +59,9 @@ class SafetensorsCheckpoint:
             reason = str(error).partition("\n")[0]
             raise InvalidModel(f"{self.path / shard}: tensor {shown(name)} cannot be read: {reason}") from None
 
+    def stored(self, name: str) -> None:
+        return None
+
     def tokenizer_source(self) -> Path:
         return self.path
 

@@ -15,14 +15,28 @@ _PANEL = 16
 
 @dataclass(frozen=True)
 class End:
+    """What becomes of the sums of outputs that are computed together or part by part."""
+
     out: Tensor
-    arguments: tuple[int | None, ...]
-    kept: tuple[Tensor | None, ...]     # tensors the arguments point into
+    bias: Tensor | None
+    residual: Tensor | None
+    activation: int
+    gated: bool
+
+    def arguments(self, first: int, num_out: int) -> tuple[int | None, ...]:
+        """The kernel's arguments from num_out on, for the weight's outputs [first, first + num_out)."""
+        return (num_out // 2 if self.gated else num_out, _address(self.bias, first), _address(self.residual, first),
+                0 if self.residual is None else self.residual.stride(0), self.activation, self.gated,
+                _address(self.out, first), self.out.stride(0))
+
+
+def _address(x: Tensor | None, column: int) -> int | None:
+    return None if x is None else x.data_ptr() + column * x.element_size()
 
 
 def finish(x: Tensor, num_out: int, bias: Tensor | None, residual: Tensor | None, activation: str | None,
            gated: bool) -> End:
-    """The kernel's arguments from num_out on; `num_out` here is the weight's."""
+    """Checked, with room for the result; `num_out` is the weight's."""
     if activation is not None and activation not in _NUMBERS:
         raise ValueError(f"activation kind={activation!r} is not known: use one of {', '.join(KINDS)}")
     if bias is not None:
@@ -38,7 +52,4 @@ def finish(x: Tensor, num_out: int, bias: Tensor | None, residual: Tensor | None
         residual = rows("residual", residual)
         if residual.shape != out.shape:
             raise ValueError(f"residual has the shape {tuple(residual.shape)}, not {tuple(out.shape)}")
-    arguments = (num_out, None if bias is None else bias.data_ptr(),
-                 None if residual is None else residual.data_ptr(), 0 if residual is None else residual.stride(0),
-                 -1 if activation is None else _NUMBERS[activation], int(gated), out.data_ptr(), out.stride(0))
-    return End(out, arguments, (bias, residual))
+    return End(out, bias, residual, -1 if activation is None else _NUMBERS[activation], gated)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.ops.cpu.finish import finish
 from penstock.ops.cpu.library import Kernel, integers, rows
-from penstock.ops.packed import GROUP, PackedWeight
+from penstock.ops.packed import PackedWeight
 from penstock.ops.packed_linear import packed_linear
 from penstock.ops.packed_rows import packed_rows
 
@@ -21,14 +24,19 @@ def _planes(weight: PackedWeight) -> tuple[int, int, int, int]:
 
 
 @packed_linear.impl("cpu", exact=True)
-def _packed_linear(x: Tensor, weight: PackedWeight, rounded: bool, bias: Tensor | None = None,
+def _packed_linear(x: Tensor, parts: Sequence[PackedWeight], rounded: bool, bias: Tensor | None = None,
                    residual: Tensor | None = None, activation: str | None = None, gated: bool = False) -> Tensor:
     x = rows("x", x)
-    if x.shape[1] != weight.width:
-        raise ValueError(f"the packed weight takes rows of {weight.width} values, not of {x.shape[1]}")
-    end = finish(x, weight.num_out, bias, residual, activation, gated)
-    _linear(x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], weight.format.number, *_planes(weight), rounded,
-            *end.arguments)
+    if any(part.width != x.shape[1] for part in parts):
+        raise ValueError(f"the packed weight takes rows of {parts[0].width} values, not of {x.shape[1]}")
+    if gated and len(parts) > 1:
+        raise ValueError("a gated product needs its weight in one part")
+    end = finish(x, sum(part.num_out for part in parts), bias, residual, activation, gated)
+    first = 0
+    for part in parts:
+        _linear(x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], part.format.number, *_planes(part), rounded,
+                *end.arguments(first, part.num_out))
+        first += part.num_out
     return end.out
 
 
@@ -41,12 +49,13 @@ def _packed_rows(ids: Tensor, weight: PackedWeight) -> Tensor:
     return out
 
 
-def pack_into(weight: PackedWeight, first: int, ggml_type: int, raw: Tensor, order: Tensor | None) -> int:
+def pack_into(weight: PackedWeight, first: int, ggml_type: int, raw: np.ndarray, order: np.ndarray | None) -> int:
     """Rows of GGUF blocks raw[R, bytes], all or those of `order`, become the outputs from `first` on; how many."""
-    count = raw.shape[0] if order is None else order.shape[0]
-    if first + count > weight.num_out or weight.width % GROUP or (order is not None and int(order.max()) >= len(raw)):
+    raw = np.ascontiguousarray(raw)
+    count = len(raw) if order is None else len(order)
+    inside = order is None or count == 0 or (order.min() >= 0 and order.max() < len(raw))
+    if first + count > weight.num_out or not inside:
         raise ValueError(f"{count} rows from {first} on do not fit into {weight.num_out} outputs")
-    raw = raw.contiguous()
-    _pack(ggml_type, raw.data_ptr(), raw.shape[1], None if order is None else order.data_ptr(), count, first,
-          weight.width // GROUP, *_planes(weight))
+    _pack(ggml_type, raw.ctypes.data, raw.shape[1], None if order is None else order.ctypes.data, count, first,
+          weight.codes.shape[1], *_planes(weight))
     return count
