@@ -32,6 +32,7 @@ Hold = Callable[[str, Tensor | None], Scheme]
 Progress = Callable[[int, int], None]      # values loaded so far, values in all
 
 LEAST_QUANTIZED = 32       # inputs; a narrower matrix gains nothing
+OUTER = ("head.", "embedding.")
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -183,6 +184,10 @@ class Options:
     quantization: str | None = None            # "int8" or "int4": pack what the checkpoint holds unquantized
     rounded: bool = True                       # packed weights meet activations rounded to 8 bits
 
+    def terms(self, name: str) -> int:
+        """The logits show every error of the last product, so its activations are rounded twice as finely."""
+        return 0 if not self.rounded else 2 if name.startswith(OUTER) else 1
+
 
 def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources: Sources) -> Hold:
     """How each matrix is held: packed as the file has it, quantized at load, or dense."""
@@ -192,7 +197,7 @@ def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources
             return None
         parts = [_stored(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
-        return Packed.from_stored(stored, bias, options.rounded) if len(stored) == len(parts) else None
+        return Packed.from_stored(stored, bias, options.terms(name)) if len(stored) == len(parts) else None
 
     def hold(name: str, bias: Tensor | None) -> Scheme:
         scheme = packed(name, bias)
@@ -201,8 +206,8 @@ def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources
         weight = take(name)
         if options.quantization and weight.shape[1] >= LEAST_QUANTIZED:
             # A head or an embedding in 4 bits costs more quality than its bytes are worth.
-            kind = "int8" if name.startswith(("head.", "embedding.")) else options.quantization
-            return Packed.from_stored([quantize(weight, kind)], bias, options.rounded)
+            kind = "int8" if name.startswith(OUTER) else options.quantization
+            return Packed.from_stored([quantize(weight, kind)], bias, options.terms(name))
         return Dense(weight, bias)
 
     return hold

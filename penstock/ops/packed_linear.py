@@ -45,14 +45,19 @@ def _examples() -> Iterator[Example]:
             kind = {3: "relu", 4: "silu", 6: "gelu_tanh"}.get(seed)
             size = num_out // 2 if gated else num_out
             yield {"x": normal(seed, num_rows, width), "parts": _parts(number, format, num_out, width, gated),
-                   "rounded": seed % 3 != 1, "bias": normal(seed + 5, num_out) if seed % 2 else None,
+                   "terms": (1, 0, 2, 1, 1, 2, 1)[seed], "bias": normal(seed + 5, num_out) if seed % 2 else None,
                    "residual": normal(seed + 6, num_rows, size) if seed % 3 == 1 else None,
                    "activation": kind, "gated": gated}
-    yield {"x": normal(1, 0, 64), "parts": (packed_example(1, FORMATS["Q4_1"], 16, 64),), "rounded": True}
+    yield {"x": normal(1, 0, 64), "parts": (packed_example(1, FORMATS["Q4_1"], 16, 64),), "terms": 1}
 
 
-def rounded_groups(x: Tensor) -> Tensor:
-    """x[T, C] with every 32 values replaced by their scale times an integer of −127 … 127."""
+def rounded(x: Tensor, terms: int) -> Tensor:
+    """x[T, C] with every 32 values replaced by a scale times integers of −127 … 127, once more for what that leaves."""
+    first = _rounded_groups(x)
+    return first if terms == 1 else first + _rounded_groups(x - first)
+
+
+def _rounded_groups(x: Tensor) -> Tensor:
     num_rows, width = x.shape
     num_groups = -(-width // GROUP)
     groups = torch.nn.functional.pad(x, (0, -width % GROUP)).view(num_rows, num_groups, GROUP)
@@ -63,13 +68,14 @@ def rounded_groups(x: Tensor) -> Tensor:
 
 @op(tolerance={torch.float32: 2e-5}, examples=_examples,
     rows=EachRow("x", "residual"))
-def packed_linear(x: Tensor, parts: Sequence[PackedWeight], rounded: bool, bias: Tensor | None = None,
+def packed_linear(x: Tensor, parts: Sequence[PackedWeight], terms: int, bias: Tensor | None = None,
                   residual: Tensor | None = None, activation: str | None = None, gated: bool = False) -> Tensor:
     """residual + act(x[T, C] · weightᵀ + bias) → [T, O]; the weight's parts lie on top of each other.
 
-    Rounded activations are multiplied as integers, exactly within a group of 32. Gated, the first half of the weight's
+    Activations are rounded to a sum of 1 or 2 `terms` of 8 bits, which are multiplied as integers, exactly within a
+    group of 32; with 0 terms they are taken as they are. Gated, the first half of the weight's
     outputs is the gate of the second: act(gate) · up → [T, O/2].
     """
     x = x.float()
-    y = (rounded_groups(x) if rounded else x) @ torch.cat([part.unpacked() for part in parts]).T
+    y = (rounded(x, terms) if terms else x) @ torch.cat([part.unpacked() for part in parts]).T
     return finished(y, bias, residual, activation, gated)

@@ -49,17 +49,17 @@ def pack(stored: Sequence[Stored]) -> ops.PackedWeight:
 class Packed:
     """A weight [O, C] in one or more packed parts, its bias [O] in float32.
 
-    `rounded`: activations are rounded to 8 bits and multiplied as integers; else weights are widened to float32.
+    Activations are rounded to a sum of `terms` integers of 8 bits; with 0 terms the weights are widened to float32.
     """
 
-    def __init__(self, parts: Sequence[ops.PackedWeight], bias: Tensor | None = None, rounded: bool = True) -> None:
+    def __init__(self, parts: Sequence[ops.PackedWeight], bias: Tensor | None = None, terms: int = 1) -> None:
         self.parts = tuple(parts)
         self.num_out, self.num_in = sum(part.num_out for part in parts), parts[0].width
         self.bias = None if bias is None else bias.float().contiguous()
-        self.rounded = rounded
+        self.terms = terms
 
     @classmethod
-    def from_stored(cls, stored: Sequence[Stored], bias: Tensor | None, rounded: bool) -> Packed:
+    def from_stored(cls, stored: Sequence[Stored], bias: Tensor | None, terms: int) -> Packed:
         """Neighbours of one type become one part."""
         runs: list[list[Stored]] = []
         for part in stored:
@@ -67,7 +67,7 @@ class Packed:
                 runs[-1].append(part)
             else:
                 runs.append([part])
-        return cls([pack(run) for run in runs], bias, rounded)
+        return cls([pack(run) for run in runs], bias, terms)
 
     @property
     def num_bytes(self) -> int:
@@ -76,9 +76,9 @@ class Packed:
     def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
                gated: bool = False) -> Tensor:
         if gated and (len(self.parts) > 1 or self.num_out % (2 * ops.PANEL)):
-            y = ops.packed_linear(x, self.parts, self.rounded, self.bias)
+            y = ops.packed_linear(x, self.parts, self.terms, self.bias)
             return ops.gated_activation(y, activation or "silu")
-        return ops.packed_linear(x, self.parts, self.rounded, self.bias, residual, activation, gated)
+        return ops.packed_linear(x, self.parts, self.terms, self.bias, residual, activation, gated)
 
     def rows(self, ids: Tensor) -> Tensor:
         if len(self.parts) == 1:

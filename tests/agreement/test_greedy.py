@@ -17,7 +17,7 @@ TIE = 2e-3       # of logit; float32 rounding through 30 layers
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
 def test_greedy_agrees_with_transformers(name: str) -> None:
     path = model_path(name)
-    with LLM(str(path), progress=False, max_model_len=512) as llm:
+    with LLM(str(path), progress=False, max_model_len=512, activation_dtype="float32") as llm:
         params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     reference = load_reference(path)

@@ -50,16 +50,22 @@ inline void write_panel(const Finish& finish, int64_t row, int64_t panel, float*
     }
 }
 
-// Sums of R rows by N panels from (row, panel) on; gated, N is 2: a gate panel and its up panel.
+// Sums of R rows by N panels from (row, panel) on; gated, N is 2: a gate panel and its up panel. With two terms a pair
+// of rows is one.
 template <int R, int N>
-inline void write_tile(const Finish& finish, int64_t row, int64_t panel, const Vec (&sums)[R][N][kParts]) {
-    for (int r = 0; r < R; r++) {
+inline void write_tile(const Finish& finish, int64_t row, int64_t panel, const Vec (&sums)[R][N][kParts],
+                       int terms = 1) {
+    for (int r = 0; r + terms <= R; r += terms) {
+        Vec total[N][kParts];
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < kParts; i++)
+                total[n][i] = terms == 1 ? sums[r][n][i] : sums[r][n][i] + sums[smaller(r + 1, R - 1)][n][i];
         float lanes[N][kLanes];
-        std::memcpy(lanes, sums[r], sizeof lanes);
+        std::memcpy(lanes, total, sizeof lanes);
         if (finish.gated) {
-            write_panel(finish, row + r, panel, lanes[0], lanes[N - 1]);
+            write_panel(finish, row + r / terms, panel, lanes[0], lanes[N - 1]);
         } else {
-            for (int n = 0; n < N; n++) write_panel(finish, row + r, panel + n, lanes[n], lanes[N - 1]);
+            for (int n = 0; n < N; n++) write_panel(finish, row + r / terms, panel + n, lanes[n], lanes[N - 1]);
         }
     }
 }

@@ -8,9 +8,9 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kMostRows = 12, kFewRows = 4, kTogether = 2;
 #elif defined(__AVX2__)
-constexpr int kMostRows = 6, kFewRows = 3, kTogether = 1;
+constexpr int kMostRows = 6, kFewRows = 4, kTogether = 1;
 #else
-constexpr int kMostRows = 4, kFewRows = 1, kTogether = 1;
+constexpr int kMostRows = 4, kFewRows = 2, kTogether = 1;
 #endif
 constexpr int64_t kBlockBytes = 512 * 1024;     // of activations, to stay in the second-level cache
 
@@ -125,14 +125,15 @@ struct Call {
     Input input;
     Finish finish;
     Planes planes;
+    int terms;                          // of the rounded activations
 };
 
 template <class F, int N>
 inline void few_rows(const Call& call, const RoundedRows& rows, int64_t panel, const Direct<F, N>& source) {
-    with_count<kFewRows>(call.input.num_rows, [&](auto count) {
+    with_count<kFewRows>(call.input.num_rows * call.terms, [&](auto count) {
         Vec sums[decltype(count)::value][N][kParts];
         integer_tile(source, rows.tile(0), rows.num_groups, sums);
-        write_tile(call.finish, 0, panel, sums);
+        write_tile(call.finish, 0, panel, sums, call.terms);
     });
 }
 
@@ -166,11 +167,11 @@ void panel_rows(const Call& call, const RoundedRows& rows, const Heights& height
     const int64_t begin = heights.first(tile);
     for (; tile < end; tile++) {
         const int64_t first = heights.first(tile);
-        with_count<kMostRows>(heights.rows(tile), [&](auto count) {
+        with_count<kMostRows>(heights.rows(tile) * call.terms, [&](auto count) {
             constexpr int R = decltype(count)::value;
             Vec sums[R][1][kParts];
-            integer_tile(source, rows.tile(first), rows.num_groups, sums);
-            if (!finish.gated) return write_tile(finish, first, panel, sums);
+            integer_tile(source, rows.tile(first * call.terms), rows.num_groups, sums);
+            if (!finish.gated) return write_tile(finish, first, panel, sums, call.terms);
             float* kept = gates + (first - begin) * kLanes;
             if (!second) return void(std::memcpy(kept, sums, sizeof sums));
             float lanes[R][kLanes];
@@ -183,7 +184,7 @@ void panel_rows(const Call& call, const RoundedRows& rows, const Heights& height
 template <class F>
 void multiply_many(const Call& call, const RoundedRows& rows, const Heights& heights) {
     const int64_t num_panels = call.finish.num_panels(), num_groups = rows.num_groups;
-    const int64_t tile_bytes = heights.height * num_groups * kGroup;
+    const int64_t tile_bytes = heights.height * call.terms * num_groups * kGroup;
     const int64_t block = larger(1, smaller(kBlockBytes / larger(tile_bytes, 1), 1024 / kMostRows));
     const int64_t num_blocks = ceil_div(heights.num_tiles, block);
     const int64_t work = heights.height * block * num_groups * kGroup * kLanes / 8;
@@ -199,14 +200,16 @@ void multiply_many(const Call& call, const RoundedRows& rows, const Heights& hei
 template <class F>
 void multiply_rounded(const Call& call) {
     const Input& input = call.input;
-    const Heights heights(input.num_rows, input.num_rows <= kFewRows ? kFewRows : kMostRows);
-    const RoundedRows rows(input.num_rows, call.planes.num_groups, F::kScales);
+    const int64_t num_rows = input.num_rows * call.terms;
+    const Heights heights(input.num_rows, (num_rows <= kFewRows ? kFewRows : kMostRows) / call.terms);
+    const RoundedRows rows(num_rows, call.planes.num_groups, F::kScales);
     parallel_for(heights.num_tiles, heights.height * input.width * 2, [&](int64_t tile) {
         const int64_t first = heights.first(tile), height = heights.rows(tile);
         for (int64_t r = 0; r < height; r++)
-            round_row(input.x + (first + r) * input.stride, input.width, rows, first, height, r, F::kOffset);
+            round_row(input.x + (first + r) * input.stride, input.width,
+                      {rows, first * call.terms, height * call.terms, r * call.terms}, call.terms, F::kOffset);
     });
-    if (input.num_rows <= kFewRows) return multiply_few<F>(call, rows);
+    if (num_rows <= kFewRows) return multiply_few<F>(call, rows);
     multiply_many<F>(call, rows, heights);
 }
 
@@ -236,15 +239,17 @@ void multiply_float(const Call& call) {
 
 KERNEL(packed_linear)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width, int32_t format,
                       const uint8_t* codes, const uint8_t* high, const uint8_t* scales, const uint8_t* supers,
-                      int32_t rounded, int64_t num_out, const float* bias, const float* residual,
+                      int32_t terms, int64_t num_out, const float* bias, const float* residual,
                       int64_t residual_stride, int32_t activation, int32_t gated, float* out, int64_t out_stride) {
     using namespace penstock::PENSTOCK_PATH;
     const Call call = {{x, x_stride, num_rows, width},
                        {bias, residual, residual_stride, activation, gated, num_out, out, out_stride},
-                       {codes, high, scales, supers, ceil_div(width, kGroup)}};
+                       {codes, high, scales, supers, ceil_div(width, kGroup)},
+                       terms};
     if (num_rows == 0) return kDone;
+    if (terms < 0 || terms > 2 || (terms == 2 && gated)) return kBadIndex;
     return with_format(format, [&](auto kind) {
-        if (rounded) multiply_rounded<decltype(kind)>(call);
+        if (terms) multiply_rounded<decltype(kind)>(call);
         else multiply_float<decltype(kind)>(call);
         return kDone;
     });

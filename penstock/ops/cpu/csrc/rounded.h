@@ -1,4 +1,6 @@
-// Activations rounded to 8 bits: for every row and every 32 of its values a scale and the integers −127 … 127.
+// Activations rounded to 8 bits: for every row and every 32 of its values a scale and the integers −127 … 127. Where
+// that is too coarse a second term, again of 8 bits, holds what the first one left over; it is a row of its own until
+// the sums of both are added.
 #pragma once
 
 #include "packed.h"
@@ -50,31 +52,40 @@ inline float round_group(const float* x, int8_t* to) {
     return top / 127.0f;
 }
 
-// Row `row` of a tile of `height` rows that begins at `rows`; x is width ≤ 32 · groups values long.
-inline void round_row(const float* x, int64_t width, const RoundedRows& rows, int64_t first, int64_t height, int64_t r,
-                      int32_t offset) {
-    const Rounded tile = rows.tile(first);
-    int32_t* quads = const_cast<int32_t*>(tile.quads);
-    for (int64_t g = 0; g < rows.num_groups; g++) {
-        alignas(64) float padded[kGroup];
-        alignas(64) int8_t codes[kGroup];
-        const float* from = x + g * kGroup;
-        if (width < (g + 1) * kGroup) {
-            for (int64_t i = 0; i < kGroup; i++) padded[i] = g * kGroup + i < width ? from[i] : 0.0f;
-            from = padded;
-        }
-        const float scale = round_group(from, codes);
+// Rows `first` to `first + height` of all terms' rows lie together; this is row r of them, group g.
+struct Place {
+    const RoundedRows& rows;
+    int64_t first, height, r;
+
+    void put(int64_t g, const int8_t* codes, float scale, int32_t offset) const {
+        const Rounded tile = rows.tile(first);
         int32_t words[kQuads];
         std::memcpy(words, codes, sizeof words);
-        for (int64_t quad = 0; quad < kQuads; quad++) quads[(g * kQuads + quad) * height + r] = words[quad];
+        int32_t* quads = const_cast<int32_t*>(tile.quads) + g * kQuads * height + r;
+        for (int64_t quad = 0; quad < kQuads; quad++) quads[quad * height] = words[quad];
         const_cast<float*>(tile.scales)[g * height + r] = scale;
         for (int64_t set = 0; set < rows.sets; set++) {
-            const int64_t count = kGroup / rows.sets, place = (g * rows.sets + set) * height + r;
+            const int64_t count = kGroup / rows.sets, at = (g * rows.sets + set) * height + r;
             int32_t sum = 0;
             for (int64_t i = 0; i < count; i++) sum += codes[set * count + i];
-            const_cast<float*>(tile.sums)[place] = scale * float(sum);
-            const_cast<int32_t*>(tile.corrections)[place] = -offset * sum;
+            const_cast<float*>(tile.sums)[at] = scale * float(sum);
+            const_cast<int32_t*>(tile.corrections)[at] = -offset * sum;
         }
+    }
+};
+
+// x of width ≤ 32 · groups values becomes the rows from `place` on, one per term.
+inline void round_row(const float* x, int64_t width, Place place, int terms, int32_t offset) {
+    for (int64_t g = 0; g < place.rows.num_groups; g++) {
+        alignas(64) float values[kGroup];
+        alignas(64) int8_t codes[kGroup];
+        for (int64_t i = 0; i < kGroup; i++) values[i] = g * kGroup + i < width ? x[g * kGroup + i] : 0.0f;
+        const float scale = round_group(values, codes);
+        place.put(g, codes, scale, offset);
+        if (terms == 1) continue;
+        for (int64_t i = 0; i < kGroup; i++) values[i] = fused(-scale, float(codes[i]), values[i]);
+        const float rest = round_group(values, codes);
+        Place{place.rows, place.first, place.height, place.r + 1}.put(g, codes, rest, offset);
     }
 }
 
