@@ -18,6 +18,7 @@ constexpr int64_t kBlockBytes = 512 * 1024;     // of activations, to stay in th
 template <class F, int N>
 struct Direct {
     using Format = F;
+    static constexpr int kOnes = 1;     // rows beyond the call's own: the sums of the codes come with the products
     Panel<F> panels[N];
 
     void pair(int n, int64_t group, int j, Bytes (&even)[kParts], Bytes (&odd)[kParts]) const {
@@ -26,13 +27,18 @@ struct Direct {
     void scales(int n, int64_t group, int set, int part, Vec (&to)[kParts]) const {
         load_scales(panels[n], group, set, part, to);
     }
+    void code_sums(int64_t, int, const Words (&ones)[kParts], Vec (&to)[kParts]) const {
+        for (int i = 0; i < kParts; i++) to[i] = to_float(ones[i]);
+    }
 };
 
-// A panel whose codes are bytes already and whose scales are float32, in working memory.
+// A panel whose codes are bytes already and whose scales, minimums and sums of codes are float32, in working memory.
 template <class F>
 struct Spread {
     using Format = F;
-    static constexpr int64_t kParams = F::kScales * (F::kMinimum ? 2 : 1) * kLanes;
+    static constexpr int kOnes = 0;
+    static constexpr int kFields = F::kMinimum ? 3 : 2;
+    static constexpr int64_t kParams = F::kScales * kFields * kLanes;
     const uint8_t* codes;
     const float* params;
 
@@ -44,9 +50,25 @@ struct Spread {
         }
     }
     void scales(int, int64_t group, int set, int part, Vec (&to)[kParts]) const {
-        load_group(params + group * kParams + (set * (F::kMinimum ? 2 : 1) + part) * kLanes, to);
+        load_group(params + group * kParams + (set * kFields + part) * kLanes, to);
+    }
+    void code_sums(int64_t group, int set, const Words (&)[kParts], Vec (&to)[kParts]) const {
+        load_group(params + group * kParams + (set * kFields + kFields - 1) * kLanes, to);
     }
 };
+
+// Exact sums of products of one set of a group: of the call's rows, and of the row of ones where there is one.
+template <int R, int N, class Source>
+ALWAYS_INLINE void dot_set(const Source& source, const Rounded& x, int64_t g, int set, Words (&total)[R][N][kParts]) {
+    using F = typename Source::Format;
+    constexpr int kCount = kQuads / F::kScales;
+    const auto load = [&](int n, int j, Bytes (&even)[kParts], Bytes (&odd)[kParts]) { source.pair(n, g, j, even, odd); };
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (F::kCodeBits == 8) return dot_bytes(x.quads + g * kQuads * R, load, total);
+#endif
+    dot_quads<F::kCodeBits, F::kOffset, kCount>(x.quads + g * kQuads * R, x.corrections + (g * F::kScales + set) * R,
+                                                set * kCount, load, total);
+}
 
 template <class F>
 Spread<F> spread(const Panel<F>& panel, int64_t num_groups) {
@@ -54,6 +76,10 @@ Spread<F> spread(const Panel<F>& panel, int64_t num_groups) {
     uint8_t* memory = static_cast<uint8_t*>(scratch(params_bytes + num_groups * kQuads * kQuadBytes));
     float* params = reinterpret_cast<float*>(memory);
     uint8_t* codes = memory + params_bytes;
+    const Direct<F, 1> source = {{panel}};
+    const int32_t correction = -F::kOffset * int32_t(kGroup / F::kScales), corrections[2] = {correction, correction};
+    int32_t quads[kQuads];
+    for (int32_t& quad : quads) quad = 0x01010101;
     for (int64_t g = 0; g < num_groups; g++) {
         for (int j = 0; j < kQuads / 2; j++) {
             Bytes even[kParts], odd[kParts];
@@ -62,59 +88,59 @@ Spread<F> spread(const Panel<F>& panel, int64_t num_groups) {
             std::memcpy(to, even, sizeof even);
             std::memcpy(to + kQuadBytes, odd, sizeof odd);
         }
-        for (int set = 0; set < F::kScales; set++)
-            for (int part = 0; part < (F::kMinimum ? 2 : 1); part++) {
-                Vec lanes[kParts];
+        // The row of ones is the same for every group, so it is kept once and moved back by g groups.
+        const Rounded ones = {quads - g * kQuads, corrections - g * F::kScales, nullptr, nullptr, nullptr};
+        for (int set = 0; set < F::kScales; set++) {
+            float* to = params + g * Spread<F>::kParams + set * Spread<F>::kFields * kLanes;
+            Vec lanes[kParts];
+            for (int part = 0; part < (F::kMinimum ? 2 : 1); part++, to += kLanes) {
                 load_scales(panel, g, set, part, lanes);
-                std::memcpy(params + g * Spread<F>::kParams + (set * (F::kMinimum ? 2 : 1) + part) * kLanes, lanes,
-                            sizeof lanes);
+                std::memcpy(to, lanes, sizeof lanes);
             }
+            Words total[1][1][kParts];
+            dot_set(source, ones, g, set, total);
+            for (int i = 0; i < kParts; i++) lanes[i] = to_float(total[0][0][i]);
+            std::memcpy(to, lanes, sizeof lanes);
+        }
     }
     return {codes, params};
 }
 
-// R rows by N panels: for each group in order sum += (dot · scale) · row's scale, then sum += minimum · row's sum.
+// R rows by N panels: for each set of codes in order
+//   sum += scale · (dot · row's step + sum of codes · row's middle), then sum += minimum · sum of the row's values.
 template <int R, int N, class Source>
 ALWAYS_INLINE void integer_tile(const Source& source, const Rounded& x, int64_t num_groups, Vec (&sums)[R][N][kParts]) {
     using F = typename Source::Format;
+    constexpr int kHeight = R + Source::kOnes;
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++)
             for (int i = 0; i < kParts; i++) sums[r][n][i] = Vec{};
     for (int64_t g = 0; g < num_groups; g++) {
-        const auto load = [&](int n, int j, Bytes (&even)[kParts], Bytes (&odd)[kParts]) {
-            source.pair(n, g, j, even, odd);
-        };
 #pragma GCC unroll 2
         for (int set = 0; set < F::kScales; set++) {
-            constexpr int kCount = kQuads / F::kScales;
-            const int64_t place = (g * F::kScales + set) * R;
-            Words total[R][N][kParts];
-#if defined(__AVX2__) && !defined(__AVX512F__)
-            if constexpr (F::kCodeBits == 8) {
-                dot_bytes(x.quads + g * kQuads * R, load, total);
-            } else
-#endif
-            {
-                dot_quads<F::kCodeBits, F::kOffset, kCount>(x.quads + g * kQuads * R, x.corrections + place,
-                                                            set * kCount, load, total);
-            }
+            Words total[kHeight][N][kParts];
+            dot_set(source, x, g, set, total);
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
-                Vec scale[kParts];
+                Vec scale[kParts], codes[kParts];
                 source.scales(n, g, set, 0, scale);
+                source.code_sums(g, set, total[kHeight - 1][n], codes);
 #pragma GCC unroll 16
-                for (int r = 0; r < R; r++)
+                for (int r = 0; r < R; r++) {
+                    const Vec step = broadcast(x.scales[g * kHeight + r]), middle = broadcast(x.middles[g * kHeight + r]);
 #pragma GCC unroll 4
                     for (int i = 0; i < kParts; i++)
-                        sums[r][n][i] = fused(to_float(total[r][n][i]) * scale[i], broadcast(x.scales[g * R + r]),
+                        sums[r][n][i] = fused(scale[i], fused(codes[i], middle, to_float(total[r][n][i]) * step),
                                               sums[r][n][i]);
+                }
                 if constexpr (F::kMinimum) {
                     source.scales(n, g, set, 1, scale);
 #pragma GCC unroll 16
                     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
                         for (int i = 0; i < kParts; i++)
-                            sums[r][n][i] = fused(scale[i], broadcast(x.sums[place + r]), sums[r][n][i]);
+                            sums[r][n][i] = fused(scale[i], broadcast(x.sums[(g * F::kScales + set) * kHeight + r]),
+                                                  sums[r][n][i]);
                 }
             }
         }
@@ -200,17 +226,18 @@ void multiply_many(const Call& call, const RoundedRows& rows, const Heights& hei
 template <class F>
 void multiply_rounded(const Call& call) {
     const Input& input = call.input;
-    const int64_t num_rows = input.num_rows * call.terms;
-    const Heights heights(input.num_rows, (num_rows <= kFewRows ? kFewRows : kMostRows) / call.terms);
-    const RoundedRows rows(num_rows, call.planes.num_groups, F::kScales);
+    const int64_t num_rows = input.num_rows * call.terms, few = num_rows <= kFewRows;
+    const Heights heights(input.num_rows, (few ? kFewRows : kMostRows) / call.terms);
+    const RoundedRows rows(num_rows + few, call.planes.num_groups, F::kScales);
     parallel_for(heights.num_tiles, heights.height * input.width * 2, [&](int64_t tile) {
         const int64_t first = heights.first(tile), height = heights.rows(tile);
         for (int64_t r = 0; r < height; r++)
             round_row(input.x + (first + r) * input.stride, input.width,
-                      {rows, first * call.terms, height * call.terms, r * call.terms}, call.terms, F::kOffset);
+                      {rows, first * call.terms, height * call.terms + few, r * call.terms}, call.terms, F::kOffset);
     });
-    if (num_rows <= kFewRows) return multiply_few<F>(call, rows);
-    multiply_many<F>(call, rows, heights);
+    if (!few) return multiply_many<F>(call, rows, heights);
+    put_ones({rows, 0, num_rows + 1, num_rows}, F::kOffset);
+    multiply_few<F>(call, rows);
 }
 
 // Float activations: panels are widened to float32 and multiplied as such.
