@@ -39,7 +39,7 @@ class Attention:
         if self.rope is not None:
             q, k = self.rope(q, step.positions), self.rope(k, step.positions)
         ops.cache_write(k, v, cache.k, cache.v, step.slots[cache.group])
-        y = ops.attention(q.contiguous(), cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths,
+        y = ops.attention(q, cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths,
                           self.scale, self.window, self.softcap, self.alibi)
         return self.out(y.flatten(1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from penstock import ops
 from penstock.layers.attention import Attention, EncoderAttention
 from penstock.layers.mlp import GatedMlp, Mlp
 from penstock.layers.norm import Norm
@@ -21,8 +22,9 @@ class Block:
         self.residual_scale = residual_scale
 
     def _added(self, x: Tensor, y: Tensor, norm: Norm | None) -> Tensor:
-        y = y if norm is None else norm(y)
-        return x + (y if self.residual_scale == 1.0 else y * self.residual_scale)
+        if norm is None:
+            return ops.add(x, y, self.residual_scale)
+        return norm(y, residual=x) if self.residual_scale == 1.0 else ops.add(x, norm(y), self.residual_scale)
 
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
         y = x if self.attention_norm is None else self.attention_norm(x)
@@ -41,7 +43,7 @@ class ParallelBlock:
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
         y = self.attention_norm(x)
         z = y if self.mlp_norm is None else self.mlp_norm(x)
-        return x + (self.mlp(z) + self.attention(y, step, cache))
+        return ops.add(ops.add(x, self.attention(y, step, cache)), self.mlp(z))
 
 
 class PostNormBlock:
@@ -53,5 +55,5 @@ class PostNormBlock:
         self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
 
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
-        x = self.attention_norm(x + self.attention(x, step, cache))
-        return self.mlp_norm(x + self.mlp(x))
+        x = self.attention_norm(ops.add(x, self.attention(x, step, cache)))
+        return self.mlp_norm(ops.add(x, self.mlp(x)))
