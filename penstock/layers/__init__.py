@@ -1,7 +1,7 @@
 """Weights and shapes: each layer holds its tensors and calls ops.
 
 In: hidden states, a step and a layer's cache. Out: hidden states. Layers know nothing of configs, checkpoints or
-sequences, and compute nothing themselves beyond additions and multiplications by constants.
+sequences, and compute nothing themselves: arithmetic by torch would be missing where a step is replayed.
 """
 
 from __future__ import annotations

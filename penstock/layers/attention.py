@@ -29,7 +29,7 @@ class Attention:
         self.window, self.softcap, self.alibi = window, softcap, alibi
         self.q_norm, self.k_norm = q_norm, k_norm
 
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, residual: Tensor | None = None) -> Tensor:
         if cache is None:
             raise ValueError("causal attention needs a cache")
         qkv = self.qkv(x).view(x.shape[0], self.v_end, self.head_size)
@@ -39,16 +39,17 @@ class Attention:
         if self.rope is not None:
             q, k = self.rope(q, step.positions), self.rope(k, step.positions)
         ops.cache_write(k, v, cache.k, cache.v, step.slots[cache.group])
-        y = ops.attention(q.contiguous(), cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths,
+        y = ops.attention(q, cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths,
                           self.scale, self.window, self.softcap, self.alibi)
-        return self.out(y.flatten(1))
+        return self.out(y.flatten(1), residual)
 
 
 class EncoderAttention:
     def __init__(self, qkv: Linear, out: Linear, num_heads: int, head_size: int, scale: float) -> None:
         self.qkv, self.out, self.num_heads, self.head_size, self.scale = qkv, out, num_heads, head_size, scale
 
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None = None) -> Tensor:
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None = None,
+                 residual: Tensor | None = None) -> Tensor:
         parts = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size).unbind(dim=1)
         q, k, v = (part.contiguous() for part in parts)
-        return self.out(ops.encoder_attention(q, k, v, step.query_start, self.scale).flatten(1))
+        return self.out(ops.encoder_attention(q, k, v, step.query_start, self.scale).flatten(1), residual)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from penstock import ops
 from penstock.layers.attention import Attention, EncoderAttention
 from penstock.layers.mlp import GatedMlp, Mlp
 from penstock.layers.norm import Norm
@@ -20,15 +21,22 @@ class Block:
         self.attention_out_norm, self.mlp_out_norm = attention_out_norm, mlp_out_norm
         self.residual_scale = residual_scale
 
+    def _residual(self, x: Tensor, norm: Norm | None) -> Tensor | None:
+        """The stream, where the half itself can add its result to it."""
+        return x if norm is None and self.residual_scale == 1.0 else None
+
     def _added(self, x: Tensor, y: Tensor, norm: Norm | None) -> Tensor:
-        y = y if norm is None else norm(y)
-        return x + (y if self.residual_scale == 1.0 else y * self.residual_scale)
+        """The stream after a half whose result is y."""
+        if self.residual_scale == 1.0:
+            return y if norm is None else norm(y, residual=x)
+        return ops.add(x, y if norm is None else norm(y), self.residual_scale)
 
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
         y = x if self.attention_norm is None else self.attention_norm(x)
-        x = self._added(x, self.attention(y, step, cache), self.attention_out_norm)
+        y = self.attention(y, step, cache, self._residual(x, self.attention_out_norm))
+        x = self._added(x, y, self.attention_out_norm)
         y = x if self.mlp_norm is None else self.mlp_norm(x)
-        return self._added(x, self.mlp(y), self.mlp_out_norm)
+        return self._added(x, self.mlp(y, self._residual(x, self.mlp_out_norm)), self.mlp_out_norm)
 
 
 class ParallelBlock:
@@ -41,7 +49,7 @@ class ParallelBlock:
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
         y = self.attention_norm(x)
         z = y if self.mlp_norm is None else self.mlp_norm(x)
-        return x + (self.mlp(z) + self.attention(y, step, cache))
+        return self.mlp(z, self.attention(y, step, cache, x))
 
 
 class PostNormBlock:
@@ -53,5 +61,5 @@ class PostNormBlock:
         self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
 
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
-        x = self.attention_norm(x + self.attention(x, step, cache))
-        return self.mlp_norm(x + self.mlp(x))
+        x = self.attention_norm(self.attention(x, step, cache, x))
+        return self.mlp_norm(self.mlp(x, x))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from penstock import ops
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
 from penstock.layers.step import Step
@@ -12,20 +13,19 @@ from penstock.quant.scheme import Scheme
 
 class Embedding:
     def __init__(self, tokens: Scheme, project: Linear | None = None, scale: float = 1.0,
-                 positions: Scheme | None = None, position_offset: int = 0, first_type: Tensor | None = None,
-                 norm: Norm | None = None) -> None:
+                 positions: Scheme | None = None, first_type: Tensor | None = None, norm: Norm | None = None) -> None:
         self.tokens, self.project, self.scale = tokens, project, scale
-        self.positions, self.position_offset = positions, position_offset
-        self.first_type, self.norm = first_type, norm      # first_type: [C], the row of token type 0
+        self.positions, self.norm = positions, norm
+        self.first_type = first_type                       # [C], the row of token type 0
 
     def __call__(self, step: Step) -> Tensor:
         x = self.tokens.rows(step.ids)
         if self.project is not None:
             x = self.project(x)
         if self.scale != 1.0:
-            x = x * self.scale
+            x = ops.scale(x, self.scale)
         if self.first_type is not None:
-            x = x + self.first_type
+            x = ops.add(x, self.first_type)
         if self.positions is not None:
-            x = x + self.positions.rows(step.positions + self.position_offset)
+            x = ops.add(x, self.positions.rows(step.positions))
         return x if self.norm is None else self.norm(x)

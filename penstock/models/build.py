@@ -15,6 +15,7 @@ from penstock.models import layer as described
 from penstock.models.decoder import AnyBlock, AnyNorm, Decoder, Encoder
 from penstock.models.pooling import Pooling
 from penstock.models.spec import Embedding, Head, ModelSpec
+from penstock.quant.dense import Dense
 from penstock.quant.scheme import Scheme
 
 MAX_ROPE_BYTES = 1 << 30
@@ -96,7 +97,7 @@ class Build:
         return layers.Embedding(
             self.matrix("embedding.tokens"),
             self.linear("embedding.project") if e.row != e.width else None, e.scale,
-            self.matrix("embedding.positions") if e.num_positions else None, e.position_offset,
+            Dense(self.take("embedding.positions.weight")[e.position_offset:]) if e.num_positions else None,
             self.take("embedding.types.weight")[0].float().clone() if e.num_types else None,
             self.norm("embedding.norm", e.norm))
 

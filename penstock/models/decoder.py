@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from penstock import layers
+from penstock import layers, ops
 from penstock.models.pooling import Pooling, pool
 from penstock.models.spec import ModelSpec
 
@@ -28,9 +28,9 @@ class Decoder:
             x = block(x, step, cache)
         return x if self.norm is None else self.norm(x)
 
-    def logits(self, hidden: Tensor, at: Tensor) -> Tensor:
-        """Rows at[M] of hidden [T, C] → [M, V] float32."""
-        return self.head(hidden[at])
+    def logits(self, hidden: Tensor, at: Tensor | None = None) -> Tensor:
+        """Rows at[M] of hidden [T, C], or all of them → [M, V] float32."""
+        return self.head(hidden if at is None else ops.gather(at, hidden))
 
 
 class Encoder:

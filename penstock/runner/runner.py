@@ -2,57 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.models.decoder import Decoder, Encoder
+from penstock.ops import cpu
+from penstock.runner.buffers import Buffers, Shape
 from penstock.runner.memory import BlockMemory
-from penstock.runner.rows import Rows
-from penstock.runner.step import Step
+from penstock.runner.rows import DeviceRow, Rows
+from penstock.runner.tapes import Tapes
 from penstock.sampling.likeliest import UnusableLogits
 from penstock.sampling.sampler import Sampled, Sampler
 
 LOGIT_ROWS = 64      # prompt log probabilities are made from so many rows of logits at a time
+SMALL = 64           # tokens: of larger steps Python is a small part, and their shapes seldom return
+
+Computed = tuple[torch.Tensor, torch.Tensor | None]      # hidden [T, C]; logits [M, V] if any are wanted
 
 
 class Runner:
     def __init__(self, model: Decoder | Encoder, memory: BlockMemory) -> None:
         self.model = model
         self.memory = memory
-        self.rows = Rows(len(memory.grouping.groups), memory.block_size)
+        self.rows = Rows(len(memory.grouping.groups))
         self.sampler = Sampler()
+        self.tapes: Tapes[Computed] = Tapes()
         self._caches = memory.layer_caches(model.spec.kv_shapes())
+        self._buffers = Buffers(SMALL, SMALL, self.rows.num_groups, -(-model.spec.max_model_len // memory.block_size))
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Result:
         """Rows are taken in before anything can fail, so that later plans find them."""
         self.rows.apply(plan)
         try:
-            self.memory.move(plan.moves)
-            step = self.rows.pack(plan)
-            hidden = self.model.forward(step, self._caches)
-            if isinstance(self.model, Encoder):
-                return Result(plan.number, [_embedding(e) for e in self.model.pool(hidden, step.query_start)])
-            return Result(plan.number, self._sample(self.model, plan, step, hidden))
+            with cpu.torch_alone():
+                self.memory.move(plan.moves)
+                if isinstance(self.model, Encoder):
+                    return Result(plan.number, self._embed(self.model, plan))
+                return Result(plan.number, self._sample(self.model, plan))
         except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
             return Result(plan.number, error=f"{type(error).__name__}: {error}")
 
-    def _sample(self, model: Decoder, plan: Plan, step: Step, hidden: torch.Tensor) -> list[RowResult]:
+    def _embed(self, model: Encoder, plan: Plan) -> list[RowResult]:
+        rows = [self.rows[row.row] for row in plan.rows]
+        buffers = Buffers(plan.num_tokens, len(rows), self.rows.num_groups, 0)
+        step = buffers.step(buffers.fill(plan, rows, (), self.memory.block_size))
+        return [_embedding(values) for values in model.pool(model.forward(step, self._caches), step.query_start)]
+
+    def _sample(self, model: Decoder, plan: Plan) -> list[RowResult]:
+        ends, at = _wanted(plan)
+        hidden, logits = self._compute(model, plan, at)
         results = [RowResult() for _ in plan.rows]
-        ends = step.query_start[1:].tolist()
+        first = 0
         for row, end, result in zip(plan.rows, ends, results):
             if row.prompt_logprobs:
                 self._prompt_logprobs(model, row, hidden[end - row.count:end], result)
-        wanted = [(i, end) for i, (row, end) in enumerate(zip(plan.rows, ends)) if row.output is Output.SAMPLE]
-        at = [p for i, end in wanted for p in range(end - 1 - len(plan.rows[i].draft), end)]
-        logits = model.logits(hidden, torch.tensor(at, dtype=torch.int64))
-        first = 0
-        for i, _ in wanted:
-            row = plan.rows[i]
-            last = first + 1 + len(row.draft)
-            self._take(row, self._choose(row, logits[first:last]), results[i])
-            first = last
+            if row.output is Output.SAMPLE and logits is not None:
+                last = first + 1 + len(row.draft)
+                self._take(row, self._choose(row, logits[first:last]), result)
+                first = last
         return results
+
+    def _compute(self, model: Decoder, plan: Plan, at: Sequence[int]) -> Computed:
+        rows = [self.rows[row.row] for row in plan.rows]
+        small = plan.num_tokens <= SMALL
+        buffers = self._buffers if small else self._spacious(plan, rows)
+        shape = buffers.fill(plan, rows, at, self.memory.block_size)
+        if small:
+            return self.tapes.run(shape, lambda: self._forward(model, buffers, shape))
+        return self._forward(model, buffers, shape)
+
+    def _spacious(self, plan: Plan, rows: Sequence[DeviceRow]) -> Buffers:
+        """For one large step."""
+        width = max(len(table) for row in rows for table in row.tables)
+        return Buffers(plan.num_tokens, len(rows), self.rows.num_groups, width)
+
+    def _forward(self, model: Decoder, buffers: Buffers, shape: Shape) -> Computed:
+        hidden = model.forward(buffers.step(shape), self._caches)
+        return hidden, model.logits(hidden, buffers.wanted(shape)) if shape.num_logits else None
 
     def _choose(self, row: Row, logits: torch.Tensor) -> list[Sampled]:
         state = self.rows[row.row].state
@@ -80,10 +109,23 @@ class Runner:
         try:
             for first in range(0, len(targets), LOGIT_ROWS):
                 part = targets[first:first + LOGIT_ROWS]
-                logits = model.logits(hidden, torch.arange(first, first + len(part)))
+                logits = model.logits(hidden[first:first + len(part)])
                 result.prompt_logprobs += tuple(self.sampler.prompt_logprobs(logits, part, num))
         except UnusableLogits as error:
             result.error = str(error)
+
+
+def _wanted(plan: Plan) -> tuple[list[int], list[int]]:
+    """Where each row's tokens end in the step, and the tokens whose logits are wanted: guesses want theirs too."""
+    ends: list[int] = []
+    at: list[int] = []
+    end = 0
+    for row in plan.rows:
+        end += row.count
+        ends.append(end)
+        if row.output is Output.SAMPLE:
+            at += range(end - 1 - len(row.draft), end)
+    return ends, at
 
 
 def _embedding(values: torch.Tensor) -> RowResult:

@@ -18,6 +18,12 @@ class Step:
     query_start: torch.Tensor      # [S + 1] int32
     lengths: torch.Tensor          # [S] int32: positions up to and including this step's
 
+    def cut(self, num_tokens: int, num_sequences: int) -> Step:
+        """The first so many of each, where they lie."""
+        return Step(self.ids[:num_tokens], self.positions[:num_tokens], [slots[:num_tokens] for slots in self.slots],
+                    [table[:num_sequences] for table in self.tables], self.query_start[:num_sequences + 1],
+                    self.lengths[:num_sequences])
+
 
 @dataclass
 class LayerCache:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -64,9 +64,10 @@ def runner(service: Service) -> Runner:
 
 @contextmanager
 def before_forward(service: Service, hook: Callable[[Step], None]) -> Iterator[None]:
-    """Something that happens in the middle of each step."""
-    model: Any = runner(service).model
+    """Something that happens in the middle of each step; none is replayed."""
+    tapes, model = runner(service).tapes, cast(Any, runner(service).model)
     forward = model.forward
+    tapes.enabled = False
 
     def hooked(step: Step, caches: Any) -> Any:
         hook(step)
@@ -77,3 +78,4 @@ def before_forward(service: Service, hook: Callable[[Step], None]) -> Iterator[N
         yield
     finally:
         del model.forward
+        tapes.enabled = True

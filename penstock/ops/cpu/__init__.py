@@ -9,23 +9,26 @@ from __future__ import annotations
 
 from penstock.ops.cpu import (
     activation,
+    add,
     attention,
     cache_write,
     embedding,
     encoder_attention,
+    gather,
     layer_norm,
     linear,
     log_softmax,
     packed,
     rms_norm,
     rope,
+    scale,
     softcap,
 )
 from penstock.ops.cpu.library import path, paths, use_path, using
-from penstock.ops.cpu.threads import available_cores, num_threads, set_num_threads
+from penstock.ops.cpu.threads import available_cores, num_threads, set_num_threads, torch_alone
 
 __all__ = [
-    "activation", "attention", "available_cores", "cache_write", "embedding", "encoder_attention", "layer_norm",
-    "linear", "log_softmax", "num_threads", "packed", "path", "paths", "rms_norm", "rope", "set_num_threads", "softcap",
-    "use_path", "using",
+    "activation", "add", "attention", "available_cores", "cache_write", "embedding", "encoder_attention", "gather",
+    "layer_norm", "linear", "log_softmax", "num_threads", "packed", "path", "paths", "rms_norm", "rope", "scale",
+    "set_num_threads", "softcap", "torch_alone", "use_path", "using",
 ]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +22,18 @@ PATHS = ("reference", "generic", "avx2", "avx512", "neon")
 KERNELS: list[Kernel] = []
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}     # as in number.h
 _ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float}
+_WORDS = {"p": "Q", "n": "q", "i": "i4x", "f": "f4x"}               # as call_packed in simd.h reads them
+
+
+class Witness(Protocol):
+    def heard(self, kernel: Kernel, args: tuple[object, ...]) -> None:
+        """A call that has just been made."""
+
+
+class Thread(threading.local):
+    """What is kept for each thread apart."""
+
+    witness: Witness | None = None     # is told of the thread's calls
 
 
 class Kernel:
@@ -30,7 +45,9 @@ class Kernel:
     def __init__(self, name: str, signature: str) -> None:
         self.name = name
         self.argtypes = [_ARGUMENTS[letter] for letter in signature]
+        self.words = struct.Struct("<" + "".join(_WORDS[letter] for letter in signature))
         self.function: Callable[..., int] = self._missing
+        self.packed = 0                # address of the variant that takes its arguments as words
         KERNELS.append(self)
         if _path != "reference":
             self.bind(_path)
@@ -40,16 +57,25 @@ class Kernel:
 
     def bind(self, path: str) -> None:
         if path == "reference":
-            self.function = self._missing
+            self.function, self.packed = self._missing, 0
             return
         function = getattr(_library, f"penstock_{self.name}_{path}")
         function.argtypes = self.argtypes
         function.restype = ctypes.c_int32
         self.function = function
+        self.packed = ctypes.cast(getattr(_library, f"penstock_{self.name}_{path}_packed"), ctypes.c_void_p).value or 0
 
     def __call__(self, *args: object) -> None:
         if self.function(*args):
-            raise IndexError(f"{self.name}: an index points outside the tensor it selects from")
+            raise self.failure()
+        if thread.witness is not None:
+            thread.witness.heard(self, args)
+
+    def failure(self) -> IndexError:
+        return IndexError(f"{self.name}: an index points outside the tensor it selects from")
+
+    def pack(self, args: tuple[object, ...]) -> bytes:
+        return self.words.pack(*(0 if arg is None else arg for arg in args))
 
 
 def _load() -> ctypes.CDLL | None:
@@ -62,6 +88,8 @@ def _load() -> ctypes.CDLL | None:
     except OSError:
         return None
     library.penstock_paths.restype = ctypes.c_char_p
+    library.penstock_replay.restype = ctypes.c_int64
+    library.penstock_replay.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     return library
 
 
@@ -79,13 +107,14 @@ def path() -> str:
 
 def use_path(wanted: str) -> None:
     """Take this path from the next call on; results differ between paths in the last bits."""
-    global _path
+    global _path, changes
     if wanted not in PATHS:
         raise InvalidConfig(f"PENSTOCK_CPU={wanted!r} is not known: use one of {', '.join(PATHS)}, or leave it unset")
     if wanted not in paths():
         reason = "the compiled kernels are missing, run pip install ." if _library is None else "this CPU lacks it"
         raise InvalidConfig(f"PENSTOCK_CPU={wanted} cannot be used: {reason} (possible here: {', '.join(paths())})")
     _path = wanted
+    changes += 1
     for kernel in KERNELS:
         kernel.bind(wanted)
     if wanted == "reference":
@@ -135,6 +164,8 @@ def pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
+thread = Thread()
+changes = 0                            # of path or threads so far: what was recorded before them is void
 _library = _load()
 _path = "reference"
 use_path(os.environ.get("PENSTOCK_CPU") or paths()[-1])

@@ -21,6 +21,14 @@ def row_layout(x: Tensor) -> tuple[Tensor, Layout]:
     return x, (1, 0, 1, 0, x.shape[0])
 
 
+def check_residual(residual: Tensor | None, x: Tensor) -> Tensor | None:
+    if residual is None:
+        return None
+    if float32("residual", residual).shape != x.shape:
+        raise ValueError(f"residual has the shape {tuple(residual.shape)}, not {tuple(x.shape)}")
+    return residual.contiguous()
+
+
 def check_parameter(name: str, parameter: Tensor, width: int) -> Tensor:
     if float32(name, parameter).shape != (width,):
         raise ValueError(f"{name} has the shape {tuple(parameter.shape)}, not ({width},)")

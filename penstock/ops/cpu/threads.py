@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from penstock.errors import InvalidConfig
 from penstock.ops.cpu import library
@@ -25,11 +29,23 @@ def set_num_threads(count: int) -> int:
     """Share the work among this many threads, the caller's included; says how many there now are."""
     if not 1 <= count <= 256:
         raise InvalidConfig(f"num_threads={count} is out of range: it must be 1 to 256")
+    library.changes += 1
     return 1 if library._library is None else int(library._library.penstock_set_num_threads(count))
 
 
 def num_threads() -> int:
     return 1 if library._library is None else int(library._library.penstock_num_threads())
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """Inside the block torch computes on the calling thread only, so that its threads never compete with ours."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
 
 
 def _initial() -> int:

@@ -1,7 +1,8 @@
 #include "norm.h"
 
 KERNEL(layer_norm)(const float* x, int64_t num_outer, int64_t outer_stride, int64_t num_inner, int64_t inner_stride,
-                   int64_t width, const float* weight, const float* bias, float eps, float* out) {
+                   int64_t width, const float* weight, const float* bias, float eps, const float* residual,
+                   float* out) {
     using namespace penstock::PENSTOCK_PATH;
     parallel_for(num_outer * num_inner, 2 * width, [&](int64_t row) {
         const float* from = x + row / num_inner * outer_stride + row % num_inner * inner_stride;
@@ -11,6 +12,8 @@ KERNEL(layer_norm)(const float* x, int64_t num_outer, int64_t outer_stride, int6
         for (int64_t c = 0; c < width; c++) to[c] = (from[c] - mean) * factor * weight[c];
         if (bias != nullptr)
             for (int64_t c = 0; c < width; c++) to[c] = to[c] + bias[c];
+        if (residual != nullptr)
+            for (int64_t c = 0; c < width; c++) to[c] = residual[row * width + c] + to[c];
     });
     return kDone;
 }

@@ -14,102 +14,164 @@ namespace penstock {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr auto kSpin = std::chrono::microseconds(50);  // longer than the gap between two ops of one step
+constexpr auto kSpin = std::chrono::microseconds(100);  // longer than the gap between two ops of one step
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
 #endif
 }
 
-template <class Condition>
-bool spin_until(Condition condition) {
-    const auto end = std::chrono::steady_clock::now() + kSpin;
-    do {
-        for (int i = 0; i < 64; i++) {
-            if (condition()) return true;
-            pause();
-        }
-    } while (std::chrono::steady_clock::now() < end);
-    return false;
-}
-
-// A worker may come late to a job or miss it: the caller does what is left itself and waits only for those that joined.
-struct Pool {
-    std::mutex callers;                 // one parallel job at a time
-    std::mutex mutex;                   // guards what follows; the atomics are also read without it
-    std::condition_variable wake, done;
-    bool alive[kMaxThreads] = {};
-    std::atomic<int> target{1};         // threads, the caller among them
-    bool open = false;                  // the job takes workers
-    std::atomic<uint64_t> number{0};    // of the job; also grows with every change of target
-    std::atomic<int> joined{0};
-    void (*body)(void*, int64_t) = nullptr;
-    void* context = nullptr;
-    int64_t count = 0;
+// A thread's run of items; whoever finds his own exhausted takes from the others'.
+struct alignas(64) Share {
     std::atomic<int64_t> next{0};
+    int64_t end = 0;
+};
 
-    void take_items() {
-        for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(context, item);
+// A job is opened, worked on and closed by atomic steps on one word: the number of the job, whether workers may still
+// join it, and how many have. A worker may come late or miss the job: the caller does what is left itself and waits
+// only for those that joined. The mutex and the conditions serve only those that have waited long and fall asleep.
+struct Pool {
+    static constexpr uint64_t kJoined = 0xffff, kOpen = 0x10000;
+    static constexpr int kNumber = 17;                  // bits below the number of the job
+
+    alignas(64) std::atomic<uint64_t> state{0};
+    alignas(64) void (*body)(void*, int64_t) = nullptr; // of the job; written while nobody can have joined it
+    void* context = nullptr;
+    int threads = 1;
+    Share shares[kMaxThreads];
+
+    alignas(64) std::atomic<bool> taken{false};         // by a caller, or by a change of size
+    std::atomic<int> target{1};                         // threads, the caller among them
+    std::atomic<bool> crowded{false};                   // more threads than cores: waiting threads step aside
+    std::atomic<int> vigils{0};
+    std::atomic<int> num_asleep{0};
+    std::atomic<bool> caller_asleep{false};
+    std::mutex mutex;
+    std::condition_variable wake, done;
+    bool alive[kMaxThreads] = {};                       // guarded by the mutex
+
+    uint64_t number() const { return state.load() >> kNumber; }
+    bool joined() const { return (state.load(std::memory_order_acquire) & kJoined) != 0; }
+
+    template <class Condition>
+    bool spin_until(Condition condition, bool vigilant) {
+        auto end = std::chrono::steady_clock::now() + kSpin;
+        for (;;) {
+            for (int i = 0; i < 64; i++) {
+                if (condition()) return true;
+                if (crowded.load(std::memory_order_relaxed)) std::this_thread::yield();
+                else pause();
+            }
+            const auto now = std::chrono::steady_clock::now();
+            if (vigilant && vigils.load(std::memory_order_relaxed) > 0) end = now + kSpin;
+            if (now >= end) return false;
+        }
     }
 
     void work(int index) {
-        uint64_t seen = 0;
-        for (;;) {
-            spin_until([&] { return number.load(std::memory_order_acquire) != seen; });
-            std::unique_lock<std::mutex> lock(mutex);
-            wake.wait(lock, [&] { return number.load(std::memory_order_relaxed) != seen; });
-            seen = number.load(std::memory_order_relaxed);
-            if (index >= target) {
-                alive[index] = false;
-                return;
+        for (uint64_t seen = 0;;) {
+            await_change(seen);
+            const uint64_t now = state.load(std::memory_order_acquire);
+            seen = now >> kNumber;
+            if (index >= target.load() && retire(index)) return;
+            if (join(seen)) {
+                take_items(index);
+                leave();
             }
-            if (!open) continue;
-            joined.fetch_add(1, std::memory_order_relaxed);
-            lock.unlock();
-            take_items();
-            lock.lock();
-            if (joined.fetch_sub(1, std::memory_order_release) == 1) done.notify_one();
         }
     }
 
-    void run(int64_t items, void (*function)(void*, int64_t), void* argument) {
+    void await_change(uint64_t seen) {
+        while (!spin_until([&] { return state.load(std::memory_order_relaxed) >> kNumber != seen; }, true)) {
+            std::unique_lock<std::mutex> lock(mutex);
+            num_asleep.fetch_add(1);    // then look again: whoever changes something looks here afterwards
+            wake.wait(lock, [&] { return number() != seen || vigils.load() > 0; });
+            num_asleep.fetch_sub(1);
+        }
+    }
+
+    void rouse() {
+        if (num_asleep.load() == 0) return;
+        { std::lock_guard<std::mutex> lock(mutex); }
+        wake.notify_all();
+    }
+
+    bool join(uint64_t job) {
+        uint64_t now = state.load(std::memory_order_acquire);
+        while (now >> kNumber == job && (now & kOpen) != 0)
+            if (state.compare_exchange_weak(now, now + 1, std::memory_order_acquire)) return true;
+        return false;
+    }
+
+    void leave() {
+        if (((state.fetch_sub(1) - 1) & (kOpen | kJoined)) != 0 || !caller_asleep.load()) return;
+        { std::lock_guard<std::mutex> lock(mutex); }
+        done.notify_one();
+    }
+
+    void take_items(int index) {
+        for (int i = 0; i < threads; i++) {
+            Share& share = shares[(index + i) % threads];
+            while (share.next.load(std::memory_order_relaxed) < share.end) {
+                const int64_t item = share.next.fetch_add(1, std::memory_order_relaxed);
+                if (item < share.end) body(context, item);
+            }
+        }
+    }
+
+    void run(int64_t count, void (*function)(void*, int64_t), void* argument) {
+        body = function;
+        context = argument;
+        threads = target.load(std::memory_order_relaxed);
+        if (threads > count) threads = int(count);
+        for (int i = 0; i < threads; i++) {
+            shares[i].next.store(count * i / threads, std::memory_order_relaxed);
+            shares[i].end = count * (i + 1) / threads;
+        }
+        state.store((number() + 1) << kNumber | kOpen);
+        rouse();
+        take_items(0);
+        state.fetch_and(~kOpen);
+        if (!joined() || spin_until([&] { return !joined(); }, false)) return;
+        std::unique_lock<std::mutex> lock(mutex);
+        caller_asleep.store(true);
+        done.wait(lock, [&] { return (state.load() & kJoined) == 0; });
+        caller_asleep.store(false);
+    }
+
+    bool retire(int index) {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (index < target.load()) return false;
+        alive[index] = false;
+        return true;
+    }
+
+    int resize(int wanted) {
+        while (taken.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+        wanted = wanted < 1 ? 1 : wanted > kMaxThreads ? kMaxThreads : wanted;
         {
             std::lock_guard<std::mutex> lock(mutex);
-            body = function;
-            context = argument;
-            count = items;
-            next.store(0, std::memory_order_relaxed);
-            open = true;
-            number.fetch_add(1, std::memory_order_release);
-        }
-        wake.notify_all();
-        take_items();
-        std::unique_lock<std::mutex> lock(mutex);
-        open = false;
-        if (joined.load(std::memory_order_relaxed) == 0) return;
-        lock.unlock();
-        spin_until([&] { return joined.load(std::memory_order_acquire) == 0; });
-        lock.lock();
-        done.wait(lock, [&] { return joined.load(std::memory_order_relaxed) == 0; });
-    }
-
-    int resize(int threads) {
-        std::lock_guard<std::mutex> caller(callers);
-        std::lock_guard<std::mutex> lock(mutex);
-        target = threads < 1 ? 1 : threads > kMaxThreads ? kMaxThreads : threads;
-        for (int index = 1; index < target; index++) {
-            if (alive[index]) continue;
-            try {
-                std::thread([this, index] { work(index); }).detach();
-                alive[index] = true;
-            } catch (const std::system_error&) {
-                target = index;         // no more threads to be had: go on with those there are
+            target.store(wanted);
+            for (int index = 1; index < target.load(); index++) {
+                if (alive[index]) continue;
+                try {
+                    std::thread([this, index] { work(index); }).detach();
+                    alive[index] = true;
+                } catch (const std::system_error&) {
+                    target.store(index);    // no more threads to be had: go on with those there are
+                }
             }
+            const unsigned cores = std::thread::hardware_concurrency();
+            crowded.store(cores != 0 && unsigned(target.load()) > cores);
         }
-        number.fetch_add(1, std::memory_order_release);
-        wake.notify_all();
-        return target;
+        state.store((number() + 1) << kNumber);     // for those that must go
+        rouse();
+        const int reached = target.load();
+        taken.store(false, std::memory_order_release);
+        return reached;
     }
 };
 
@@ -135,14 +197,24 @@ struct Buffer {
 
 void run_items(int64_t count, void (*body)(void*, int64_t), void* context) {
     Pool& p = pool();
-    if (count > 1 && p.target > 1) {
-        std::unique_lock<std::mutex> caller(p.callers, std::try_to_lock);
-        if (caller.owns_lock()) return p.run(count, body, context);
+    if (count > 1 && p.target.load(std::memory_order_relaxed) > 1 &&
+        !p.taken.exchange(true, std::memory_order_acquire)) {
+        p.run(count, body, context);
+        p.taken.store(false, std::memory_order_release);
+        return;
     }
     for (int64_t item = 0; item < count; item++) body(context, item);
 }
 
-int num_threads() { return pool().target; }
+int num_threads() { return pool().target.load(std::memory_order_relaxed); }
+
+Vigil::Vigil() {
+    Pool& p = pool();
+    p.vigils.fetch_add(1);
+    p.rouse();
+}
+
+Vigil::~Vigil() { pool().vigils.fetch_sub(1); }
 
 void* scratch(size_t bytes, int place) {
     static thread_local Buffer buffers[2];
