@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.commands import bench, chat, info, models, run
+from penstock.commands import bench, chat, info, models, perplexity, run
 from penstock.commands.usage import Command
 from penstock.errors import PenstockError
 from penstock.interrupts import INTERRUPTED
@@ -28,6 +28,7 @@ app.command("list", cls=Command)(models.list_)
 app.command("rm", cls=Command)(models.rm)
 app.command("info", cls=Command)(info.info)
 app.add_typer(bench.app, name="bench")
+app.command("perplexity", cls=Command)(perplexity.perplexity)
 
 
 def _print_version(wanted: bool) -> None:

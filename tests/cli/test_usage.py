@@ -25,13 +25,14 @@ Options:
   -h, --help  Show this message and exit.
 
 Commands:
-  run    Answer one prompt; without one, at a terminal, chat.
-  chat   Talk with a model; /help lists what you can type.
-  pull   Fetch models without running them.
-  list   Show the models on this machine.
-  rm     Delete models from this machine.
-  info   Say what a model is; without one, what is installed here.
-  bench  Measure how fast a model runs here.
+  run         Answer one prompt; without one, at a terminal, chat.
+  chat        Talk with a model; /help lists what you can type.
+  pull        Fetch models without running them.
+  list        Show the models on this machine.
+  rm          Delete models from this machine.
+  info        Say what a model is; without one, what is installed here.
+  perplexity  Measure how well a model predicts a text.
+  bench       Measure how fast a model runs here.
 """
 
 
@@ -60,7 +61,8 @@ def test_the_module_is_the_command() -> None:
     assert done.returncode == 0 and done.stdout.startswith("penstock ")
 
 
-@pytest.mark.parametrize("command", [["run"], ["chat"], ["bench", "throughput"], ["bench", "latency"]])
+@pytest.mark.parametrize("command", [["run"], ["chat"], ["perplexity"], ["bench", "throughput"],
+                                     ["bench", "latency"]])
 def test_every_engine_option_is_a_flag(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--help"]) == 0
     text = capsys.readouterr().out
