@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +28,7 @@ from penstock.runner.runner import Runner
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
 Progress = Callable[[int, int], None]
+Made = TypeVar("Made")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -69,7 +71,7 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         settings = resolve(config, facts)
         if settings.max_model_len != spec.max_model_len:
             spec = spec_from_config(described, settings.max_model_len)
-        tokenizer = None if config.skip_tokenizer_init else _tokenizer(path, checkpoint, config)
+        tokenizer = None if config.skip_tokenizer_init else _aside(_tokenizer, path, checkpoint, config)
         cpu.set_num_threads(settings.threads)
         loaded = load_model(checkpoint, spec, dtype=DTYPES.get(settings.dtype), quantization=settings.quantization,
                             rounded=settings.activation_dtype == "int8", seed=settings.seed, dummy=dummy,
@@ -77,7 +79,8 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
     finally:
         if checkpoint:
             checkpoint.close()
-    return Assembly(path, spec, settings, generation, tokenizer, _engine(loaded, settings))
+    return Assembly(path, spec, settings, generation, tokenizer.result() if tokenizer else None,
+                    _engine(loaded, settings))
 
 
 def _engine(model: Decoder | Encoder, settings: Resolved) -> Engine:
@@ -91,6 +94,14 @@ def _engine(model: Decoder | Encoder, settings: Resolved) -> Engine:
                           max_num_batched_tokens=settings.max_num_batched_tokens,
                           policy=settings.scheduling_policy, capacity=settings.capacity)
     return Engine(scheduler, LocalExecutor(Runner(model, memory)))
+
+
+def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:
+    """Begin a call in a thread of its own: kernels that pack weights leave Python to it."""
+    thread = ThreadPoolExecutor(1)
+    begun = thread.submit(function, *values)
+    thread.shutdown(wait=False)
+    return begun
 
 
 def _tokenizer(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> Tokenizer:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import Field, fields
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -29,7 +32,7 @@ Command = Callable[..., Any]
 
 def engine_options(*left_out: str) -> Callable[[Command], Command]:
     """Add a flag for every engine option. The command receives those the user gave as `options: dict[str, Any]`."""
-    flags = [_flag(option) for option in fields(EngineConfig) if option.name not in left_out]
+    flags = [flag for flag in _flags() if flag.name not in left_out]
 
     def decorate(function: Command) -> Command:
         own = [value for name, value in _parameters(function).items() if name != "options"]
@@ -52,9 +55,14 @@ def _parameters(function: Command) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function, eval_str=True).parameters
 
 
-def _flag(option: Field[Any]) -> inspect.Parameter:
+@lru_cache(maxsize=1)
+def _flags() -> list[inspect.Parameter]:
+    kinds = get_type_hints(EngineConfig)
+    return [_flag(option, kinds[option.name]) for option in fields(EngineConfig)]
+
+
+def _flag(option: Field[Any], kind: Any) -> inspect.Parameter:
     """None stands for "not given", so that the engine's own default and its reason hold."""
-    kind = get_type_hints(EngineConfig)[option.name]
     dashed = option.name.replace("_", "-")
     flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
     default = "" if option.default is None else f" [default: {str(option.default).lower()}]"
@@ -90,9 +98,25 @@ def answer_params(llm: LLM, values: dict[str, Any]) -> SamplingParams:
 def open_llm(model: str, options: dict[str, Any]) -> LLM:
     from penstock.interrupts import final_interrupts
 
-    with final_interrupts():
-        from penstock.llm import LLM
-    return LLM(model, **options)
+    with _uncollected():
+        with final_interrupts():
+            from penstock.llm import LLM
+        return LLM(model, **options)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """What a command's process imports and loads first stays to its end: the garbage collector, which would go through
+    all of torch again and again, leaves it out. A process that has torch already is somebody else's."""
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def new_seed() -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers
@@ -50,23 +49,34 @@ def merges_of(texts: Sequence[str], scores: Sequence[float], origin: str) -> lis
     the text. Where scores are equal (the halvings of one piece; Llama's runs of spaces, which all have one score) the
     longer left half goes first: what has grown on the left grows on before anything begins on its right.
     """
+    longest = max(map(len, texts), default=0)
+    if longest > MAX_PIECE_CHARS:
+        raise InvalidModel(f"{origin}: a token of {longest} characters; the limit is {MAX_PIECE_CHARS}")
     known = set(texts)
+    order = sorted(range(len(texts)), key=scores.__getitem__, reverse=True)
+    pieces = [texts[id] for id in order]
     merges: list[tuple[str, str]] = []
-    for _, equals in groupby(sorted(zip(scores, texts), key=_by_score), key=_by_score):
-        begin, pieces = len(merges), [piece for _, piece in equals]
-        for piece in pieces:
-            if len(piece) > MAX_PIECE_CHARS:
-                raise InvalidModel(f"{origin}: a token of {len(piece)} characters; the limit is {MAX_PIECE_CHARS}")
-            for cut in range(len(piece) - 1, 0, -1):
-                if piece[:cut] in known and piece[cut:] in known:
-                    merges.append((piece[:cut], piece[cut:]))
-        if len(pieces) > 1:
-            merges[begin:] = sorted(merges[begin:], key=lambda pair: -len(pair[0]))
-    return merges
+    done = 0
+    for begin, end in _ties([scores[id] for id in order]):
+        merges += _halvings(pieces[done:begin], known)
+        merges += sorted(_halvings(pieces[begin:end], known), key=lambda pair: -len(pair[0]))
+        done = end
+    return merges + _halvings(pieces[done:], known)
 
 
-def _by_score(scored: tuple[float, str]) -> float:
-    return -scored[0]
+def _ties(values: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """Where two or more equal values stand next to each other."""
+    end = 0
+    for at in range(1, len(values)):
+        if at >= end and values[at] == values[at - 1]:
+            end = next((i for i in range(at, len(values)) if values[i] != values[at]), len(values))
+            yield at - 1, end
+
+
+def _halvings(pieces: Sequence[str], known: set[str]) -> list[tuple[str, str]]:
+    """The right half is looked up first: it is the one that more often is no piece."""
+    return [(left, right) for piece in pieces for cut in range(len(piece) - 1, 0, -1)
+            if (right := piece[cut:]) in known and (left := piece[:cut]) in known]
 
 
 def build(pieces: Pieces, origin: str) -> Backend:
