@@ -33,6 +33,7 @@ install: .venv/installed  ## make .venv and install Penstock into it, kernels in
 .venv/installed: .venv/dependencies $(KERNELS) $(PACKAGES)
 	@echo "building Penstock"
 	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(BIN)/python -m compileall -q penstock
 	@touch $@
 
 run: export PROMPT := $(PROMPT)

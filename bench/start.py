@@ -1,4 +1,4 @@
-"""How long until the first token: `python -m bench.start [MODEL]`.
+"""How long until the first token: `python -m bench.start [MODEL] [options of penstock run]`.
 
 A round starts `penstock run` in a fresh process and waits for the first byte of the answer. Further processes run the
 same command with a clock around each part of the start. Parts overlap: the tokenizer is built while weights load.
@@ -19,14 +19,15 @@ from typing import Any
 
 PROMPT = "Why is the sky blue?"
 IMPORTS = "commands", "torch", "engine"
-PARTS = {       # name of a part → the function that does it
-    "files": "penstock.assemble.open_checkpoint",
-    "tokenizer": "penstock.assemble._tokenizer",
-    "weights": "penstock.assemble.load_model",
-    "cache": "penstock.assemble._engine",
-    "prompt": "penstock.intake.Intake.encode_messages",
-    "first step": "penstock.engine.engine.Engine.step",
-}
+PARTS = [       # what a part is called, and the function that does it
+    ("files", "penstock.assemble.open_checkpoint"),
+    ("tokenizer", "penstock.assemble._tokenizer"),
+    ("weights", "penstock.assemble.load_model"),
+    ("cache", "penstock.assemble._engine"),
+    ("prompt", "penstock.intake.Intake.encode"),
+    ("prompt", "penstock.intake.Intake.encode_messages"),
+    ("first step", "penstock.engine.engine.Engine.step"),
+]
 Spans = dict[str, tuple[float, float]]      # seconds from the start of the process
 
 
@@ -35,8 +36,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--repeat", type=int, default=5, help="rounds [default: 5]")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    chosen = parser.parse_args(words)
-    rounds = [(first_byte_s(chosen.model), spans(chosen.model)) for _ in range(chosen.repeat)]
+    chosen, options = parser.parse_known_args(words)
+    command = ["run", chosen.model, PROMPT, "--max-tokens=1", "--temperature=0", *options]
+    rounds = [(first_byte_s(command), spans(command)) for _ in range(chosen.repeat)]
     times = [seconds for seconds, _ in rounds]
     parts = _medians([found for _, found in rounds])
     if chosen.json:
@@ -50,30 +52,30 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def first_byte_s(model: str) -> float:
-    command = [sys.executable, "-u", "-m", "penstock", "run", model, PROMPT, "--max-tokens=4", "--temperature=0"]
+def first_byte_s(words: Sequence[str]) -> float:
+    command = [sys.executable, "-m", "penstock", *words]
     begin = time.monotonic()
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
         byte = process.stdout.read(1)
         seconds = time.monotonic() - begin
-        errors = process.stderr.read()
+        errors = process.stderr.read().decode()
     if not byte:
-        raise SystemExit(f"error: penstock run {model} gave no answer: {errors.decode()}")
+        raise SystemExit(errors.strip())
     return seconds
 
 
-def spans(model: str) -> Spans:
+def spans(words: Sequence[str]) -> Spans:
     """The parts of one start, in the order in which they begin."""
-    command = [sys.executable, "-c", f"from bench.start import child; child({model!r}, {time.monotonic()!r})"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    code = f"from bench.start import child; child({list(words)!r}, {time.monotonic()!r})"
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"error: {done.stderr.strip()}")
+        raise SystemExit(done.stderr.strip())
     found: Spans = json.loads(done.stderr.splitlines()[-1])
-    return found
+    return dict(sorted(found.items(), key=lambda span: span[1]))
 
 
-def child(model: str, begin: float) -> None:
+def child(words: list[str], begin: float) -> None:
     """Run the command in this process; the spans go to standard error. The monotonic clock is the machine's own."""
     found: Spans = {"python": (0.0, time.monotonic() - begin)}
 
@@ -89,10 +91,10 @@ def child(model: str, begin: float) -> None:
 
     for name, module in zip(IMPORTS, ("penstock.cli", "torch", "penstock.llm")):
         timed(name, import_module)(module)
-    for name, path in PARTS.items():
+    for name, path in PARTS:
         owner, attribute = _owner(path)
         setattr(owner, attribute, timed(name, getattr(owner, attribute)))
-    status = import_module("penstock.cli").main(["run", model, PROMPT, "--max-tokens=1", "--temperature=0"])
+    status = import_module("penstock.cli").main(words)
     print(json.dumps(found), file=sys.stderr)
     sys.exit(status)
 
