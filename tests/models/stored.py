@@ -29,6 +29,9 @@ class Stored:
     def tensor(self, name: str) -> torch.Tensor:
         return self.tensors[name]
 
+    def stored(self, name: str) -> None:
+        return None
+
     def tokenizer_source(self) -> Path:
         return self.path
 
