@@ -64,9 +64,13 @@ class PackedWeight:
 
     @classmethod
     def empty(cls, format: Format, num_out: int, width: int) -> PackedWeight:
+        """Room for the matrix, to be written."""
         panels, groups = -(-num_out // LANES), -(-width // GROUP)
-        planes = {name: torch.zeros(panels, -(-groups // SUPER) if name == "supers" else groups, size,
+        planes = {name: torch.empty(panels, -(-groups // SUPER) if name == "supers" else groups, size,
                                     dtype=torch.uint8) for name, size in format.plane_bytes.items()}
+        if num_out % LANES:
+            for plane in planes.values():
+                plane[-1].zero_()      # outputs that fill up the last panel
         return cls(format, num_out, width, **planes)
 
     @property
