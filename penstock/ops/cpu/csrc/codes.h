@@ -83,7 +83,7 @@ ALWAYS_INLINE void load_pair(const Panel<F>& panel, int64_t group, int j, Bytes 
 }
 
 // Codes of `Bits` bits in quads [first, first + Count) of a group times the rows' activations, less the offset: the
-// exact integer sums of R rows by N panels. load(n, j, even, odd) gives the quads 2j and 2j + 1 of panel n.
+// exact integer sums of R rows by N panels. load.pair(n, j, even, odd) gives the quads 2j and 2j + 1 of panel n.
 #if defined(__AVX512F__)
 template <int Bits, int Offset, int Count, int R, int N, class Load>
 ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, int first, const Load& load,
@@ -94,7 +94,7 @@ ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, i
 #pragma GCC unroll 4
     for (int j = first / 2; j < (first + Count) / 2; j++) {
         Bytes even[N][1], odd[N][1];
-        for (int n = 0; n < N; n++) load(n, j, even[n], odd[n]);
+        for (int n = 0; n < N; n++) load.pair(n, j, even[n], odd[n]);
         const int32_t *x = quads + 2 * j * R, *y = x + R;
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++)
@@ -109,32 +109,46 @@ ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, i
     }
 }
 #elif defined(__AVX2__)
+// One quad of every panel times R rows: added to sums of 16 bits, or the start of them.
+template <int R, int N>
+ALWAYS_INLINE void add_products(const Bytes (&codes)[N][kParts], const int32_t* x, bool start,
+                                __m256i (&sums)[R][N][kParts]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const __m256i value = _mm256_set1_epi32(x[r]);
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++)
+#pragma GCC unroll 2
+            for (int i = 0; i < kParts; i++) {
+                const __m256i product = _mm256_maddubs_epi16(codes[n][i], value);
+                sums[r][n][i] = start ? product : _mm256_add_epi16(sums[r][n][i], product);
+            }
+    }
+}
+
 // Products are summed in 16 bits as long as they are sure to fit, kRun pairs of quads, then widened.
 template <int Bits, int Offset, int Count, int R, int N, class Load>
 ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, int first, const Load& load,
-                      Words (&total)[R][N][kParts]) {
+                             Words (&total)[R][N][kParts]) {
     constexpr int kFitting = Bits == 4 ? 4 : Bits == 5 ? 2 : 1, kRun = kFitting < Count / 2 ? kFitting : Count / 2;
     const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
     for (int begin = first / 2; begin < (first + Count) / 2; begin += kRun) {
         __m256i sums[R][N][kParts];
 #pragma GCC unroll 4
-        for (int j = 0; j < kRun; j++) {
-            Bytes codes[2][N][kParts];
-            for (int n = 0; n < N; n++) load(n, begin + j, codes[0][n], codes[1][n]);
+        for (int j = begin; j < begin + kRun; j++) {
+            if constexpr (Load::kByQuad) {      // fewer registers hold codes than for a pair
 #pragma GCC unroll 2
-            for (int k = 0; k < 2; k++) {
-                const int32_t* x = quads + (2 * (begin + j) + k) * R;
-#pragma GCC unroll 8
-                for (int r = 0; r < R; r++) {
-                    const __m256i value = _mm256_set1_epi32(x[r]);
-#pragma GCC unroll 4
-                    for (int n = 0; n < N; n++)
-#pragma GCC unroll 2
-                        for (int i = 0; i < kParts; i++) {
-                            const __m256i product = _mm256_maddubs_epi16(codes[k][n][i], value);
-                            sums[r][n][i] = j + k == 0 ? product : _mm256_add_epi16(sums[r][n][i], product);
-                        }
+                for (int k = 0; k < 2; k++) {
+                    Bytes codes[N][kParts];
+                    for (int n = 0; n < N; n++) load.quad(n, 2 * j + k, codes[n]);
+                    add_products(codes, quads + (2 * j + k) * R, j == begin && k == 0, sums);
                 }
+            } else {
+                Bytes even[N][kParts], odd[N][kParts];
+                for (int n = 0; n < N; n++) load.pair(n, j, even[n], odd[n]);
+                add_products(even, quads + 2 * j * R, j == begin, sums);
+                add_products(odd, quads + (2 * j + 1) * R, false, sums);
             }
         }
         const bool start = begin == first / 2;
@@ -158,7 +172,7 @@ ALWAYS_INLINE void dot_bytes(const int32_t* quads, const Load& load, Words (&tot
 #pragma GCC unroll 4
     for (int j = 0; j < kQuads / 2; j++) {
         Bytes codes[2][N][kParts];
-        for (int n = 0; n < N; n++) load(n, j, codes[0][n], codes[1][n]);
+        for (int n = 0; n < N; n++) load.pair(n, j, codes[0][n], codes[1][n]);
 #pragma GCC unroll 2
         for (int k = 0; k < 2; k++)
 #pragma GCC unroll 4
@@ -184,7 +198,7 @@ ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, i
             for (int i = 0; i < kParts; i++) total[r][n][i] = Words{} + (Offset && Bits < 8 ? corrections[r] : 0);
     for (int j = first / 2; j < (first + Count) / 2; j++) {
         Bytes codes[2][N][kParts];
-        for (int n = 0; n < N; n++) load(n, j, codes[0][n], codes[1][n]);
+        for (int n = 0; n < N; n++) load.pair(n, j, codes[0][n], codes[1][n]);
         for (int k = 0; k < 2; k++)
             for (int r = 0; r < R; r++) {
                 const int32_t word = quads[(2 * j + k) * R + r];

@@ -26,7 +26,7 @@ inline void add_bias(const Finish& finish, int64_t output, int64_t count, float*
 }
 
 // Writes the outputs of one panel for one row; `gate` and `up` are a panel's sums, `up` used only if gated.
-inline void write_panel(const Finish& finish, int64_t row, int64_t panel, float* gate, float* up) {
+__attribute__((noinline)) static void write_panel(const Finish& finish, int64_t row, int64_t panel, float* gate, float* up) {
     const int64_t begin = panel * kLanes, count = smaller(kLanes, finish.num_out - begin);
     add_bias(finish, begin, count, gate);
     if (finish.gated) add_bias(finish, finish.num_out + begin, count, up);

@@ -49,6 +49,10 @@ struct Spread {
             odd[i] = load_codes(from + kQuadBytes + i * sizeof(Bytes));
         }
     }
+    void quad(int64_t group, int quad, Bytes (&to)[kParts]) const {
+        const uint8_t* from = codes + (group * kQuads + quad) * kQuadBytes;
+        for (int i = 0; i < kParts; i++) to[i] = load_codes(from + i * sizeof(Bytes));
+    }
     void scales(int, int64_t group, int set, int part, Vec (&to)[kParts]) const {
         load_group(params + group * kParams + (set * kFields + part) * kLanes, to);
     }
@@ -57,12 +61,25 @@ struct Spread {
     }
 };
 
+// A source's codes of one group.
+template <class Source>
+struct GroupLoad {
+    static constexpr bool kByQuad = Source::kOnes == 0;
+    const Source& source;
+    int64_t group;
+
+    ALWAYS_INLINE void pair(int n, int j, Bytes (&even)[kParts], Bytes (&odd)[kParts]) const {
+        source.pair(n, group, j, even, odd);
+    }
+    ALWAYS_INLINE void quad(int, int quad, Bytes (&to)[kParts]) const { source.quad(group, quad, to); }
+};
+
 // Exact sums of products of one set of a group: of the call's rows, and of the row of ones where there is one.
 template <int R, int N, class Source>
 ALWAYS_INLINE void dot_set(const Source& source, const Rounded& x, int64_t g, int set, Words (&total)[R][N][kParts]) {
     using F = typename Source::Format;
     constexpr int kCount = kQuads / F::kScales;
-    const auto load = [&](int n, int j, Bytes (&even)[kParts], Bytes (&odd)[kParts]) { source.pair(n, g, j, even, odd); };
+    const GroupLoad<Source> load = {source, g};
 #if defined(__AVX2__) && !defined(__AVX512F__)
     if constexpr (F::kCodeBits == 8) return dot_bytes(x.quads + g * kQuads * R, load, total);
 #endif
