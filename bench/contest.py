@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +64,16 @@ class Contest:
         self._given_up: set[tuple[int, str, bool]] = set()
         try:
             for index, entry in enumerate(self.entries):
-                self._attempt(index, entry, lambda index=index, entry=entry: self._load(index, entry))
+                self._attempt(index, entry, partial(self._load, index, entry))
             for case in self.cases:
                 self._each(case, self._warm_up)
             for number in range(self.settings.repeat):
                 for case in self.cases:
-                    self._each(case, lambda *turn, number=number: self._measure(*turn, number=number), number)
+                    self._each(case, partial(self._measure, number), number)
                 self._tools(number)
             for index, entry in enumerate(self.entries):
                 if entry.engine.name == "penstock":
-                    self._attempt(index, entry, lambda index=index, entry=entry: self._host(index, entry))
+                    self._attempt(index, entry, partial(self._host, index, entry))
         finally:
             for process in self._processes.values():
                 process.close()
@@ -94,8 +95,7 @@ class Contest:
             self.note(f"{entry.file} {case.name} {entry.engine.name}")
             if index in self._processes and (index, case.name, by_hand) not in self._given_up:
                 time.sleep(self.settings.pause_s)       # for the threads of the one before to fall asleep
-                if not self._attempt(index, entry, lambda index=index, entry=entry, by_hand=by_hand: turn(
-                        index, entry, case, by_hand), case):
+                if not self._attempt(index, entry, partial(turn, index, entry, case, by_hand), case):
                     self._given_up.add((index, case.name, by_hand))
             self.advance(1)
 
@@ -135,7 +135,7 @@ class Contest:
     def _warm_up(self, index: int, entry: Entry, case: Case, by_hand: bool) -> None:
         self._ask(index, entry, case.warm_up(), by_hand, f"{self.settings.seed}/warm-up")
 
-    def _measure(self, index: int, entry: Entry, case: Case, by_hand: bool, number: int) -> None:
+    def _measure(self, number: int, index: int, entry: Entry, case: Case, by_hand: bool) -> None:
         seed = f"{self.settings.seed}/{number}"
         result = self._ask(index, entry, case, by_hand, seed)
         engine = entry.engine.name + ("-by-hand" if by_hand else "")

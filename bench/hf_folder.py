@@ -28,8 +28,7 @@ def write(folder: Path, source: Path, progress: Callable[[int, int], None]) -> N
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = checkpoint.config | {"torch_dtype": str(dtype).removeprefix("torch.")}
     _dump(folder / "config.json", config)
-    ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
-    _dump(folder / "generation_config.json", ends)
+    _dump(folder / "generation_config.json", {key: value for key, value in config.items() if key.endswith("_token_id")})
     vocabulary = read_vocabulary(checkpoint.tokenizer_source())            # type: ignore[arg-type]
     (folder / "tokenizer.json").write_text(vocabulary.backend.to_str(), encoding="utf-8")
     _dump(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.named})

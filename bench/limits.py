@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,14 @@ def measure(threads: int, cpu: str, megabytes: list[int], seconds: float) -> dic
     return limits | {"threads": threads}
 
 
-def read_limit(limits: dict[str, Any], num_bytes: float) -> float | None:
+def read_limit(limits: Mapping[str, Any], num_bytes: float) -> float | None:
     """GB/s for a working set of so many bytes: what was measured for the next larger one."""
     speeds = {int(size): speed for size, speed in limits.get("read_gb_per_s", {}).items()}
     fitting = [size for size in speeds if size * 1e6 >= num_bytes]
     return speeds[min(fitting)] if fitting else speeds.get(max(speeds, default=0))
 
 
-def operation_limit(limits: dict[str, Any], kind: str) -> float | None:
+def operation_limit(limits: Mapping[str, Any], kind: str) -> float | None:
     """The highest peak of a kind ("dot" or "fma"), in 1e9 operations per second."""
     return max((value for name, value in limits.items() if name.startswith(kind + "_")), default=None)
 

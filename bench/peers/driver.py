@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 ROOM = 64                       # tokens of context beyond what the longest case needs
+MOST_WORDS = 300                # characters of an error
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def serve(load: Callable[[Load], Peer]) -> None:
             answer["ok"] = True
         except Exception as error:              # an engine may raise anything; the harness goes on without it
             traceback.print_exc()
-            answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+            answer = {"ok": False, "error": " ".join(f"{type(error).__name__}: {error}".split())[:MOST_WORDS]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     answers.close()

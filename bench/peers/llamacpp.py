@@ -7,9 +7,12 @@ its own for each sequence (f16), flash attention as llama.cpp decides, prompts o
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 from bench.peers.driver import ROOM, Load, Run, Watch, serve
+
+LOG_ERROR = 4
 
 
 class LlamaCpp:
@@ -18,6 +21,8 @@ class LlamaCpp:
 
         self.api = llama_cpp
         self.threads = load.threads
+        self._log = llama_cpp.llama_log_callback(_errors_only)
+        llama_cpp.llama_log_set(self._log, None)
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(load.path.encode(), llama_cpp.llama_model_default_params())
         if not self.model:
@@ -26,6 +31,7 @@ class LlamaCpp:
         self.unified = bool(load.options.get("kv_unified", False))
         self.shape: tuple[int, int] | None = None
         self.context: Any = None
+        self.batch: Any = None
 
     def facts(self) -> dict[str, Any]:
         return {"version": self.api.__version__, "system": self.api.llama_print_system_info().decode().strip(),
@@ -110,6 +116,11 @@ class LlamaCpp:
         logits = ctypes.cast(self.api.llama_get_logits(self.context), ctypes.POINTER(ctypes.c_float))
         rows: list[int] = np.ctypeslib.as_array(logits, (count, self.num_vocab)).argmax(axis=1).tolist()
         return rows
+
+
+def _errors_only(level: int, text: bytes, data: Any) -> None:
+    if level == LOG_ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
 
 
 if __name__ == "__main__":

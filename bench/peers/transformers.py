@@ -18,7 +18,7 @@ class Transformers:
         from transformers import AutoModelForCausalLM
 
         self.dtype = load.options.get("dtype") or best_dtype(load.cpu)
-        self.model = AutoModelForCausalLM.from_pretrained(load.path, dtype=getattr(torch, self.dtype)).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(load.path, dtype=getattr(torch, self.dtype))
         self.model.generation_config.eos_token_id = None
         self.model.generation_config.pad_token_id = 0
 
