@@ -40,6 +40,7 @@ class Settings:
     repeat: int
     pause_s: float
     seed: int
+    skip: frozenset[tuple[str, str]]                # (model or engine, case)
     work: Path
     options: Mapping[str, Mapping[str, Any]]        # by engine
 
@@ -79,17 +80,18 @@ class Contest:
                 process.close()
 
     def num_turns(self) -> int:
-        return sum(2 if self._by_hand(entry, case) else 1 for entry in self.entries for case in self.cases) * (
-            1 + self.settings.repeat)
+        return sum(len(self._turns(case)) for case in self.cases) * (1 + self.settings.repeat)
 
-    @staticmethod
-    def _by_hand(entry: Entry, case: Case) -> bool:
-        return entry.engine.name == "llamacpp" and case.num_shared > 0
+    def _turns(self, case: Case) -> list[tuple[int, Entry, bool]]:
+        """Who runs a case; llama.cpp twice where a prefix can be shared by hand."""
+        entries = [(index, entry) for index, entry in enumerate(self.entries)
+                   if not self.settings.skip & {(entry.model, case.name), (entry.engine.name, case.name)}]
+        return [(index, entry, by_hand) for index, entry in entries
+                for by_hand in ([False, True] if entry.engine.name == "llamacpp" and case.num_shared else [False])]
 
     def _each(self, case: Case, turn: Callable[[int, Entry, Case, bool], None], number: int = 0) -> None:
         """Every engine's turn at a case; each round begins with another one."""
-        turns = [(index, entry, by_hand) for index, entry in enumerate(self.entries)
-                 for by_hand in ([False, True] if self._by_hand(entry, case) else [False])]
+        turns = self._turns(case)
         start = number % max(1, len(turns))
         for index, entry, by_hand in turns[start:] + turns[:start]:
             self.note(f"{entry.file} {case.name} {entry.engine.name}")

@@ -50,8 +50,8 @@ def run(chosen: argparse.Namespace, output: Path) -> Document:
     absent = {name: note for name in chosen.engines if (note := places.absence(ENGINES[name], chosen.cpu))}
     work = chosen.folder / "work"
     work.mkdir(parents=True, exist_ok=True)
-    settings = Settings(chosen.cpu, chosen.threads, chosen.repeat, chosen.pause, chosen.seed, work,
-                        engine_options(chosen))
+    settings = Settings(chosen.cpu, chosen.threads, chosen.repeat, chosen.pause, chosen.seed, chosen.skip,
+                        work, engine_options(chosen))
     with _Bar() as bar:
         entries, files = _entries(chosen, absent, bar)
         bar.note("measuring the machine's limits")
@@ -98,7 +98,7 @@ def _header(chosen: argparse.Namespace, absent: dict[str, str], files: dict[str,
     return {"schema": 1, "complete": False, "quick": chosen.quick, "started": _now(), "cpu_mode": chosen.cpu,
             "threads": chosen.threads, "repeat": chosen.repeat, "seed": chosen.seed, **limits.commit(ROOT),
             "machine": limits.machine(), "load_average": os.getloadavg()[0], "notes": chosen.note, "absent": absent,
-            "not_held_to_cpu_mode": loose, "options": engine_options(chosen), "files": files, "engines": {},
+            "not_held_to_cpu_mode": loose, "skipped": sorted(map(":".join, chosen.skip)), "options": engine_options(chosen), "files": files, "engines": {},
             "samples": [], "host": [], "failures": []}
 
 
@@ -109,7 +109,7 @@ def _gather(document: Document, contest: Contest, cases: Sequence[Case], files: 
     document["failures"] += contest.failures
     document["summary"] = summarize(document["samples"], {case.name: case for case in cases}, files, document["limits"])
     document["llama_bench"] = tool_checks(document["samples"])
-    document["targets"] = target_rows(document["summary"])
+    document["targets"] = [] if document["quick"] else target_rows(document["summary"])
 
 
 def _write(path: Path, document: Document) -> None:

@@ -113,6 +113,8 @@ def _checks(document: Row) -> str:
 def _notes(document: Row) -> str:
     notes = [*document["notes"]]
     notes += [f"{ENGINE_TITLES[name]} was skipped: {why}." for name, why in document["absent"].items()]
+    if document["skipped"]:
+        notes.append(f"Left out: {', '.join(document['skipped'])}.")
     notes += [f"{ENGINE_TITLES[name]} was not held to {document['cpu_mode']}: {why}."
               for name, why in document["not_held_to_cpu_mode"].items()]
     notes += [f"{f['engine']} failed on {f['file']}{', ' + f['case'] if f['case'] else ''}: {f['error']}"

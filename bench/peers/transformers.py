@@ -15,10 +15,8 @@ class Transformers:
         if load.cpu == "avx2":
             hold_to_avx2()
         torch.set_num_threads(load.threads)
-        from transformers import AutoModelForCausalLM
-
         self.dtype = load.options.get("dtype") or best_dtype(load.cpu)
-        self.model = AutoModelForCausalLM.from_pretrained(load.path, dtype=getattr(torch, self.dtype))
+        self.model = _model(load.path, getattr(torch, self.dtype))
         self.model.generation_config.eos_token_id = None
         self.model.generation_config.pad_token_id = 0
 
@@ -38,6 +36,12 @@ class Transformers:
             self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, use_cache=True,
                                 max_new_tokens=run.num_output, streamer=streamer)
         return streamer.watch
+
+
+def _model(path: str, dtype: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
 
 
 class _Streamer:
