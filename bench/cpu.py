@@ -98,7 +98,8 @@ def _header(chosen: argparse.Namespace, absent: dict[str, str], files: dict[str,
     return {"schema": 1, "complete": False, "quick": chosen.quick, "started": _now(), "cpu_mode": chosen.cpu,
             "threads": chosen.threads, "repeat": chosen.repeat, "seed": chosen.seed, **limits.commit(ROOT),
             "machine": limits.machine(), "load_average": os.getloadavg()[0], "notes": chosen.note, "absent": absent,
-            "not_held_to_cpu_mode": loose, "skipped": sorted(map(":".join, chosen.skip)), "options": engine_options(chosen), "files": files, "engines": {},
+            "not_held_to_cpu_mode": loose, "skipped": sorted(map(":".join, chosen.skip)),
+            "options": engine_options(chosen), "files": files, "engines": {},
             "samples": [], "host": [], "failures": []}
 
 
