@@ -18,6 +18,8 @@ def draw(document: Row, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"        # text, not outlines of letters
+    matplotlib.rcParams["svg.hashsalt"] = "penstock"    # the same picture is the same file
     from matplotlib import pyplot
 
     rows = document["summary"]
@@ -43,6 +45,10 @@ def draw(document: Row, path: Path) -> None:
     pyplot.close(figure)
 
 
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _panel(panel: Any, names: list[tuple[str, str]], found: dict[tuple[str, str], Row]) -> None:
     for at, name in enumerate(names):
         row = found.get(name)
@@ -50,7 +56,7 @@ def _panel(panel: Any, names: list[tuple[str, str]], found: dict[tuple[str, str]
             continue
         spread = [[row["median"] - row["low"]], [row["high"] - row["median"]]]
         panel.barh(at, row["median"], color=COLOURS.get(name[0], OTHER), xerr=spread, error_kw={"linewidth": 0.8})
-        panel.text(row["high"], at, f" {row['median']:.3g}", va="center", fontsize=6.5)
+        panel.text(row["high"], at, f" {_short(row['median'])}", va="center", fontsize=6.5)
     panel.set_yticks(range(len(names)))
     panel.set_ylim(len(names) - 0.4, -0.6)
     panel.margins(x=0.25)
