@@ -15,6 +15,7 @@ from typing import Any
 from bench.cases import Case, WrongLength, longest
 from bench.engines import Engine, Places
 from bench.process import EngineFailed, Process
+from bench.quiet import REST_S, busy_share
 from bench.summary import TOOL
 
 Row = dict[str, Any]
@@ -47,7 +48,7 @@ class Settings:
 
 @dataclass
 class Contest:
-    """Everything that is learnt about one model goes into `samples`, `facts`, `hosts` and `failures`."""
+    """Everything that is learnt about one model goes into the lists and `facts`."""
 
     entries: Sequence[Entry]
     cases: Sequence[Case]
@@ -58,6 +59,7 @@ class Contest:
     samples: list[Row] = field(default_factory=list)
     facts: dict[str, Row] = field(default_factory=dict)
     hosts: list[Row] = field(default_factory=list)
+    rests: list[Row] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
 
     def run(self) -> None:
@@ -69,6 +71,7 @@ class Contest:
             for case in self.cases:
                 self._each(case, self._warm_up)
             for number in range(self.settings.repeat):
+                self._look_around(number)
                 for case in self.cases:
                     self._each(case, partial(self._measure, number), number)
                 self._tools(number)
@@ -78,6 +81,13 @@ class Contest:
         finally:
             for process in self._processes.values():
                 process.close()
+
+    def _look_around(self, number: int) -> None:
+        """Whether anything else runs here; engines that do not sleep when they have nothing to do show as well."""
+        self.note("at rest")
+        time.sleep(self.settings.pause_s)
+        self.rests.append({"model": self.entries[0].model, "round": number,
+                           "busy_share": busy_share(REST_S if self.settings.pause_s else 0.1)})
 
     def num_turns(self) -> int:
         return sum(len(self._turns(case)) for case in self.cases) * (1 + self.settings.repeat)

@@ -100,13 +100,14 @@ def _header(chosen: argparse.Namespace, absent: dict[str, str], files: dict[str,
             "machine": limits.machine(), "load_average": os.getloadavg()[0], "notes": chosen.note, "absent": absent,
             "not_held_to_cpu_mode": loose, "skipped": sorted(map(":".join, chosen.skip)),
             "options": engine_options(chosen), "files": files, "engines": {},
-            "samples": [], "host": [], "failures": []}
+            "samples": [], "host": [], "rest": [], "failures": []}
 
 
 def _gather(document: Document, contest: Contest, cases: Sequence[Case], files: dict[str, Any]) -> None:
     document["samples"] += contest.samples
     document["engines"] |= contest.facts
     document["host"] += contest.hosts
+    document["rest"] += contest.rests
     document["failures"] += contest.failures
     document["summary"] = summarize(document["samples"], {case.name: case for case in cases}, files, document["limits"])
     document["llama_bench"] = tool_checks(document["samples"])

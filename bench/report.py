@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bench.cases import TITLES
 from bench.engines import ENGINES
+from bench.quiet import BUSY
 
 Row = dict[str, Any]
 ENGINE_TITLES = {name: engine.title for name, engine in ENGINES.items()} | {
@@ -112,6 +114,10 @@ def _checks(document: Row) -> str:
 
 def _notes(document: Row) -> str:
     notes = [*document["notes"]]
+    busy = [rest["busy_share"] for rest in document["rest"] if rest["busy_share"] is not None]
+    if busy and statistics.median(busy) > BUSY:
+        notes.append(f"**The machine was busy while all engines rested ({100 * statistics.median(busy):.0f} % of its "
+                     "cores): these figures are not to be trusted.**")
     notes += [f"{ENGINE_TITLES[name]} was skipped: {why}." for name, why in document["absent"].items()]
     if document["skipped"]:
         notes.append(f"Left out: {', '.join(document['skipped'])}.")

@@ -131,7 +131,9 @@ def test_the_table_says_when_a_run_is_no_measurement() -> None:
     document = {"machine": {"cpu": "a CPU", "cores": 2}, "threads": 2, "repeat": 1, "started": "2026-01-01",
                 "commit": None, "cpu_mode": "avx2", "changed": False, "quick": True, "complete": False,
                 "limits": {"absent": "no compiler"}, "host": [], "notes": ["a note"], "absent": {"vllm": "not there"},
-                "failures": [], "engines": {}, "not_held_to_cpu_mode": {}, "skipped": [], "summary": []}
+                "failures": [], "engines": {}, "not_held_to_cpu_mode": {}, "skipped": [], "summary": [],
+                "rest": [{"busy_share": 0.0}, {"busy_share": 0.4}, {"busy_share": 0.5}]}
     text = markdown(document)
-    for part in ("not a measurement", "did not come to its end", "vllm-cpu was skipped: not there", "a note"):
+    for part in ("not a measurement", "did not come to its end", "vllm-cpu was skipped: not there", "a note",
+                 "busy while all engines rested (40 %"):
         assert part in text
