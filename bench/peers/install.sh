@@ -31,9 +31,7 @@ library() {                         # INSTRUCTION-SET SOURCE CMAKE-OPTION...
 
 llamacpp() {
     environment llamacpp numpy jinja2 diskcache typing-extensions
-    "$dir/llamacpp/bin/python" -m pip download -q --no-deps --no-binary :all: --no-build-isolation -d "$dir/llamacpp" \
-        llama-cpp-python || "$dir/llamacpp/bin/python" -m pip download -q --no-deps --no-binary :all: -d "$dir/llamacpp" \
-        llama-cpp-python
+    "$dir/llamacpp/bin/python" -m pip download -q --no-deps --no-binary :all: -d "$dir/llamacpp" llama-cpp-python
     tar -xzf "$dir"/llamacpp/llama_cpp_python-*.tar.gz -C "$dir/llamacpp"
     local source
     source=$(echo "$dir"/llamacpp/llama_cpp_python-*/)

@@ -41,24 +41,26 @@ class Penstock:
         return watch
 
     def host(self, prompt: list[int], num_output: int) -> dict[str, Any] | None:
-        """Seconds per decode step, and of those outside the model's forward pass; None if it cannot be told apart."""
+        """Seconds per decode step, and of those outside the model's computation; None if that cannot be told apart."""
+        self.run(Run([prompt], num_output))
         clock = _Clock(self.service)
-        if not clock.parts:
-            return None
         with clock:
             watch = self.run(Run([prompt], num_output))
+        if not clock.inside_s:
+            return None
         steps = watch.num_steps
         return {"num_steps": steps, "step_s": watch.total_s / steps,
                 "host_s": (watch.total_s - clock.inside_s) / steps}
 
 
 class _Clock:
-    """Adds up the time inside the runner's model: its forward pass and its logits."""
+    """Adds up the time inside the runner's computation: recorded steps as they are run, or else the model's calls."""
 
     def __init__(self, service: Any) -> None:
         runner = getattr(service.engine.executor, "runner", None)
-        self.model = getattr(runner, "model", None)
-        self.parts = [name for name in ("forward", "logits") if callable(getattr(self.model, name, None))]
+        tapes, model = getattr(runner, "tapes", None), getattr(runner, "model", None)
+        calls = [(tapes, "run")] if hasattr(tapes, "run") else [(model, "forward"), (model, "logits")]
+        self.calls = [(owner, name) for owner, name in calls if callable(getattr(owner, name, None))]
         self.inside_s = 0.0
 
     def _timed(self, call: Any) -> Any:
@@ -71,12 +73,12 @@ class _Clock:
         return timed
 
     def __enter__(self) -> None:
-        for name in self.parts:
-            setattr(self.model, name, self._timed(getattr(self.model, name)))
+        for owner, name in self.calls:
+            setattr(owner, name, self._timed(getattr(owner, name)))
 
     def __exit__(self, *exception: object) -> None:
-        for name in self.parts:
-            delattr(self.model, name)
+        for owner, name in self.calls:
+            delattr(owner, name)
 
 
 if __name__ == "__main__":
