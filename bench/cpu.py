@@ -20,7 +20,9 @@ from bench.cases import CASES, Case
 from bench.contest import Contest, Entry, Settings
 from bench.engines import ENGINES, Places
 from bench.options import QUICK, engine_options, parse
+from bench.plot import draw
 from bench.process import ROOT
+from bench.report import markdown
 from bench.summary import summarize, target_rows, tool_checks
 
 Document = dict[str, Any]
@@ -33,14 +35,19 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: {output} exists: two runs are never mixed; choose another --output", file=sys.stderr)
         return 1
     document = run(chosen, output)
-    from bench.report import markdown
+    show(document, output, chosen.plot or (output.with_suffix(".svg") if chosen.output else
+                                           ROOT / "docs" / f"bench-cpu-{chosen.cpu}.svg"))
+    return 1 if any(failure["engine"] == "penstock" for failure in document["failures"]) else 0
 
+
+def show(document: Document, output: Path, picture: Path) -> None:
     table = markdown(document)
     output.with_suffix(".md").write_text(table, encoding="utf-8")
     print(table)
-    _plot(document, chosen.plot or (output.with_suffix(".svg") if chosen.output else
-                                    ROOT / "docs" / f"bench-cpu-{chosen.cpu}.svg"))
-    return 1 if any(failure["engine"] == "penstock" for failure in document["failures"]) else 0
+    try:
+        draw(document, picture)
+    except ImportError as error:
+        print(f"note: no plot was drawn ({error}); pip install 'penstock[bench]'", file=sys.stderr)
 
 
 def run(chosen: argparse.Namespace, output: Path) -> Document:
@@ -119,15 +126,6 @@ def _write(path: Path, document: Document) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     os.replace(partial, path)
-
-
-def _plot(document: Document, path: Path) -> None:
-    try:
-        from bench.plot import draw
-
-        draw(document, path)
-    except ImportError as error:
-        print(f"note: no plot was drawn ({error}); pip install 'penstock[bench]'", file=sys.stderr)
 
 
 def _now() -> str:
