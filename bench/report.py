@@ -97,10 +97,10 @@ def _limits(document: Row, rows: Sequence[Row]) -> str:
               f"{row.get('gb_per_s', row.get('gop_per_s')):.1f} {'GB/s' if 'gb_per_s' in row else 'GOP/s'}",
               f"{row['limit']:.0f}", f"{100 * row['share_of_limit']:.0f} %"]
              for row in rows if row.get("share_of_limit") and row["case"] in ("prefill-512", "decode-128")]
-    table = _table(["", "achieved", "limit", "share"], lines)
+    table = "\n\n" + _table(["", "achieved", "limit", "share"], lines) if lines else ""
     hosts = [f"{host['file']} {1e6 * host['host_s']:.0f} µs of {1e3 * host['step_s']:.2f} ms "
              f"({100 * host['share']:.0f} %)" for host in document["host"] if "host_s" in host]
-    text = f"## Limits of the machine, and how near\n\nReads: {reads}. Peaks (1e9 per second): {peaks}.\n\n{table}"
+    text = f"## Limits of the machine, and how near\n\nReads: {reads}. Peaks (1e9 per second): {peaks}.{table}"
     return text + (f"\n\nPenstock's host time per decode step: {'; '.join(hosts)}." if hosts else "")
 
 
