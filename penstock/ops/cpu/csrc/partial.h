@@ -3,7 +3,7 @@
 #pragma once
 
 #include "elementary.h"
-#include "tile.h"
+#include "attention_tile.h"
 
 namespace penstock {
 namespace PENSTOCK_PATH {
