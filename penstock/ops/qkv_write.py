@@ -53,7 +53,7 @@ def qkv_write(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, posi
     num_kv_heads, head_size = k_cache.shape[1:3]
     heads = qkv.view(qkv.shape[0], qkv.shape[1] // head_size, head_size)
     num_heads = heads.shape[1] - 2 * num_kv_heads
-    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     q = q if q_norm is None else rms_norm.reference(q, q_norm, eps)
     k = k if k_norm is None else rms_norm.reference(k, k_norm, eps)
     if cos is not None and sin is not None:

@@ -17,7 +17,7 @@ def cache_arguments(k_cache: Tensor, v_cache: Tensor, k_scale: Tensor | None, v_
     num_blocks, num_heads, head_size, size = k_cache.shape
     if v_cache.shape != (num_blocks, num_heads, size, head_size) or k_cache.dtype is not v_cache.dtype:
         raise ValueError(f"k_cache is {k_cache.dtype}{list(k_cache.shape)} but v_cache is "
-                         f"{v_cache.dtype}{list(v_cache.shape)}: they must be [N, K, D, P] and [N, K, P, D] of one dtype")
+                         f"{v_cache.dtype}{list(v_cache.shape)}: they must be [N, K, D, P] and [N, K, P, D] alike")
     if k_cache.stride()[1:] != (head_size * size, size, 1) or v_cache.stride()[1:] != (head_size * size, head_size, 1):
         raise ValueError(f"the caches have the strides {k_cache.stride()} and {v_cache.stride()}: "
                          "each block of keys and of values must be contiguous")
