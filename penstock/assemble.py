@@ -12,7 +12,8 @@ import torch
 
 from penstock.cache.group import group_layers
 from penstock.cache.kv import KVCache
-from penstock.config import EngineConfig, Facts, Resolved, resolve
+from penstock.cache.layout import LAYOUTS
+from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, Resolved, resolve
 from penstock.engine.engine import Engine
 from penstock.engine.scheduler import Scheduler
 from penstock.machine import free_memory_bytes
@@ -53,8 +54,8 @@ def find_model(name: str, revision: str | None, progress: bool) -> Path:
 
 
 def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
-    itemsize = DTYPES.get(config.kv_cache_dtype, torch.float32).itemsize
-    return sum(state.bytes_per_position for state in spec.states_of(itemsize) if state)
+    layout = LAYOUTS[config.kv_cache_dtype if config.kv_cache_dtype != "auto" else AUTO_KV_DTYPE]
+    return sum(state.bytes_per_position for state in spec.states_of(layout) if state)
 
 
 def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
@@ -85,10 +86,9 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
 
 def _engine(model: Decoder | Encoder, settings: Resolved) -> Engine:
     """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
-    kv_dtype = DTYPES[settings.kv_cache_dtype]
-    grouping = group_layers(model.spec.states_of(kv_dtype.itemsize), settings.block_size)
+    grouping = group_layers(model.spec.states_of(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
     num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
-    memory = BlockMemory(num_blocks, settings.block_size, grouping, kv_dtype)
+    memory = BlockMemory(num_blocks, settings.block_size, grouping, settings.kv_cache_dtype)
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
     scheduler = Scheduler(cache, max_num_seqs=settings.max_num_seqs,
                           max_num_batched_tokens=settings.max_num_batched_tokens,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from penstock import ops
 from penstock.layers.linear import Linear
-from penstock.layers.norm import Norm
+from penstock.layers.norm import Norm, RmsNorm
 from penstock.layers.rope import RopeTable
 from penstock.layers.step import LayerCache, Step
 
@@ -16,7 +16,7 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
     if norm is None:
         return x
     num_tokens, num_heads, head_size = x.shape
-    return norm(x.reshape(num_tokens, num_heads * head_size // norm.size, norm.size)).view(x.shape)
+    return norm(x.view(num_tokens, num_heads * head_size // norm.size, norm.size)).view(x.shape)
 
 
 class Attention:
@@ -28,19 +28,38 @@ class Attention:
         self.head_size, self.scale, self.rope = head_size, scale, rope
         self.window, self.softcap, self.alibi = window, softcap, alibi
         self.q_norm, self.k_norm = q_norm, k_norm
+        self._norms = self._per_head(q_norm, k_norm)
+
+    def _per_head(self, *norms: Norm | None) -> tuple[Tensor | None, Tensor | None, float] | None:
+        """Both norms' weights and their eps, where one op can norm, rotate and store; else None."""
+        present = [norm for norm in norms if norm is not None]
+        if not all(isinstance(norm, RmsNorm) and norm.size == self.head_size for norm in present):
+            return None
+        epsilons = {norm.eps for norm in present if isinstance(norm, RmsNorm)} or {0.0}
+        weights = [norm.weight if isinstance(norm, RmsNorm) else None for norm in norms]
+        return (weights[0], weights[1], epsilons.pop()) if len(epsilons) == 1 else None
+
+    def _queries(self, qkv: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """Keys and values go to the cache; queries [T, H, D] come back."""
+        slots = step.slots[cache.group]
+        cos, sin = (None, None) if self.rope is None else (self.rope.cos, self.rope.sin)
+        if self._norms is not None:
+            return ops.qkv_write(qkv, cache.k, cache.v, slots, step.positions, *self._norms, cos, sin, cache.k_scale,
+                                 cache.v_scale)
+        heads = qkv.view(qkv.shape[0], self.v_end, self.head_size)
+        q = _normed(heads[:, :self.q_end], self.q_norm)
+        k = _normed(heads[:, self.q_end:self.k_end], self.k_norm)
+        if self.rope is not None:
+            q, k = self.rope(q, step.positions), self.rope(k, step.positions)
+        ops.cache_write(k, heads[:, self.k_end:], cache.k, cache.v, slots, cache.k_scale, cache.v_scale)
+        return q
 
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, residual: Tensor | None = None) -> Tensor:
         if cache is None:
             raise ValueError("causal attention needs a cache")
-        qkv = self.qkv(x).view(x.shape[0], self.v_end, self.head_size)
-        q = _normed(qkv[:, :self.q_end], self.q_norm)
-        k = _normed(qkv[:, self.q_end:self.k_end], self.k_norm)
-        v = qkv[:, self.k_end:]
-        if self.rope is not None:
-            q, k = self.rope(q, step.positions), self.rope(k, step.positions)
-        ops.cache_write(k, v, cache.k, cache.v, step.slots[cache.group])
-        y = ops.attention(q, cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths,
-                          self.scale, self.window, self.softcap, self.alibi)
+        q = self._queries(self.qkv(x), step, cache)
+        y = ops.attention(q, cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths, self.scale,
+                          self.window, self.softcap, self.alibi, cache.k_scale, cache.v_scale)
         return self.out(y.flatten(1), residual)
 
 
@@ -50,6 +69,5 @@ class EncoderAttention:
 
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None = None,
                  residual: Tensor | None = None) -> Tensor:
-        parts = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size).unbind(dim=1)
-        q, k, v = (part.contiguous() for part in parts)
+        q, k, v = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size).unbind(dim=1)
         return self.out(ops.encoder_attention(q, k, v, step.query_start, self.scale).flatten(1), residual)

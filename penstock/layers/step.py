@@ -8,12 +8,19 @@ from torch import Tensor
 
 
 class LayerCache(Protocol):
-    """One layer's keys and values [N, K, P, D], and the cache group whose slots and table address them."""
+    """One layer's keys [N, K, D, P] and values [N, K, P, D], and the cache group whose slots and table address them.
+
+    An int8 cache has scales [N, K, P] for each.
+    """
 
     @property
     def k(self) -> Tensor: ...
     @property
     def v(self) -> Tensor: ...
+    @property
+    def k_scale(self) -> Tensor | None: ...
+    @property
+    def v_scale(self) -> Tensor | None: ...
     @property
     def group(self) -> int: ...
 

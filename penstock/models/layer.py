@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.cache.layout import KvLayout
 from penstock.cache.state import StateSpec
 
 Shape = tuple[int, ...]
@@ -142,8 +143,8 @@ class Attention:
     def merges(self) -> Merges:
         return {"qkv": Merge(tuple(zip("qkv", self.rows)), self.head_size)}
 
-    def state(self, max_model_len: int, itemsize: int) -> StateSpec:
-        position_bytes = 2 * self.num_kv_heads * self.head_size * itemsize
+    def state(self, max_model_len: int, layout: KvLayout) -> StateSpec:
+        position_bytes = layout.position_bytes(self.num_kv_heads, self.head_size)
         if 0 < self.window < max_model_len:
             return StateSpec("window", position_bytes, self.window)
         return StateSpec("full", position_bytes)
@@ -167,7 +168,7 @@ class EncoderAttention:
         rows = self.num_heads * self.head_size
         return {"qkv": Merge((("q", rows), ("k", rows), ("v", rows)), self.head_size)}
 
-    def state(self, max_model_len: int, itemsize: int) -> None:
+    def state(self, max_model_len: int, layout: KvLayout) -> None:
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from penstock.cache.layout import LAYOUTS, KvLayout
 from penstock.cache.state import StateSpec
 from penstock.models.block import AnyBlock
 from penstock.models.layer import Attention, Merges, Norm, Shapes, matrix, nested
@@ -95,11 +96,11 @@ class ModelSpec:
     @property
     def states(self) -> list[StateSpec | None]:
         """What each layer keeps, with float32 keys and values; None for an encoder's."""
-        return self.states_of(itemsize=4)
+        return self.states_of(LAYOUTS["float32"])
 
-    def states_of(self, itemsize: int) -> list[StateSpec | None]:
-        """What each layer keeps when a key or value element takes `itemsize` bytes."""
-        return [layer.attention.state(self.max_model_len, itemsize) for layer in self.layers]
+    def states_of(self, layout: KvLayout) -> list[StateSpec | None]:
+        """What each layer keeps when keys and values are stored like this."""
+        return [layer.attention.state(self.max_model_len, layout) for layer in self.layers]
 
     def kv_shapes(self) -> list[tuple[int, int] | None]:
         """Per layer (K, D) of its cache; None where there is none."""

@@ -20,6 +20,7 @@ from penstock.ops.log_softmax import log_softmax
 from penstock.ops.packed import FORMATS, Format, PackedWeight
 from penstock.ops.packed_linear import packed_linear
 from penstock.ops.packed_rows import packed_rows
+from penstock.ops.qkv_write import qkv_write
 from penstock.ops.registry import OPS, Op, op
 from penstock.ops.rms_norm import rms_norm
 from penstock.ops.rope import rope
@@ -29,5 +30,6 @@ from penstock.ops.softcap import softcap
 __all__ = [
     "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "activation", "add", "attention", "cache_write", "cpu",
     "embedding", "encoder_attention", "gated_activation", "gather", "layer_norm", "linear", "log_softmax", "op",
-    "pack_panels", "packed_linear", "packed_rows", "rms_norm", "rope", "scale", "softcap", "unpack_panels",
+    "pack_panels", "packed_linear", "packed_rows", "qkv_write", "rms_norm", "rope", "scale", "softcap",
+    "unpack_panels",
 ]

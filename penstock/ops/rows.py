@@ -41,13 +41,15 @@ class EachRow:
 
 
 class EachSlot(EachRow):
-    """Rows written into caches in place: the result is what the caches hold at the rows' slots."""
+    """Rows written into caches in place: the result, and what the caches hold at the rows' slots."""
 
     def outputs(self, example: Example, result: Any, keep: list[int]) -> Tensor:
-        size = example["k_cache"].shape[2]
-        slots = example["slots"][keep]
-        caches = (example["k_cache"], example["v_cache"])
-        return torch.stack([cache[slots // size, :, slots % size] for cache in caches], dim=1)
+        size = example["k_cache"].shape[3]
+        block, place = example["slots"][keep] // size, example["slots"][keep] % size
+        written = [example["k_cache"][block, :, :, place], example["v_cache"][block, :, place]]
+        written += [example[name][block, :, place].unsqueeze(-1) for name in ("k_scale", "v_scale") if name in example]
+        found = [] if result is None else [result[keep].flatten(1)]
+        return torch.cat([x.flatten(1).float() for x in written] + found, dim=1)
 
 
 class EachQuery:

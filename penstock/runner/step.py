@@ -29,6 +29,8 @@ class Step:
 class LayerCache:
     """One layer's part of the block pool. Views: the first stride spans a whole block."""
 
-    k: torch.Tensor                # [N, K, P, D]
+    k: torch.Tensor                # [N, K, D, P]
     v: torch.Tensor                # [N, K, P, D]
     group: int
+    k_scale: torch.Tensor | None = None      # [N, K, P] float32 of an int8 cache
+    v_scale: torch.Tensor | None = None

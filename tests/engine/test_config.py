@@ -39,7 +39,7 @@ def test_defaults_users_values_and_derived_ones_say_so() -> None:
     assert table["max_model_len"] == (2048, "the model's context")
     assert table["kv_cache_tokens"] == (8192, "room for four requests of the longest length, and for 8192 tokens at "
                                               "least")
-    assert table["kv_cache_dtype"] == ("float32", "CPU arithmetic is float32")
+    assert table["kv_cache_dtype"] == ("float16", "half the bytes to read of float32, next to no loss")
     assert table["dtype"] == ("auto", "default")
     assert table["max_num_batched_tokens"] == (STEP_TOKENS, "default")
     assert why(resolved())["threads"] == (2, "the cores this process may use")

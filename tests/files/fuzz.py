@@ -48,7 +48,7 @@ def run_step(path: Path, whole_context: bool) -> None:
         bounds = torch.tensor([0, count], dtype=torch.int32)
         step = Step(ids[:count], torch.arange(count), [torch.arange(count)], [torch.zeros(1, 1, dtype=torch.int32)],
                     bounds, bounds[1:])
-        caches = [shape and LayerCache(torch.zeros(1, shape[0], 8, shape[1]), torch.zeros(1, shape[0], 8, shape[1]), 0)
+        caches = [shape and LayerCache(torch.zeros(1, shape[0], shape[1], 8), torch.zeros(1, shape[0], 8, shape[1]), 0)
                   for shape in spec.kv_shapes()]
         hidden = model.forward(step, caches)
         result = model.pool(hidden, bounds) if spec.is_encoder else model.logits(hidden, torch.tensor([count - 1]))

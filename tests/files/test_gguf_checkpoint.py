@@ -92,7 +92,7 @@ def test_our_model_gives_the_originals_logits(name: str, tmp_path: Path) -> None
     count, int32 = IDS.shape[1], torch.int32
     step = Step(IDS[0], torch.arange(count), [torch.arange(count)], [torch.arange(2, dtype=int32)[None]],
                 torch.tensor([0, count], dtype=int32), torch.tensor([count], dtype=int32))
-    caches = [LayerCache(torch.zeros(2, heads, 16, size), torch.zeros(2, heads, 16, size), 0)
+    caches = [LayerCache(torch.zeros(2, heads, size, 16), torch.zeros(2, heads, 16, size), 0)
               for heads, size in spec.kv_shapes()]
     with torch.no_grad():
         expected = model(IDS).logits[0]

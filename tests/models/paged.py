@@ -10,6 +10,7 @@ import torch
 
 from penstock.cache.group import group_layers
 from penstock.models.decoder import Decoder
+from penstock.ops.cache import cache_pool
 from penstock.runner.step import LayerCache, Step
 
 
@@ -33,8 +34,8 @@ class Paged:
         self.caches = []
         for layer, shape in enumerate(model.spec.kv_shapes()):
             assert shape is not None
-            pool = torch.full((num_blocks, 2, shape[0], block_size, shape[1]), torch.nan)
-            self.caches.append(LayerCache(pool[:, 0], pool[:, 1], owner[layer]))
+            pool = cache_pool(num_blocks, shape[0], block_size, shape[1], torch.float32, fill=torch.nan)
+            self.caches.append(LayerCache(pool["k_cache"], pool["v_cache"], owner[layer]))
         self.random = random.Random(seed)
         self.free = list(range(num_blocks))
         self.random.shuffle(self.free)

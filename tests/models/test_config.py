@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.cache.layout import LAYOUTS
 from penstock.errors import InvalidConfig, InvalidModel
 from penstock.models.decoder import Decoder
 from penstock.models.layer import Attention, LongScaling, YarnScaling
@@ -45,7 +46,8 @@ def test_gemma3_layers_are_full_every_sixth() -> None:
     near, far = attentions(spec)[0].rope, attentions(spec)[5].rope
     assert near is not None and far is not None
     assert (near.theta, far.theta) == (10000.0, 1000000.0)
-    assert [state.bytes_per_position for state in spec.states_of(itemsize=2) if state][0] == 2 * 256 * 2
+    sizes = {name: next(s.bytes_per_position for s in spec.states_of(layout) if s) for name, layout in LAYOUTS.items()}
+    assert sizes == {"float32": 2048, "bfloat16": 1024, "float16": 1024, "int8": 2 * (256 + 4)}
 
 
 def test_a_window_as_long_as_the_context_is_no_window() -> None:

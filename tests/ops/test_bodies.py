@@ -42,7 +42,8 @@ def test_threads_do_not_matter(op: Op[..., Any], path: str, threads: None) -> No
             cpu.set_num_threads(count)
             example = example_of(op, index)
             result = op(**example)
-            results.append([result] if result is not None else [example["k_cache"], example["v_cache"]])
+            written = [example[name] for name in ("k_cache", "v_cache", "k_scale", "v_scale") if name in example]
+            results.append(written if result is None else [result, *written])
         for other in results[1:]:
             assert all(same_bits(a, b) for a, b in zip(results[0], other)), f"{op.name}, example {index}"
 

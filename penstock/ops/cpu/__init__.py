@@ -19,6 +19,7 @@ from penstock.ops.cpu import (
     linear,
     log_softmax,
     packed,
+    qkv_write,
     rms_norm,
     rope,
     scale,
@@ -29,6 +30,6 @@ from penstock.ops.cpu.threads import available_cores, num_threads, set_num_threa
 
 __all__ = [
     "activation", "add", "attention", "available_cores", "cache_write", "embedding", "encoder_attention", "gather",
-    "layer_norm", "linear", "log_softmax", "num_threads", "packed", "path", "paths", "rms_norm", "rope", "scale",
-    "set_num_threads", "softcap", "torch_alone", "use_path", "using",
+    "layer_norm", "linear", "log_softmax", "num_threads", "packed", "path", "paths", "qkv_write", "rms_norm", "rope",
+    "scale", "set_num_threads", "softcap", "torch_alone", "use_path", "using",
 ]

@@ -4,20 +4,21 @@ import torch
 from torch import Tensor
 
 from penstock.ops.attention import attention
-from penstock.ops.cpu.cache import check_caches
-from penstock.ops.cpu.library import TYPES, Kernel, empty_like, float32, integers, pointer, rows
+from penstock.ops.cpu.cache import cache_arguments
+from penstock.ops.cpu.library import Kernel, empty_like, float32, integers, pointer, rows
 
-_kernel = Kernel("attention", "pnpnpninpnnppnnnnnfnfpp")
+_kernel = Kernel("attention", "pnpnpnpnpninpnnppnnnnnfnfpp")
 
 
 @attention.impl("cpu", exact=True)
 def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_start: Tensor, lengths: Tensor,
-               scale: float, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None) -> Tensor:
-    check_caches(k_cache, v_cache)
+               scale: float, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None,
+               k_scale: Tensor | None = None, v_scale: Tensor | None = None) -> Tensor:
+    caches = cache_arguments(k_cache, v_cache, k_scale, v_scale)
     q = rows("q", q)
     table, query_start, lengths = (integers(x, torch.int32) for x in (table, query_start, lengths))
     alibi = None if alibi is None else float32("alibi", alibi).contiguous()
-    num_blocks, num_kv_heads, size, head_size = k_cache.shape
+    num_blocks, num_kv_heads, head_size, size = k_cache.shape
     num_sequences, num_heads = lengths.shape[0], q.shape[1]
     if q.shape[2] != head_size or num_heads % num_kv_heads:
         raise ValueError(f"q {tuple(q.shape)} does not fit caches {tuple(k_cache.shape)}")
@@ -25,8 +26,7 @@ def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query
         raise ValueError(f"table {tuple(table.shape)} and query_start {tuple(query_start.shape)} do not fit "
                          f"{num_sequences} lengths")
     out = empty_like(q)
-    _kernel(q.data_ptr(), q.stride(0), k_cache.data_ptr(), k_cache.stride(0), v_cache.data_ptr(), v_cache.stride(0),
-            TYPES[k_cache.dtype], num_blocks, table.data_ptr(), table.stride(0), table.shape[1],
+    _kernel(q.data_ptr(), q.stride(0), *caches, num_blocks, table.data_ptr(), table.stride(0), table.shape[1],
             query_start.data_ptr(), lengths.data_ptr(), num_sequences, num_heads, num_kv_heads, size, head_size,
             scale, window, softcap, pointer(alibi), out.data_ptr())
     return out

@@ -1,109 +1,220 @@
-#include <cstdlib>
-
-#include "partial.h"
+#include "paged.h"
 
 namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
-constexpr int64_t kTokens = 16;         // query tokens per work item: they share the reading of keys and values
+constexpr int64_t kRows = 96;           // query rows per work item, where there are so many
+constexpr int64_t kLeastRows = 48;      // not fewer, to have more items
+constexpr int64_t kSplitRows = 12;      // up to so many, an item may be a piece of a sequence
+constexpr int64_t kLeastChunks = 4;     // of such a piece
+#if defined(__AVX2__)
+constexpr int64_t kDirectRows = 48;     // up to so many, converting keys and values on their way beats doing it before
+#else
+constexpr int64_t kDirectRows = kTileRows;
+#endif
 
-struct Call {
-    const float* q;
-    int64_t q_stride;
-    const void *k_cache, *v_cache;
-    int64_t k_stride, v_stride, num_blocks;          // strides from block to block
-    const int32_t* table;
-    int64_t table_stride, table_width;
-    const int32_t *query_start, *lengths;
-    int64_t num_heads, num_kv_heads, block_size, head_size;
-    Rule rule;
-    int64_t window;
-    const float* alibi;
-    float* out;
-};
-
-struct Span {                           // query tokens of one sequence
+struct Span {                           // query tokens of one sequence, and the chunks they see
     int32_t sequence, begin, end;
+    int32_t first_chunk, num_chunks;
+    int32_t num_pieces;                 // work items per head
+    int64_t item;                       // the first of them
+    int64_t parts;                      // floats before its partials, where it is in pieces
 };
 
-// Heads [head, head + num_heads), all of one group, for one span; false if the table leads nowhere.
-template <class T>
-bool attend_span(const Call& call, const Span& span, int64_t head, int64_t num_heads) {
-    const int64_t size = ceil_div(call.head_size, kLanes) * kLanes, count = (span.end - span.begin) * num_heads;
-    Bench bench(count, size);
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t token = span.begin + i / num_heads, h = head + i % num_heads;
-        const int64_t last = call.lengths[span.sequence] - (call.query_start[span.sequence + 1] - token);
-        const int64_t first = call.window > 0 ? larger(0, last - call.window + 1) : 0;
-        bench.add(i, call.q + token * call.q_stride + h * call.head_size,
-                  call.out + (token * call.num_heads + h) * call.head_size, call.head_size, size, first, last,
-                  call.alibi != nullptr ? call.alibi[h] : 0.0f);
-    }
-    const int64_t kv_head = head / (call.num_heads / call.num_kv_heads);
-    const int32_t* table = call.table + span.sequence * call.table_stride;
-    const T *k_cache = static_cast<const T*>(call.k_cache), *v_cache = static_cast<const T*>(call.v_cache);
-    const auto fill = [&](Chunk& chunk, int64_t begin, int64_t end) {
-        for (int64_t position = begin; position < end; position++) {
-            const int64_t index = position / call.block_size, j = position % kChunk;
-            const int64_t block = index < call.table_width ? table[index] : -1;
-            if (block < 0 || block >= call.num_blocks) return false;
-            const int64_t offset = (kv_head * call.block_size + position % call.block_size) * call.head_size;
-            const T *k = k_cache + block * call.k_stride + offset, *v = v_cache + block * call.v_stride + offset;
-            chunk.k[j] = padded_row(k, bench.k + j * size, call.head_size, size);
-            chunk.v[j] = padded_row(v, bench.v + j * size, call.head_size, size);
+struct Job {
+    Call call;
+    Span* spans;
+    int64_t num_spans, num_items, chunks_per_piece;
+    float* parts;                       // of the spans in pieces
+    int32_t* left;                      // pieces not yet done, per span and head
+    int64_t work;                       // per item, on average
+};
+
+int64_t chunk_floats(const Call& call, int64_t count) { return 2 * Rows::padded(count) + count * call.size(); }
+
+Partials partials_of(const Job& job, const Span& span, int64_t kv_head, int64_t chunk) {
+    const int64_t count = (span.end - span.begin) * job.call.group();
+    float* at = job.parts + span.parts + (kv_head * span.num_chunks + chunk) * chunk_floats(job.call, count);
+    return {at, at + Rows::padded(count), at + 2 * Rows::padded(count)};
+}
+
+// Cuts the step into spans, and long spans with few rows into pieces when there are few of them.
+void cut(Job& job, int64_t tokens, int64_t total_chunks) {
+    const Call& call = job.call;
+    const bool few = tokens * call.group() <= kSplitRows;
+    job.chunks_per_piece = few ? larger(kLeastChunks, ceil_div(total_chunks, 8 * num_threads())) : int64_t(1) << 40;
+    int64_t index = job.num_spans, item = 0, parts = 0;
+    for (int64_t s = 0; s < call.num_sequences; s++) {
+        for (int64_t t = call.query_start[s]; t < call.query_start[s + 1]; t += tokens) {
+            Span& span = job.spans[--index];             // what sees most comes first
+            span.sequence = int32_t(s);
+            span.begin = int32_t(t), span.end = int32_t(smaller(t + tokens, call.query_start[s + 1]));
+            span.first_chunk = int32_t(call.first_of(s, span.begin) / kChunk);
+            span.num_chunks = int32_t(call.position_of(s, span.end - 1) / kChunk) + 1 - span.first_chunk;
+            span.num_pieces = int32_t(ceil_div(span.num_chunks, job.chunks_per_piece));
         }
-        return true;
+    }
+    for (int64_t i = 0; i < job.num_spans; i++) {
+        Span& span = job.spans[i];
+        span.item = item, span.parts = parts;
+        item += span.num_pieces * call.cache.num_heads;
+        const int64_t count = (span.end - span.begin) * call.group();
+        if (span.num_pieces > 1) parts += call.cache.num_heads * span.num_chunks * chunk_floats(call, count);
+    }
+    job.num_items = item;
+    job.work = total_chunks * tokens * call.group() * call.cache.head_size * 16 / larger(item, 1);
+    job.parts = static_cast<float*>(kept<1>(parts * sizeof(float) + job.num_spans * call.cache.num_heads * 4));
+    job.left = reinterpret_cast<int32_t*>(job.parts + parts);
+    for (int64_t i = 0; i < job.num_spans; i++)
+        for (int64_t h = 0; h < call.cache.num_heads; h++)
+            job.left[i * call.cache.num_heads + h] = job.spans[i].num_pieces;
+}
+
+// The span's queries with what they see, as rows of one key/value head.
+void take_queries(const Call& call, const Span& span, int64_t kv_head, Rows& rows) {
+    const int64_t group = call.group(), head = kv_head * group;
+    rows.pack([&](int64_t i) {
+        return call.q + (span.begin + i / group) * call.q_stride + (head + i % group) * rows.head_size;
+    });
+    for (int64_t i = 0; i < rows.count; i++) {
+        rows.first[i] = int32_t(call.first_of(span.sequence, span.begin + i / group));
+        rows.last[i] = int32_t(call.position_of(span.sequence, span.begin + i / group));
+        rows.slope[i] = call.alibi != nullptr ? call.alibi[head + i % group] : 0.0f;
+    }
+}
+
+void finish(const Call& call, const Span& span, int64_t kv_head, const Rows& rows) {
+    const int64_t group = call.group();
+    for (int64_t i = 0; i < rows.count; i++) {
+        const int64_t token = span.begin + i / group, head = kv_head * group + i % group;
+        finish_row(rows, i, call.out + (token * call.num_heads + head) * call.cache.head_size);
+    }
+}
+
+// Chunks [from, to) of a span; with `later` their partials are put there.
+template <class T>
+bool attend_chunks(const Job& job, const Span& span, int64_t kv_head, int64_t from, int64_t to, Rows& rows, float* room) {
+    const Call& call = job.call;
+    const Source<T> source = {call.cache, call.table + span.sequence * call.table_stride, call.table_width, kv_head};
+    const bool direct = call.in_groups() && (sizeof(T) == 4 || rows.count <= kDirectRows), later = span.num_pieces > 1;
+    const int64_t first = rows.first[0], last = rows.last[rows.count - 1];
+    Chunk<T> chunks[2];
+    Chunk<float> wide;
+    const auto find = [&](int64_t c) {
+        const int64_t base = (span.first_chunk + c) * kChunk, least = larger(first - base, 0);
+        const int64_t most = smaller(last + 1 - base, kChunk);
+        return direct ? source.find(base, least, most, chunks[c % 2])
+                      : source.find_widened(base, least, most, rows.size, room, wide);
     };
-    return attend_all(bench.queries, count, call.head_size, size, call.rule, fill);
+    if (direct && !find(from)) return false;
+    for (int64_t c = from; c < to; c++) {
+        const int64_t base = (span.first_chunk + c) * kChunk;
+        const Partials parts = partials_of(job, span, kv_head, c);
+        rows.look(base);
+        if (direct) {
+            if (c + 1 < to && !find(c + 1)) return false;
+            chunks[c % 2].next = &chunks[(c + (c + 1 < to)) % 2];
+            attend_chunk(rows, chunks[c % 2], base, call.rule, later ? &parts : nullptr);
+        } else {
+            if (!find(c)) return false;
+            attend_chunk(rows, wide, base, call.rule, later ? &parts : nullptr);
+        }
+    }
+    return true;
 }
 
 template <class T>
-int32_t attend_spans(const Call& call, const Span* spans, int64_t num_spans, int64_t longest) {
-    // A whole group of heads reads its keys once; with few items each head goes alone, to have work for every thread.
-    const int64_t groups = call.num_heads / call.num_kv_heads;
-    const int64_t together = num_spans * call.num_kv_heads >= 2 * num_threads() ? groups : 1;
-    const int64_t per_span = call.num_heads / together;
+bool attend_item(const Job& job, int64_t index, int64_t item) {
+    const Call& call = job.call;
+    const Span& span = job.spans[index];
+    const int64_t kv_head = (item - span.item) / span.num_pieces, piece = (item - span.item) % span.num_pieces;
+    const int64_t count = (span.end - span.begin) * call.group(), head_size = call.cache.head_size;
+    const int64_t bytes = Rows::bytes(count, head_size, call.size());
+    char* memory = static_cast<char*>(scratch(bytes + Source<T>::room_floats(head_size, call.size()) * sizeof(float)));
+    Rows rows(count, head_size, call.size(), memory);
+    take_queries(call, span, kv_head, rows);
+    const int64_t from = piece * job.chunks_per_piece, to = smaller(from + job.chunks_per_piece, span.num_chunks);
+    if (!attend_chunks<T>(job, span, kv_head, from, to, rows, reinterpret_cast<float*>(memory + bytes))) return false;
+    if (span.num_pieces > 1) {
+        int32_t* left = job.left + index * call.cache.num_heads + kv_head;
+        if (__atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) != 0) return true;
+        for (int64_t c = 0; c < span.num_chunks; c++) {
+            rows.look((span.first_chunk + c) * kChunk);
+            merge(rows, partials_of(job, span, kv_head, c));
+        }
+    }
+    finish(call, span, kv_head, rows);
+    return true;
+}
+
+template <class T>
+int32_t attend_spans(const Job& job) {
     int32_t result = kDone;
-    parallel_for(num_spans * per_span, longest * together * call.head_size, [&](int64_t item) {
-        if (!attend_span<T>(call, spans[item / per_span], item % per_span * together, together))
-            __atomic_store_n(&result, kBadIndex, __ATOMIC_RELAXED);
+    parallel_for(job.num_items, job.work, [&](int64_t item) {
+        int64_t low = 0, high = job.num_spans - 1;
+        while (low < high) {
+            const int64_t middle = (low + high + 1) / 2;
+            if (job.spans[middle].item <= item) low = middle;
+            else high = middle - 1;
+        }
+        if (!attend_item<T>(job, low, item)) __atomic_store_n(&result, kBadIndex, __ATOMIC_RELAXED);
     });
     return result;
+}
+
+// Fewer tokens to a span where the threads would go short of spans.
+int64_t tokens_per_span(const Call& call, int64_t num_tokens) {
+    int64_t tokens = larger(1, kRows / call.group());
+    while (tokens * call.group() >= 2 * kLeastRows && num_threads() > 1 &&
+           ceil_div(num_tokens, tokens) * call.cache.num_heads < 4 * num_threads())
+        tokens = tokens / 2;
+    return tokens;
+}
+
+int32_t attend_step(const Call& call, int32_t type) {
+    int64_t longest = 0;
+    for (int64_t s = 0; s < call.num_sequences; s++) {
+        const int64_t num = call.query_start[s + 1] - call.query_start[s];
+        if (call.lengths[s] < num) return kBadIndex;
+        longest = larger(longest, num);
+    }
+    const int64_t tokens = smaller(longest, tokens_per_span(call, call.query_start[call.num_sequences]));
+    if (tokens == 0) return kDone;
+    int64_t num_spans = 0, total_chunks = 0;
+    for (int64_t s = 0; s < call.num_sequences; s++) {
+        for (int64_t t = call.query_start[s]; t < call.query_start[s + 1]; t += tokens) {
+            const int64_t end = smaller(t + tokens, call.query_start[s + 1]);
+            total_chunks += call.cache.num_heads *
+                            (call.position_of(s, end - 1) / kChunk + 1 - call.first_of(s, t) / kChunk);
+            num_spans++;
+        }
+    }
+    Job job = {call, nullptr, num_spans, 0, 0, nullptr, nullptr, 0};
+    job.spans = static_cast<Span*>(kept<0>(num_spans * sizeof(Span)));
+    cut(job, tokens, total_chunks);
+    return with_cache_type(type, [&](auto* typed) {
+        using Stored = typename Pointee<decltype(typed)>::Type;
+        return attend_spans<Stored>(job);
+    });
 }
 
 }  // namespace
 }  // namespace PENSTOCK_PATH
 }  // namespace penstock
 
-KERNEL(attention)(const float* q, int64_t q_stride, const void* k_cache, int64_t k_stride, const void* v_cache,
-                  int64_t v_stride, int32_t type, int64_t num_blocks, const int32_t* table, int64_t table_stride,
-                  int64_t table_width, const int32_t* query_start, const int32_t* lengths, int64_t num_sequences,
-                  int64_t num_heads, int64_t num_kv_heads, int64_t block_size, int64_t head_size, float scale,
-                  int64_t window, float softcap, const float* alibi, float* out) {
+// Strides count elements: from token to token in q, from block to block in the caches and their scales.
+KERNEL(attention)(const float* q, int64_t q_stride, void* k_cache, int64_t k_stride, void* v_cache, int64_t v_stride,
+                  float* k_scale, int64_t k_scale_stride, float* v_scale, int64_t v_scale_stride, int32_t type,
+                  int64_t num_blocks, const int32_t* table, int64_t table_stride, int64_t table_width,
+                  const int32_t* query_start, const int32_t* lengths, int64_t num_sequences, int64_t num_heads,
+                  int64_t num_kv_heads, int64_t block_size, int64_t head_size, float scale, int64_t window,
+                  float softcap, const float* alibi, float* out) {
     using namespace penstock::PENSTOCK_PATH;
-    const Call call = {q, q_stride, k_cache, v_cache, k_stride, v_stride, num_blocks, table, table_stride, table_width,
-                       query_start, lengths, num_heads, num_kv_heads, block_size, head_size, {scale, softcap}, window,
-                       alibi, out};
-    int64_t num_spans = 0, longest = 0;
-    for (int64_t s = 0; s < num_sequences; s++) {
-        if (lengths[s] < query_start[s + 1] - query_start[s]) return kBadIndex;
-        num_spans += ceil_div(query_start[s + 1] - query_start[s], kTokens);
-        longest = larger(longest, lengths[s]);
-    }
-    if (num_spans == 0) return kDone;
-    Span* spans = static_cast<Span*>(std::malloc(num_spans * sizeof(Span)));
-    if (spans == nullptr) std::abort();
-    int64_t next = 0;
-    for (int64_t s = 0; s < num_sequences; s++)
-        for (int64_t t = query_start[s]; t < query_start[s + 1]; t += kTokens)
-            spans[next++] = {int32_t(s), int32_t(t), int32_t(smaller(t + kTokens, query_start[s + 1]))};
-    const int32_t result = with_type(type, [&](auto* typed) {
-        using Stored = typename Pointee<decltype(typed)>::Type;
-        return attend_spans<Stored>(call, spans, num_spans, longest);
-    });
-    std::free(spans);
-    return result;
+    const Paged cache = {k_cache, v_cache, k_stride, v_stride, k_scale, v_scale, k_scale_stride, v_scale_stride,
+                         num_blocks, num_kv_heads, block_size, head_size};
+    return attend_step({cache, q, q_stride, table, table_stride, table_width, query_start, lengths, num_sequences,
+                        num_heads, {scale, softcap}, window, alibi, out}, type);
 }
 
 PACKED(attention)

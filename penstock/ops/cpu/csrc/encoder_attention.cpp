@@ -1,35 +1,55 @@
-#include "partial.h"
+#include "paged.h"
 
 namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
-constexpr int64_t kTokens = 32;         // query tokens per work item
+constexpr int64_t kTokens = 48;         // query tokens per work item
 
-struct Call {
+struct Encoding {
     const float *q, *k, *v;
     int64_t q_stride, k_stride, v_stride, num_heads, head_size;
     Rule rule;
     float* out;
 };
 
+// Keys turned and values filled up in `room`, for the tokens [begin, end), at most 64.
+Chunk<float> copy_chunk(const Encoding& call, int64_t head, int64_t begin, int64_t end, float* room) {
+    Chunk<float> chunk;
+    chunk.k_stride = kLanes, chunk.v_row = kLanes, chunk.v_stride = kChunk * kLanes, chunk.scaled = false;
+    float *keys = room, *values = room + kChunk * call.head_size;
+    for (int64_t g = 0; g < kGroups; g++) {
+        chunk.k[g] = keys + g * kLanes * call.head_size;
+        chunk.v[g] = values + g * kLanes * kLanes;
+    }
+    for (int64_t j = 0; j < end - begin; j++) {
+        const float* k = call.k + (begin + j) * call.k_stride + head * call.head_size;
+        const float* v = call.v + (begin + j) * call.v_stride + head * call.head_size;
+        float* to = keys + j / kLanes * kLanes * call.head_size + j % kLanes;
+        for (int64_t d = 0; d < call.head_size; d++) to[d * kLanes] = k[d];
+        widen_values(v, 1, call.head_size, values + j * kLanes);
+    }
+    return chunk;
+}
+
 // Query tokens [token, until) of the sequence [begin, end), one head.
-void attend_tokens(const Call& call, int64_t head, int64_t token, int64_t until, int64_t begin, int64_t end) {
-    const int64_t size = ceil_div(call.head_size, kLanes) * kLanes, shift = head * call.head_size;
-    Bench bench(until - token, size);
-    for (int64_t i = 0; i < until - token; i++)
-        bench.add(i, call.q + (token + i) * call.q_stride + shift,
-                  call.out + (token + i) * call.num_heads * call.head_size + shift, call.head_size, size, 0,
-                  end - begin - 1, 0.0f);
-    const auto fill = [&](Chunk& chunk, int64_t first, int64_t last) {
-        for (int64_t position = first; position < last; position++) {
-            const int64_t t = begin + position, j = position % kChunk;
-            chunk.k[j] = padded_row(call.k + t * call.k_stride + shift, bench.k + j * size, call.head_size, size);
-            chunk.v[j] = padded_row(call.v + t * call.v_stride + shift, bench.v + j * size, call.head_size, size);
-        }
-        return true;
-    };
-    attend_all(bench.queries, until - token, call.head_size, size, call.rule, fill);
+void attend_tokens(const Encoding& call, int64_t head, int64_t token, int64_t until, int64_t begin, int64_t end) {
+    const int64_t size = ceil_div(call.head_size, kLanes) * kLanes, count = until - token;
+    const int64_t bytes = Rows::bytes(count, call.head_size, size);
+    char* memory = static_cast<char*>(scratch(bytes + kChunk * (call.head_size + size) * sizeof(float)));
+    Rows rows(count, call.head_size, size, memory);
+    rows.pack([&](int64_t i) { return call.q + (token + i) * call.q_stride + head * call.head_size; });
+    for (int64_t i = 0; i < count; i++)
+        rows.first[i] = 0, rows.last[i] = int32_t(end - begin - 1), rows.slope[i] = 0.0f;
+    for (int64_t base = 0; base < end - begin; base += kChunk) {
+        rows.look(base);
+        Chunk<float> chunk = copy_chunk(call, head, begin + base, smaller(begin + base + kChunk, end),
+                                              reinterpret_cast<float*>(memory + bytes));
+        chunk.next = &chunk;
+        attend_chunk(rows, chunk, base, call.rule, nullptr);
+    }
+    for (int64_t i = 0; i < count; i++)
+        finish_row(rows, i, call.out + ((token + i) * call.num_heads + head) * call.head_size);
 }
 
 }  // namespace
@@ -40,7 +60,7 @@ KERNEL(encoder_attention)(const float* q, int64_t q_stride, const float* k, int6
                           int64_t v_stride, const int32_t* query_start, int64_t num_sequences, int64_t num_heads,
                           int64_t head_size, float scale, float* out) {
     using namespace penstock::PENSTOCK_PATH;
-    const Call call = {q, k, v, q_stride, k_stride, v_stride, num_heads, head_size, {scale, 0.0f}, out};
+    const Encoding call = {q, k, v, q_stride, k_stride, v_stride, num_heads, head_size, {scale, 0.0f}, out};
     for (int64_t s = 0; s < num_sequences; s++) {
         const int64_t begin = query_start[s], end = query_start[s + 1], spans = ceil_div(end - begin, kTokens);
         parallel_for(spans * num_heads, kTokens * (end - begin) * head_size / 4, [&](int64_t item) {

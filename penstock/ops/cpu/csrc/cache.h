@@ -1,0 +1,125 @@
+// Keys and values as they lie in the paged cache, and how a token's are stored.
+//
+// A block holds keys as [K, D, P], so that a register's lanes are neighbouring positions, and values as [K, P, D].
+// int8 codes stand for code · scale, one float32 scale per position and head, [K, P] beside each.
+#pragma once
+
+#include "number.h"
+
+namespace penstock {
+namespace PENSTOCK_PATH {
+
+enum : int32_t { kInt8 = 3 };
+
+struct i8 { int8_t code; };
+
+inline float widen(i8 x) { return float(x.code); }
+
+#if defined(__AVX512F__)
+inline void load_group(const i8* from, Vec (&to)[kParts]) {
+    to[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+#elif defined(__AVX2__)
+inline void load_group(const i8* from, Vec (&to)[kParts]) {
+    for (int i = 0; i < kParts; i++)
+        to[i] = _mm256_cvtepi32_ps(
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kWidth))));
+}
+#endif
+
+// Calls body with a null pointer of the cache's type.
+template <class Body>
+int32_t with_cache_type(int32_t type, const Body& body) {
+    if (type == kInt8) return body(static_cast<i8*>(nullptr));
+    return with_type(type, body);
+}
+
+// The paged caches of one layer; strides count elements from block to block.
+struct Paged {
+    void *k, *v;
+    int64_t k_stride, v_stride;
+    float *k_scale, *v_scale;           // null but for int8
+    int64_t k_scale_stride, v_scale_stride;
+    int64_t num_blocks, num_heads, block_size, head_size;
+
+    bool has(int64_t slot) const { return slot >= 0 && slot < num_blocks * block_size; }
+};
+
+// Rounds up to 16 values. Finite numbers too large for float16 become its largest; infinity and NaN stay.
+template <class T>
+inline void narrow_some(const float* from, int64_t count, T* to) {
+    for (int64_t i = 0; i < count; i++) narrow(from[i], to[i]);
+}
+
+inline void narrow_some(const float* from, int64_t count, f16* to) {
+    constexpr float kMost = 65504.0f;
+    float bounded[kLanes];
+    for (int64_t i = 0; i < count; i++) {
+        const float x = from[i], size = from_bits(to_bits(x) & 0x7fffffff);
+        const float most = from_bits(to_bits(kMost) | (to_bits(x) & 0x80000000));
+        bounded[i] = (size > kMost) & (size < __builtin_inff()) ? most : x;
+    }
+#if defined(__AVX2__)
+    if (count == kLanes) {
+        for (int i = 0; i < kLanes; i += 8)
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(bounded + i), 0));
+        return;
+    }
+#endif
+    for (int64_t i = 0; i < count; i++) narrow(bounded[i], to[i]);
+}
+
+// One head's row, as codes of at most 127 times its scale. A row with NaN or infinity has such a scale and no codes.
+struct Scale {
+    float scale, inverse;
+};
+
+inline Scale scale_of(const float* from, int64_t size) {
+    float most = 0.0f;
+    uint32_t odd = 0;
+    for (int64_t d = 0; d < size; d++) {
+        const float x = from_bits(to_bits(from[d]) & 0x7fffffff);
+        odd |= x < __builtin_inff() ? 0 : to_bits(x);
+        most = x > most ? x : most;
+    }
+    if (odd != 0) return {odd > 0x7f800000 ? __builtin_nanf("") : __builtin_inff(), 0.0f};
+    if (most < 0x1p-100f) return {0.0f, 0.0f};
+    return {most * (1.0f / 127.0f), 127.0f / most};
+}
+
+inline void quantize_some(const float* from, int64_t count, float inverse, i8* to) {
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t shifted = to_bits(from[i] * inverse + 0x1.8p+23f);    // the nearest integer in the low bits
+        to[i].code = inverse > 0.0f ? int8_t(int32_t(shifted) - 0x4b400000) : int8_t(0);
+    }
+}
+
+// One head's key and value into slot `slot`.
+template <class T>
+inline void write_head(const Paged& cache, int64_t slot, int64_t head, const float* k, const float* v) {
+    constexpr bool kScaled = sizeof(T) == 1;
+    const int64_t block = slot / cache.block_size, place = slot % cache.block_size, size = cache.head_size;
+    T* keys = static_cast<T*>(cache.k) + block * cache.k_stride + head * size * cache.block_size + place;
+    T* values = static_cast<T*>(cache.v) + block * cache.v_stride + (head * cache.block_size + place) * size;
+    Scale ks = {}, vs = {};
+    if constexpr (kScaled) {
+        ks = scale_of(k, size), vs = scale_of(v, size);
+        cache.k_scale[block * cache.k_scale_stride + head * cache.block_size + place] = ks.scale;
+        cache.v_scale[block * cache.v_scale_stride + head * cache.block_size + place] = vs.scale;
+    }
+    for (int64_t d = 0; d < size; d += kLanes) {
+        const int64_t count = smaller(kLanes, size - d);
+        T column[kLanes];
+        if constexpr (kScaled) {
+            quantize_some(k + d, count, ks.inverse, column);
+            quantize_some(v + d, count, vs.inverse, values + d);
+        } else {
+            narrow_some(k + d, count, column);
+            narrow_some(v + d, count, values + d);
+        }
+        for (int64_t i = 0; i < count; i++) keys[(d + i) * cache.block_size] = column[i];
+    }
+}
+
+}  // namespace PENSTOCK_PATH
+}  // namespace penstock
