@@ -117,7 +117,8 @@ def test_settings_say_why(config_folder: str) -> None:
         assert settings["block_size"].why == "default"
         assert (settings["max_model_len"].value, settings["max_model_len"].why) == (128, "the model's context")
         assert settings["kv_cache_tokens"].value >= 4 * 128
-        assert all(setting.value is not None or setting.name in ("tokenizer", "revision", "quantization") for setting in model.settings)
+        unset = {setting.name for setting in model.settings if setting.value is None}
+        assert unset == {"tokenizer", "revision", "quantization"}
 
 
 def test_tokenizer_of_another_model(text_folder: str, tmp_path: Path) -> None:
