@@ -168,12 +168,12 @@ def _byte_level(source: _Metadata) -> Vocabulary:
     ids = {text: id for id, text in enumerate(source.texts) if text}
     merges = []
     for merge in source.array("merges", str):
-        left, space, right = merge[1:].partition(" ")
-        if not space or not right:
+        cut = merge.find(" ", 1)
+        left, right = merge[:cut], merge[cut + 1:]
+        if cut < 0 or not right:
             raise InvalidModel(f"{source.origin}: {KEY}merges has {merge[:40]!r}, which is not a pair; {REMEDY}")
-        pair = (merge[0] + left, right)
-        if pair[0] in ids and pair[1] in ids and "".join(pair) in ids:
-            merges.append(pair)
+        if left in ids and right in ids and left + right in ids:
+            merges.append((left, right))
     backend = Backend(BPE(vocab=ids, merges=merges, ignore_merges=splitting.whole_words))
     backend.normalizer = normalizers.NFC() if splitting.compose else None
     backend.pre_tokenizer = splitting.build()
