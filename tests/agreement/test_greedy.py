@@ -17,7 +17,7 @@ TIE = 2e-3       # of logit; float32 rounding through 30 layers
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
 def test_greedy_agrees_with_transformers(name: str) -> None:
     path = model_path(name)
-    with LLM(str(path), progress=False, max_model_len=512, activation_dtype="float32") as llm:
+    with LLM(str(path), progress=False, max_model_len=512, activation_dtype="float32", kv_cache_dtype="float32") as llm:
         params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     reference = load_reference(path)
@@ -31,3 +31,23 @@ def test_greedy_agrees_with_transformers(name: str) -> None:
     print(f"{name}: {len(PROMPTS) - len(differences)} of {len(PROMPTS)} equal; parted at {differences}")
     assert len(differences) <= 2
     assert all(gap < TIE for _, gap in differences.values())
+
+
+def _prompt_logprobs(path: str, texts: list[str], kv_cache_dtype: str) -> list[float]:
+    with LLM(path, progress=False, max_model_len=512, activation_dtype="float32", kv_cache_dtype=kv_cache_dtype) as llm:
+        outputs = llm.generate(texts, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    return [one.logprob for output in outputs for position in output.prompt_logprobs or [] if position
+            for one in position.values()]
+
+
+@pytest.mark.parametrize(("name", "bounds"), [
+    ("smollm2", {"float16": (5e-3, 5e-4), "bfloat16": (8e-2, 8e-3), "int8": (4e-1, 3e-2)}),
+    ("gemma3-270m", {"float16": (5e-3, 5e-4), "bfloat16": (8e-2, 8e-3), "int8": (4e-1, 3e-2)})])
+def test_how_near_smaller_caches_are(name: str, bounds: dict[str, tuple[float, float]]) -> None:
+    """What a token's log probability differs by from that over float32 keys and values, at most and on average."""
+    path, texts = str(model_path(name)), [" ".join(PROMPTS[i:i + 8]) for i in range(0, 32, 8)]
+    wanted = _prompt_logprobs(path, texts, "float32")
+    for dtype, (most, mean) in bounds.items():
+        found = [abs(a - b) for a, b in zip(_prompt_logprobs(path, texts, dtype), wanted, strict=True)]
+        print(f"{name} {dtype}: largest difference {max(found):.2g}, mean {sum(found) / len(found):.2g}")
+        assert 0 < max(found) < most and sum(found) / len(found) < mean

@@ -75,8 +75,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
 
 @pytest.fixture(scope="session")
 def real(checkpoint: tuple[str, Any]) -> Iterator[LLM]:
-    """Penstock on that checkpoint."""
-    model = LLM(checkpoint[0], progress=False, threads=1, kv_cache_tokens=2048)
+    """Penstock on that checkpoint, with keys and values as exact as the oracle's."""
+    model = LLM(checkpoint[0], progress=False, threads=1, kv_cache_dtype="float32", kv_cache_tokens=2048)
     yield model
     model.close()
 

@@ -1,4 +1,4 @@
-"""Log probabilities against those that transformers' logits give."""
+"""Log probabilities against those that transformers' logits give; keys and values are float32 on both sides."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_none_unless_asked_for(real: LLM) -> None:
 def test_of_the_prompt(checkpoint: tuple[str, Any], num: int, chunk: int) -> None:
     """Whole or chunked, and although the prefix cache holds the prompt already."""
     folder, theirs = checkpoint
-    with LLM(folder, progress=False, threads=1, kv_cache_tokens=1024, max_num_batched_tokens=chunk) as model:
+    with LLM(folder, progress=False, threads=1, kv_cache_dtype="float32", kv_cache_tokens=1024,
+             max_num_batched_tokens=chunk) as model:
         params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=num)
         for _ in range(2):
             for prompt, output in zip(PROMPTS, model.generate(PROMPTS, params, use_tqdm=False)):
@@ -79,7 +80,8 @@ def test_of_the_prompt(checkpoint: tuple[str, Any], num: int, chunk: int) -> Non
 def test_of_the_prompt_with_siblings_and_preemption(checkpoint: tuple[str, Any]) -> None:
     folder, theirs = checkpoint
     prompts = [[(i * 7 + j) % 300 for j in range(20)] for i in range(6)]
-    with LLM(folder, progress=False, threads=1, kv_cache_tokens=192, block_size=8, max_model_len=64) as model:
+    with LLM(folder, progress=False, threads=1, kv_cache_dtype="float32", kv_cache_tokens=192, block_size=8,
+             max_model_len=64) as model:
         params = SamplingParams(max_tokens=30, n=2, seed=1, prompt_logprobs=1, ignore_eos=True)
         outputs = model.generate(prompts, params, use_tqdm=False)
         assert model.stats()["num_preemptions"] > 0

@@ -57,8 +57,9 @@ def test_answers_do_not_depend_on_it(config_folder: str, expected: list[Any], op
         model.service.engine.scheduler.check()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("option", ["dtype", "kv_cache_dtype"])
+@pytest.mark.parametrize(("option", "dtype"), [("dtype", "bfloat16"), ("dtype", "float16"),
+                                              ("kv_cache_dtype", "bfloat16"), ("kv_cache_dtype", "float16"),
+                                              ("kv_cache_dtype", "int8")])
 def test_half_precision_is_near(config_folder: str, option: str, dtype: str) -> None:
     """Other numbers, yet nearly the same distribution; the log probabilities of one prompt say how near."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)

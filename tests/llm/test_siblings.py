@@ -85,7 +85,8 @@ def small_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM, Any
     theirs = oracle.make("LlamaForCausalLM", config, seed=2)
     folder: Path = oracle.save(theirs, tmp_path_factory.mktemp("models") / "eight")
     (folder / "generation_config.json").write_text('{"eos_token_id": 6}')
-    return LLM(str(folder), skip_tokenizer_init=True, progress=False, threads=1, kv_cache_tokens=2048), theirs
+    return LLM(str(folder), skip_tokenizer_init=True, progress=False, threads=1, kv_cache_dtype="float32",
+               kv_cache_tokens=2048), theirs
 
 
 def score(theirs: Any, prompt: list[int], answer: tuple[int, ...]) -> float:

@@ -17,10 +17,12 @@ from penstock.ops.cpu.arena import ALIGNMENT, Arena, Layout
 from penstock.ops.cpu.library import KERNELS
 from penstock.ops.cpu.tape import Obstacle, Tape, record
 from penstock.ops.example import normal
+from penstock.ops.rows import EachSlot
 from tests.ops.check import example_of, examples_of, same_bits
 
 PANELS, WEIGHT = ops.pack_panels(normal(1, 48, 48, scale=0.15)), normal(2, 48)
 WIDER = ops.pack_panels(normal(3, 48, 24, scale=0.2))
+CACHES = ("k_cache", "v_cache", "k_scale", "v_scale")
 BACKWARDS = torch.arange(63, -1, -1)
 
 
@@ -104,15 +106,13 @@ def test_every_op_can_be_replayed(name: str, path: str) -> None:
         if not isinstance(tape, Tape):
             continue
         num_replayed += 1
-        outputs = [result] if result is not None else [example["k_cache"], example["v_cache"]]
-        for output in outputs:
+        written = [example[cache] for cache in CACHES if cache in example] if isinstance(op.rows, EachSlot) else []
+        for output in [*written, *([] if result is None else [result])]:
             output.fill_(77.0)
         tape.replay()
-        if result is None:
-            slots, size = example["slots"], example["k_cache"].shape[2]
-            outputs, expected = ([x[cache][slots // size, :, slots % size] for cache in ("k_cache", "v_cache")]
-                                 for x in (example, wanted))
-        assert all(same_bits(a, b) for a, b in zip(outputs, expected if isinstance(expected, list) else [expected]))
+        rows = list(range(op.rows.count(example)))
+        assert same_bits(op.rows.outputs(example, result, rows), op.rows.outputs(wanted, expected, rows))
+        assert result is None or same_bits(result, expected)
     assert num_replayed > len(examples_of(op)) / 2
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -49,15 +50,21 @@ def params() -> list[SamplingParams]:
 class Known:
     """A model and the answers its prompts get alone."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, **options: Any) -> None:
         self.model = model
-        self.llm: LLM = tiny_llm(model)
+        self.options = options
+        self.llm: LLM = self.make()
         self.answers: list[Answer] = alone(self.llm, prompts(), params())
 
+    def make(self, **options: Any) -> LLM:
+        return tiny_llm(self.model, **self.options, **options)
 
-@pytest.fixture(scope="module", params=FAMILIES)
+
+@pytest.fixture(scope="module", params=[(name, "auto") for name in FAMILIES] + [("Gemma3ForCausalLM", "int8")],
+                ids=lambda param: param[0] if param[1] == "auto" else "-".join(param))
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
-    known = Known(tiny_model(tmp_path_factory.mktemp(request.param), request.param))
+    name, kv_cache_dtype = request.param
+    known = Known(tiny_model(tmp_path_factory.mktemp(name), name), kv_cache_dtype=kv_cache_dtype)
     yield known
     known.llm.close()
 
@@ -93,7 +100,7 @@ def test_prefix_hits(known: Known) -> None:
 
 def test_out_of_memory(known: Known) -> None:
     """A cache for two long sequences; where layers have windows, more of them fit."""
-    with tiny_llm(known.model, kv_cache_tokens=192, max_model_len=96, max_num_batched_tokens=64) as small:
+    with known.make(kv_cache_tokens=192, max_model_len=96, max_num_batched_tokens=64) as small:
         assert together(small, prompts(), params()) == known.answers
         kinds = {group.spec.kind for group in small.service.engine.scheduler.cache.groups}
         assert small.stats()["num_preemptions"] > 0 or "window" in kinds
@@ -101,19 +108,19 @@ def test_out_of_memory(known: Known) -> None:
 
 def test_displaced(known: Known) -> None:
     """Every few steps somebody more important comes and takes a row."""
-    with tiny_llm(known.model, scheduling_policy="priority", max_num_seqs=4) as small:
+    with known.make(scheduling_policy="priority", max_num_seqs=4) as small:
         assert displaced(small, prompts(), params()) == known.answers
         assert small.stats()["num_preemptions"] > 20
 
 
 @pytest.mark.parametrize("block_size", [8, 32])
 def test_block_sizes(known: Known, block_size: int) -> None:
-    with tiny_llm(known.model, block_size=block_size, max_num_batched_tokens=50) as other:
+    with known.make(block_size=block_size, max_num_batched_tokens=50) as other:
         assert together(other, prompts(), params()) == known.answers
 
 
 def test_without_prefix_cache(known: Known) -> None:
-    with tiny_llm(known.model, enable_prefix_caching=False, threads=1) as other:
+    with known.make(enable_prefix_caching=False, threads=1) as other:
         assert together(other, prompts(), params()) == known.answers
 
 

@@ -24,14 +24,23 @@ struct Span {                           // query tokens of one sequence, and the
 
 struct Job {
     Call call;
+    int64_t tokens;                     // per span, at most
+    int64_t num_spans;
+    int64_t total;                      // chunks that each row sees, in all
+    int64_t most;                       // such chunks per piece
     Span* spans;
-    int64_t num_spans, num_items, chunks_per_piece;
-    float* parts;                       // of the spans in pieces
     int32_t* left;                      // pieces not yet done, per span and head
-    int64_t work;                       // per item, on average
+    float* parts;                       // partials of the spans in pieces
+    int64_t num_items;
 };
 
 int64_t chunk_floats(const Call& call, int64_t count) { return 2 * Rows::padded(count) + count * call.size(); }
+
+// The partials of a span in pieces: each head's, chunk by chunk.
+int64_t span_floats(const Call& call, const Span& span) {
+    const int64_t count = (span.end - span.begin) * call.group();
+    return span.num_pieces > 1 ? call.cache.num_heads * span.num_chunks * chunk_floats(call, count) : 0;
+}
 
 Partials partials_of(const Job& job, const Span& span, int64_t kv_head, int64_t chunk) {
     const int64_t count = (span.end - span.begin) * job.call.group();
@@ -39,36 +48,53 @@ Partials partials_of(const Job& job, const Span& span, int64_t kv_head, int64_t 
     return {at, at + Rows::padded(count), at + 2 * Rows::padded(count)};
 }
 
-// Cuts the step into spans, and long spans with few rows into pieces when there are few of them.
-void cut(Job& job, int64_t tokens, int64_t total_chunks) {
+int64_t chunks_per_piece(const Job& job, const Span& span) {
+    const int64_t count = (span.end - span.begin) * job.call.group();
+    return count <= kSplitRows ? larger(kLeastChunks, ceil_div(job.most, count)) : span.num_chunks;
+}
+
+// Every span, the last first: it sees most.
+template <class Body>
+void each_span(const Job& job, const Body& body) {
     const Call& call = job.call;
-    const bool few = tokens * call.group() <= kSplitRows;
-    job.chunks_per_piece = few ? larger(kLeastChunks, ceil_div(total_chunks, 8 * num_threads())) : int64_t(1) << 40;
-    int64_t index = job.num_spans, item = 0, parts = 0;
-    for (int64_t s = 0; s < call.num_sequences; s++) {
-        for (int64_t t = call.query_start[s]; t < call.query_start[s + 1]; t += tokens) {
-            Span& span = job.spans[--index];             // what sees most comes first
-            span.sequence = int32_t(s);
-            span.begin = int32_t(t), span.end = int32_t(smaller(t + tokens, call.query_start[s + 1]));
-            span.first_chunk = int32_t(call.first_of(s, span.begin) / kChunk);
-            span.num_chunks = int32_t(call.position_of(s, span.end - 1) / kChunk) + 1 - span.first_chunk;
-            span.num_pieces = int32_t(ceil_div(span.num_chunks, job.chunks_per_piece));
+    for (int64_t s = call.num_sequences - 1; s >= 0; s--) {
+        const int64_t from = call.query_start[s], to = call.query_start[s + 1];
+        for (int64_t n = ceil_div(to - from, job.tokens) - 1; n >= 0; n--) {
+            const int64_t begin = from + n * job.tokens, end = smaller(begin + job.tokens, to);
+            const int64_t first = call.first_of(s, begin) / kChunk, last = call.position_of(s, end - 1) / kChunk;
+            Span span = {int32_t(s), int32_t(begin), int32_t(end), int32_t(first), int32_t(last + 1 - first), 1, 0, 0};
+            span.num_pieces = int32_t(ceil_div(span.num_chunks, chunks_per_piece(job, span)));
+            body(span);
         }
     }
-    for (int64_t i = 0; i < job.num_spans; i++) {
-        Span& span = job.spans[i];
-        span.item = item, span.parts = parts;
-        item += span.num_pieces * call.cache.num_heads;
-        const int64_t count = (span.end - span.begin) * call.group();
-        if (span.num_pieces > 1) parts += call.cache.num_heads * span.num_chunks * chunk_floats(call, count);
-    }
-    job.num_items = item;
-    job.work = total_chunks * tokens * call.group() * call.cache.head_size * 16 / larger(item, 1);
-    job.parts = static_cast<float*>(kept<1>(parts * sizeof(float) + job.num_spans * call.cache.num_heads * 4));
-    job.left = reinterpret_cast<int32_t*>(job.parts + parts);
-    for (int64_t i = 0; i < job.num_spans; i++)
-        for (int64_t h = 0; h < call.cache.num_heads; h++)
-            job.left[i * call.cache.num_heads + h] = job.spans[i].num_pieces;
+}
+
+// Cuts the step into spans, and long spans with few rows into pieces when there are few of them.
+Job cut(const Call& call, int64_t tokens) {
+    const int64_t num_heads = call.cache.num_heads;
+    Job job = {call, tokens, 0, 0, 1, nullptr, nullptr, nullptr, 0};
+    each_span(job, [&](const Span& span) {
+        job.num_spans++;
+        job.total += call.num_heads * (span.end - span.begin) * span.num_chunks;
+    });
+    job.most = ceil_div(job.total, 8 * num_threads());
+    int64_t parts = 0;
+    each_span(job, [&](const Span& span) { parts += span_floats(call, span); });
+    const int64_t bytes = ceil_div(job.num_spans * int64_t(sizeof(Span) + num_heads * sizeof(int32_t)), 64) * 64;
+    char* memory = static_cast<char*>(scratch(bytes + parts * sizeof(float), 1));
+    job.parts = reinterpret_cast<float*>(memory + bytes);
+    job.spans = reinterpret_cast<Span*>(memory);
+    job.left = reinterpret_cast<int32_t*>(job.spans + job.num_spans);
+    int64_t index = 0;
+    parts = 0;
+    each_span(job, [&](Span span) {
+        span.item = job.num_items, span.parts = parts;
+        job.num_items += span.num_pieces * num_heads;
+        parts += span_floats(call, span);
+        for (int64_t h = 0; h < num_heads; h++) job.left[index * num_heads + h] = span.num_pieces;
+        job.spans[index++] = span;
+    });
+    return job;
 }
 
 // The span's queries with what they see, as rows of one key/value head.
@@ -94,7 +120,8 @@ void finish(const Call& call, const Span& span, int64_t kv_head, const Rows& row
 
 // Chunks [from, to) of a span; with `later` their partials are put there.
 template <class T>
-bool attend_chunks(const Job& job, const Span& span, int64_t kv_head, int64_t from, int64_t to, Rows& rows, float* room) {
+bool attend_chunks(const Job& job, const Span& span, int64_t kv_head, int64_t from, int64_t to, Rows& rows,
+                   float* room) {
     const Call& call = job.call;
     const Source<T> source = {call.cache, call.table + span.sequence * call.table_stride, call.table_width, kv_head};
     const bool direct = call.in_groups() && (sizeof(T) == 4 || rows.count <= kDirectRows), later = span.num_pieces > 1;
@@ -134,7 +161,8 @@ bool attend_item(const Job& job, int64_t index, int64_t item) {
     char* memory = static_cast<char*>(scratch(bytes + Source<T>::room_floats(head_size, call.size()) * sizeof(float)));
     Rows rows(count, head_size, call.size(), memory);
     take_queries(call, span, kv_head, rows);
-    const int64_t from = piece * job.chunks_per_piece, to = smaller(from + job.chunks_per_piece, span.num_chunks);
+    const int64_t length = chunks_per_piece(job, span), from = piece * length;
+    const int64_t to = smaller(from + length, span.num_chunks);
     if (!attend_chunks<T>(job, span, kv_head, from, to, rows, reinterpret_cast<float*>(memory + bytes))) return false;
     if (span.num_pieces > 1) {
         int32_t* left = job.left + index * call.cache.num_heads + kv_head;
@@ -150,9 +178,10 @@ bool attend_item(const Job& job, int64_t index, int64_t item) {
 
 template <class T>
 int32_t attend_spans(const Job& job) {
+    const int64_t work = 16 * job.total * job.call.cache.head_size / larger(job.num_items, 1);
     int32_t result = kDone;
-    parallel_for(job.num_items, job.work, [&](int64_t item) {
-        int64_t low = 0, high = job.num_spans - 1;
+    parallel_for(job.num_items, work, [&](int64_t item) {
+        int64_t low = 0, high = job.num_spans - 1;       // the last span that begins at this item or before
         while (low < high) {
             const int64_t middle = (low + high + 1) / 2;
             if (job.spans[middle].item <= item) low = middle;
@@ -164,12 +193,13 @@ int32_t attend_spans(const Job& job) {
 }
 
 // Fewer tokens to a span where the threads would go short of spans.
-int64_t tokens_per_span(const Call& call, int64_t num_tokens) {
+int64_t tokens_per_span(const Call& call, int64_t longest) {
+    const int64_t num_tokens = call.query_start[call.num_sequences];
     int64_t tokens = larger(1, kRows / call.group());
     while (tokens * call.group() >= 2 * kLeastRows && num_threads() > 1 &&
            ceil_div(num_tokens, tokens) * call.cache.num_heads < 4 * num_threads())
         tokens = tokens / 2;
-    return tokens;
+    return smaller(tokens, longest);
 }
 
 int32_t attend_step(const Call& call, int32_t type) {
@@ -179,20 +209,8 @@ int32_t attend_step(const Call& call, int32_t type) {
         if (call.lengths[s] < num) return kBadIndex;
         longest = larger(longest, num);
     }
-    const int64_t tokens = smaller(longest, tokens_per_span(call, call.query_start[call.num_sequences]));
-    if (tokens == 0) return kDone;
-    int64_t num_spans = 0, total_chunks = 0;
-    for (int64_t s = 0; s < call.num_sequences; s++) {
-        for (int64_t t = call.query_start[s]; t < call.query_start[s + 1]; t += tokens) {
-            const int64_t end = smaller(t + tokens, call.query_start[s + 1]);
-            total_chunks += call.cache.num_heads *
-                            (call.position_of(s, end - 1) / kChunk + 1 - call.first_of(s, t) / kChunk);
-            num_spans++;
-        }
-    }
-    Job job = {call, nullptr, num_spans, 0, 0, nullptr, nullptr, 0};
-    job.spans = static_cast<Span*>(kept<0>(num_spans * sizeof(Span)));
-    cut(job, tokens, total_chunks);
+    if (longest == 0) return kDone;
+    const Job job = cut(call, tokens_per_span(call, longest));
     return with_cache_type(type, [&](auto* typed) {
         using Stored = typename Pointee<decltype(typed)>::Type;
         return attend_spans<Stored>(job);

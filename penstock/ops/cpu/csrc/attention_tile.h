@@ -5,11 +5,11 @@
 #pragma once
 
 #include "cache.h"
+#include "weigh.h"
 
 namespace penstock {
 namespace PENSTOCK_PATH {
 
-constexpr int64_t kChunk = 64;                   // absolute positions per partial
 constexpr int64_t kGroups = kChunk / kLanes;     // groups of 16 positions in a chunk
 
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -24,7 +24,7 @@ constexpr int groups_beside(int rows) {          // groups of 16 lanes that a ti
 }
 
 // 64 neighbouring positions. Position 16 g + i has its keys at k[g][d * k_stride + i]; 16 of its values, from dimension
-// 16 n on, are at v[g][i * v_row + n * v_stride]. Groups that nobody sees lead nowhere.
+// 16 n on, are at v[g][i * v_row + n * v_stride]. Groups that nobody sees lead anywhere.
 template <class T>
 struct Chunk {
     const T *k[kGroups], *v[kGroups];
@@ -85,8 +85,8 @@ inline void score_tile(const float* q, const Chunk<T>& chunk, int64_t first, int
 
 // All groups of [begin, end); scores outside of it are left as they are or hold anything.
 template <int R, class T>
-__attribute__((noinline)) void score_rows(const float* q, const Chunk<T>& chunk, int64_t begin, int64_t end, int64_t head_size,
-                       float* scores) {
+__attribute__((noinline)) void score_rows(const float* q, const Chunk<T>& chunk, int64_t begin, int64_t end,
+                                          int64_t head_size, float* scores) {
     constexpr int kTogether = groups_beside(R);
     int64_t group = begin / kLanes;
     const int64_t last = ceil_div(end, kLanes);
@@ -109,7 +109,8 @@ struct Sight {
     int64_t common, until;
     bool even;                          // all rows see the same
 
-    Sight(const int32_t* begin, const int32_t* end) : begin(begin), end(end), common(begin[0]), until(end[0]), even(true) {
+    Sight(const int32_t* begin, const int32_t* end)
+        : begin(begin), end(end), common(begin[0]), until(end[0]), even(true) {
         for (int r = 1; r < R; r++) {
             even = even && begin[r] == begin[0] && end[r] == end[0];
             common = larger(common, begin[r]);
@@ -121,7 +122,8 @@ struct Sight {
 
 // Σ weights[r][j] · v[j] over the positions that each row sees, for G groups of dimensions from d on.
 template <int R, int G, bool kEven, class T>
-inline void value_tile(const float* weights, const Chunk<T>& chunk, const Sight<R>& sight, int64_t d, const Target& target) {
+inline void value_tile(const float* weights, const Chunk<T>& chunk, const Sight<R>& sight, int64_t d,
+                       const Target& target) {
     Vec sums[R][G][kParts] = {};
     const int64_t shift = d / kLanes * chunk.v_stride, stride = chunk.v_stride;
     const auto alone = [&](int r, int64_t from, int64_t to) {

@@ -14,7 +14,8 @@ KERNEL(cache_write)(const float* k, int64_t k_stride, const float* v, int64_t v_
         using Stored = typename Pointee<decltype(typed)>::Type;
         parallel_for(num_tokens, 4 * num_heads * head_size, [&](int64_t t) {
             for (int64_t h = 0; h < num_heads; h++)
-                write_head<Stored>(cache, slots[t], h, k + t * k_stride + h * head_size, v + t * v_stride + h * head_size);
+                write_head<Stored>(cache, slots[t], h, k + t * k_stride + h * head_size,
+                                   v + t * v_stride + h * head_size);
         });
         return kDone;
     });

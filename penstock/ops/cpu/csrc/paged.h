@@ -1,8 +1,6 @@
 // Attention over a paged cache: what a call is, and where the keys and values of a chunk lie.
 #pragma once
 
-#include <cstdlib>
-
 #include "partial.h"
 
 namespace penstock {
@@ -63,10 +61,12 @@ struct Source {
         return block < cache.num_blocks ? block : -1;
     }
     const T* keys(int64_t block, int64_t place) const {
-        return static_cast<const T*>(cache.k) + block * cache.k_stride + head * cache.head_size * cache.block_size + place;
+        const T* keys = static_cast<const T*>(cache.k) + block * cache.k_stride;
+        return keys + head * cache.head_size * cache.block_size + place;
     }
     const T* values(int64_t block, int64_t place) const {
-        return static_cast<const T*>(cache.v) + block * cache.v_stride + (head * cache.block_size + place) * cache.head_size;
+        const T* values = static_cast<const T*>(cache.v) + block * cache.v_stride;
+        return values + (head * cache.block_size + place) * cache.head_size;
     }
     const float* key_scales(int64_t block, int64_t place) const {
         return cache.k_scale + block * cache.k_scale_stride + head * cache.block_size + place;
@@ -81,7 +81,8 @@ struct Source {
         chunk.scaled = cache.k_scale != nullptr, chunk.next = &chunk;
         const int64_t first = least / kLanes;
         int64_t index = (base + first * kLanes) / cache.block_size, place = (base + first * kLanes) % cache.block_size;
-        for (int64_t g = first; g * kLanes < most; g++, place += kLanes) {
+        int64_t g = first;
+        for (; g * kLanes < most; g++, place += kLanes) {
             if (place == cache.block_size) index++, place = 0;
             const int64_t block = block_at(index);
             if (block < 0) return false;
@@ -89,6 +90,8 @@ struct Source {
             if (!chunk.scaled) continue;
             chunk.k_scale[g] = key_scales(block, place), chunk.v_scale[g] = value_scales(block, place);
         }
+        for (int64_t other = 0; other < kGroups; other++)            // fetched perhaps, but never read
+            if (other < first || other >= g) chunk.k[other] = chunk.k[first], chunk.v[other] = chunk.v[first];
         return true;
     }
 
@@ -130,24 +133,6 @@ struct Source {
         }
     }
 };
-
-// Memory of the calling thread until it next asks for this slot; unlike scratch(), work items leave it alone.
-template <int Slot>
-inline void* kept(size_t bytes) {
-    struct Buffer {
-        void* data = nullptr;
-        size_t size = 0;
-        ~Buffer() { std::free(data); }
-    };
-    static thread_local Buffer buffer;
-    if (bytes > buffer.size) {
-        std::free(buffer.data);
-        buffer.size = (bytes + 4095) / 4096 * 4096;
-        buffer.data = std::aligned_alloc(64, buffer.size);
-        if (buffer.data == nullptr) std::abort();
-    }
-    return buffer.data;
-}
 
 }  // namespace PENSTOCK_PATH
 }  // namespace penstock
