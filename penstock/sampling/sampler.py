@@ -40,12 +40,12 @@ class Sampler:
         """The next token of each row, from logits [M, V]."""
         return [self._choose(values, row) for values, row in zip(_rows(logits), rows, strict=True)]
 
-    def verify(self, logits: Tensor, row: RowState, draft: tuple[Draft, ...]) -> list[Sampled]:
+    def verify(self, logits: Tensor | Array, row: RowState, draft: tuple[Draft, ...]) -> list[Sampled]:
         """The tokens the row would get one at a time, as far as the draft guessed them, and one more.
 
         logits [1 + k, V]: row 0 follows the last known token, row i + 1 follows draft[i].
         """
-        values = _rows(logits)
+        values = logits if isinstance(logits, Array) else _rows(logits)
         length = len(row.tokens)
         sampled: list[Sampled] = []
         try:
