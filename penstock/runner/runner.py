@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -40,24 +42,28 @@ class Runner:
             if plan.moves:
                 with _torch():
                     self.memory.move(plan.moves)
-            if isinstance(self.model, Encoder):
-                return Result(plan.number, self._embed(self.model, plan))
-            return Result(plan.number, self._sample(self.model, plan))
+            return self._embed(self.model, plan) if isinstance(self.model, Encoder) else self._sample(self.model, plan)
         except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
             return Result(plan.number, error=f"{type(error).__name__}: {error}")
 
-    def _embed(self, model: Encoder, plan: Plan) -> list[RowResult]:
+    def _embed(self, model: Encoder, plan: Plan) -> Result:
         rows = [self.rows[row.row] for row in plan.rows]
         buffers = Buffers(plan.num_tokens, len(rows), self.rows.num_groups, 0)
         shape = buffers.fill(plan, rows, (), self.memory.block_size)
+        begin = time.perf_counter()
         with _torch():
             step = buffers.step(shape)
-            return [_embedding(values) for values in model.pool(model.forward(step, self._caches), step.query_start)]
+            pooled = model.pool(model.forward(step, self._caches), step.query_start)
+            results = [_embedding(values) for values in pooled]
+        return Result(plan.number, results, forward_s=time.perf_counter() - begin)
 
-    def _sample(self, model: Decoder, plan: Plan) -> list[RowResult]:
+    def _sample(self, model: Decoder, plan: Plan) -> Result:
         rows = [self.rows[row.row] for row in plan.rows]
         ends, at = _wanted(plan)
-        computed = self._compute(model, plan, rows, at)
+        compute = self._prepare(model, plan, rows, at)
+        begin = time.perf_counter()
+        computed = compute()
+        middle = time.perf_counter()
         likeliest = computed.likeliest if at else []
         results: list[RowResult] = []
         first = 0
@@ -70,15 +76,16 @@ class Runner:
                 last = first + 1 + len(row.draft)
                 self._choose(row, device.state, computed.values[first:last], likeliest[first], result)
                 first = last
-        return results
+        return Result(plan.number, results, forward_s=middle - begin, sampling_s=time.perf_counter() - middle)
 
-    def _compute(self, model: Decoder, plan: Plan, rows: Sequence[DeviceRow], at: Sequence[int]) -> Computed:
+    def _prepare(self, model: Decoder, plan: Plan, rows: Sequence[DeviceRow], at: Sequence[int],
+                 ) -> Callable[[], Computed]:
+        """Fill in the step's numbers; what remains is the forward pass."""
         small = plan.num_tokens <= SMALL
         buffers = self._buffers if small else self._spacious(plan, rows)
         shape = buffers.fill(plan, rows, at, self.memory.block_size)
-        if small:
-            return self.tapes.run(shape, lambda: self._forward(model, buffers, shape))
-        return self._forward(model, buffers, shape)
+        forward = partial(self._forward, model, buffers, shape)
+        return partial(self.tapes.run, shape, forward) if small else forward
 
     def _spacious(self, plan: Plan, rows: Sequence[DeviceRow]) -> Buffers:
         """For one large step."""

@@ -21,8 +21,10 @@ class RowState:
         self._masks = Masks(request)
         self._penalties = Penalties(request.sampling, self.tokens[:num_prompt], self.tokens[num_prompt:])
         self._counts = self._penalties.active
+        sampling = request.sampling
+        self.unfiltered = sampling.top_k <= 0 and sampling.min_p <= 0 and sampling.top_p >= 1 and sampling.typical_p >= 1
         # Nothing is asked but the likeliest token.
-        self.plain = (request.sampling.greedy and request.beam is None and self.num_logprobs is None
+        self.plain = (sampling.greedy and request.beam is None and self.num_logprobs is None
                       and not self._masks.ever and not self._counts)
 
     @property

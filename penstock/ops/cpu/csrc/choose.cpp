@@ -7,27 +7,35 @@ namespace {
 
 constexpr int64_t kPiece = 1024;        // the sums' pieces are part of an op's meaning: sampling walks one of them
 
-// The largest value of a piece; `damaged` becomes true where one is NaN.
+typedef int32_t Hits __attribute__((vector_size(sizeof(Vec))));      // -1 in each lane where something holds
+
+bool any(Hits hits) {
+    uint64_t words[sizeof(Hits) / 8], all = 0;
+    std::memcpy(words, &hits, sizeof words);
+    for (uint64_t word : words) all |= word;
+    return all != 0;
+}
+
+// The largest value of a piece, -inf where there is none; `damaged` becomes true where one is NaN.
 float largest(const float* x, int64_t count, bool& damaged) {
-    float lanes[kLanes];
-    int32_t odd[kLanes] = {};
-    for (int i = 0; i < kLanes; i++) lanes[i] = -__builtin_inff();
+    Vec tops[kParts];
+    Hits odd[kParts] = {};
+    for (int n = 0; n < kParts; n++) tops[n] = broadcast(-__builtin_inff());
     int64_t c = 0;
     for (; c + kLanes <= count; c += kLanes)
-        for (int i = 0; i < kLanes; i++) {
-            const float value = x[c + i];
-            lanes[i] = value > lanes[i] ? value : lanes[i];
-            odd[i] |= value != value;
+        for (int n = 0; n < kParts; n++) {
+            const Vec values = load(x + c + n * kWidth);
+            tops[n] = values > tops[n] ? values : tops[n];
+            odd[n] |= values != values;
         }
-    for (int i = 0; c + i < count; i++) {
-        lanes[i] = x[c + i] > lanes[i] ? x[c + i] : lanes[i];
-        odd[i] |= x[c + i] != x[c + i];
+    float lanes[kLanes];
+    std::memcpy(lanes, tops, sizeof lanes);
+    for (; c < count; c++) {
+        lanes[0] = x[c] > lanes[0] ? x[c] : lanes[0];
+        damaged |= x[c] != x[c];
     }
-    for (int i = 1; i < kLanes; i++) {
-        lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
-        odd[0] |= odd[i];
-    }
-    damaged = odd[0] != 0;
+    for (int n = 0; n < kParts; n++) damaged |= any(odd[n]);
+    for (int i = 1; i < kLanes; i++) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
     return lanes[0];
 }
 
@@ -48,18 +56,20 @@ int64_t first_of_largest(const float* x, int64_t width) {
     return piece;
 }
 
+// Whether any of 64 values is at or above `least`.
+bool has_above(const float* x, Vec least) {
+    Hits hits = load(x) >= least;
+    for (int i = kWidth; i < 64; i += kWidth) hits |= load(x + i) >= least;
+    return any(hits);
+}
+
 // How many values there are at or above `least`, then the places of the first `room` of them.
 void list_above(const float* x, int64_t width, float least, int64_t room, int32_t* out) {
-    int64_t count = 0, c = 0;
-    for (; c < width; c += kLanes) {
-        const int64_t size = smaller(kLanes, width - c);
-        int32_t any = 0;
-        if (size == kLanes)
-            for (int i = 0; i < kLanes; i++) any |= x[c + i] >= least;
-        else
-            any = 1;
-        if (!any) continue;
-        for (int64_t i = c; i < c + size; i++)
+    int64_t count = 0;
+    for (int64_t c = 0; c < width; c += 64) {
+        const int64_t end = smaller(c + 64, width);
+        if (end == c + 64 && !has_above(x + c, broadcast(least))) continue;
+        for (int64_t i = c; i < end; i++)
             if (x[i] >= least) {
                 if (count < room) out[1 + count] = int32_t(i);
                 count++;
