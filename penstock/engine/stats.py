@@ -25,8 +25,3 @@ class Stats:
     step_s: float = 0.0                # in steps, from the queue to the text
     forward_s: float = 0.0             # of that, in forward passes
     sampling_s: float = 0.0            # of that, choosing tokens from their logits
-
-    @property
-    def host_s(self) -> float:
-        """In steps, and not in forward passes."""
-        return self.step_s - self.forward_s

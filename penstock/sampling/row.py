@@ -22,7 +22,8 @@ class RowState:
         self._penalties = Penalties(request.sampling, self.tokens[:num_prompt], self.tokens[num_prompt:])
         self._counts = self._penalties.active
         sampling = request.sampling
-        self.unfiltered = sampling.top_k <= 0 and sampling.min_p <= 0 and sampling.top_p >= 1 and sampling.typical_p >= 1
+        self.unfiltered = (sampling.top_k <= 0 and sampling.min_p <= 0 and sampling.top_p >= 1
+                           and sampling.typical_p >= 1)
         # Nothing is asked but the likeliest token.
         self.plain = (sampling.greedy and request.beam is None and self.num_logprobs is None
                       and not self._masks.ever and not self._counts)
