@@ -10,6 +10,7 @@ from penstock.text.stop import StopStrings
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import CompletionOutput, Delta, Logprob, Request, RequestOutput, StreamDelta, TokenLogprobs
 
+Part = tuple[str, int, tuple[TokenLogprobs, ...]]      # of a delta: its text, how many of its tokens, their numbers
 CONTEXT_TOKENS = 16      # of the prompt: enough to continue a character or a word that the prompt broke off
 
 
@@ -34,14 +35,18 @@ class Answer:
         return self._output.finish_reason
 
     @property
+    def stop_reason(self) -> int | str | None:
+        return self._output.stop_reason
+
+    @property
     def stopped(self) -> bool:
         """A stop string ended the answer; the engine does not know of it."""
         return self._stop.matched is not None
 
-    def push(self, delta: Delta, num_prompt: int, num_cached: int) -> StreamDelta:
+    def push(self, delta: Delta) -> Part:
         """Take in what a step added: the part of it that belongs to the answer."""
         text, taken = self._take_tokens(delta)
-        logprobs = self._take_logprobs(delta.logprobs[:taken])
+        logprobs = self._take_logprobs(delta.logprobs[:taken]) if delta.logprobs else ()
         output = self._output
         if self.stopped:
             output.finish_reason, output.stop_reason = "stop", self._stop.matched
@@ -53,8 +58,7 @@ class Answer:
             output.cumulative_logprob = delta.cumulative_logprob
         if text:
             self._texts.append(text)
-        return StreamDelta(delta.request_id, delta.sibling, text, delta.tokens[:taken], logprobs, output.finish_reason,
-                           output.stop_reason, num_prompt, num_cached)
+        return text, taken, logprobs
 
     def _take_tokens(self, delta: Delta) -> tuple[str, int]:
         """The new text, and how many tokens were taken. A token that ends the answer is no text of it, as in vLLM."""
@@ -125,13 +129,16 @@ class Collector:
             self._num_cached = delta.num_cached_tokens
         self.error = delta.error or self.error
         self.embedding = delta.embedding or self.embedding
-        item = answer.push(delta, len(self.request.tokens), self._num_cached)
+        text, taken, logprobs = answer.push(delta)
+        prompt_logprobs = None
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = [answer.named(p) if p is not None else None for p in delta.prompt_logprobs]
-            item = replace(item, prompt_logprobs=tuple(self._prompt_logprobs))
+            prompt_logprobs = tuple(self._prompt_logprobs)
         self._open -= answer.finish_reason is not None
         if self.listener is not None:
-            self.listener(item)
+            self.listener(StreamDelta(delta.request_id, delta.sibling, text, delta.tokens[:taken], logprobs,
+                                      answer.finish_reason, answer.stop_reason, len(self.request.tokens),
+                                      self._num_cached, prompt_logprobs))
         return answer.stopped and not delta.finish_reason
 
     def output(self) -> RequestOutput:

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.answers import Collector
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.intake import Encoded
-from penstock.interrupts import held_interrupts
+from penstock.interrupts import held_interrupts, watched_interrupts
 from penstock.progress import counting_bar
 from penstock.service import Service
 from penstock.types import BeamSearchParams, SamplingParams
@@ -39,7 +39,7 @@ class Batch:
     def finish(self, use_tqdm: UseTqdm) -> None:
         waiting = set(self.collectors)
         try:
-            with counting_bar(use_tqdm, len(waiting), "Processed prompts") as advance:
+            with counting_bar(use_tqdm, len(waiting), "Processed prompts") as advance, watched_interrupts():
                 while waiting:
                     done = waiting.intersection(self._service.step())
                     waiting -= done

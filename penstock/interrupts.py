@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import FrameType
+
+Handler = Callable[[int, FrameType | None], object]
 
 INTERRUPTED = 130      # the shell's exit code for Ctrl-C
 
@@ -25,18 +27,62 @@ def final_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
+class _Watch:
+    """Stands in for Ctrl-C's handler: passes it on at once, or after the block that holds it back."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.depth = 0                                      # of blocks that hold it back
+        self.held: list[tuple[int, FrameType | None]] = []
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.depth:
+            self.held.append((number, frame))
+        else:
+            self.handler(number, frame)
+
+    def deliver(self) -> None:
+        held, self.held = self.held, []
+        for number, frame in held:
+            self.handler(number, frame)
+
+
 @contextmanager
-def held_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back until the block has ended. Threads other than the main one are never interrupted."""
+def watched_interrupts() -> Iterator[None]:
+    """Around a loop: what it holds back inside costs next to nothing, because the handler is changed only here."""
+    global _watch
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    if _watch is not None or not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    _watch = watch = _Watch(handler)
+    signal.signal(signal.SIGINT, watch)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        for number, frame in held:
-            handler(number, frame)
+        _watch = None
+        watch.deliver()
+
+
+@contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back until the block has ended. Threads other than the main one are never interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with nullcontext() if _watch is not None else watched_interrupts():
+        watch = _watch
+        if watch is None:
+            yield
+            return
+        watch.depth += 1
+        try:
+            yield
+        finally:
+            watch.depth -= 1
+            if watch.held and not watch.depth:
+                watch.deliver()
+
+
+_watch: _Watch | None = None           # the main thread's

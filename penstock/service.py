@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -63,6 +64,7 @@ class Service:
     @held_interrupts()
     def step(self) -> list[Collector]:
         """One engine step, its deltas handed to their collectors. Those that are finished are returned and let go."""
+        begin = time.perf_counter()
         finished: dict[str, Collector] = {}
         for delta in self.engine.step():
             collector = self.collectors.get(delta.request_id)
@@ -74,6 +76,7 @@ class Service:
                 finished[delta.request_id] = collector      # further deltas of this step may be other beams
         for id in finished:
             del self.collectors[id]
+        self.engine.scheduler.stats.step_s += time.perf_counter() - begin
         return list(finished.values())
 
     @held_interrupts()

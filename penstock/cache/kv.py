@@ -58,6 +58,7 @@ class KVCache:
         self.copies: list[Copy] = []
         self.num_copied = 0
         self.recurrent = [g for g, group in enumerate(self.groups) if group.spec.kind == "recurrent"]
+        self._unchanged: tuple[tuple[tuple[int, int], ...], ...] = ((),) * len(self.groups)
         self._paged = [g for g, group in enumerate(self.groups) if group.spec.kind != "recurrent"]
         self._windows = [g for g, group in enumerate(self.groups) if group.spec.kind == "window"]
 
@@ -273,6 +274,8 @@ class KVCache:
 
     def keep_snapshots(self, holding: Holding, plan: int) -> None:
         """`plan` has ended: its snapshots go to the tree, before `insert` moves on from where they were taken."""
+        if not holding.snapshots:
+            return
         for snapshot in [s for s in holding.snapshots if s.plan <= plan]:
             node = holding.node
             if (node is not None and snapshot.position == holding.num_inserted * self.block_size
@@ -303,6 +306,8 @@ class KVCache:
 
     def changes(self, holding: Holding) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The table entries the device has not been told of, and from now on has been."""
+        if not any(holding.changed):
+            return self._unchanged
         changed = tuple(tuple(entries.items()) for entries in holding.changed)
         for entries in holding.changed:
             entries.clear()

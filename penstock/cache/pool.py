@@ -84,6 +84,8 @@ class BlockPool:
     def end(self, plan: int) -> None:
         """A plan has ended, and with it all earlier ones."""
         self._ended = plan
+        if not self._limbo:
+            return
         for number in [number for number in self._limbo if number <= plan]:
             blocks = self._limbo.pop(number)
             self._num_limbo -= len(blocks)

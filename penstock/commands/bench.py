@@ -100,8 +100,16 @@ def _measure(model: str, tests: list[Test], repetitions: int, as_json: bool, opt
         outcomes = [_repeat(llm, test, repetitions, prompts) for test in tests]
         facts = _facts(llm)
     write_text(_document(facts, outcomes) if as_json else _table(facts, outcomes))
+    write_note(_host_note(facts["stats"]))
     if preempted := facts["stats"].get("num_preemptions"):
         write_note(f"note: {preempted} preemptions; a larger --kv-cache-tokens avoids them")
+
+
+def _host_note(stats: dict[str, Any]) -> str:
+    """Of all steps, those that warm up too: a step's time less its forward pass."""
+    host, steps = stats["step_s"] - stats["forward_s"], max(1, stats["num_steps"])
+    return (f"host time: {1e6 * host / steps:.0f} µs of {1e3 * stats['step_s'] / steps:.2f} ms a step, "
+            f"{1e6 * stats['sampling_s'] / steps:.0f} µs of it sampling")
 
 
 def _facts(llm: LLM) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Accounts:
 
     def settle(self, started: Started, result: Result) -> list[Delta]:
         self.cache.pool.end(started.plan.number)
+        self.stats.forward_s += result.forward_s
+        self.stats.sampling_s += result.sampling_s
         if result.error is not None:
             return self._fail(started, result.error)
         deltas: list[Delta] = []
@@ -60,7 +62,7 @@ class Accounts:
             self.stats.num_accepted_tokens += len(outcome.tokens) - 1
         self._take_prompt_logprobs(sequence, row, outcome)
         taken, finish_reason, stop_reason = self._accept(sequence, outcome.tokens)
-        sequence.draft = list(outcome.draft)
+        sequence.draft = list(outcome.draft) if outcome.draft else []
         self._remember(sequence, plan)
         if sequence.settled >= sequence.suspect:
             sequence.suspect = 0

@@ -88,3 +88,5 @@ class Result:
     number: int
     rows: list[RowResult] = field(default_factory=list)
     error: str | None = None                     # the whole step failed; no row has a result
+    forward_s: float = 0.0
+    sampling_s: float = 0.0

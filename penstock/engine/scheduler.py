@@ -70,7 +70,7 @@ class Scheduler:
     def schedule(self) -> Plan | None:
         """The next step's plan, or None when nothing can be done before a started plan ends."""
         self._entries, self._admissions = [], []
-        suspects = [s for s in self.roster.waiting + self.roster.running if s.suspect]
+        suspects = [s for queue in (self.roster.waiting, self.roster.running) for s in queue if s.suspect]
         if suspects:
             self._schedule_alone(min(suspects, key=self.policy.rank))
         else:
@@ -132,6 +132,8 @@ class Scheduler:
 
     def _guesses(self, sequence: Sequence) -> tuple[Draft, ...]:
         """Guesses that follow what unfinished plans may append: only a line, never with a state that cannot go back."""
+        if not sequence.draft:
+            return ()
         most = sequence.limit - len(sequence.tokens) - sequence.expected - 1
         if not sequence.draft or self.cache.recurrent or most <= 0:
             return ()
@@ -213,7 +215,7 @@ class Scheduler:
 
     def _admit_waiting(self, budget: int) -> None:
         """In the policy's order; the first that finds no room stops the rest, so that it is not passed for ever."""
-        if budget <= 0 or not self.roster.rows:
+        if budget <= 0 or not self.roster.rows or not self.roster.waiting:
             return
         for sequence in self.policy.order(self.roster.waiting, self._match):
             if budget <= 0 or not self.roster.rows:

@@ -57,29 +57,32 @@ class Sequence:
     suspect: int = 0                              # a step with it failed: it runs alone until so much is settled
     chain: list[int] | None = None                # keys of its prompt's blocks
     keys: list[int] = field(default_factory=list)     # those of them that others may wait for
+    num_prompt: int = field(init=False)
+    limit: int = field(init=False)                # the most tokens the sequence can have
 
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.tokens)
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.request.tokens)
+        self.limit = self.num_prompt + (0 if self.request.pool else self.request.max_tokens)
 
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def limit(self) -> int:
-        """The most tokens the sequence can have."""
-        return self.num_prompt + (0 if self.request.pool else self.request.max_tokens)
-
-    @property
     def expected(self) -> int:
         """The most tokens that unfinished plans may still append."""
-        return sum(flight.expected for flight in self.flights)
+        total = 0
+        for flight in self.flights:
+            total += flight.expected
+        return total
 
     @property
     def settled(self) -> int:
         """Positions whose state is certainly in the cache: no unfinished plan's share is counted."""
-        return self.computed - sum(flight.count for flight in self.flights)
+        position = self.computed
+        for flight in self.flights:
+            position -= flight.count
+        return position
 
     @property
     def remaining(self) -> int:

@@ -22,3 +22,6 @@ class Stats:
     num_accepted_tokens: int = 0
     num_preemptions: int = 0
     num_forks: int = 0                 # sequences that began with another's blocks
+    step_s: float = 0.0                # in steps, from the queue to the text
+    forward_s: float = 0.0             # of that, in forward passes
+    sampling_s: float = 0.0            # of that, choosing tokens from their logits

@@ -11,6 +11,7 @@ from penstock.ops.activation import activation, gated_activation
 from penstock.ops.add import add
 from penstock.ops.attention import attention
 from penstock.ops.cache_write import cache_write
+from penstock.ops.choose import above, argmax, weight_sums
 from penstock.ops.embedding import embedding
 from penstock.ops.encoder_attention import encoder_attention
 from penstock.ops.gather import gather
@@ -28,8 +29,8 @@ from penstock.ops.scale import scale
 from penstock.ops.softcap import softcap
 
 __all__ = [
-    "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "activation", "add", "attention", "cache_write", "cpu",
-    "embedding", "encoder_attention", "gated_activation", "gather", "layer_norm", "linear", "log_softmax", "op",
-    "pack_panels", "packed_linear", "packed_rows", "qkv_write", "rms_norm", "rope", "scale", "softcap",
-    "unpack_panels",
+    "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "above", "activation", "add", "argmax", "attention",
+    "cache_write", "cpu", "embedding", "encoder_attention", "gated_activation", "gather", "layer_norm", "linear",
+    "log_softmax", "op", "pack_panels", "packed_linear", "packed_rows", "qkv_write", "rms_norm", "rope", "scale",
+    "softcap", "unpack_panels", "weight_sums",
 ]

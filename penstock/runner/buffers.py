@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ from penstock.runner.rows import DeviceRow
 from penstock.runner.step import Step
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """Steps of one shape make the same calls on the same places."""
 
     num_tokens: int
@@ -46,7 +45,8 @@ class Buffers:
         positions: list[int] = []
         starts = [0]
         for s, (row, device) in enumerate(zip(plan.rows, rows)):
-            begin, end = row.start, row.start + row.count
+            begin = row.start
+            end = begin + row.count
             ids += device.inputs(row)
             positions += range(begin, end)
             if len(ids) != len(positions):

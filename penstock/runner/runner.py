@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.models.decoder import Decoder, Encoder
-from penstock.ops import cpu
+from penstock.ops import argmax, cpu
 from penstock.runner.buffers import Buffers, Shape
+from penstock.runner.computed import Computed
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import DeviceRow, Rows
 from penstock.runner.tapes import Tapes
-from penstock.sampling.likeliest import UnusableLogits
+from penstock.sampling.likeliest import Array, UnusableLogits
+from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampled, Sampler
 
 LOGIT_ROWS = 64      # prompt log probabilities are made from so many rows of logits at a time
 SMALL = 64           # tokens: of larger steps Python is a small part, and their shapes seldom return
-
-Computed = tuple[torch.Tensor, torch.Tensor | None]      # hidden [T, C]; logits [M, V] if any are wanted
-
 
 class Runner:
     def __init__(self, model: Decoder | Encoder, memory: BlockMemory) -> None:
@@ -32,47 +35,57 @@ class Runner:
         self._caches = memory.layer_caches(model.spec.kv_shapes())
         self._buffers = Buffers(SMALL, SMALL, self.rows.num_groups, -(-model.spec.max_model_len // memory.block_size))
 
-    @torch.inference_mode()
     def run(self, plan: Plan) -> Result:
         """Rows are taken in before anything can fail, so that later plans find them."""
         self.rows.apply(plan)
         try:
-            with cpu.torch_alone():
-                self.memory.move(plan.moves)
-                if isinstance(self.model, Encoder):
-                    return Result(plan.number, self._embed(self.model, plan))
-                return Result(plan.number, self._sample(self.model, plan))
+            if plan.moves:
+                with _torch():
+                    self.memory.move(plan.moves)
+            return self._embed(self.model, plan) if isinstance(self.model, Encoder) else self._sample(self.model, plan)
         except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
             return Result(plan.number, error=f"{type(error).__name__}: {error}")
 
-    def _embed(self, model: Encoder, plan: Plan) -> list[RowResult]:
+    def _embed(self, model: Encoder, plan: Plan) -> Result:
         rows = [self.rows[row.row] for row in plan.rows]
         buffers = Buffers(plan.num_tokens, len(rows), self.rows.num_groups, 0)
-        step = buffers.step(buffers.fill(plan, rows, (), self.memory.block_size))
-        return [_embedding(values) for values in model.pool(model.forward(step, self._caches), step.query_start)]
+        shape = buffers.fill(plan, rows, (), self.memory.block_size)
+        begin = time.perf_counter()
+        with _torch():
+            step = buffers.step(shape)
+            pooled = model.pool(model.forward(step, self._caches), step.query_start)
+            results = [_embedding(values) for values in pooled]
+        return Result(plan.number, results, forward_s=time.perf_counter() - begin)
 
-    def _sample(self, model: Decoder, plan: Plan) -> list[RowResult]:
-        ends, at = _wanted(plan)
-        hidden, logits = self._compute(model, plan, at)
-        results = [RowResult() for _ in plan.rows]
-        first = 0
-        for row, end, result in zip(plan.rows, ends, results):
-            if row.prompt_logprobs:
-                self._prompt_logprobs(model, row, hidden[end - row.count:end], result)
-            if row.output is Output.SAMPLE and logits is not None:
-                last = first + 1 + len(row.draft)
-                self._take(row, self._choose(row, logits[first:last]), result)
-                first = last
-        return results
-
-    def _compute(self, model: Decoder, plan: Plan, at: Sequence[int]) -> Computed:
+    def _sample(self, model: Decoder, plan: Plan) -> Result:
         rows = [self.rows[row.row] for row in plan.rows]
+        ends, at = _wanted(plan)
+        compute = self._prepare(model, plan, rows, at)
+        begin = time.perf_counter()
+        computed = compute()
+        middle = time.perf_counter()
+        likeliest = computed.likeliest if at else []
+        results: list[RowResult] = []
+        first = 0
+        for row, device, end in zip(plan.rows, rows, ends):
+            result = RowResult()
+            results.append(result)
+            if row.prompt_logprobs:
+                self._prompt_logprobs(model, row, computed.hidden[end - row.count:end], result)
+            if row.output is Output.SAMPLE:
+                last = first + 1 + len(row.draft)
+                self._choose(row, device.state, computed.values[first:last], likeliest[first], result)
+                first = last
+        return Result(plan.number, results, forward_s=middle - begin, sampling_s=time.perf_counter() - middle)
+
+    def _prepare(self, model: Decoder, plan: Plan, rows: Sequence[DeviceRow], at: Sequence[int],
+                 ) -> Callable[[], Computed]:
+        """Fill in the step's numbers; what remains is the forward pass."""
         small = plan.num_tokens <= SMALL
         buffers = self._buffers if small else self._spacious(plan, rows)
         shape = buffers.fill(plan, rows, at, self.memory.block_size)
-        if small:
-            return self.tapes.run(shape, lambda: self._forward(model, buffers, shape))
-        return self._forward(model, buffers, shape)
+        forward = partial(self._forward, model, buffers, shape)
+        return partial(self.tapes.run, shape, forward) if small else forward
 
     def _spacious(self, plan: Plan, rows: Sequence[DeviceRow]) -> Buffers:
         """For one large step."""
@@ -80,16 +93,22 @@ class Runner:
         return Buffers(plan.num_tokens, len(rows), self.rows.num_groups, width)
 
     def _forward(self, model: Decoder, buffers: Buffers, shape: Shape) -> Computed:
-        hidden = model.forward(buffers.step(shape), self._caches)
-        return hidden, model.logits(hidden, buffers.wanted(shape)) if shape.num_logits else None
+        with _torch():
+            hidden = model.forward(buffers.step(shape), self._caches)
+            if not shape.num_logits:
+                return Computed(hidden)
+            logits = model.logits(hidden, buffers.wanted(shape))
+            return Computed(hidden, logits, argmax(logits))
 
-    def _choose(self, row: Row, logits: torch.Tensor) -> list[Sampled]:
-        state = self.rows[row.row].state
-        if row.draft:
-            return self.sampler.verify(logits, state, row.draft)
-        return self.sampler.sample(logits, [state])
+    def _choose(self, row: Row, state: RowState, logits: Array, likeliest: int, result: RowResult) -> None:
+        """The row's tokens from its logits [1 + k, V], those of k guesses included."""
+        if state.plain and not row.draft and not result.error and math.isfinite(logits[0, likeliest]):
+            result.tokens = (likeliest,)
+            state.append(likeliest)
+        else:
+            self._take(state, self.sampler.verify(logits, state, row.draft), result)
 
-    def _take(self, row: Row, sampled: list[Sampled], result: RowResult) -> None:
+    def _take(self, state: RowState, sampled: list[Sampled], result: RowResult) -> None:
         """Keep the row's new tokens; beams get theirs from the host."""
         result.error = result.error or next((one.error for one in sampled if one.error), None)
         if result.error:
@@ -100,7 +119,7 @@ class Runner:
         result.tokens = tuple(one.token for one in sampled)
         result.logprobs = tuple(one.logprobs for one in sampled if one.logprobs is not None)
         for token in result.tokens:
-            self.rows[row.row].state.append(token)
+            state.append(token)
 
     def _prompt_logprobs(self, model: Decoder, row: Row, hidden: torch.Tensor, result: RowResult) -> None:
         state = self.rows[row.row].state
@@ -109,10 +128,18 @@ class Runner:
         try:
             for first in range(0, len(targets), LOGIT_ROWS):
                 part = targets[first:first + LOGIT_ROWS]
-                logits = model.logits(hidden[first:first + len(part)])
+                with _torch():
+                    logits = model.logits(hidden[first:first + len(part)])
                 result.prompt_logprobs += tuple(self.sampler.prompt_logprobs(logits, part, num))
         except UnusableLogits as error:
             result.error = str(error)
+
+
+@contextmanager
+def _torch() -> Iterator[None]:
+    """Where torch computes, or makes tensors that others will see. Replayed steps do without it."""
+    with torch.inference_mode(), cpu.torch_alone():
+        yield
 
 
 def _wanted(plan: Plan) -> tuple[list[int], list[int]]:

@@ -17,6 +17,11 @@ def draw(weights: Array, share: float) -> int:
     return crossing(weights, share * float(np.cumsum(sums)[-1]), "exceed", sums)
 
 
+def draw_piece(sums: Array, share: float) -> tuple[int, float]:
+    """The same, as far as the sums of each 1,024 weights tell: which of them, and what is left to exceed in it."""
+    return _step(sums, share * float(np.cumsum(sums)[-1]), "exceed")
+
+
 def crossing(weights: Array, target: float, how: Literal["exceed", "reach"], sums: Array | None = None) -> int:
     """First place whose running sum exceeds or reaches `target`, or the place of the last step of the sum.
 

@@ -7,40 +7,79 @@ typical_p each see the distribution that is left, normalised anew. A token whose
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
+import numpy as np
+import torch
+
+from penstock.ops import weight_sums
 from penstock.sampling.draw import crossing
-from penstock.sampling.likeliest import Array, first, largest
+from penstock.sampling.likeliest import Array, at_least, first, largest
 from penstock.types import SamplingParams
 
 FLOAT32 = np.finfo(np.float32)
 FLOORS = (2.0**-6, 2.0**-12)
+SLACK = 1e-5           # more than rounding makes of a logit's distance to the likeliest
 
 
 def candidates(logits: Array, top: float, sampling: SamplingParams) -> tuple[Array | None, Array]:
     """Token ids, ascending (None: the whole vocabulary), and a weight for each; `top` is the largest logit."""
-    ids = None
+    ids, mass = None, sampling.top_p
     if 0 < sampling.top_k < len(logits):
         ids = largest(logits, sampling.top_k)
-        logits = logits[ids]
-    weights = temper(logits, top, sampling.temperature)
+    elif sampling.min_p > 0:
+        ids = _within(logits, top, sampling.temperature, sampling.min_p)
+    elif mass < 1:
+        found = _nucleus(logits, top, sampling.temperature, mass)
+        if found is not None:
+            ids, mass = found, 1.0
+    weights = temper(logits if ids is None else logits[ids], top, sampling.temperature)
     if sampling.min_p > 0:
         ids, weights = _narrow(ids, weights, min_p(weights, sampling.min_p))
-    if sampling.top_p < 1:
-        ids, weights = _narrow(ids, weights, top_p(weights, sampling.top_p))
+    if mass < 1:
+        ids, weights = _narrow(ids, weights, top_p(weights, mass))
     if sampling.typical_p < 1:
         ids, weights = _narrow(ids, weights, typical_p(weights, sampling.typical_p))
     return ids, weights
 
 
+def _within(logits: Array, top: float, temperature: float, share: float) -> Array:
+    """Every token at least `share` times as likely as the likeliest, and perhaps a few that are almost."""
+    least = top + _bounded(temperature) * (math.log(share) - SLACK)
+    return at_least(logits, max(least - SLACK * abs(least), -float(FLOAT32.max)))
+
+
+def _nucleus(logits: Array, top: float, temperature: float, mass: float) -> Array | None:
+    """As `top_p` of all tokens, found among a few likely ones; None where these do not suffice."""
+    needed = mass * float(tempered_sums(logits, top, temperature).sum())
+    for floor in FLOORS:
+        ids = _within(logits, top, temperature, floor)
+        if len(ids) > len(logits) // 8:
+            return None
+        weights = temper(logits[ids], top, temperature)
+        if float(weights.sum(dtype=np.float64)) >= needed:
+            return np.asarray(ids[_reaching(weights, weights, needed)])
+    return None
+
+
+def _bounded(temperature: float) -> float:
+    return min(max(temperature, float(FLOAT32.tiny)), float(FLOAT32.max))
+
+
 def temper(logits: Array, top: float, temperature: float) -> Array:
     """Weights proportional to the probabilities; the likeliest token's is 1, so nothing overflows."""
-    bounded = min(max(temperature, float(FLOAT32.tiny)), float(FLOAT32.max))
     with np.errstate(over="ignore"):
         weights: Array = logits - np.float32(top)
-        weights /= np.float32(bounded)
+        weights /= np.float32(_bounded(temperature))
     np.exp(weights, out=weights)
     return weights
+
+
+def tempered_sums(logits: Array, top: float, temperature: float) -> Array:
+    """Sums of the weights of each 1,024 tokens, float64."""
+    scales = torch.tensor([[top], [_bounded(temperature)]], dtype=torch.float32)
+    sums: Array = weight_sums(torch.from_numpy(logits)[None], scales[0], scales[1])[0].numpy()
+    return sums.astype(np.float64)
 
 
 def min_p(weights: Array, share: float) -> Array:
@@ -51,7 +90,12 @@ def min_p(weights: Array, share: float) -> Array:
 def top_p(weights: Array, mass: float) -> Array:
     """Places of the fewest likeliest tokens whose probabilities sum to `mass` or more."""
     needed = mass * float(weights.sum(dtype=np.float64))
-    descending = np.sort(_likely(weights, needed))[::-1]
+    return _reaching(weights, _likely(weights, needed), needed)
+
+
+def _reaching(weights: Array, likely: Array, needed: float) -> Array:
+    """Places of the fewest likeliest tokens whose weights sum to `needed`; `likely` are the weights of enough."""
+    descending = np.sort(likely)[::-1]
     last = crossing(descending, needed, "reach")
     return first(weights, float(descending[last]), last + 1)
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
+
+from penstock.ops import above
 
 Array = np.ndarray
 
 FOLD = 64
+ROOM = 2048            # places listed at a time: more are found by other means
 
 
 class UnusableLogits(ArithmeticError):
@@ -36,11 +40,22 @@ def first(values: Array, least: float, count: int) -> Array:
     return np.flatnonzero(kept)
 
 
+def at_least(values: Array, least: float) -> Array:
+    """Tokens of this value or more, ids ascending."""
+    found: Array = above(torch.from_numpy(values)[None], torch.tensor([least], dtype=torch.float32), ROOM)[0].numpy()
+    count = int(found[0])
+    return found[1:1 + count].astype(np.int64) if count <= ROOM else np.flatnonzero(values >= np.float32(least))
+
+
 def largest(values: Array, count: int) -> Array:
     """The `count` first tokens, ids ascending."""
     if not 0 < count < len(values):
         return np.arange(min(count, len(values)))
-    return first(values, _nth_largest(values, count), count)
+    few = _few(values, count)
+    if few is None:
+        return first(values, _nth_largest(values, count), count)
+    kept = values[few]
+    return np.asarray(few[first(kept, _nth_largest(kept, count), count)])
 
 
 def ranked(values: Array, count: int) -> Array:
@@ -55,10 +70,17 @@ def rank(values: Array, token: int) -> int:
     return 1 + int(np.count_nonzero(values > value)) + int(np.count_nonzero(values[:token] == value))
 
 
-def _nth_largest(values: Array, count: int) -> float:
-    """Found among few: with the vocabulary folded into columns, `count` column maxima bound the answer from below."""
+def _few(values: Array, count: int) -> Array | None:
+    """Some tokens with the `count` first among them, ids ascending; None where `count` is too many for that.
+
+    With the vocabulary folded into columns, `count` column maxima bound the last one's value from below.
+    """
     width = len(values) // FOLD
-    if count <= width:
-        maxima = values[:width * FOLD].reshape(FOLD, width).max(axis=0)
-        values = values[values >= np.partition(maxima, width - count)[width - count]]
+    if count > width:
+        return None
+    maxima = values[:width * FOLD].reshape(FOLD, width).max(axis=0)
+    return at_least(values, float(np.partition(maxima, width - count)[width - count]))
+
+
+def _nth_largest(values: Array, count: int) -> float:
     return float(np.partition(values, len(values) - count)[len(values) - count])

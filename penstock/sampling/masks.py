@@ -32,6 +32,11 @@ class Masks:
         self._bad_words = [(list(word[:-1]), word[-1]) for word in request.bad_words if word]
         self._always = bool(bias) or self._allowed is not None or bool(self._bad_words)
 
+    @property
+    def ever(self) -> bool:
+        """Whether there is a position at which they are active."""
+        return self._always or self._min_tokens > 0
+
     def active(self, num_generated: int) -> bool:
         return self._always or num_generated < self._min_tokens
 

@@ -20,6 +20,13 @@ class RowState:
         self.tokens = list(tokens)
         self._masks = Masks(request)
         self._penalties = Penalties(request.sampling, self.tokens[:num_prompt], self.tokens[num_prompt:])
+        self._counts = self._penalties.active
+        sampling = request.sampling
+        self.unfiltered = (sampling.top_k <= 0 and sampling.min_p <= 0 and sampling.top_p >= 1
+                           and sampling.typical_p >= 1)
+        # Nothing is asked but the likeliest token.
+        self.plain = (sampling.greedy and request.beam is None and self.num_logprobs is None
+                      and not self._masks.ever and not self._counts)
 
     @property
     def num_generated(self) -> int:
@@ -38,7 +45,8 @@ class RowState:
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
-        self._penalties.add(token)
+        if self._counts:
+            self._penalties.add(token)
 
     def truncate(self, length: int) -> None:
         """Forget the tokens from `length` on; the prompt is never forgotten."""
@@ -53,7 +61,7 @@ class RowState:
         The order is vLLM's: logit_bias, then penalties; the masks commute with both.
         """
         masked = self._masks.active(self.num_generated)
-        if not masked and not self._penalties.active:
+        if not masked and not self._counts:
             return logits
         logits = logits.copy()
         if masked:

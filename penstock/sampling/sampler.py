@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.engine.plan import Draft
-from penstock.sampling.draw import draw
-from penstock.sampling.filters import candidates
+from penstock.sampling.draw import BLOCK, crossing, draw, draw_piece
+from penstock.sampling.filters import candidates, temper, tempered_sums
 from penstock.sampling.likeliest import Array, UnusableLogits, likeliest
 from penstock.sampling.logprobs import beam_candidates, token_logprobs
 from penstock.sampling.random import Purpose, uniform
@@ -40,12 +40,12 @@ class Sampler:
         """The next token of each row, from logits [M, V]."""
         return [self._choose(values, row) for values, row in zip(_rows(logits), rows, strict=True)]
 
-    def verify(self, logits: Tensor, row: RowState, draft: tuple[Draft, ...]) -> list[Sampled]:
+    def verify(self, logits: Tensor | Array, row: RowState, draft: tuple[Draft, ...]) -> list[Sampled]:
         """The tokens the row would get one at a time, as far as the draft guessed them, and one more.
 
         logits [1 + k, V]: row 0 follows the last known token, row i + 1 follows draft[i].
         """
-        values = _rows(logits)
+        values = logits if isinstance(logits, Array) else _rows(logits)
         length = len(row.tokens)
         sampled: list[Sampled] = []
         try:
@@ -89,10 +89,22 @@ class Sampler:
         sampling = row.request.sampling
         if sampling.greedy:
             return token
-        ids, weights = candidates(edited, float(edited[token]), sampling)
         share = uniform(row.request.seed, row.sibling, len(row.tokens), Purpose.TOKEN)
+        top = float(edited[token])
+        if row.unfiltered:
+            return _draw_any(edited, top, sampling.temperature, share)
+        ids, weights = candidates(edited, top, sampling)
         place = draw(weights, share)
         return place if ids is None else int(ids[place])
+
+
+def _draw_any(logits: Array, top: float, temperature: float, share: float) -> int:
+    """A draw from the whole vocabulary; only the piece that it falls into is looked at closely."""
+    piece, rest = draw_piece(tempered_sums(logits, top, temperature), share)
+    weights = temper(logits[piece * BLOCK:(piece + 1) * BLOCK], top, temperature)
+    if not weights.any():      # what is left of a piece may be too small for another's rounding
+        return draw(temper(logits, top, temperature), share)
+    return piece * BLOCK + crossing(weights, rest, "exceed")
 
 
 def _guess(draft: tuple[Draft, ...], parent: int, token: int) -> int | None:

@@ -154,7 +154,7 @@ class ByteStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        return self._utf8.decode(b"".join(self._spelling[id] for id in ids))  # type: ignore[misc]
+        return self._utf8.decode(b"".join([self._spelling[id] for id in ids]))  # type: ignore[misc]
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)

@@ -20,7 +20,7 @@ class Detokenizer:
         self._stream.push(tokenizer.spelling.tail(prompt_ids, self._hidden))
 
     def push(self, ids: Iterable[int]) -> str:
-        return self._stream.push(id for id in ids if id not in self._hidden)
+        return self._stream.push([id for id in ids if id not in self._hidden])
 
     def finish(self) -> str:
         """What remains once no more ids will come: U+FFFD for a character left incomplete."""

@@ -12,6 +12,7 @@ from penstock.ops.cpu import (
     add,
     attention,
     cache_write,
+    choose,
     embedding,
     encoder_attention,
     gather,
@@ -29,7 +30,7 @@ from penstock.ops.cpu.library import path, paths, use_path, using
 from penstock.ops.cpu.threads import available_cores, num_threads, set_num_threads, torch_alone
 
 __all__ = [
-    "activation", "add", "attention", "available_cores", "cache_write", "embedding", "encoder_attention", "gather",
-    "layer_norm", "linear", "log_softmax", "num_threads", "packed", "path", "paths", "qkv_write", "rms_norm", "rope",
-    "scale", "set_num_threads", "softcap", "torch_alone", "use_path", "using",
+    "activation", "add", "attention", "available_cores", "cache_write", "choose", "embedding", "encoder_attention",
+    "gather", "layer_norm", "linear", "log_softmax", "num_threads", "packed", "path", "paths", "qkv_write", "rms_norm",
+    "rope", "scale", "set_num_threads", "softcap", "torch_alone", "use_path", "using",
 ]
