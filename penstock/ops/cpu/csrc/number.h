@@ -78,6 +78,15 @@ inline void load_group(const bf16* from, Vec (&to)[kParts]) {
 inline void load_group(const f16* from, Vec (&to)[kParts]) {
     for (int i = 0; i < kParts; i++) to[i] = _mm256_cvtph_ps(load_halves(from + i * kWidth));
 }
+#elif defined(PENSTOCK_NEON)
+inline void load_group(const bf16* from, Vec (&to)[kParts]) {
+    for (int i = 0; i < kParts; i++)
+        to[i] = vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(&from[i * kWidth].bits)), 16));
+}
+
+inline void load_group(const f16* from, Vec (&to)[kParts]) {
+    for (int i = 0; i < kParts; i++) to[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from[i * kWidth].bits)));
+}
 #else
 template <class T>
 inline void load_group(const T* from, Vec (&to)[kParts]) {
