@@ -204,7 +204,7 @@ ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, i
 #pragma GCC unroll 4
         for (int j = first / 2; j < (first + Count) / 2; j++) {
             Bytes codes[2][kParts];
-            load(n, j, codes[0], codes[1]);
+            load.pair(n, j, codes[0], codes[1]);
 #pragma GCC unroll 2
             for (int k = 0; k < 2; k++) {
                 if constexpr (Bits == 8)

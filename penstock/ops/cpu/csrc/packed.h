@@ -80,12 +80,7 @@ inline void load_bytes(const int8_t* from, Vec (&to)[kParts]) {
         to[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(
             _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kWidth))));
 #elif defined(PENSTOCK_NEON)
-    const int8x16_t bytes = vld1q_s8(from);
-    const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
-    to[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(low)));
-    to[1] = vcvtq_f32_s32(vmovl_high_s16(low));
-    to[2] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(high)));
-    to[3] = vcvtq_f32_s32(vmovl_high_s16(high));
+    widen_bytes(from, to);
 #else
     float lanes[kLanes];
     for (int i = 0; i < kLanes; i++) lanes[i] = float(from[i]);
