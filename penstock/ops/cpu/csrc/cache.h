@@ -25,6 +25,8 @@ inline void load_group(const i8* from, Vec (&to)[kParts]) {
         to[i] = _mm256_cvtepi32_ps(
             _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kWidth))));
 }
+#elif defined(PENSTOCK_NEON)
+inline void load_group(const i8* from, Vec (&to)[kParts]) { widen_bytes(&from->code, to); }
 #endif
 
 // Calls body with a null pointer of the cache's type.
@@ -63,6 +65,12 @@ inline void narrow_some(const float* from, int64_t count, f16* to) {
     if (count == kLanes) {
         for (int i = 0; i < kLanes; i += 8)
             _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(bounded + i), 0));
+        return;
+    }
+#elif defined(PENSTOCK_NEON)
+    if (count == kLanes) {
+        for (int i = 0; i < kLanes; i += kWidth)
+            vst1_u16(&to[i].bits, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(bounded + i))));
         return;
     }
 #endif

@@ -40,11 +40,14 @@ inline Bytes load_codes(const uint8_t* from) {
 inline Bytes shift_right(Bytes a, int count) { return a >> count; }
 inline Bytes shift_left(Bytes a, int count) { return a << count; }
 inline Bytes level_table() { return load_codes(kLevelCodes); }
-#if defined(__aarch64__)
+#if defined(PENSTOCK_NEON)
 inline Bytes select(Bytes table, Bytes index) { return vqtbl1q_u8(table, index); }
 inline Vec to_float(Words a) { return vcvtq_f32_s32(a); }
 #else
-inline Bytes select(Bytes table, Bytes index) { return __builtin_shuffle(table, index); }
+inline Bytes select(Bytes table, Bytes index) {
+    for (int i = 0; i < int(sizeof index); i++) index[i] = table[index[i]];
+    return index;
+}
 inline Vec to_float(Words a) { return __builtin_convertvector(a, Vec); }
 #endif
 #endif
@@ -189,6 +192,34 @@ ALWAYS_INLINE void dot_bytes(const int32_t* quads, const Load& load, Words (&tot
                 }
     }
 }
+#elif defined(PENSTOCK_NEON)
+// Panel after panel: the sums of one panel and the codes of a pair of quads fill the registers.
+template <int Bits, int Offset, int Count, int R, int N, class Load>
+ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, int first, const Load& load,
+                      Words (&total)[R][N][kParts]) {
+#pragma GCC unroll 2
+    for (int n = 0; n < N; n++) {
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < kParts; i++) total[r][n][i] = vdupq_n_s32(Offset && Bits < 8 ? corrections[r] : 0);
+#pragma GCC unroll 4
+        for (int j = first / 2; j < (first + Count) / 2; j++) {
+            Bytes codes[2][kParts];
+            load.pair(n, j, codes[0], codes[1]);
+#pragma GCC unroll 2
+            for (int k = 0; k < 2; k++) {
+                if constexpr (Bits == 8)
+                    for (int i = 0; i < kParts; i++) codes[k][i] ^= bytes_of(128);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; r++) {
+                    const int8x16_t value = vreinterpretq_s8_s32(vdupq_n_s32(quads[(2 * j + k) * R + r]));
+#pragma GCC unroll 4
+                    for (int i = 0; i < kParts; i++)
+                        total[r][n][i] = vdotq_s32(total[r][n][i], vreinterpretq_s8_u8(codes[k][i]), value);
+                }
+            }
+        }
+    }
+}
 #else
 template <int Bits, int Offset, int Count, int R, int N, class Load>
 ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, int first, const Load& load,
@@ -205,14 +236,9 @@ ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, i
                 for (int n = 0; n < N; n++)
                     for (int i = 0; i < kParts; i++) {
                         const Bytes signs = Bits == 8 ? codes[k][n][i] ^ bytes_of(128) : codes[k][n][i];
-#if defined(__aarch64__)
-                        total[r][n][i] = vdotq_s32(total[r][n][i], vreinterpretq_s8_u8(signs),
-                                                   vreinterpretq_s8_s32(vdupq_n_s32(word)));
-#else
                         for (int lane = 0; lane < 4; lane++)
                             for (int b = 0; b < 4; b++)
                                 total[r][n][i][lane] += int8_t(signs[lane * 4 + b]) * int8_t(uint32_t(word) >> (8 * b));
-#endif
                     }
             }
     }

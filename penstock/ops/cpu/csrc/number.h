@@ -78,6 +78,24 @@ inline void load_group(const bf16* from, Vec (&to)[kParts]) {
 inline void load_group(const f16* from, Vec (&to)[kParts]) {
     for (int i = 0; i < kParts; i++) to[i] = _mm256_cvtph_ps(load_halves(from + i * kWidth));
 }
+#elif defined(PENSTOCK_NEON)
+inline void load_group(const bf16* from, Vec (&to)[kParts]) {
+    for (int i = 0; i < kParts; i++)
+        to[i] = vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(&from[i * kWidth].bits)), 16));
+}
+
+inline void load_group(const f16* from, Vec (&to)[kParts]) {
+    for (int i = 0; i < kParts; i++) to[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from[i * kWidth].bits)));
+}
+
+inline void widen_bytes(const int8_t* from, Vec (&to)[kParts]) {
+    const int8x16_t bytes = vld1q_s8(from);
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+    to[0] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(low)));
+    to[1] = vcvtq_f32_s32(vmovl_high_s16(low));
+    to[2] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(high)));
+    to[3] = vcvtq_f32_s32(vmovl_high_s16(high));
+}
 #else
 template <class T>
 inline void load_group(const T* from, Vec (&to)[kParts]) {

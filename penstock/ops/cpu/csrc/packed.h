@@ -79,6 +79,8 @@ inline void load_bytes(const int8_t* from, Vec (&to)[kParts]) {
     for (int i = 0; i < kParts; i++)
         to[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(
             _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kWidth))));
+#elif defined(PENSTOCK_NEON)
+    widen_bytes(from, to);
 #else
     float lanes[kLanes];
     for (int i = 0; i < kLanes; i++) lanes[i] = float(from[i]);

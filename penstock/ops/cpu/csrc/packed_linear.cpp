@@ -9,6 +9,8 @@ namespace {
 constexpr int kMostRows = 12, kFewRows = 4, kTogether = 2;
 #elif defined(__AVX2__)
 constexpr int kMostRows = 6, kFewRows = 4, kTogether = 1;
+#elif defined(PENSTOCK_NEON)
+constexpr int kMostRows = 6, kFewRows = 4, kTogether = 1;
 #else
 constexpr int kMostRows = 4, kFewRows = 2, kTogether = 1;
 #endif

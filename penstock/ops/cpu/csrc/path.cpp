@@ -1,4 +1,7 @@
 // Which of the compiled paths this machine can run, the best one last.
+#if defined(PENSTOCK_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 extern "C" __attribute__((visibility("default"))) const char* penstock_paths() {
 #if defined(PENSTOCK_X86)
@@ -10,7 +13,14 @@ extern "C" __attribute__((visibility("default"))) const char* penstock_paths() {
         return "generic avx2 avx512";
     return "generic avx2";
 #elif defined(PENSTOCK_ARM64)
-    return "generic neon";
+#if defined(__linux__)
+    constexpr unsigned long kDotProducts = 1ul << 20;   // HWCAP_ASIMDDP of the kernel's interface
+    return (getauxval(AT_HWCAP) & kDotProducts) != 0 ? "generic neon" : "generic";
+#elif defined(__APPLE__)
+    return "generic neon";                              // every Mac with an ARM processor has them
+#else
+    return "generic";
+#endif
 #else
     return "generic";
 #endif

@@ -12,7 +12,7 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
-#elif defined(__aarch64__)
+#elif defined(PENSTOCK_NEON)
 #include <arm_neon.h>
 #endif
 
@@ -47,7 +47,7 @@ typedef float Vec __attribute__((vector_size(32)));
 inline Vec fused(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline Vec broadcast(float x) { return _mm256_set1_ps(x); }
-#elif defined(__aarch64__)
+#elif defined(PENSTOCK_NEON)
 constexpr int kWidth = 4;
 typedef float Vec __attribute__((vector_size(16)));
 inline Vec fused(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
