@@ -27,7 +27,7 @@ def test_every_option_has_help_and_a_setting() -> None:
 
 
 def test_nothing_is_left_open() -> None:
-    open_by_nature = {"tokenizer", "revision"}
+    open_by_nature = {"tokenizer", "revision", "quantization"}
     assert {setting.name for setting in resolved().settings if setting.value is None} <= open_by_nature
 
 
