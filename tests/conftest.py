@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -50,3 +51,9 @@ def no_outside_connections() -> Iterator[None]:
     patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
     yield
     patch.undo()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A shell's background job ignores Ctrl-C, and its children inherit that; some tests send one."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
