@@ -11,9 +11,11 @@ class Linear:
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
-                 gated: bool = False) -> Tensor:
-        return self.scheme.matmul(x, residual, activation, gated)
+    def __call__(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None) -> Tensor:
+        return self.scheme.matmul(x, residual, activation)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor:
+        return self.scheme.gated(x, activation)
 
     @property
     def num_bytes(self) -> int:

@@ -20,4 +20,4 @@ class GatedMlp:
         self.gate_up, self.down, self.activation = gate_up, down, activation
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return self.down(self.gate_up(x, activation=self.activation, gated=True), residual)
+        return self.down(self.gate_up.gated(x, self.activation), residual)

@@ -166,9 +166,9 @@ def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None) -> Take:
 def _stored(checkpoint: Checkpoint, source: Source) -> Stored | None:
     """A matrix in the file's blocks with its rows in our order; None where that needs more than moving rows."""
     stored = checkpoint.stored(source.tensor)
-    if stored is None or stored.format is None or stored.transposed != (source.layout == "transposed"):
+    if stored is None or stored.format is None or source.layout == "one_plus":
         return None
-    if source.layout == "one_plus":
+    if stored.transposed != (source.layout == "transposed"):
         return None
     if source.layout != "grouped":
         return stored
@@ -213,20 +213,14 @@ def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources
     return hold
 
 
-class _Report:
-    """Says how many values have been loaded after each parameter."""
+def _reported(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tuple[Take, Hold]:
+    """The same, saying after each parameter how many values have been loaded."""
+    shapes, total, done = spec.parameters(), spec.num_parameters, 0
 
-    def __init__(self, spec: ModelSpec, progress: Progress | None) -> None:
-        self.shapes, self.total, self.progress = spec.parameters(), spec.num_parameters, progress
-        self.seen: set[str] = set()
-
-    def __call__(self, name: str) -> None:
-        self.seen.add(name)
-        if self.progress:
-            self.progress(sum(prod(self.shapes[each]) for each in self.seen), self.total)
-
-
-def _reported(take: Take, hold: Hold, report: _Report) -> tuple[Take, Hold]:
+    def report(name: str) -> None:
+        nonlocal done
+        done += prod(shapes[name])
+        progress(done, total)
 
     def taking(name: str) -> Tensor:
         tensor = take(name)
@@ -265,8 +259,10 @@ def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.d
         if spec.is_encoder and checkpoint.path.is_dir():
             pooling = read_pooling(checkpoint.path)
     hold = storage(take, Options(dtype, quantization, rounded), checkpoint, sources)
+    if progress:
+        take, hold = _reported(take, hold, spec, progress)
     try:
-        return Build(spec, *_reported(take, hold, _Report(spec, progress))).model(pooling)
+        return Build(spec, take, hold).model(pooling)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise

@@ -19,12 +19,13 @@ class Dense:
     def num_bytes(self) -> int:
         return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
-               gated: bool = False) -> Tensor:
-        if gated and self.num_out % (2 * ops.PANEL):
-            y = ops.linear(x, self.panels, self.num_out, self.bias)
-            return ops.gated_activation(y, activation or "silu")
-        return ops.linear(x, self.panels, self.num_out, self.bias, residual, activation, gated)
+    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None) -> Tensor:
+        return ops.linear(x, self.panels, self.num_out, self.bias, residual, activation)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor:
+        if self.num_out % (2 * ops.PANEL):     # a panel would hold gates and values
+            return ops.gated_activation(self.matmul(x), activation)
+        return ops.linear(x, self.panels, self.num_out, self.bias, None, activation, True)
 
     def rows(self, ids: Tensor) -> Tensor:
         return ops.embedding(ids, self.panels, self.num_in)

@@ -73,12 +73,13 @@ class Packed:
     def num_bytes(self) -> int:
         return sum(part.num_bytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
-    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
-               gated: bool = False) -> Tensor:
-        if gated and (len(self.parts) > 1 or self.num_out % (2 * ops.PANEL)):
-            y = ops.packed_linear(x, self.parts, self.terms, self.bias)
-            return ops.gated_activation(y, activation or "silu")
-        return ops.packed_linear(x, self.parts, self.terms, self.bias, residual, activation, gated)
+    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None) -> Tensor:
+        return ops.packed_linear(x, self.parts, self.terms, self.bias, residual, activation)
+
+    def gated(self, x: Tensor, activation: str) -> Tensor:
+        if len(self.parts) > 1 or self.num_out % (2 * ops.PANEL):      # a gate and its value lie in unlike panels
+            return ops.gated_activation(self.matmul(x), activation)
+        return ops.packed_linear(x, self.parts, self.terms, self.bias, None, activation, True)
 
     def rows(self, ids: Tensor) -> Tensor:
         if len(self.parts) == 1:

@@ -16,9 +16,11 @@ class Scheme(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
-               gated: bool = False) -> Tensor:
-        """residual + act(x[T, C] · weightᵀ + bias) → [T, O]; gated: act(first half) · second half → [T, O/2]"""
+    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None) -> Tensor:
+        """residual + act(x[T, C] · weightᵀ + bias) → [T, O]"""
+
+    def gated(self, x: Tensor, activation: str) -> Tensor:
+        """act(first half) · second half of x[T, C] · weightᵀ + bias → [T, O/2]"""
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ids[T] of the matrix → [T, C] float32"""

@@ -25,6 +25,7 @@ from penstock.sampling.sampler import Sampled, Sampler
 LOGIT_ROWS = 64      # prompt log probabilities are made from so many rows of logits at a time
 SMALL = 64           # tokens: of larger steps Python is a small part, and their shapes seldom return
 
+
 class Runner:
     def __init__(self, model: Decoder | Encoder, memory: BlockMemory) -> None:
         self.model = model

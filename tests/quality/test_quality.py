@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.config import EngineConfig
 from penstock.perplexity import Score, perplexity
 from tests.agreement.reference import model_path
 from tests.quality.text import TEXT
@@ -21,9 +19,6 @@ from tests.quality.text import TEXT
 FLOAT = {"dtype": "float32", "kv_cache_dtype": "float32"}
 INTEGER = {"activation_dtype": "int8"}
 FLOAT_PERPLEXITY = {2000: 24.37423, 20000: 25.54343}
-
-needs_integers = pytest.mark.skipif(not set(INTEGER) <= {option.name for option in fields(EngineConfig)},
-                                    reason="activations are always floats here")
 
 
 def smollm2(options: dict[str, str]) -> LLM:
@@ -62,7 +57,6 @@ def test_the_reference() -> None:
     assert found == pytest.approx(FLOAT_PERPLEXITY[2000], rel=1e-4)
 
 
-@needs_integers
 def test_integer_activations_on_2000_tokens() -> None:
     exact, likeliest = teacher_forced(integer=False)
     losses, chosen = teacher_forced(integer=True)
@@ -77,7 +71,6 @@ def test_integer_activations_on_2000_tokens() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@needs_integers
 def test_integer_activations_on_20000_tokens() -> None:
     exact, integer = of_the_whole(FLOAT), of_the_whole(INTEGER)
     assert len(exact.losses) == len(integer.losses) == 20000
