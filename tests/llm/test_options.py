@@ -75,6 +75,23 @@ def test_half_precision_is_near(config_folder: str, option: str, dtype: str) -> 
     assert 0 < max(differences) < 1.5 and sum(differences) / len(differences) < 0.2
 
 
+@pytest.mark.parametrize(("quantization", "share"), [("int8", 0.1), ("int4", 0.5)])
+def test_quantizing_at_load_is_near(config_folder: str, quantization: str, share: float) -> None:
+    """The tiny model amplifies every rounding: how near is measured against a model of other weights."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    values: list[list[float]] = []
+    options: list[dict[str, Any]] = [{}, dict(seed=1), dict(quantization=quantization),
+                                     dict(quantization=quantization, activation_dtype="float32")]
+    for each in options:
+        with tiny.dummy(config_folder, **each) as model:
+            found = model.generate(PROMPTS[4], params, use_tqdm=False)[0].prompt_logprobs
+            assert found is not None
+            values.append([next(iter(position.values())).logprob for position in found if position])
+    dense, stranger, integer, floats = values
+    apart = [sum(abs(a - b) for a, b in zip(dense, other)) for other in (stranger, integer, floats)]
+    assert integer != floats and 0 < apart[1] < share * apart[0] and 0 < apart[2] < share * apart[0]
+
+
 def test_stats(config_folder: str) -> None:
     with tiny.dummy(config_folder, block_size=8, kv_cache_tokens=64) as model:
         stats = model.stats()
