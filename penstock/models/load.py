@@ -184,9 +184,9 @@ class Options:
     quantization: str | None = None            # "int8" or "int4": pack what the checkpoint holds unquantized
     rounded: bool = True                       # packed weights meet activations rounded to 8 bits
 
-    def terms(self, name: str) -> int:
-        """The logits show every error of the last product, so its activations are rounded twice as finely."""
-        return 0 if not self.rounded else 2 if name.startswith(OUTER) else 1
+    def x_bits(self, name: str) -> int:
+        """The logits show every error of the last product, so its activations are rounded less."""
+        return 0 if not self.rounded else 16 if name.startswith(OUTER) else 8
 
 
 def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources: Sources) -> Hold:
@@ -197,7 +197,7 @@ def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources
             return None
         parts = [_stored(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
-        return Packed.from_stored(stored, bias, options.terms(name)) if len(stored) == len(parts) else None
+        return Packed.from_stored(stored, bias, options.x_bits(name)) if len(stored) == len(parts) else None
 
     def hold(name: str, bias: Tensor | None) -> Scheme:
         scheme = packed(name, bias)
@@ -207,7 +207,7 @@ def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources
         if options.quantization and weight.shape[1] >= LEAST_QUANTIZED:
             # A head or an embedding in 4 bits costs more quality than its bytes are worth.
             kind = "int8" if name.startswith(OUTER) else options.quantization
-            return Packed.from_stored([quantize(weight, kind)], bias, options.terms(name))
+            return Packed.from_stored([quantize(weight, kind)], bias, options.x_bits(name))
         return Dense(weight, bias)
 
     return hold

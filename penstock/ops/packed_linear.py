@@ -1,4 +1,4 @@
-"""A matrix product with a packed weight, the activations rounded to 8 bits or as they are."""
+"""A matrix product with a packed weight, the activations rounded to 8 or 16 bits or as they are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from penstock.ops.example import integers, normal
 from penstock.ops.packed import FORMATS, GROUP, Format, PackedWeight
 from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachRow
+
+LIMITS = {8: 127.0, 16: 127.0 * 256.0}         # of the integers that activations are rounded to
 
 
 def packed_example(seed: int, format: Format, num_out: int, width: int) -> PackedWeight:
@@ -45,44 +47,39 @@ def _examples() -> Iterator[Example]:
             kind = {3: "relu", 4: "silu", 6: "gelu_tanh"}.get(seed)
             size = num_out // 2 if gated else num_out
             yield {"x": normal(seed, num_rows, width), "parts": _parts(number, format, num_out, width, gated),
-                   "terms": (1, 0, 2, 1, 1, 2, 1)[seed], "bias": normal(seed + 5, num_out) if seed % 2 else None,
+                   "x_bits": (8, 0, 16, 8, 8, 16, 8)[seed], "bias": normal(seed + 5, num_out) if seed % 2 else None,
                    "residual": normal(seed + 6, num_rows, size) if seed % 3 == 1 else None,
                    "activation": kind, "gated": gated}
-    yield {"x": normal(1, 0, 64), "parts": (packed_example(1, FORMATS["Q4_1"], 16, 64),), "terms": 1}
+    yield {"x": normal(1, 0, 64), "parts": (packed_example(1, FORMATS["Q4_1"], 16, 64),), "x_bits": 8}
 
 
-def rounded(x: Tensor, terms: int) -> Tensor:
-    """x[T, C], every 32 values as a step times integers of −127 … 127 around the middle of their range.
+def rounded(x: Tensor, x_bits: int) -> Tensor:
+    """x[T, C], every 32 values as a step times integers: of 8 bits around the middle of their range, of 16 around zero.
 
-    A second term does the same with what the first leaves over.
+    A group at the end that is not whole is centered on zero.
     """
-    first = _rounded_groups(x)
-    return first if terms == 1 else first + _rounded_groups(x - first)
-
-
-def _rounded_groups(x: Tensor) -> Tensor:
-    """A group at the end that is not whole is centered on zero."""
     num_rows, width = x.shape
     num_groups = -(-width // GROUP)
     groups = torch.nn.functional.pad(x, (0, -width % GROUP)).view(num_rows, num_groups, GROUP)
     low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
     middle, reach = (low + high) / 2, (high - low) / 2
-    if width % GROUP:
-        middle[:, -1], reach[:, -1] = 0.0, groups[:, -1].abs().amax(dim=-1, keepdim=True)
-    codes = torch.round((groups - middle) * torch.where(reach > 1e-30, 127.0 / reach, 0.0))
-    return (codes * (reach / 127.0) + middle).view(num_rows, num_groups * GROUP)[:, :width]
+    zero = slice(0 if x_bits == 16 else width // GROUP, num_groups)
+    middle[:, zero], reach[:, zero] = 0.0, groups[:, zero].abs().amax(dim=-1, keepdim=True)
+    limit = LIMITS[x_bits]
+    codes = torch.round((groups - middle) * torch.where(reach > 1e-30, limit / reach, 0.0))
+    return (codes * (reach / limit) + middle).view(num_rows, num_groups * GROUP)[:, :width]
 
 
 @op(tolerance={torch.float32: 5e-5}, examples=_examples,
     rows=EachRow("x", "residual"))
-def packed_linear(x: Tensor, parts: Sequence[PackedWeight], terms: int, bias: Tensor | None = None,
+def packed_linear(x: Tensor, parts: Sequence[PackedWeight], x_bits: int, bias: Tensor | None = None,
                   residual: Tensor | None = None, activation: str | None = None, gated: bool = False) -> Tensor:
     """residual + act(x[T, C] · weightᵀ + bias) → [T, O]; the weight's parts lie on top of each other.
 
-    Activations are rounded to a sum of 1 or 2 `terms` of 8 bits, which are multiplied as integers, exactly within a
-    group of 32; with 0 terms they are taken as they are. Gated, the first half of the weight's
-    outputs is the gate of the second: act(gate) · up → [T, O/2].
+    Activations are rounded to integers of `x_bits` bits, 8 or 16, which are multiplied exactly within a group of 32;
+    with 0 they are taken as they are. Gated, the first half of the weight's outputs is the gate of the second:
+    act(gate) · up → [T, O/2].
     """
     x = x.float()
-    y = (rounded(x, terms) if terms else x) @ torch.cat([part.unpacked() for part in parts]).T
+    y = (rounded(x, x_bits) if x_bits else x) @ torch.cat([part.unpacked() for part in parts]).T
     return finished(y, bias, residual, activation, gated)

@@ -49,17 +49,17 @@ def pack(stored: Sequence[Stored]) -> ops.PackedWeight:
 class Packed:
     """A weight [O, C] in one or more packed parts, its bias [O] in float32.
 
-    Activations are rounded to a sum of `terms` integers of 8 bits; with 0 terms the weights are widened to float32.
+    Activations are rounded to integers of `x_bits` bits; with 0 the weights are widened to float32.
     """
 
-    def __init__(self, parts: Sequence[ops.PackedWeight], bias: Tensor | None = None, terms: int = 1) -> None:
+    def __init__(self, parts: Sequence[ops.PackedWeight], bias: Tensor | None = None, x_bits: int = 8) -> None:
         self.parts = tuple(parts)
         self.num_out, self.num_in = sum(part.num_out for part in parts), parts[0].width
         self.bias = None if bias is None else bias.float().contiguous()
-        self.terms = terms
+        self.x_bits = x_bits
 
     @classmethod
-    def from_stored(cls, stored: Sequence[Stored], bias: Tensor | None, terms: int) -> Packed:
+    def from_stored(cls, stored: Sequence[Stored], bias: Tensor | None, x_bits: int) -> Packed:
         """Neighbours of one type become one part."""
         runs: list[list[Stored]] = []
         for part in stored:
@@ -67,19 +67,19 @@ class Packed:
                 runs[-1].append(part)
             else:
                 runs.append([part])
-        return cls([pack(run) for run in runs], bias, terms)
+        return cls([pack(run) for run in runs], bias, x_bits)
 
     @property
     def num_bytes(self) -> int:
         return sum(part.num_bytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
     def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None) -> Tensor:
-        return ops.packed_linear(x, self.parts, self.terms, self.bias, residual, activation)
+        return ops.packed_linear(x, self.parts, self.x_bits, self.bias, residual, activation)
 
     def gated(self, x: Tensor, activation: str) -> Tensor:
         if len(self.parts) > 1 or self.num_out % (2 * ops.PANEL):      # a gate and its value lie in unlike panels
             return ops.gated_activation(self.matmul(x), activation)
-        return ops.packed_linear(x, self.parts, self.terms, self.bias, None, activation, True)
+        return ops.packed_linear(x, self.parts, self.x_bits, self.bias, None, activation, True)
 
     def rows(self, ids: Tensor) -> Tensor:
         if len(self.parts) == 1:

@@ -54,7 +54,7 @@ def test_packed_bytes_are_those_of_the_file(name: str) -> None:
 def test_rows_in_another_order_and_parts_that_share_a_panel(path: str) -> None:
     parts = [_stored("Q4_1", 20, 64, 1, np.random.default_rng(1).permutation(20)), _stored("Q4_1", 9, 64, 2),
              _stored("Q8_0", 30, 64, 3), _stored("Q4_1", 7, 64, 4)]
-    scheme = Packed.from_stored(parts, None, terms=0)
+    scheme = Packed.from_stored(parts, None, x_bits=0)
     assert [part.num_out for part in scheme.parts] == [29, 30, 7]
     meant = torch.cat([_meant(part) for part in parts])
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
@@ -80,9 +80,9 @@ def test_all_paths_give_the_same_bits(name: str) -> None:
 def test_rounded_activations_stay_close_to_float_ones(name: str, path: str) -> None:
     weight = pack([_stored(name, 32, 512)])
     x = torch.randn(4, 512, generator=torch.Generator().manual_seed(1))
-    near, exact = (Packed([weight], terms=terms).matmul(x) for terms in (1, 0))
+    near, exact = (Packed([weight], x_bits=x_bits).matmul(x) for x_bits in (8, 0))
     assert (near - exact).norm() / exact.norm() < 0.01
-    nearest = Packed([weight], terms=2).matmul(x)
+    nearest = Packed([weight], x_bits=16).matmul(x)
     assert 0 < (nearest - exact).norm() / exact.norm() < 1e-4 < (near - exact).norm() / exact.norm()
 
 

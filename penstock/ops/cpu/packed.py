@@ -24,7 +24,7 @@ def _planes(weight: PackedWeight) -> tuple[int, int, int, int]:
 
 
 @packed_linear.impl("cpu", exact=True)
-def _packed_linear(x: Tensor, parts: Sequence[PackedWeight], terms: int, bias: Tensor | None = None,
+def _packed_linear(x: Tensor, parts: Sequence[PackedWeight], x_bits: int, bias: Tensor | None = None,
                    residual: Tensor | None = None, activation: str | None = None, gated: bool = False) -> Tensor:
     x = rows("x", x)
     if any(part.width != x.shape[1] for part in parts):
@@ -34,7 +34,7 @@ def _packed_linear(x: Tensor, parts: Sequence[PackedWeight], terms: int, bias: T
     end = finish(x, sum(part.num_out for part in parts), bias, residual, activation, gated)
     first = 0
     for part in parts:
-        _linear(x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], part.format.number, *_planes(part), terms,
+        _linear(x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], part.format.number, *_planes(part), x_bits,
                 *end.arguments(first, part.num_out))
         first += part.num_out
     return end.out

@@ -16,6 +16,11 @@ inline Bytes shift_left(Bytes a, int count) { return _mm512_slli_epi16(a, count)
 inline Bytes select(Bytes table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
 inline Bytes level_table() { return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kLevelCodes))); }
 inline Vec to_float(Words a) { return _mm512_cvtepi32_ps(a); }
+inline Words words_of(int32_t value) { return _mm512_set1_epi32(value); }
+inline Words add_words(Words a, Words b) { return _mm512_add_epi32(a, b); }
+inline Words shift_words(Words a, int count) { return _mm512_slli_epi32(a, count); }
+inline Bytes add_bytes(Bytes a, Bytes b) { return _mm512_add_epi8(a, b); }
+inline Words add_quads(Words a, Bytes codes) { return _mm512_dpbusd_epi32(a, codes, bytes_of(1)); }
 #elif defined(__AVX2__)
 typedef __m256i Bytes;
 typedef __m256i Words;
@@ -28,6 +33,13 @@ inline Bytes level_table() {
     return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kLevelCodes)));
 }
 inline Vec to_float(Words a) { return _mm256_cvtepi32_ps(a); }
+inline Words words_of(int32_t value) { return _mm256_set1_epi32(value); }
+inline Words add_words(Words a, Words b) { return _mm256_add_epi32(a, b); }
+inline Words shift_words(Words a, int count) { return _mm256_slli_epi32(a, count); }
+inline Bytes add_bytes(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
+inline Words add_quads(Words a, Bytes codes) {
+    return add_words(a, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, bytes_of(1)), _mm256_set1_epi16(1)));
+}
 #else
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 typedef int32_t Words __attribute__((vector_size(16)));
@@ -40,10 +52,21 @@ inline Bytes load_codes(const uint8_t* from) {
 inline Bytes shift_right(Bytes a, int count) { return a >> count; }
 inline Bytes shift_left(Bytes a, int count) { return a << count; }
 inline Bytes level_table() { return load_codes(kLevelCodes); }
+inline Words words_of(int32_t value) { return Words{} + value; }
+inline Words add_words(Words a, Words b) { return a + b; }
+inline Words shift_words(Words a, int count) { return a << count; }
+inline Bytes add_bytes(Bytes a, Bytes b) { return a + b; }
 #if defined(PENSTOCK_NEON)
 inline Bytes select(Bytes table, Bytes index) { return vqtbl1q_u8(table, index); }
 inline Vec to_float(Words a) { return vcvtq_f32_s32(a); }
+inline Words add_quads(Words a, Bytes codes) {
+    return vreinterpretq_s32_u32(vpadalq_u16(vreinterpretq_u32_s32(a), vpaddlq_u8(codes)));
+}
 #else
+inline Words add_quads(Words a, Bytes codes) {
+    for (int i = 0; i < int(sizeof codes); i++) a[i / 4] += codes[i];
+    return a;
+}
 inline Bytes select(Bytes table, Bytes index) {
     for (int i = 0; i < int(sizeof index); i++) index[i] = table[index[i]];
     return index;
@@ -51,6 +74,8 @@ inline Bytes select(Bytes table, Bytes index) {
 inline Vec to_float(Words a) { return __builtin_convertvector(a, Vec); }
 #endif
 #endif
+
+inline void store_codes(uint8_t* to, Bytes codes) { std::memcpy(to, &codes, sizeof codes); }
 
 // The codes of quads 2j and 2j + 1 of a group, from 4, 5, 6 or 8 bits.
 template <class F>
@@ -84,6 +109,27 @@ ALWAYS_INLINE void load_pair(const Panel<F>& panel, int64_t group, int j, Bytes 
         }
     }
 }
+
+// Adds quads up, lane by lane: as bytes while the sums are sure to fit.
+template <class F>
+struct CodeSum {
+    static constexpr bool kFitting = F::kCodeBits < 8;
+    Bytes bytes[kParts];
+    Words words[kParts];
+
+    ALWAYS_INLINE void begin() {
+#pragma GCC unroll 4
+        for (int i = 0; i < kParts; i++) {
+            bytes[i] = bytes_of(0);
+            words[i] = words_of(-F::kOffset * int(kGroup) / F::kScales);
+        }
+    }
+    ALWAYS_INLINE void add(int i, Bytes codes) {
+        if constexpr (kFitting) bytes[i] = add_bytes(bytes[i], codes);
+        else words[i] = add_quads(words[i], codes);
+    }
+    ALWAYS_INLINE Vec total(int i) const { return to_float(kFitting ? add_quads(words[i], bytes[i]) : words[i]); }
+};
 
 // Codes of `Bits` bits in quads [first, first + Count) of a group times the rows' activations, less the offset: the
 // exact integer sums of R rows by N panels. load.pair(n, j, even, odd) gives the quads 2j and 2j + 1 of panel n.
@@ -168,28 +214,52 @@ ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, i
     }
 }
 
-// Signed bytes: the weight's sign moves to the activation, so that |w| · x is a product the instruction has.
-template <int R, int N, class Load>
-ALWAYS_INLINE void dot_bytes(const int32_t* quads, const Load& load, Words (&total)[R][N][kParts]) {
-    const __m256i ones = _mm256_set1_epi16(1), flip = bytes_of(128);
+// The same with activations of 16 bits in pairs: the even bytes of a quad's codes and the odd ones.
+template <int Offset, int Count, int R, int N, class Load>
+ALWAYS_INLINE void dot_pairs(const int32_t* pairs, const int32_t* corrections, int first, const Load& load,
+                             Words (&total)[R][N][kParts]) {
+    const __m256i low = _mm256_set1_epi16(255);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-    for (int j = 0; j < kQuads / 2; j++) {
-        Bytes codes[2][N][kParts];
-        for (int n = 0; n < N; n++) load.pair(n, j, codes[0][n], codes[1][n]);
+        for (int n = 0; n < N; n++)
 #pragma GCC unroll 2
-        for (int k = 0; k < 2; k++)
+            for (int i = 0; i < kParts; i++)
+                total[r][n][i] = Offset ? _mm256_set1_epi32(corrections[r]) : _mm256_setzero_si256();
+    const auto add = [&](const Bytes (&codes)[N][kParts], const int32_t* x) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+        for (int k = 0; k < 2; k++) {
+            Bytes half[N][kParts];
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++)
 #pragma GCC unroll 2
-                for (int i = 0; i < kParts; i++) {
-                    const __m256i w = codes[k][n][i] ^ flip, size = _mm256_abs_epi8(w);
+                for (int i = 0; i < kParts; i++) half[n][i] = k ? shift_right(codes[n][i], 8) : codes[n][i] & low;
 #pragma GCC unroll 8
-                    for (int r = 0; r < R; r++) {
-                        const __m256i value = _mm256_sign_epi8(_mm256_set1_epi32(quads[(2 * j + k) * R + r]), w);
-                        const __m256i wide = _mm256_madd_epi16(_mm256_maddubs_epi16(size, value), ones);
-                        total[r][n][i] = j + k == 0 ? wide : _mm256_add_epi32(total[r][n][i], wide);
-                    }
-                }
+            for (int r = 0; r < R; r++) {
+                const __m256i value = _mm256_set1_epi32(x[2 * r + k]);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; n++)
+#pragma GCC unroll 2
+                    for (int i = 0; i < kParts; i++)
+                        total[r][n][i] = add_words(total[r][n][i], _mm256_madd_epi16(half[n][i], value));
+            }
+        }
+    };
+#pragma GCC unroll 4
+    for (int j = first / 2; j < (first + Count) / 2; j++) {
+        if constexpr (Load::kByQuad) {
+#pragma GCC unroll 2
+            for (int k = 0; k < 2; k++) {
+                Bytes codes[N][kParts];
+                for (int n = 0; n < N; n++) load.quad(n, 2 * j + k, codes[n]);
+                add(codes, pairs + (2 * j + k) * R * 2);
+            }
+        } else {
+            Bytes even[N][kParts], odd[N][kParts];
+            for (int n = 0; n < N; n++) load.pair(n, j, even[n], odd[n]);
+            add(even, pairs + 2 * j * R * 2);
+            add(odd, pairs + (2 * j + 1) * R * 2);
+        }
     }
 }
 #elif defined(PENSTOCK_NEON)

@@ -38,34 +38,26 @@ __attribute__((noinline)) static void write_panel(const Finish& finish, int64_t 
     }
     if (finish.gated)
         for (int64_t i = 0; i < kLanes; i++) gate[i] = gate[i] * up[i];
-    if (finish.residual != nullptr) {
-        const float* residual = finish.residual + row * finish.residual_stride + begin;
-        for (int64_t i = 0; i < count; i++) gate[i] = residual[i] + gate[i];
-    }
+    const float* residual = finish.residual + (finish.residual != nullptr ? row * finish.residual_stride + begin : 0);
     float* out = finish.out + row * finish.out_stride + begin;
     if (count == kLanes) {
-        std::memcpy(out, gate, kLanes * sizeof(float));
+        for (int i = 0; i < kLanes; i += kWidth)
+            store(out + i, finish.residual != nullptr ? load(residual + i) + load(gate + i) : load(gate + i));
     } else {
-        for (int64_t i = 0; i < count; i++) out[i] = gate[i];
+        for (int64_t i = 0; i < count; i++) out[i] = finish.residual != nullptr ? residual[i] + gate[i] : gate[i];
     }
 }
 
-// Sums of R rows by N panels from (row, panel) on; gated, N is 2: a gate panel and its up panel. With two terms a pair
-// of rows is one.
+// Sums of R rows by N panels from (row, panel) on; gated, N is 2: a gate panel and its up panel.
 template <int R, int N>
-inline void write_tile(const Finish& finish, int64_t row, int64_t panel, const Vec (&sums)[R][N][kParts],
-                       int terms = 1) {
-    for (int r = 0; r + terms <= R; r += terms) {
-        Vec total[N][kParts];
-        for (int n = 0; n < N; n++)
-            for (int i = 0; i < kParts; i++)
-                total[n][i] = terms == 1 ? sums[r][n][i] : sums[r][n][i] + sums[smaller(r + 1, R - 1)][n][i];
+inline void write_tile(const Finish& finish, int64_t row, int64_t panel, const Vec (&sums)[R][N][kParts]) {
+    for (int r = 0; r < R; r++) {
         float lanes[N][kLanes];
-        std::memcpy(lanes, total, sizeof lanes);
+        std::memcpy(lanes, sums[r], sizeof lanes);
         if (finish.gated) {
-            write_panel(finish, row + r / terms, panel, lanes[0], lanes[N - 1]);
+            write_panel(finish, row + r, panel, lanes[0], lanes[N - 1]);
         } else {
-            for (int n = 0; n < N; n++) write_panel(finish, row + r / terms, panel + n, lanes[n], lanes[N - 1]);
+            for (int n = 0; n < N; n++) write_panel(finish, row + r, panel + n, lanes[n], lanes[N - 1]);
         }
     }
 }

@@ -5,23 +5,31 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
+// Rows of a tile: at most; while panels are read in place; with two words to a row's quad.
 #if defined(__AVX512F__)
-constexpr int kMostRows = 12, kFewRows = 4, kTogether = 2;
+constexpr int kMostRows = 12, kFewRows = 4, kWideRows = 6, kTogether = 2;
 #elif defined(__AVX2__)
-constexpr int kMostRows = 6, kFewRows = 4, kTogether = 1;
+constexpr int kMostRows = 6, kFewRows = 4, kWideRows = 4, kTogether = 1;
 #elif defined(PENSTOCK_NEON)
-constexpr int kMostRows = 6, kFewRows = 4, kTogether = 1;
+constexpr int kMostRows = 6, kFewRows = 4, kWideRows = 3, kTogether = 1;
 #else
-constexpr int kMostRows = 4, kFewRows = 2, kTogether = 1;
+constexpr int kMostRows = 4, kFewRows = 2, kWideRows = 2, kTogether = 1;
 #endif
+template <class Kind>
+constexpr int kTallest = Kind::kWords == 2 ? kWideRows : kMostRows;
+template <class Kind>
+constexpr int kFewest = Kind::kXBits == 16 ? kFewRows / 2 : kFewRows;
 constexpr int64_t kBlockBytes = 512 * 1024;     // of activations, to stay in the second-level cache
+constexpr int64_t kBlockRows = 1024;
 
 // Panels read in place.
-template <class F, int N>
+template <class K, int N>
 struct Direct {
-    using Format = F;
-    static constexpr int kOnes = 1;     // rows beyond the call's own: the sums of the codes come with the products
-    Panel<F> panels[N];
+    using Kind = K;
+    using Format = typename K::Format;
+    static constexpr int kOnes = K::kXBits == 8;    // rows beyond the call's own: products that are sums of codes
+    static constexpr bool kByQuad = false;
+    Panel<Format> panels[N];
 
     void pair(int n, int64_t group, int j, Bytes (&even)[kParts], Bytes (&odd)[kParts]) const {
         load_pair(panels[n], group, j, even, odd);
@@ -35,12 +43,14 @@ struct Direct {
 };
 
 // A panel whose codes are bytes already and whose scales, minimums and sums of codes are float32, in working memory.
-template <class F>
+template <class K>
 struct Spread {
-    using Format = F;
+    using Kind = K;
+    using Format = typename K::Format;
     static constexpr int kOnes = 0;
-    static constexpr int kFields = F::kMinimum ? 3 : 2;
-    static constexpr int64_t kParams = F::kScales * kFields * kLanes;
+    static constexpr bool kByQuad = true;
+    static constexpr int kFields = Format::kMinimum ? 3 : 2;
+    static constexpr int64_t kParams = Format::kScales * kFields * kLanes;
     const uint8_t* codes;
     const float* params;
 
@@ -63,10 +73,29 @@ struct Spread {
     }
 };
 
+struct NothingAhead {
+    void fetch(int64_t) const {}
+};
+
+// Bytes [begin, end) of every group's codes in the panel that comes next: a tile's products hide the way from memory.
+template <class F>
+struct Ahead {
+    Panel<F> panel;
+    int64_t begin, end;
+
+    ALWAYS_INLINE void fetch(int64_t group) const {
+        for (int64_t byte = begin; byte < end; byte += 64) __builtin_prefetch(panel.codes + group * F::kCodeBytes + byte);
+        if (begin != 0) return;
+        __builtin_prefetch(panel.scales + group * F::kScaleBytes);
+        for (int64_t byte = 0; byte < F::kHighBytes; byte += 64)
+            __builtin_prefetch(panel.high + group * F::kHighBytes + byte);
+    }
+};
+
 // A source's codes of one group.
 template <class Source>
 struct GroupLoad {
-    static constexpr bool kByQuad = Source::kOnes == 0;
+    static constexpr bool kByQuad = Source::kByQuad;
     const Source& source;
     int64_t group;
 
@@ -77,64 +106,90 @@ struct GroupLoad {
 };
 
 // Exact sums of products of one set of a group: of the call's rows, and of the row of ones where there is one.
-template <int R, int N, class Source>
-ALWAYS_INLINE void dot_set(const Source& source, const Rounded& x, int64_t g, int set, Words (&total)[R][N][kParts]) {
+template <int H, int N, class Source>
+ALWAYS_INLINE void dot_set(const Source& source, const Rounded& x, int64_t g, int set, Words (&total)[H][N][kParts]) {
     using F = typename Source::Format;
+    using Kind = typename Source::Kind;
     constexpr int kCount = kQuads / F::kScales;
+    const int32_t* quads = x.quads + g * kQuads * H * Kind::kWords;
+    const int32_t* corrections = x.corrections + (g * F::kScales + set) * H * Kind::kSums;
     const GroupLoad<Source> load = {source, g};
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    if constexpr (F::kCodeBits == 8) return dot_bytes(x.quads + g * kQuads * R, load, total);
+    if constexpr (Kind::kPairs)
+        return dot_pairs<F::kOffset, kCount>(quads, corrections, set * kCount, load, total);
 #endif
-    dot_quads<F::kCodeBits, F::kOffset, kCount>(x.quads + g * kQuads * R, x.corrections + (g * F::kScales + set) * R,
-                                                set * kCount, load, total);
+    if constexpr (Kind::kSums == 1) {
+        dot_quads<F::kCodeBits, F::kOffset, kCount>(quads, corrections, set * kCount, load, total);
+    } else {
+        Words bytes[2 * H][N][kParts];
+        dot_quads<F::kCodeBits, F::kOffset, kCount>(quads, corrections, set * kCount, load, bytes);
+#pragma GCC unroll 8
+        for (int r = 0; r < H; r++)
+#pragma GCC unroll 2
+            for (int n = 0; n < N; n++)
+#pragma GCC unroll 4
+                for (int i = 0; i < kParts; i++)
+                    total[r][n][i] = add_words(shift_words(bytes[2 * r][n][i], 8), bytes[2 * r + 1][n][i]);
+    }
 }
 
-template <class F>
-Spread<F> spread(const Panel<F>& panel, int64_t num_groups) {
-    const int64_t params_bytes = num_groups * Spread<F>::kParams * int64_t(sizeof(float));
+template <class Kind>
+Spread<Kind> spread(const Panel<typename Kind::Format>& panel, int64_t num_groups) {
+    using F = typename Kind::Format;
+    constexpr int64_t kParams = Spread<Kind>::kParams;
+    const int64_t params_bytes = num_groups * kParams * int64_t(sizeof(float));
     uint8_t* memory = static_cast<uint8_t*>(scratch(params_bytes + num_groups * kQuads * kQuadBytes));
+    const Spread<Kind> result = {memory + params_bytes, reinterpret_cast<float*>(memory)};
     float* params = reinterpret_cast<float*>(memory);
     uint8_t* codes = memory + params_bytes;
-    const Direct<F, 1> source = {{panel}};
-    const int32_t correction = -F::kOffset * int32_t(kGroup / F::kScales), corrections[2] = {correction, correction};
-    int32_t quads[kQuads];
-    for (int32_t& quad : quads) quad = 0x01010101;
     for (int64_t g = 0; g < num_groups; g++) {
-        for (int j = 0; j < kQuads / 2; j++) {
-            Bytes even[kParts], odd[kParts];
-            load_pair(panel, g, j, even, odd);
-            uint8_t* to = codes + (g * kQuads + 2 * j) * kQuadBytes;
-            std::memcpy(to, even, sizeof even);
-            std::memcpy(to + kQuadBytes, odd, sizeof odd);
-        }
-        // The row of ones is the same for every group, so it is kept once and moved back by g groups.
-        const Rounded ones = {quads - g * kQuads, corrections - g * F::kScales, nullptr, nullptr, nullptr};
+#pragma GCC unroll 2
         for (int set = 0; set < F::kScales; set++) {
-            float* to = params + g * Spread<F>::kParams + set * Spread<F>::kFields * kLanes;
-            Vec lanes[kParts];
-            for (int part = 0; part < (F::kMinimum ? 2 : 1); part++, to += kLanes) {
-                load_scales(panel, g, set, part, lanes);
-                std::memcpy(to, lanes, sizeof lanes);
+            CodeSum<F> sum;
+            sum.begin();
+#pragma GCC unroll 4
+            for (int j = 0; j < kQuads / F::kScales / 2; j++, codes += 2 * kQuadBytes) {
+                Bytes even[kParts], odd[kParts];
+                load_pair(panel, g, set * 2 + j, even, odd);
+#pragma GCC unroll 4
+                for (int i = 0; i < kParts; i++) {
+                    store_codes(codes + i * sizeof(Bytes), even[i]);
+                    store_codes(codes + kQuadBytes + i * sizeof(Bytes), odd[i]);
+                    if (Kind::kXBits == 16) continue;
+                    sum.add(i, even[i]);
+                    sum.add(i, odd[i]);
+                }
             }
-            Words total[1][1][kParts];
-            dot_set(source, ones, g, set, total);
-            for (int i = 0; i < kParts; i++) lanes[i] = to_float(total[0][0][i]);
-            std::memcpy(to, lanes, sizeof lanes);
+#pragma GCC unroll 2
+            for (int part = 0; part < (F::kMinimum ? 2 : 1); part++, params += kLanes) {
+                Vec lanes[kParts];
+                load_scales(panel, g, set, part, lanes);
+#pragma GCC unroll 4
+                for (int i = 0; i < kParts; i++) store(params + i * kWidth, lanes[i]);
+            }
+            if (Kind::kXBits == 8)
+#pragma GCC unroll 4
+                for (int i = 0; i < kParts; i++) store(params + i * kWidth, sum.total(i));
+            params += kLanes;
         }
     }
-    return {codes, params};
+    return result;
 }
 
 // R rows by N panels: for each set of codes in order
 //   sum += scale · (dot · row's step + sum of codes · row's middle), then sum += minimum · sum of the row's values.
-template <int R, int N, class Source>
-ALWAYS_INLINE void integer_tile(const Source& source, const Rounded& x, int64_t num_groups, Vec (&sums)[R][N][kParts]) {
+// Activations of 16 bits have no middle.
+template <int R, int N, class Source, class Next = NothingAhead>
+ALWAYS_INLINE void integer_tile(const Source& source, const Rounded& x, int64_t num_groups, Vec (&sums)[R][N][kParts],
+                                const Next& next = {}) {
     using F = typename Source::Format;
     constexpr int kHeight = R + Source::kOnes;
+    constexpr bool kCentered = Source::Kind::kXBits == 8;
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++)
             for (int i = 0; i < kParts; i++) sums[r][n][i] = Vec{};
     for (int64_t g = 0; g < num_groups; g++) {
+        next.fetch(g);
 #pragma GCC unroll 2
         for (int set = 0; set < F::kScales; set++) {
             Words total[kHeight][N][kParts];
@@ -143,14 +198,16 @@ ALWAYS_INLINE void integer_tile(const Source& source, const Rounded& x, int64_t 
             for (int n = 0; n < N; n++) {
                 Vec scale[kParts], codes[kParts];
                 source.scales(n, g, set, 0, scale);
-                source.code_sums(g, set, total[kHeight - 1][n], codes);
+                if constexpr (kCentered) source.code_sums(g, set, total[kHeight - 1][n], codes);
 #pragma GCC unroll 16
                 for (int r = 0; r < R; r++) {
-                    const Vec step = broadcast(x.scales[g * kHeight + r]), middle = broadcast(x.middles[g * kHeight + r]);
+                    const Vec step = broadcast(x.steps[g * kHeight + r]);
 #pragma GCC unroll 4
-                    for (int i = 0; i < kParts; i++)
-                        sums[r][n][i] = fused(scale[i], fused(codes[i], middle, to_float(total[r][n][i]) * step),
-                                              sums[r][n][i]);
+                    for (int i = 0; i < kParts; i++) {
+                        Vec value = to_float(total[r][n][i]) * step;
+                        if constexpr (kCentered) value = fused(codes[i], broadcast(x.middles[g * kHeight + r]), value);
+                        sums[r][n][i] = fused(scale[i], value, sums[r][n][i]);
+                    }
                 }
                 if constexpr (F::kMinimum) {
                     source.scales(n, g, set, 1, scale);
@@ -170,53 +227,59 @@ struct Call {
     Input input;
     Finish finish;
     Planes planes;
-    int terms;                          // of the rounded activations
 };
 
-template <class F, int N>
-inline void few_rows(const Call& call, const RoundedRows& rows, int64_t panel, const Direct<F, N>& source) {
-    with_count<kFewRows>(call.input.num_rows * call.terms, [&](auto count) {
+template <class Kind, int N>
+inline void few_rows(const Call& call, const RoundedRows<Kind>& rows, int64_t panel, const Direct<Kind, N>& source) {
+    with_count<kFewest<Kind>>(call.input.num_rows, [&](auto count) {
         Vec sums[decltype(count)::value][N][kParts];
         integer_tile(source, rows.tile(0), rows.num_groups, sums);
-        write_tile(call.finish, 0, panel, sums, call.terms);
+        write_tile(call.finish, 0, panel, sums);
     });
 }
 
-template <class F>
-void multiply_few(const Call& call, const RoundedRows& rows) {
+template <class Kind>
+void multiply_few(const Call& call, const RoundedRows<Kind>& rows) {
     const Finish& finish = call.finish;
     const int64_t num_panels = finish.num_panels(), together = finish.gated ? 1 : kTogether;
     const int64_t work = rows.num_groups * kGroup * kLanes * together / 2;
     parallel_for(ceil_div(num_panels, together), work, [&](int64_t item) {
         const int64_t panel = item * together;
-        const auto at = [&](int64_t p) { return Panel<F>(call.planes, p); };
+        const auto at = [&](int64_t p) { return Panel<typename Kind::Format>(call.planes, p); };
         if (finish.gated) {
-            few_rows(call, rows, panel, Direct<F, 2>{{at(panel), at(panel + num_panels)}});
+            if constexpr (Kind::kXBits == 8)
+                few_rows(call, rows, panel, Direct<Kind, 2>{{at(panel), at(panel + num_panels)}});
         } else if (panel + kTogether <= num_panels) {
             if constexpr (kTogether == 2)
-                few_rows(call, rows, panel, Direct<F, 2>{{at(panel), at(panel + 1)}});
+                few_rows(call, rows, panel, Direct<Kind, 2>{{at(panel), at(panel + 1)}});
             else
-                few_rows(call, rows, panel, Direct<F, 1>{{at(panel)}});
+                few_rows(call, rows, panel, Direct<Kind, 1>{{at(panel)}});
         } else {
-            few_rows(call, rows, panel, Direct<F, 1>{{at(panel)}});
+            few_rows(call, rows, panel, Direct<Kind, 1>{{at(panel)}});
         }
     });
 }
 
 // All the tiles of a block of rows by one panel; `gates` holds a gate's values until its up panel comes.
-template <class F>
-void panel_rows(const Call& call, const RoundedRows& rows, const Heights& heights, int64_t tile, int64_t end,
+template <class Kind>
+void panel_rows(const Call& call, const RoundedRows<Kind>& rows, const Heights& heights, int64_t tile, int64_t end,
                 int64_t panel, float* gates, bool second) {
+    using F = typename Kind::Format;
     const Finish& finish = call.finish;
-    const Spread<F> source = spread(Panel<F>(call.planes, second ? panel + finish.num_panels() : panel), rows.num_groups);
-    const int64_t begin = heights.first(tile);
+    const int64_t num_panels = finish.num_panels();
+    const Spread<Kind> source = spread<Kind>(Panel<F>(call.planes, second ? panel + num_panels : panel), rows.num_groups);
+    const bool last = panel + 1 == num_panels && (second || !finish.gated);
+    Ahead<F> next = {Panel<F>(call.planes, last ? panel : second || !finish.gated ? panel + 1 : panel + num_panels), 0, 0};
+    const int64_t begin = heights.first(tile), fetched = ceil_div(F::kCodeBytes / 64, end - tile) * 64;
     for (; tile < end; tile++) {
+        next.begin = next.end;
+        next.end = last ? 0 : smaller(next.begin + fetched, F::kCodeBytes);
         const int64_t first = heights.first(tile);
-        with_count<kMostRows>(heights.rows(tile) * call.terms, [&](auto count) {
+        with_count<kTallest<Kind>>(heights.rows(tile), [&](auto count) {
             constexpr int R = decltype(count)::value;
             Vec sums[R][1][kParts];
-            integer_tile(source, rows.tile(first * call.terms), rows.num_groups, sums);
-            if (!finish.gated) return write_tile(finish, first, panel, sums, call.terms);
+            integer_tile(source, rows.tile(first), rows.num_groups, sums, next);
+            if (!finish.gated) return write_tile(finish, first, panel, sums);
             float* kept = gates + (first - begin) * kLanes;
             if (!second) return void(std::memcpy(kept, sums, sizeof sums));
             float lanes[R][kLanes];
@@ -226,37 +289,37 @@ void panel_rows(const Call& call, const RoundedRows& rows, const Heights& height
     }
 }
 
-template <class F>
-void multiply_many(const Call& call, const RoundedRows& rows, const Heights& heights) {
+template <class Kind>
+void multiply_many(const Call& call, const RoundedRows<Kind>& rows, const Heights& heights) {
     const int64_t num_panels = call.finish.num_panels(), num_groups = rows.num_groups;
-    const int64_t tile_bytes = heights.height * call.terms * num_groups * kGroup;
-    const int64_t block = larger(1, smaller(kBlockBytes / larger(tile_bytes, 1), 1024 / kMostRows));
+    const int64_t tile_bytes = heights.height * Kind::kWords * num_groups * kGroup;
+    const int64_t block = larger(1, smaller(kBlockBytes / larger(tile_bytes, 1), kBlockRows / kTallest<Kind>));
     const int64_t num_blocks = ceil_div(heights.num_tiles, block);
     const int64_t work = heights.height * block * num_groups * kGroup * kLanes / 8;
     parallel_for(num_blocks * num_panels, work, [&](int64_t item) {
         const int64_t tile = item / num_panels * block, end = smaller(tile + block, heights.num_tiles);
         const int64_t panel = item % num_panels;
-        float gates[(1024 + kMostRows) * kLanes];
-        panel_rows<F>(call, rows, heights, tile, end, panel, gates, false);
-        if (call.finish.gated) panel_rows<F>(call, rows, heights, tile, end, panel, gates, true);
+        float gates[(kBlockRows + kMostRows) * kLanes];
+        panel_rows(call, rows, heights, tile, end, panel, gates, false);
+        if (call.finish.gated) panel_rows(call, rows, heights, tile, end, panel, gates, true);
     });
 }
 
-template <class F>
+template <class Kind>
 void multiply_rounded(const Call& call) {
     const Input& input = call.input;
-    const int64_t num_rows = input.num_rows * call.terms, few = num_rows <= kFewRows;
-    const Heights heights(input.num_rows, (few ? kFewRows : kMostRows) / call.terms);
-    const RoundedRows rows(num_rows + few, call.planes.num_groups, F::kScales);
+    const bool few = input.num_rows <= kFewest<Kind>;
+    const int64_t ones = few ? Direct<Kind, 1>::kOnes : 0;
+    const Heights heights(input.num_rows, few ? kFewest<Kind> : kTallest<Kind>);
+    const RoundedRows<Kind> rows(input.num_rows + ones, call.planes.num_groups);
     parallel_for(heights.num_tiles, heights.height * input.width * 2, [&](int64_t tile) {
         const int64_t first = heights.first(tile), height = heights.rows(tile);
         for (int64_t r = 0; r < height; r++)
-            round_row(input.x + (first + r) * input.stride, input.width,
-                      {rows, first * call.terms, height * call.terms + few, r * call.terms}, call.terms, F::kOffset);
+            round_row(input.x + (first + r) * input.stride, input.width, Place<Kind>{rows, first, height + ones, r});
     });
-    if (!few) return multiply_many<F>(call, rows, heights);
-    put_ones({rows, 0, num_rows + 1, num_rows}, F::kOffset);
-    multiply_few<F>(call, rows);
+    if (!few) return multiply_many(call, rows, heights);
+    if (ones) put_ones(Place<Kind>{rows, 0, input.num_rows + ones, input.num_rows});
+    multiply_few(call, rows);
 }
 
 // Float activations: panels are widened to float32 and multiplied as such.
@@ -285,18 +348,19 @@ void multiply_float(const Call& call) {
 
 KERNEL(packed_linear)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width, int32_t format,
                       const uint8_t* codes, const uint8_t* high, const uint8_t* scales, const uint8_t* supers,
-                      int32_t terms, int64_t num_out, const float* bias, const float* residual,
+                      int32_t x_bits, int64_t num_out, const float* bias, const float* residual,
                       int64_t residual_stride, int32_t activation, int32_t gated, float* out, int64_t out_stride) {
     using namespace penstock::PENSTOCK_PATH;
     const Call call = {{x, x_stride, num_rows, width},
                        {bias, residual, residual_stride, activation, gated, num_out, out, out_stride},
-                       {codes, high, scales, supers, ceil_div(width, kGroup)},
-                       terms};
+                       {codes, high, scales, supers, ceil_div(width, kGroup)}};
     if (num_rows == 0) return kDone;
-    if (terms < 0 || terms > 2 || (terms == 2 && gated)) return kBadIndex;
     return with_format(format, [&](auto kind) {
-        if (terms) multiply_rounded<decltype(kind)>(call);
-        else multiply_float<decltype(kind)>(call);
+        using F = decltype(kind);
+        if (x_bits == 0) multiply_float<F>(call);
+        else if (x_bits == 8) multiply_rounded<Kind<F, 8>>(call);
+        else if (x_bits == 16 && !gated) multiply_rounded<Kind<F, 16>>(call);
+        else return kBadIndex;
         return kDone;
     });
 }

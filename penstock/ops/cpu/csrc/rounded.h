@@ -1,6 +1,5 @@
-// Activations rounded to 8 bits: every 32 values of a row become a scale times integers of −127 … 127 plus the middle of
-// their range. Where that is too coarse a second term, again of 8 bits, holds what the first one left over; it is a row
-// of its own until the sums of both are added.
+// Activations rounded to integers in groups of 32. In 8 bits a group is a step times integers of −127 … 127 plus the
+// middle of its range; in 16 bits, where that is too coarse, a step times integers of −32512 … 32512.
 #pragma once
 
 #include "packed.h"
@@ -9,32 +8,51 @@
 namespace penstock {
 namespace PENSTOCK_PATH {
 
+// How activations of XBits bits are laid out for a format's codes. AVX2 has no exact product of an unsigned byte and
+// what is wider than seven bits: there, such activations are 16 bits wide, in pairs. Elsewhere 16 bits are a high and a
+// low byte, with a sum for each.
+template <class F, int XBits>
+struct Kind {
+    using Format = F;
+    static constexpr int kXBits = XBits;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    static constexpr bool kPairs = XBits == 16 || F::kCodeBits == 8;
+#else
+    static constexpr bool kPairs = false;
+#endif
+    static constexpr int kWords = XBits == 16 || kPairs ? 2 : 1;    // of a row's quad
+    static constexpr int kSums = XBits == 16 && !kPairs ? 2 : 1;    // of a row's products with an output
+};
+
 // Rows of activations, value by value beside each other: entry [group][…][row].
 struct Rounded {
-    const int32_t* quads;               // [group][quad][row]: four int8 each
-    const int32_t* corrections;         // [group][set][row]: −offset · sum of the integers
-    const float *scales, *middles;      // [group][row]
+    const int32_t* quads;               // [group][quad][row][word]: four integers
+    const int32_t* corrections;         // [group][set][row][sum]: −offset · sum of the integers
+    const float *steps, *middles;       // [group][row]
     const float* sums;                  // [group][set][row]: of the rounded values; for minimums
 };
 
 // Where the rows of a call are kept; a tile of rows lies in one piece.
+template <class Kind>
 struct RoundedRows {
-    int64_t num_groups, sets;
+    static constexpr int64_t kSets = Kind::Format::kScales;
+    int64_t num_groups;
     int32_t *quads, *corrections;
-    float *scales, *middles, *sums;
+    float *steps, *middles, *sums;
 
-    RoundedRows(int64_t num_rows, int64_t groups, int64_t num_sets) : num_groups(groups), sets(num_sets) {
-        const int64_t cells = num_rows * groups;
-        quads = static_cast<int32_t*>(scratch(cells * (kQuads + 2 + 2 * sets) * sizeof(int32_t), 1));
-        corrections = quads + cells * kQuads;
-        scales = reinterpret_cast<float*>(corrections + cells * sets);
-        middles = scales + cells;
+    RoundedRows(int64_t num_rows, int64_t groups) : num_groups(groups) {
+        const int64_t cells = num_rows * groups, words = kQuads * Kind::kWords + kSets * (Kind::kSums + 1) + 2;
+        quads = static_cast<int32_t*>(scratch(cells * words * sizeof(int32_t), 1));
+        corrections = quads + cells * kQuads * Kind::kWords;
+        steps = reinterpret_cast<float*>(corrections + cells * kSets * Kind::kSums);
+        middles = steps + cells;
         sums = middles + cells;
     }
 
     Rounded tile(int64_t row) const {
         const int64_t cell = row * num_groups;
-        return {quads + cell * kQuads, corrections + cell * sets, scales + cell, middles + cell, sums + cell * sets};
+        return {quads + cell * kQuads * Kind::kWords, corrections + cell * kSets * Kind::kSums, steps + cell,
+                middles + cell, sums + cell * kSets};
     }
 };
 
@@ -42,8 +60,9 @@ struct Scale {
     float step, middle;
 };
 
-// 32 values to integers. NaN and infinity show in the step.
-inline Scale round_group(const float* x, int8_t* to, bool centered) {
+// 32 values to integers of at most `limit`. NaN and infinity show in the step.
+template <class Integer>
+inline Scale round_group(const float* x, Integer* to, float limit, bool centered) {
     int32_t largest = 0;                // as bits: NaN is above infinity, which is above every number
     float low = x[0], high = x[0];
     for (int i = 0; i < kGroup; i++) {
@@ -55,59 +74,93 @@ inline Scale round_group(const float* x, int8_t* to, bool centered) {
     const float top = from_bits(uint32_t(largest));
     const float middle = centered && largest < 0x7e800000 ? (low + high) * 0.5f : 0.0f;
     const float reach = centered && largest < 0x7e800000 ? (high - low) * 0.5f : top;
-    const float factor = reach > 1e-30f ? 127.0f / reach : 0.0f;
+    const float factor = reach > 1e-30f ? limit / reach : 0.0f;
     for (int i = 0; i < kGroup; i++)    // the sum rounds to the nearest integer, which is then in the low bits
-        to[i] = int8_t(to_bits((x[i] - middle) * factor + 0x1.8p+23f));
-    return {reach / 127.0f, middle};
+        to[i] = Integer(to_bits((x[i] - middle) * factor + 0x1.8p+23f));
+    return {reach / limit, middle};
 }
 
 // Row r of a tile of `height` rows that begins at row `first`.
+template <class Kind>
 struct Place {
-    const RoundedRows& rows;
+    const RoundedRows<Kind>& rows;
     int64_t first, height, r;
 
-    void put(int64_t g, const int8_t* codes, Scale scale, int32_t offset) const {
-        const int64_t cell = first * rows.num_groups + g * height + r;
-        int32_t words[kQuads];
-        std::memcpy(words, codes, sizeof words);
-        int32_t* quads = rows.quads + (first * rows.num_groups + g * height) * kQuads + r;
-        for (int64_t quad = 0; quad < kQuads; quad++) quads[quad * height] = words[quad];
-        rows.scales[cell] = scale.step;
-        rows.middles[cell] = scale.middle;
-        for (int64_t set = 0; set < rows.sets; set++) {
-            const int64_t count = kGroup / rows.sets;
-            const int64_t at = (first * rows.num_groups + g * height) * rows.sets + set * height + r;
-            int32_t sum = 0;
+    template <class Integer>
+    void put(int64_t g, const Integer* codes, Scale scale) const {
+        constexpr int64_t kSets = RoundedRows<Kind>::kSets, count = kGroup / kSets;
+        constexpr int32_t kOffset = Kind::Format::kOffset;
+        const int64_t group = first * rows.num_groups + g * height;
+        int32_t* words = rows.quads + group * kQuads * Kind::kWords + r * Kind::kWords;
+        for (int64_t quad = 0; quad < kQuads; quad++)
+            put_quad(codes + 4 * quad, words + quad * height * Kind::kWords);
+        rows.steps[group + r] = scale.step;
+        rows.middles[group + r] = scale.middle;
+        for (int64_t set = 0; set < kSets; set++) {
+            int32_t sum = 0, low = 0;
             for (int64_t i = 0; i < count; i++) sum += codes[set * count + i];
-            rows.sums[at] = fused(scale.step, float(sum), scale.middle * float(count));
-            rows.corrections[at] = -offset * sum;
+            if (Kind::kSums == 2)
+                for (int64_t i = 0; i < count; i++) low += int8_t(codes[set * count + i]);
+            rows.sums[group * kSets + set * height + r] = fused(scale.step, float(sum), scale.middle * float(count));
+            int32_t* corrections = rows.corrections + (group * kSets + set * height + r) * Kind::kSums;
+            corrections[0] = -kOffset * (Kind::kSums == 2 ? (sum - low) / 256 : sum);
+            if (Kind::kSums == 2) corrections[1] = -kOffset * low;
+        }
+    }
+
+    template <class Integer>
+    static void put_quad(const Integer* codes, int32_t* words) {
+        if constexpr (Kind::kWords == 1) {
+            std::memcpy(words, codes, sizeof *words);
+        } else if constexpr (Kind::kPairs) {    // as the even and the odd bytes of four codes
+            const int16_t pairs[4] = {codes[0], codes[2], codes[1], codes[3]};
+            std::memcpy(words, pairs, sizeof pairs);
+        } else {
+            int8_t bytes[8];
+            for (int i = 0; i < 4; i++) {
+                bytes[4 + i] = int8_t(codes[i]);
+                bytes[i] = int8_t((codes[i] - bytes[4 + i]) >> 8);
+            }
+            std::memcpy(words, bytes, sizeof bytes);
         }
     }
 };
 
-// x of width ≤ 32 · groups values becomes the rows from `place` on, one per term. A group that is filled up with zeros
-// keeps them zero: its range is centered on zero.
-inline void round_row(const float* x, int64_t width, const Place& place, int terms, int32_t offset) {
+template <int XBits>
+struct Integers;
+template <>
+struct Integers<8> {
+    using Type = int8_t;
+    static constexpr float kLimit = 127.0f;
+};
+template <>
+struct Integers<16> {
+    using Type = int16_t;
+    static constexpr float kLimit = 127.0f * 256.0f;    // so that the high byte of the rounded half fits as well
+};
+
+// x of width ≤ 32 · groups values becomes the row at `place`. A group that is filled up with zeros keeps them zero: its
+// range is centered on zero.
+template <class Kind>
+inline void round_row(const float* x, int64_t width, const Place<Kind>& place) {
+    using To = Integers<Kind::kXBits>;
     for (int64_t g = 0; g < place.rows.num_groups; g++) {
-        alignas(64) float values[kGroup];
-        alignas(64) int8_t codes[kGroup];
+        alignas(64) float filled[kGroup];
+        alignas(64) typename To::Type codes[kGroup];
         const bool whole = (g + 1) * kGroup <= width;
-        for (int64_t i = 0; i < kGroup; i++) values[i] = g * kGroup + i < width ? x[g * kGroup + i] : 0.0f;
-        const Scale scale = round_group(values, codes, whole);
-        place.put(g, codes, scale, offset);
-        if (terms == 1) continue;
-        for (int64_t i = 0; i < kGroup; i++)
-            values[i] = fused(-scale.step, float(codes[i]), values[i] - scale.middle);
-        const Scale rest = round_group(values, codes, whole);
-        Place{place.rows, place.first, place.height, place.r + 1}.put(g, codes, rest, offset);
+        if (!whole)
+            for (int64_t i = 0; i < kGroup; i++) filled[i] = g * kGroup + i < width ? x[g * kGroup + i] : 0.0f;
+        const Scale scale = round_group(whole ? x + g * kGroup : filled, codes, To::kLimit, whole && Kind::kXBits == 8);
+        place.put(g, codes, scale);
     }
 }
 
 // A row of ones: its products are the sums of the codes.
-inline void put_ones(const Place& place, int32_t offset) {
+template <class Kind>
+inline void put_ones(const Place<Kind>& place) {
     int8_t ones[kGroup];
     for (int i = 0; i < kGroup; i++) ones[i] = 1;
-    for (int64_t g = 0; g < place.rows.num_groups; g++) place.put(g, ones, {0.0f, 0.0f}, offset);
+    for (int64_t g = 0; g < place.rows.num_groups; g++) place.put(g, ones, {0.0f, 0.0f});
 }
 
 }  // namespace PENSTOCK_PATH
