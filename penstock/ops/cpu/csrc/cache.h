@@ -102,6 +102,14 @@ inline void quantize_some(const float* from, int64_t count, float inverse, i8* t
     }
 }
 
+// A token's keys lie in as many lines as they have values: all are asked for before the first is written.
+template <class T>
+inline void fetch_keys(const Paged& cache, int64_t slot) {
+    const int64_t block = slot / cache.block_size, place = slot % cache.block_size;
+    const T* keys = static_cast<const T*>(cache.k) + block * cache.k_stride + place;
+    for (int64_t i = 0; i < cache.num_heads * cache.head_size; i++) __builtin_prefetch(keys + i * cache.block_size, 1);
+}
+
 // One head's key and value into slot `slot`.
 template <class T>
 inline void write_head(const Paged& cache, int64_t slot, int64_t head, const float* k, const float* v) {

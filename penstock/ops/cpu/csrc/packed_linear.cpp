@@ -312,10 +312,10 @@ void multiply_rounded(const Call& call) {
     const int64_t ones = few ? Direct<Kind, 1>::kOnes : 0;
     const Heights heights(input.num_rows, few ? kFewest<Kind> : kTallest<Kind>);
     const RoundedRows<Kind> rows(input.num_rows + ones, call.planes.num_groups);
-    parallel_for(heights.num_tiles, heights.height * input.width * 2, [&](int64_t tile) {
-        const int64_t first = heights.first(tile), height = heights.rows(tile);
-        for (int64_t r = 0; r < height; r++)
-            round_row(input.x + (first + r) * input.stride, input.width, Place<Kind>{rows, first, height + ones, r});
+    parallel_for(input.num_rows, input.width * 2, [&](int64_t row) {
+        const int64_t tile = heights.tile(row), first = heights.first(tile);
+        round_row(input.x + row * input.stride, input.width,
+                  Place<Kind>{rows, first, heights.rows(tile) + ones, row - first});
     });
     if (!few) return multiply_many(call, rows, heights);
     if (ones) put_ones(Place<Kind>{rows, 0, input.num_rows + ones, input.num_rows});

@@ -31,6 +31,7 @@ template <class T>
 void write_token(const Turn& turn, const Paged& cache, const float* qkv, int64_t num_heads, int64_t slot,
                  int64_t position, float* out) {
     const int64_t size = cache.head_size;
+    fetch_keys<T>(cache, slot);
     float *room = static_cast<float*>(scratch(2 * size * sizeof(float))), *turned = room + size;
     for (int64_t h = 0; h < num_heads; h++) {
         const float* q = turn.apply(qkv + h * size, turn.q_norm, position, room, out + h * size);

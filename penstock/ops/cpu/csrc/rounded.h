@@ -56,24 +56,37 @@ struct RoundedRows {
     }
 };
 
+typedef int32_t Whole __attribute__((vector_size(sizeof(Vec))));
+
 struct Scale {
     float step, middle;
 };
 
 // 32 values to integers of at most `limit`. NaN and infinity show in the step.
 template <class Integer>
-inline Scale round_group(const float* x, Integer* to, float limit, bool centered) {
-    int32_t largest = 0;                // as bits: NaN is above infinity, which is above every number
-    float low = x[0], high = x[0];
-    for (int i = 0; i < kGroup; i++) {
-        const int32_t bits = int32_t(to_bits(x[i]) & 0x7fffffff);
+ALWAYS_INLINE Scale round_group(const float* x, Integer* to, float limit, bool centered) {
+    Vec low = load(x), high = low;
+    Whole largest = {};                 // as bits: NaN is above infinity, which is above every number
+#pragma GCC unroll 8
+    for (int i = 0; i < kGroup; i += kWidth) {
+        const Vec value = load(x + i);
+        Whole bits;
+        std::memcpy(&bits, &value, sizeof bits);
+        bits &= 0x7fffffff;
         largest = bits > largest ? bits : largest;
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
+        low = value < low ? value : low;
+        high = value > high ? value : high;
     }
-    const float top = from_bits(uint32_t(largest));
-    const float middle = centered && largest < 0x7e800000 ? (low + high) * 0.5f : 0.0f;
-    const float reach = centered && largest < 0x7e800000 ? (high - low) * 0.5f : top;
+    float least = low[0], most = high[0];
+    int32_t top = largest[0];
+    for (int i = 1; i < kWidth; i++) {
+        least = low[i] < least ? low[i] : least;
+        most = high[i] > most ? high[i] : most;
+        top = largest[i] > top ? largest[i] : top;
+    }
+    centered = centered && top < 0x7e800000;
+    const float middle = centered ? (least + most) * 0.5f : 0.0f;
+    const float reach = centered ? (most - least) * 0.5f : from_bits(uint32_t(top));
     const float factor = reach > 1e-30f ? limit / reach : 0.0f;
     for (int i = 0; i < kGroup; i++)    // the sum rounds to the nearest integer, which is then in the low bits
         to[i] = Integer(to_bits((x[i] - middle) * factor + 0x1.8p+23f));

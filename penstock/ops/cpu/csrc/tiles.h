@@ -15,6 +15,10 @@ struct Heights {
           num_taller(num_tiles ? num_rows % num_tiles : 0) {}
 
     int64_t rows(int64_t tile) const { return height + (tile < num_taller); }
+    int64_t tile(int64_t row) const {
+        const int64_t taller = num_taller * (height + 1);
+        return row < taller ? row / (height + 1) : num_taller + (row - taller) / height;
+    }
     int64_t first(int64_t tile) const { return tile * height + smaller(tile, num_taller); }
 };
 
