@@ -284,7 +284,7 @@ void panel_rows(const Call& call, const RoundedRows<Kind>& rows, const Heights& 
             if (!second) return void(std::memcpy(kept, sums, sizeof sums));
             float lanes[R][kLanes];
             std::memcpy(lanes, sums, sizeof sums);
-            for (int r = 0; r < R; r++) write_panel(finish, first + r, panel, kept + r * kLanes, lanes[r]);
+            write_rows(finish, first, R, panel, kept, lanes[0]);
         });
     }
 }
