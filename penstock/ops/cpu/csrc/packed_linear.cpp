@@ -77,15 +77,19 @@ struct NothingAhead {
     void fetch(int64_t) const {}
 };
 
-// Bytes [begin, end) of every group's codes in the panel that comes next: a tile's products hide the way from memory.
+// The panel that comes next: a tile's products hide its way from memory. Each tile fetches two lines of every group's
+// codes, the first one also the rest.
 template <class F>
 struct Ahead {
     Panel<F> panel;
-    int64_t begin, end;
+    int64_t at;                         // F::kCodeBytes: everything is on its way
 
     ALWAYS_INLINE void fetch(int64_t group) const {
-        for (int64_t byte = begin; byte < end; byte += 64) __builtin_prefetch(panel.codes + group * F::kCodeBytes + byte);
-        if (begin != 0) return;
+        if (at >= F::kCodeBytes) return;
+        const uint8_t* codes = panel.codes + group * F::kCodeBytes + at;
+        __builtin_prefetch(codes);
+        __builtin_prefetch(codes + 64);
+        if (at != 0) return;
         __builtin_prefetch(panel.scales + group * F::kScaleBytes);
         for (int64_t byte = 0; byte < F::kHighBytes; byte += 64)
             __builtin_prefetch(panel.high + group * F::kHighBytes + byte);
@@ -269,11 +273,10 @@ void panel_rows(const Call& call, const RoundedRows<Kind>& rows, const Heights& 
     const int64_t num_panels = finish.num_panels();
     const Spread<Kind> source = spread<Kind>(Panel<F>(call.planes, second ? panel + num_panels : panel), rows.num_groups);
     const bool last = panel + 1 == num_panels && (second || !finish.gated);
-    Ahead<F> next = {Panel<F>(call.planes, last ? panel : second || !finish.gated ? panel + 1 : panel + num_panels), 0, 0};
-    const int64_t begin = heights.first(tile), fetched = ceil_div(F::kCodeBytes / 64, end - tile) * 64;
-    for (; tile < end; tile++) {
-        next.begin = next.end;
-        next.end = last ? 0 : smaller(next.begin + fetched, F::kCodeBytes);
+    Ahead<F> next = {Panel<F>(call.planes, last ? panel : second || !finish.gated ? panel + 1 : panel + num_panels),
+                     last ? F::kCodeBytes : 0};
+    const int64_t begin = heights.first(tile);
+    for (; tile < end; tile++, next.at += 128) {
         const int64_t first = heights.first(tile);
         with_count<kTallest<Kind>>(heights.rows(tile), [&](auto count) {
             constexpr int R = decltype(count)::value;
