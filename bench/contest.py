@@ -41,7 +41,7 @@ class Settings:
     repeat: int
     pause_s: float
     seed: int
-    skip: frozenset[tuple[str, str]]                # (model or engine, case)
+    skip: frozenset[tuple[str, str]]                # (model, file or engine, case)
     work: Path
     options: Mapping[str, Mapping[str, Any]]        # by engine
 
@@ -95,7 +95,8 @@ class Contest:
     def _turns(self, case: Case) -> list[tuple[int, Entry, bool]]:
         """Who runs a case; llama.cpp twice where a prefix can be shared by hand."""
         entries = [(index, entry) for index, entry in enumerate(self.entries)
-                   if not self.settings.skip & {(entry.model, case.name), (entry.engine.name, case.name)}]
+                   if not self.settings.skip & {(name, case.name) for name in
+                                                (entry.model, entry.file, entry.engine.name)}]
         return [(index, entry, by_hand) for index, entry in entries
                 for by_hand in ([False, True] if entry.engine.name == "llamacpp" and case.num_shared else [False])]
 

@@ -28,10 +28,11 @@ def _names(known: Sequence[str], what: str, paths: bool = False) -> Any:
 
 def _skips(text: str) -> frozenset[tuple[str, str]]:
     pairs = [tuple(pair.split(":")) for pair in text.split(",") if pair]
-    known = {*ENGINES, *(file.model for file in FILES.values())}
+    known = {*ENGINES, *FILES, *(file.model for file in FILES.values())}
     for pair in pairs:
         if len(pair) != 2 or pair[0] not in known or pair[1] not in CASES:
-            raise argparse.ArgumentTypeError(f"{':'.join(pair)!r} is not understood: write MODEL:CASE or ENGINE:CASE")
+            raise argparse.ArgumentTypeError(f"{':'.join(pair)!r} is not understood: write MODEL:CASE, FILE:CASE or "
+                                             "ENGINE:CASE")
     return frozenset((pair[0], pair[1]) for pair in pairs)
 
 
@@ -56,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add("--engines", type=_names(tuple(ENGINES), "engine"), default=list(ENGINES),
         help=f"comma list of {', '.join(ENGINES)}; one that is not installed is skipped with a note")
     add("--skip", type=_skips, default=frozenset(), metavar="WHAT:CASE",
-        help="comma list of a model's or an engine's cases to leave out, e.g. llama-1b:shared-16,transformers:batch-32")
+        help="comma list of a model's, a file's or an engine's cases to leave out, e.g. llama-1b:shared-16")
     add("--everywhere", action="store_true", help="measure every engine on every model it reads, however slow")
     add("--cpu", choices=CPUS, default="native", help="instruction set that all engines are held to (default: native)")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of each engine (default: all cores)")

@@ -9,7 +9,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kMostRows = 12, kFewRows = 4, kWideRows = 6, kTogether = 2;
 #elif defined(__AVX2__)
-constexpr int kMostRows = 6, kFewRows = 4, kWideRows = 4, kTogether = 1;
+constexpr int kMostRows = 6, kFewRows = 4, kWideRows = 6, kTogether = 1;
 #elif defined(PENSTOCK_NEON)
 constexpr int kMostRows = 6, kFewRows = 4, kWideRows = 3, kTogether = 1;
 #else
