@@ -54,10 +54,12 @@ class Attention:
         ops.cache_write(k, heads[:, self.k_end:], cache.k, cache.v, slots, cache.k_scale, cache.v_scale)
         return q
 
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, residual: Tensor | None = None,
+                 norm: Norm | None = None) -> Tensor:
+        """`norm` is applied to x first."""
         if cache is None:
             raise ValueError("causal attention needs a cache")
-        q = self._queries(self.qkv(x), step, cache)
+        q = self._queries(self.qkv(x, norm=norm), step, cache)
         y = ops.attention(q, cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths, self.scale,
                           self.window, self.softcap, self.alibi, cache.k_scale, cache.v_scale)
         return self.out(y.flatten(1), residual)

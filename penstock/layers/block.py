@@ -32,11 +32,10 @@ class Block:
         return ops.add(x, y if norm is None else norm(y), self.residual_scale)
 
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
-        y = x if self.attention_norm is None else self.attention_norm(x)
-        y = self.attention(y, step, cache, self._residual(x, self.attention_out_norm))
+        y = self.attention(x, step, cache, self._residual(x, self.attention_out_norm), self.attention_norm)
         x = self._added(x, y, self.attention_out_norm)
-        y = x if self.mlp_norm is None else self.mlp_norm(x)
-        return self._added(x, self.mlp(y, self._residual(x, self.mlp_out_norm)), self.mlp_out_norm)
+        y = self.mlp(x, self._residual(x, self.mlp_out_norm), self.mlp_norm)
+        return self._added(x, y, self.mlp_out_norm)
 
 
 class ParallelBlock:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from penstock.layers.norm import Norm, RmsNorm
 from penstock.quant.scheme import Scheme
 
 
+def _ready(x: Tensor, norm: Norm | None) -> tuple[Tensor, RmsNorm | None]:
+    """x normed by what no product can do itself, and the norm that is left."""
+    return (x, norm) if norm is None or isinstance(norm, RmsNorm) else (norm(x), None)
+
+
 class Linear:
+    """`norm` is applied to x first."""
+
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None) -> Tensor:
-        return self.scheme.matmul(x, residual, activation)
+    def __call__(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
+                 norm: Norm | None = None) -> Tensor:
+        x, norm = _ready(x, norm)
+        return self.scheme.matmul(x, residual, activation, norm)
 
-    def gated(self, x: Tensor, activation: str) -> Tensor:
-        return self.scheme.gated(x, activation)
+    def gated(self, x: Tensor, activation: str, norm: Norm | None = None) -> Tensor:
+        x, norm = _ready(x, norm)
+        return self.scheme.gated(x, activation, norm)
 
     @property
     def num_bytes(self) -> int:

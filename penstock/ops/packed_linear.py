@@ -11,6 +11,7 @@ from penstock.ops.activation import finished
 from penstock.ops.example import integers, normal
 from penstock.ops.packed import FORMATS, GROUP, Format, PackedWeight
 from penstock.ops.registry import Example, op
+from penstock.ops.rms_norm import rms_norm
 from penstock.ops.rows import EachRow
 
 LIMITS = {8: 127.0, 16: 127.0 * 256.0}         # of the integers that activations are rounded to
@@ -49,7 +50,8 @@ def _examples() -> Iterator[Example]:
             yield {"x": normal(seed, num_rows, width), "parts": _parts(number, format, num_out, width, gated),
                    "x_bits": (8, 0, 16, 8, 8, 16, 8)[seed], "bias": normal(seed + 5, num_out) if seed % 2 else None,
                    "residual": normal(seed + 6, num_rows, size) if seed % 3 == 1 else None,
-                   "activation": kind, "gated": gated}
+                   "activation": kind, "gated": gated, "norm": normal(seed + 7, width) if seed % 2 else None,
+                   "eps": 1e-5}
     yield {"x": normal(1, 0, 64), "parts": (packed_example(1, FORMATS["Q4_1"], 16, 64),), "x_bits": 8}
 
 
@@ -73,13 +75,16 @@ def rounded(x: Tensor, x_bits: int) -> Tensor:
 @op(tolerance={torch.float32: 5e-5}, examples=_examples,
     rows=EachRow("x", "residual"))
 def packed_linear(x: Tensor, parts: Sequence[PackedWeight], x_bits: int, bias: Tensor | None = None,
-                  residual: Tensor | None = None, activation: str | None = None, gated: bool = False) -> Tensor:
+                  residual: Tensor | None = None, activation: str | None = None, gated: bool = False,
+                  norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
     """residual + act(x[T, C] · weightᵀ + bias) → [T, O]; the weight's parts lie on top of each other.
+
+    With `norm`[C] the rows of x are first RMS-normed with these weights.
 
     Activations are rounded to integers of `x_bits` bits, 8 or 16, which are multiplied exactly within a group of 32;
     with 0 they are taken as they are. Gated, the first half of the weight's outputs is the gate of the second:
     act(gate) · up → [T, O/2].
     """
-    x = x.float()
+    x = x.float() if norm is None else rms_norm.reference(x.float(), norm, eps)
     y = (rounded(x, x_bits) if x_bits else x) @ torch.cat([part.unpacked() for part in parts]).T
     return finished(y, bias, residual, activation, gated)

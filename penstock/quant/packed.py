@@ -12,6 +12,7 @@ from torch import Tensor
 from penstock import ops
 from penstock.ops.cpu.packed import pack_into
 from penstock.quant.gguf import GGML_TYPES
+from penstock.quant.scheme import RmsNorm
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,19 @@ class Packed:
     def num_bytes(self) -> int:
         return sum(part.num_bytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
-    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None) -> Tensor:
-        return ops.packed_linear(x, self.parts, self.x_bits, self.bias, residual, activation)
+    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
+               norm: RmsNorm | None = None) -> Tensor:
+        return self._product(x, residual, activation, False, norm)
 
-    def gated(self, x: Tensor, activation: str) -> Tensor:
+    def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
         if len(self.parts) > 1 or self.num_out % (2 * ops.PANEL):      # a gate and its value lie in unlike panels
-            return ops.gated_activation(self.matmul(x), activation)
-        return ops.packed_linear(x, self.parts, self.x_bits, self.bias, None, activation, True)
+            return ops.gated_activation(self.matmul(x, norm=norm), activation)
+        return self._product(x, None, activation, True, norm)
+
+    def _product(self, x: Tensor, residual: Tensor | None, activation: str | None, gated: bool,
+                 norm: RmsNorm | None) -> Tensor:
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return ops.packed_linear(x, self.parts, self.x_bits, self.bias, residual, activation, gated, weight, eps)
 
     def rows(self, ids: Tensor) -> Tensor:
         if len(self.parts) == 1:

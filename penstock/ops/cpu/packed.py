@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from penstock.ops.cpu.finish import finish
-from penstock.ops.cpu.library import Kernel, integers, rows
+from penstock.ops.cpu.library import Kernel, float32, integers, rows
 from penstock.ops.packed import PackedWeight
 from penstock.ops.packed_linear import packed_linear
 from penstock.ops.packed_rows import packed_rows
+from penstock.ops.rms_norm import rms_norm
 
-_linear = Kernel("packed_linear", "pnnnippppinppniipn")
+_linear = Kernel("packed_linear", "pnnnippppipfnppniipn")
 _rows = Kernel("packed_rows", "pnippppnnp")
 _pack = Kernel("pack", "ipnpnnnpppp")
 
@@ -25,8 +26,16 @@ def _planes(weight: PackedWeight) -> tuple[int, int, int, int]:
 
 @packed_linear.impl("cpu", exact=True)
 def _packed_linear(x: Tensor, parts: Sequence[PackedWeight], x_bits: int, bias: Tensor | None = None,
-                   residual: Tensor | None = None, activation: str | None = None, gated: bool = False) -> Tensor:
+                   residual: Tensor | None = None, activation: str | None = None, gated: bool = False,
+                   norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
     x = rows("x", x)
+    if norm is not None:
+        if not x_bits:
+            x, norm = rms_norm(x, norm, eps), None
+        elif norm.shape != x.shape[1:]:
+            raise ValueError(f"the norm has {norm.numel()} weights for rows of {x.shape[1]} values")
+        else:
+            norm = float32("norm", norm).contiguous()
     if any(part.width != x.shape[1] for part in parts):
         raise ValueError(f"the packed weight takes rows of {parts[0].width} values, not of {x.shape[1]}")
     if gated and len(parts) > 1:
@@ -35,7 +44,7 @@ def _packed_linear(x: Tensor, parts: Sequence[PackedWeight], x_bits: int, bias: 
     first = 0
     for part in parts:
         _linear(x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], part.format.number, *_planes(part), x_bits,
-                *end.arguments(first, part.num_out))
+                None if norm is None else norm.data_ptr(), eps, *end.arguments(first, part.num_out))
         first += part.num_out
     return end.out
 

@@ -123,28 +123,33 @@ template <class T>
 bool attend_chunks(const Job& job, const Span& span, int64_t kv_head, int64_t from, int64_t to, Rows& rows,
                    float* room) {
     const Call& call = job.call;
-    const Source<T> source = {call.cache, call.table + span.sequence * call.table_stride, call.table_width, kv_head};
+    const int32_t* table = call.table + span.sequence * call.table_stride;
+    const Source<T> source = {call.cache, table, call.table_width, kv_head};
+    const Source<T> beside = {call.cache, table, call.table_width, kv_head + 1};    // most likely what comes next here
     const bool direct = call.in_groups() && (sizeof(T) == 4 || rows.count <= kDirectRows), later = span.num_pieces > 1;
+    const bool more = !later && kv_head + 1 < call.cache.num_heads;
     const int64_t first = rows.first[0], last = rows.last[rows.count - 1];
     Chunk<T> chunks[2];
     Chunk<float> wide;
-    const auto find = [&](int64_t c) {
+    const auto find = [&](int64_t c, const Source<T>& where, Chunk<T>& chunk) {
         const int64_t base = (span.first_chunk + c) * kChunk, least = larger(first - base, 0);
         const int64_t most = smaller(last + 1 - base, kChunk);
-        return direct ? source.find(base, least, most, chunks[c % 2])
-                      : source.find_widened(base, least, most, rows.size, room, wide);
+        return direct ? where.find(base, least, most, chunk)
+                      : where.find_widened(base, least, most, rows.size, room, wide);
     };
-    if (direct && !find(from)) return false;
+    if (direct && !find(from, source, chunks[from % 2])) return false;
     for (int64_t c = from; c < to; c++) {
         const int64_t base = (span.first_chunk + c) * kChunk;
         const Partials parts = partials_of(job, span, kv_head, c);
         rows.look(base);
         if (direct) {
-            if (c + 1 < to && !find(c + 1)) return false;
-            chunks[c % 2].next = &chunks[(c + (c + 1 < to)) % 2];
-            attend_chunk(rows, chunks[c % 2], base, call.rule, later ? &parts : nullptr);
+            Chunk<T> &chunk = chunks[c % 2], &next = chunks[(c + 1) % 2];
+            if (c + 1 < to && !find(c + 1, source, next)) return false;
+            if (c + 1 == to && more && !find(from, beside, next)) return false;
+            chunk.next = c + 1 < to || more ? &next : &chunk;
+            attend_chunk(rows, chunk, base, call.rule, later ? &parts : nullptr);
         } else {
-            if (!find(c)) return false;
+            if (!find(c, source, chunks[0])) return false;
             attend_chunk(rows, wide, base, call.rule, later ? &parts : nullptr);
         }
     }

@@ -37,5 +37,11 @@ inline float sum_of_squares(const float* x, int64_t width, float center) {
     });
 }
 
+// x / sqrt(mean(x²) + eps) · weight
+inline void rms_norm_row(const float* x, int64_t width, const float* weight, float eps, float* to) {
+    const float factor = 1.0f / __builtin_sqrtf(sum_of_squares(x, width, 0.0f) / float(width) + eps);
+    for (int64_t c = 0; c < width; c++) to[c] = x[c] * factor * weight[c];
+}
+
 }  // namespace PENSTOCK_PATH
 }  // namespace penstock

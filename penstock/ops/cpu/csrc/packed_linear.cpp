@@ -1,5 +1,6 @@
 #include "codes.h"
 #include "dense.h"
+#include "norm.h"
 
 namespace penstock {
 namespace PENSTOCK_PATH {
@@ -229,6 +230,8 @@ ALWAYS_INLINE void integer_tile(const Source& source, const Rounded& x, int64_t 
 
 struct Call {
     Input input;
+    const float* norm;                  // weights that rows are normed with before they are rounded, or null
+    float eps;
     Finish finish;
     Planes planes;
 };
@@ -317,8 +320,13 @@ void multiply_rounded(const Call& call) {
     const RoundedRows<Kind> rows(input.num_rows + ones, call.planes.num_groups);
     parallel_for(input.num_rows, input.width * 2, [&](int64_t row) {
         const int64_t tile = heights.tile(row), first = heights.first(tile);
-        round_row(input.x + row * input.stride, input.width,
-                  Place<Kind>{rows, first, heights.rows(tile) + ones, row - first});
+        const float* x = input.x + row * input.stride;
+        if (call.norm != nullptr) {
+            float* normed = static_cast<float*>(scratch(input.width * sizeof(float)));
+            rms_norm_row(x, input.width, call.norm, call.eps, normed);
+            x = normed;
+        }
+        round_row(x, input.width, Place<Kind>{rows, first, heights.rows(tile) + ones, row - first});
     });
     if (!few) return multiply_many(call, rows, heights);
     if (ones) put_ones(Place<Kind>{rows, 0, input.num_rows + ones, input.num_rows});
@@ -351,16 +359,16 @@ void multiply_float(const Call& call) {
 
 KERNEL(packed_linear)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width, int32_t format,
                       const uint8_t* codes, const uint8_t* high, const uint8_t* scales, const uint8_t* supers,
-                      int32_t x_bits, int64_t num_out, const float* bias, const float* residual,
+                      int32_t x_bits, const float* norm, float eps, int64_t num_out, const float* bias, const float* residual,
                       int64_t residual_stride, int32_t activation, int32_t gated, float* out, int64_t out_stride) {
     using namespace penstock::PENSTOCK_PATH;
-    const Call call = {{x, x_stride, num_rows, width},
+    const Call call = {{x, x_stride, num_rows, width}, norm, eps,
                        {bias, residual, residual_stride, activation, gated, num_out, out, out_stride},
                        {codes, high, scales, supers, ceil_div(width, kGroup)}};
     if (num_rows == 0) return kDone;
     return with_format(format, [&](auto kind) {
         using F = decltype(kind);
-        if (x_bits == 0) multiply_float<F>(call);
+        if (x_bits == 0 && norm == nullptr) multiply_float<F>(call);
         else if (x_bits == 8) multiply_rounded<Kind<F, 8>>(call);
         else if (x_bits == 16 && !gated) multiply_rounded<Kind<F, 16>>(call);
         else return kBadIndex;

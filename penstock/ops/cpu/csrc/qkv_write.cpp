@@ -16,9 +16,7 @@ struct Turn {                           // what happens to a head of a token
     const float* apply(const float* from, const float* weight, int64_t position, float* room, float* to) const {
         if (weight != nullptr) {
             float* normed = cosines != nullptr ? room : to;
-            const float mean = sum_of_squares(from, head_size, 0.0f) / float(head_size);
-            const float factor = 1.0f / __builtin_sqrtf(mean + eps);
-            for (int64_t d = 0; d < head_size; d++) normed[d] = from[d] * factor * weight[d];
+            rms_norm_row(from, head_size, weight, eps, normed);
             from = normed;
         }
         if (cosines == nullptr) return from;

@@ -6,8 +6,7 @@ KERNEL(rms_norm)(const float* x, int64_t num_outer, int64_t outer_stride, int64_
     parallel_for(num_outer * num_inner, width, [&](int64_t row) {
         const float* from = x + row / num_inner * outer_stride + row % num_inner * inner_stride;
         float* to = out + row * width;
-        const float factor = 1.0f / __builtin_sqrtf(sum_of_squares(from, width, 0.0f) / float(width) + eps);
-        for (int64_t c = 0; c < width; c++) to[c] = from[c] * factor * weight[c];
+        rms_norm_row(from, width, weight, eps, to);
         if (residual != nullptr)
             for (int64_t c = 0; c < width; c++) to[c] = residual[row * width + c] + to[c];
     });

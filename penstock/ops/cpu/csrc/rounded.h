@@ -105,8 +105,10 @@ struct Place {
         constexpr int32_t kOffset = Kind::Format::kOffset;
         const int64_t group = first * rows.num_groups + g * height;
         int32_t* words = rows.quads + group * kQuads * Kind::kWords + r * Kind::kWords;
+        int32_t split[kQuads * Kind::kWords];
+        split_quads(codes, split);
         for (int64_t quad = 0; quad < kQuads; quad++)
-            put_quad(codes + 4 * quad, words + quad * height * Kind::kWords);
+            std::memcpy(words + quad * height * Kind::kWords, split + quad * Kind::kWords, Kind::kWords * sizeof *split);
         rows.steps[group + r] = scale.step;
         rows.middles[group + r] = scale.middle;
         for (int64_t set = 0; set < kSets; set++) {
@@ -121,18 +123,26 @@ struct Place {
         }
     }
 
+    // The words of eight quads.
     template <class Integer>
-    static void put_quad(const Integer* codes, int32_t* words) {
+    static void split_quads(const Integer* codes, int32_t* words) {
         if constexpr (Kind::kWords == 1) {
-            std::memcpy(words, codes, sizeof *words);
+            std::memcpy(words, codes, kGroup);
         } else if constexpr (Kind::kPairs) {    // as the even and the odd bytes of four codes
-            const int16_t pairs[4] = {codes[0], codes[2], codes[1], codes[3]};
-            std::memcpy(words, pairs, sizeof pairs);
+#if defined(__AVX2__)
+            int16_t wide[kGroup];
+            for (int64_t i = 0; i < kGroup; i++) wide[i] = codes[i];
+            for (int64_t i = 0; i < kGroup; i += 16) {
+                __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(wide + i));
+                some = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(some, 0xd8), 0xd8);
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + i / 2), some);
+            }
+#endif
         } else {
-            int8_t bytes[8];
-            for (int i = 0; i < 4; i++) {
-                bytes[4 + i] = int8_t(codes[i]);
-                bytes[i] = int8_t((codes[i] - bytes[4 + i]) >> 8);
+            int8_t bytes[kQuads][2][4];         // high ones, low ones
+            for (int64_t i = 0; i < kGroup; i++) {
+                bytes[i / 4][1][i % 4] = int8_t(codes[i]);
+                bytes[i / 4][0][i % 4] = int8_t((codes[i] - int8_t(codes[i])) >> 8);
             }
             std::memcpy(words, bytes, sizeof bytes);
         }
