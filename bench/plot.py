@@ -33,7 +33,9 @@ def draw(document: Row, path: Path) -> None:
         of_model = [row for row in rows if row["model"] == model]
         names = list(dict.fromkeys((row["engine"], row["file"]) for row in of_model))
         for panel, case in zip(line, cases):
-            _panel(panel, names, {(row["engine"], row["file"]): row for row in of_model if row["case"] == case})
+            found = {(row["engine"], row["file"]): row for row in of_model if row["case"] == case}
+            panel.set_visible(bool(found) or panel is line[0])      # the first one carries the names
+            _panel(panel, names, found)
             panel.set_title(TITLES.get(case, case), fontsize=9)
             panel.set_yticklabels([])
         labels = [f"{ENGINE_TITLES.get(engine, engine)}  {file}" for engine, file in names]
