@@ -1,11 +1,10 @@
 // What choosing a token asks of a row of logits, without sorting it.
 #include "elementary.h"
+#include "norm.h"
 
 namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
-
-constexpr int64_t kPiece = 1024;        // the sums' pieces are part of an op's meaning: sampling walks one of them
 
 typedef int32_t Hits __attribute__((vector_size(sizeof(Vec))));      // -1 in each lane where something holds
 
@@ -79,17 +78,6 @@ void list_above(const float* x, int64_t width, float least, int64_t room, int32_
     for (int64_t i = count; i < room; i++) out[1 + i] = -1;
 }
 
-float sum_of_weights(const float* x, int64_t count, float top, float temperature) {
-    float lanes[kLanes] = {};
-    int64_t c = 0;
-    for (; c + kLanes <= count; c += kLanes)
-        for (int i = 0; i < kLanes; i++) lanes[i] = lanes[i] + exponential((x[c + i] - top) / temperature);
-    for (int i = 0; c + i < count; i++) lanes[i] = lanes[i] + exponential((x[c + i] - top) / temperature);
-    Vec group[kParts];
-    load_group(lanes, group);
-    return sum_lanes(group);
-}
-
 }  // namespace
 }  // namespace PENSTOCK_PATH
 }  // namespace penstock
@@ -115,8 +103,9 @@ KERNEL(weight_sums)(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
     const int64_t pieces = ceil_div(width, kPiece);
     parallel_for(num_rows * pieces, 8 * smaller(kPiece, width), [&](int64_t item) {
         const int64_t row = item / pieces, begin = item % pieces * kPiece;
-        out[item] = sum_of_weights(x + row * x_stride + begin, smaller(kPiece, width - begin), top[row],
-                                   temperature[row]);
+        const float most = top[row], heat = temperature[row];
+        out[item] = sum_piece(x + row * x_stride + begin, smaller(kPiece, width - begin),
+                              [=](float value) { return exponential((value - most) / heat); });
     });
     return kDone;
 }

@@ -1,12 +1,11 @@
 #include <cmath>
 
 #include "elementary.h"
+#include "norm.h"
 
 namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
-
-constexpr int64_t kPiece = 1024;        // summed in float32; the pieces' sums are added in float64
 
 float largest(const float* x, int64_t width) {
     float lanes[kLanes];
@@ -19,17 +18,6 @@ float largest(const float* x, int64_t width) {
     return lanes[0];
 }
 
-float sum_of_exponentials(const float* x, int64_t count, float shift) {
-    float lanes[kLanes] = {};
-    int64_t c = 0;
-    for (; c + kLanes <= count; c += kLanes)
-        for (int i = 0; i < kLanes; i++) lanes[i] = lanes[i] + exponential(x[c + i] - shift);
-    for (int i = 0; c + i < count; i++) lanes[i] = lanes[i] + exponential(x[c + i] - shift);
-    Vec group[kParts];
-    load_group(lanes, group);
-    return sum_lanes(group);
-}
-
 }  // namespace
 }  // namespace PENSTOCK_PATH
 }  // namespace penstock
@@ -40,9 +28,10 @@ KERNEL(log_softmax)(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
     parallel_for(num_rows, 8 * width, [&](int64_t row) {
         const float* from = x + row * x_stride;
         const float shift = largest(from, width);
-        double sum = 0.0;
+        double sum = 0.0;               // of the pieces
         for (int64_t c = 0; c < width; c += kPiece)
-            sum += double(sum_of_exponentials(from + c, smaller(kPiece, width - c), shift));
+            sum += double(sum_piece(from + c, smaller(kPiece, width - c),
+                                    [=](float value) { return exponential(value - shift); }));
         const float log_sum = float(::log(sum));
         for (int64_t c = 0; c < width; c++) out[row * width + c] = (from[c] - shift) - log_sum;
     });

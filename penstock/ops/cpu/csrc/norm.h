@@ -37,6 +37,21 @@ inline float sum_of_squares(const float* x, int64_t width, float center) {
     });
 }
 
+// Of value(x) for each x: as many as float32 sums well; more are cut into pieces. Where the cuts lie is part of an op's
+// meaning: sampling walks one of the pieces.
+constexpr int64_t kPiece = 1024;
+template <class Value>
+inline float sum_piece(const float* x, int64_t count, const Value& value) {
+    float lanes[kLanes] = {};
+    int64_t c = 0;
+    for (; c + kLanes <= count; c += kLanes)
+        for (int i = 0; i < kLanes; i++) lanes[i] = lanes[i] + value(x[c + i]);
+    for (int i = 0; c + i < count; i++) lanes[i] = lanes[i] + value(x[c + i]);
+    Vec group[kParts];
+    load_group(lanes, group);
+    return sum_lanes(group);
+}
+
 // x / sqrt(mean(x²) + eps) · weight
 inline void rms_norm_row(const float* x, int64_t width, const float* weight, float eps, float* to) {
     const float factor = 1.0f / __builtin_sqrtf(sum_of_squares(x, width, 0.0f) / float(width) + eps);

@@ -19,7 +19,7 @@ constexpr int kMostRows = 4, kFewRows = 2, kWideRows = 2, kTogether = 1;
 template <class Kind>
 constexpr int kTallest = Kind::kWords == 2 ? kWideRows : kMostRows;
 template <class Kind>
-constexpr int kFewest = Kind::kXBits == 16 ? kFewRows / 2 : kFewRows;
+constexpr int kMostInPlace = Kind::kXBits == 16 ? kFewRows / 2 : kFewRows;
 constexpr int64_t kBlockBytes = 512 * 1024;     // of activations, to stay in the second-level cache
 constexpr int64_t kBlockRows = 1024;
 
@@ -238,7 +238,7 @@ struct Call {
 
 template <class Kind, int N>
 inline void few_rows(const Call& call, const RoundedRows<Kind>& rows, int64_t panel, const Direct<Kind, N>& source) {
-    with_count<kFewest<Kind>>(call.input.num_rows, [&](auto count) {
+    with_count<kMostInPlace<Kind>>(call.input.num_rows, [&](auto count) {
         Vec sums[decltype(count)::value][N][kParts];
         integer_tile(source, rows.tile(0), rows.num_groups, sums);
         write_tile(call.finish, 0, panel, sums);
@@ -314,9 +314,9 @@ void multiply_many(const Call& call, const RoundedRows<Kind>& rows, const Height
 template <class Kind>
 void multiply_rounded(const Call& call) {
     const Input& input = call.input;
-    const bool few = input.num_rows <= kFewest<Kind>;
+    const bool few = input.num_rows <= kMostInPlace<Kind>;
     const int64_t ones = few ? Direct<Kind, 1>::kOnes : 0;
-    const Heights heights(input.num_rows, few ? kFewest<Kind> : kTallest<Kind>);
+    const Heights heights(input.num_rows, few ? kMostInPlace<Kind> : kTallest<Kind>);
     const RoundedRows<Kind> rows(input.num_rows + ones, call.planes.num_groups);
     parallel_for(input.num_rows, input.width * 2, [&](int64_t row) {
         const int64_t tile = heights.tile(row), first = heights.first(tile);
