@@ -74,7 +74,6 @@ class Contest:
                 self._look_around(number)
                 for case in self.cases:
                     self._each(case, partial(self._measure, number), number)
-                self._tools(number)
             for index, entry in enumerate(self.entries):
                 if entry.engine.name == "penstock":
                     self._attempt(index, entry, partial(self._host, index, entry))
@@ -157,6 +156,8 @@ class Contest:
             "seed": seed, "value": case.value(result), "first_s": result["first_s"], "total_s": result["total_s"],
             "num_first": result["num_first"], "num_output_tokens": sum(result["num_outputs"]),
             "num_steps": result["num_steps"]})
+        if entry.engine.name == "llamacpp" and not by_hand:
+            self._tool(number, entry, case)
 
     def _host(self, index: int, entry: Entry) -> None:
         prompt = Case("host", 1, 1, 1, "decode").prompts(str(self.settings.seed), entry.vocab_size)[0]
@@ -164,31 +165,25 @@ class Contest:
         share = {"share": value["host_s"] / value["step_s"]} if value else {}
         self.hosts.append({"file": entry.file, **(value or {"absent": "the engine does not tell"}), **share})
 
-    def _tools(self, number: int) -> None:
-        """llama-bench on every file that llama.cpp is measured on, once in each round."""
+    def _tool(self, number: int, entry: Entry, case: Case) -> None:
+        """llama-bench on the same file, right after llama.cpp's own turn: the machine's speed changes with the hour."""
         program = self.places.libraries(self.settings.cpu) / TOOL
-        wanted = {case.name: case for case in self.cases if case.name in TOOL_CASES}
-        for entry in self.entries:
-            if entry.engine.name == "llamacpp" and program.exists() and wanted:
-                self.note(f"{entry.file} {TOOL}")
-                time.sleep(self.settings.pause_s)
-                for name, value in self._tool(program, entry, wanted).items():
-                    self.samples.append({"file": entry.file, "model": entry.model, "case": name, "engine": TOOL,
-                                         "round": number, "value": value})
-
-    def _tool(self, program: Path, entry: Entry, wanted: Mapping[str, Case]) -> dict[str, float]:
-        lengths = {"n_prompt": 0, "n_gen": 0} | {TOOL_CASES[name]: _length(case) for name, case in wanted.items()}
+        if case.name not in TOOL_CASES or not program.exists():
+            return
+        self.note(f"{entry.file} {case.name} {TOOL}")
+        time.sleep(self.settings.pause_s)
+        lengths = {"n_prompt": 0, "n_gen": 0} | {TOOL_CASES[case.name]: _length(case)}
         words = [str(program), "-m", str(entry.path), "-t", str(self.settings.threads), "-r", "1", "-o", "json",
                  "-p", str(lengths["n_prompt"]), "-n", str(lengths["n_gen"])]
         variables = self.places.variables(entry.engine, self.settings.cpu, self.settings.threads)
         ran = subprocess.run(words, env=variables, capture_output=True, text=True)
         if ran.returncode:
-            self.failures.append({"file": entry.file, "engine": TOOL, "case": None,
+            self.failures.append({"file": entry.file, "engine": TOOL, "case": case.name,
                                   "error": f"status {ran.returncode}: {ran.stderr.strip()[-200:]}"})
-            return {}
-        results = json.loads(ran.stdout)
-        return {name: statistics.median(result["samples_ts"]) for name, key in TOOL_CASES.items() for result in results
-                if name in wanted and result[key]}
+            return
+        speeds = [speed for result in json.loads(ran.stdout) for speed in result["samples_ts"]]
+        self.samples.append({"file": entry.file, "model": entry.model, "case": case.name, "engine": TOOL,
+                             "round": number, "value": statistics.median(speeds)})
 
 
 def _length(case: Case) -> int:
