@@ -44,6 +44,8 @@ class Assembly:
     generation_config: dict[str, Any]
     tokenizer: Tokenizer | None
     engine: Engine
+    quantization: str = ""          # how most weights are stored
+    num_bytes: int = 0              # of all weights as stored
 
 
 def find_model(name: str, revision: str | None, progress: bool) -> Path:
@@ -81,7 +83,8 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         if checkpoint:
             checkpoint.close()
     return Assembly(path, spec, settings, generation, tokenizer.result() if tokenizer else None,
-                    _engine(loaded, settings))
+                    _engine(loaded, settings), checkpoint.quantization if checkpoint else "dummy",
+                    checkpoint.num_bytes if checkpoint else 0)
 
 
 def _engine(model: Decoder | Encoder, settings: Resolved) -> Engine:

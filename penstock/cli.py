@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.commands import bench, chat, info, models, perplexity, run
+from penstock.commands import bench, chat, info, models, perplexity, run, serve
 from penstock.commands.usage import Command
 from penstock.errors import PenstockError
 from penstock.interrupts import INTERRUPTED
@@ -23,6 +23,7 @@ app = typer.Typer(name="penstock", help="Run language models, small and exact.",
                   context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 app.command("run", cls=Command)(run.run)
 app.command("chat", cls=Command)(chat.chat)
+app.command("serve", cls=Command)(serve.serve)
 app.command("pull", cls=Command)(models.pull)
 app.command("list", cls=Command)(models.list_)
 app.command("rm", cls=Command)(models.rm)

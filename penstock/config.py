@@ -20,7 +20,7 @@ ACTIVATION_DTYPES = ("auto", "float32", "int8")
 LOAD_FORMATS = ("auto", "dummy")
 
 
-def _option(default: Any, help: str, choices: tuple[str, ...] | None = None, least: int | None = None,
+def option(default: Any, help: str, choices: tuple[str, ...] | None = None, least: int | None = None,
             most: int | None = None) -> Any:
     return field(default=default, metadata={"help": help, "choices": choices, "least": least, "most": most})
 
@@ -32,26 +32,26 @@ _KINDS = {"str": (str, "a string"), "int": (int, "a whole number"), "bool": (boo
 class EngineConfig:
     """What a user may set. None means: derived from the model and the machine by `resolve`."""
 
-    tokenizer: str | None = _option(None, "folder or .gguf file to take the tokenizer from, if not the model's own")
-    revision: str | None = _option(None, "branch, tag or commit of a model on the Hugging Face hub")
-    load_format: str = _option("auto", "auto, or dummy for seeded random weights from config.json alone", LOAD_FORMATS)
-    skip_tokenizer_init: bool = _option(False, "work on token ids only")
-    dtype: str = _option("auto", "how matrices are held; auto: as stored, quantized ones packed", DTYPES)
-    quantization: str | None = _option(None, "pack a checkpoint's unquantized matrices at load", QUANTIZATIONS)
-    activation_dtype: str = _option("auto", "what packed matrices are multiplied with", ACTIVATION_DTYPES)
-    kv_cache_dtype: str = _option("auto", "how keys and values are stored; auto: float16", KV_CACHE_DTYPES)
-    max_model_len: int | None = _option(None, "longest prompt plus answer, in tokens", least=1)
-    max_num_seqs: int = _option(64, "most sequences in one step", least=1, most=65536)
-    max_num_batched_tokens: int | None = _option(None, "most tokens in one step; longer prompts are cut", least=1)
-    kv_cache_tokens: int | None = _option(None, "size of the key/value cache, in tokens", least=1)
-    block_size: int = _option(16, "positions per cache block", least=1, most=256)
-    enable_prefix_caching: bool = _option(True, "reuse the cache of equal prompt beginnings")
-    scheduling_policy: str = _option("fcfs", "who runs first: arrival, priority, longest cached prefix or shortest",
+    tokenizer: str | None = option(None, "folder or .gguf file to take the tokenizer from, if not the model's own")
+    revision: str | None = option(None, "branch, tag or commit of a model on the Hugging Face hub")
+    load_format: str = option("auto", "auto, or dummy for seeded random weights from config.json alone", LOAD_FORMATS)
+    skip_tokenizer_init: bool = option(False, "work on token ids only")
+    dtype: str = option("auto", "how matrices are held; auto: as stored, quantized ones packed", DTYPES)
+    quantization: str | None = option(None, "pack a checkpoint's unquantized matrices at load", QUANTIZATIONS)
+    activation_dtype: str = option("auto", "what packed matrices are multiplied with", ACTIVATION_DTYPES)
+    kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: float16", KV_CACHE_DTYPES)
+    max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", least=1)
+    max_num_seqs: int = option(64, "most sequences in one step", least=1, most=65536)
+    max_num_batched_tokens: int | None = option(None, "most tokens in one step; longer prompts are cut", least=1)
+    kv_cache_tokens: int | None = option(None, "size of the key/value cache, in tokens", least=1)
+    block_size: int = option(16, "positions per cache block", least=1, most=256)
+    enable_prefix_caching: bool = option(True, "reuse the cache of equal prompt beginnings")
+    scheduling_policy: str = option("fcfs", "who runs first: arrival, priority, longest cached prefix or shortest",
                                      POLICIES)
-    capacity: str = _option("ondemand", "admit by present need and preempt, or reserve to the end of each answer",
+    capacity: str = option("ondemand", "admit by present need and preempt, or reserve to the end of each answer",
                             CAPACITIES)
-    threads: int | None = _option(None, "CPU threads", least=1, most=256)
-    seed: int = _option(0, "seeds dummy weights, and requests without a seed of their own")
+    threads: int | None = option(None, "CPU threads", least=1, most=256)
+    seed: int = option(0, "seeds dummy weights, and requests without a seed of their own")
 
     def __post_init__(self) -> None:
         for option in fields(self):

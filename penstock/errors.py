@@ -19,6 +19,10 @@ class InvalidRequest(PenstockError, ValueError):
     """A prompt or sampling value that cannot be served."""
 
 
+class PromptTooLong(InvalidRequest):
+    """More tokens than the longest sequence has room for."""
+
+
 class InvalidConfig(PenstockError, ValueError):
     """An engine option that is out of range or contradicts another."""
 
@@ -29,3 +33,20 @@ class InvalidModel(PenstockError, ValueError):
 
 class DownloadFailed(PenstockError, OSError):
     """A model could not be fetched: no network, no such package, disk full, checksum mismatch."""
+
+
+class EngineFailed(PenstockError, RuntimeError):
+    """The engine could not finish a request; the fault is not the user's."""
+
+
+class Busy(PenstockError):
+    """There is no room for a request now; `retry_after_s` says when there may be."""
+
+    def __init__(self, message: str, retry_after_s: int, status: int = 429) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.status = status
+
+
+class DeadlinePassed(PenstockError, TimeoutError):
+    """A request took longer than it was given."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.errors import InvalidRequest, shown
+from penstock.errors import InvalidRequest, PromptTooLong, shown
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import BeamSearchParams, Request, SamplingParams
 
@@ -110,8 +110,8 @@ class Intake:
         while not cut and length < len(text):
             count = len(tokenizer.encode(text[:length], add_special_tokens=False)) - CUT_TOKENS
             if count > self.max_model_len:
-                raise InvalidRequest(f"the prompt has {len(text)} characters, more than {count} tokens; "
-                                     f"{self._too_long()}")
+                raise PromptTooLong(f"the prompt has {len(text)} characters, more than {count} tokens; "
+                                    f"{self._too_long()}")
             length *= 2
         tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if not tokens:
@@ -124,8 +124,8 @@ class Intake:
         tokens = self._cut(tokens, sampling)
         if sampling.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids with skip_tokenizer_init=True")
-        self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
-        self._check_ids("logit_bias", sampling.logit_bias or ())
+        self.check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
+        self.check_ids("logit_bias", sampling.logit_bias or ())
         if type(priority) is not int:
             raise InvalidRequest(f"priority={shown(priority)} is not understood: give an integer, lower runs first")
         self._count += 1
@@ -153,7 +153,7 @@ class Intake:
         if sampling.truncate_prompt_tokens is not None:
             tokens = tokens[-sampling.truncate_prompt_tokens:]
         if len(tokens) > self.max_model_len:
-            raise InvalidRequest(f"the prompt has {len(tokens)} tokens; {self._too_long()}")
+            raise PromptTooLong(f"the prompt has {len(tokens)} tokens; {self._too_long()}")
         return tokens
 
     def _too_long(self) -> str:
@@ -163,17 +163,17 @@ class Intake:
     def _max_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         room = self.longest - num_prompt
         if room < 1:
-            raise InvalidRequest(f"the prompt has {num_prompt} tokens and leaves no room for an answer in "
-                                 f"{self.longest}: shorten it or raise max_model_len and kv_cache_tokens")
+            raise PromptTooLong(f"the prompt has {num_prompt} tokens and leaves no room for an answer in "
+                                f"{self.longest}: shorten it or raise max_model_len and kv_cache_tokens")
         if sampling.max_tokens is None:
             if sampling.min_tokens > room:
                 raise InvalidRequest(f"min_tokens={sampling.min_tokens} is more than the {room} that fit after this "
                                      f"prompt of {num_prompt}: lower it or raise max_model_len")
             return room
         if num_prompt + sampling.max_tokens > self.max_model_len:
-            raise InvalidRequest(f"a prompt of {num_prompt} tokens and max_tokens={sampling.max_tokens} exceed the "
-                                 f"longest sequence of {self.max_model_len}: set max_tokens to at most "
-                                 f"{self.max_model_len - num_prompt} or raise max_model_len")
+            raise PromptTooLong(f"a prompt of {num_prompt} tokens and max_tokens={sampling.max_tokens} exceed the "
+                                f"longest sequence of {self.max_model_len}: set max_tokens to at most "
+                                f"{self.max_model_len - num_prompt} or raise max_model_len")
         return sampling.max_tokens
 
     def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
@@ -196,11 +196,11 @@ class Intake:
         if not tokens:
             raise InvalidRequest("the prompt is empty: give at least one token")
         if not cut and len(tokens) > self.max_model_len:
-            raise InvalidRequest(f"the prompt has {len(tokens)} tokens; {self._too_long()}")
-        self._check_ids("prompt", tokens)
+            raise PromptTooLong(f"the prompt has {len(tokens)} tokens; {self._too_long()}")
+        self.check_ids("prompt", tokens)
         return list(tokens)
 
-    def _check_ids(self, name: str, ids: Any) -> None:
+    def check_ids(self, name: str, ids: Any) -> None:
         for id in ids:
             if type(id) is not int:
                 raise InvalidRequest(f"{name}: {shown(id)} is no token id: give integers below {self.vocab_size}")

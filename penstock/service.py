@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from penstock.answers import Collector
@@ -85,12 +84,7 @@ class Service:
         self.collectors.pop(collector.request.id, None)
 
     def stats(self) -> dict[str, Any]:
-        scheduler = self.engine.scheduler
-        cache = scheduler.cache
-        return {**asdict(scheduler.stats), "num_running": len(scheduler.roster.running),
-                "num_waiting": len(scheduler.roster.waiting), "num_evicted_blocks": cache.tree.num_evicted,
-                "num_copied_blocks": cache.num_copied, "num_blocks": cache.pool.num_blocks,
-                "num_used_blocks": cache.pool.num_used, "num_cached_blocks": cache.pool.num_idle}
+        return self.engine.stats()
 
     def close(self) -> None:
         self.collectors.clear()

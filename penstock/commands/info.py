@@ -31,13 +31,9 @@ def info(model: Model = None, as_json: Json = False) -> None:
 
 
 def version() -> str:
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    from penstock.version import VERSION
 
-    try:
-        return installed("penstock")
-    except PackageNotFoundError:
-        return "(not installed)"
+    return VERSION
 
 
 def installation() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import Field, fields
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 
@@ -32,17 +32,23 @@ Command = Callable[..., Any]
 
 def engine_options(*left_out: str) -> Callable[[Command], Command]:
     """Add a flag for every engine option. The command receives those the user gave as `options: dict[str, Any]`."""
-    flags = [flag for flag in _flags() if flag.name not in left_out]
+    return config_options(EngineConfig, "options", *left_out)
+
+
+def config_options(config: Any, name: str, *left_out: str) -> Callable[[Command], Command]:
+    """Add a flag for every field of a config. The command receives those the user gave as `name: dict[str, Any]`."""
+    flags = [flag for flag in _flags(config) if flag.name not in left_out]
 
     def decorate(function: Command) -> Command:
-        own = [value for name, value in _parameters(function).items() if name != "options"]
+        own = [value for key, value in _parameters(function).items() if key != name]
 
         @wraps(function)
         def command(**values: Any) -> Any:
             given = {flag.name: values.pop(flag.name) for flag in flags}
-            options = {name: value for name, value in given.items() if value is not None}
-            EngineConfig.from_options(**options)
-            return function(**values, options=options)
+            options = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+                       if value is not None}
+            config.from_options(**options)
+            return function(**values, **{name: options})
 
         command.__signature__ = inspect.Signature(own + flags)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in own + flags}
@@ -55,21 +61,22 @@ def _parameters(function: Command) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function, eval_str=True).parameters
 
 
-@lru_cache(maxsize=1)
-def _flags() -> list[inspect.Parameter]:
-    kinds = get_type_hints(EngineConfig)
-    return [_flag(option, kinds[option.name]) for option in fields(EngineConfig)]
+@lru_cache(maxsize=2)
+def _flags(config: Any) -> list[inspect.Parameter]:
+    kinds = get_type_hints(config)
+    return [_flag(option, kinds[option.name]) for option in fields(config)]
 
 
 def _flag(option: Field[Any], kind: Any) -> inspect.Parameter:
-    """None stands for "not given", so that the engine's own default and its reason hold."""
+    """None stands for "not given", so that the config's own default and its reason hold."""
     dashed = option.name.replace("_", "-")
     flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
-    default = "" if option.default is None else f" [default: {str(option.default).lower()}]"
+    default = "" if option.default in (None, ()) else f" [default: {str(option.default).lower()}]"
     choices = option.metadata.get("choices")
     declared = typer.Option(flag, help=option.metadata["help"] + default, show_default=False,
                             metavar="|".join(choices) if choices else None)
-    plain = next((part for part in getattr(kind, "__args__", ()) if part is not type(None)), kind)
+    plain: Any = list[str] if get_origin(kind) is tuple else next(
+        (part for part in getattr(kind, "__args__", ()) if part is not type(None)), kind)
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None,
                              annotation=Annotated[plain | None, declared])
 

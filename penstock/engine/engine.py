@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from penstock.engine.executor import Executor, Ticket
 from penstock.engine.plan import Plan
@@ -21,8 +24,8 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._started)
 
-    def add(self, request: Request) -> None:
-        self.scheduler.add(request)
+    def add(self, request: Request, outputs: Mapping[int, Sequence[int]] | None = None) -> None:
+        self.scheduler.add(request, outputs)
 
     def abort(self, request_id: str, sibling: int | None = None, reason: str = "abort") -> list[Delta]:
         return self.scheduler.abort(request_id, sibling, reason)
@@ -40,6 +43,14 @@ class Engine:
             return []
         plan, ticket = self._started.popleft()
         return self.scheduler.commit(plan, ticket.result())
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, and what runs now."""
+        roster, cache = self.scheduler.roster, self.scheduler.cache
+        return {**asdict(self.scheduler.stats), "num_running": len(roster.running), "num_waiting": len(roster.waiting),
+                "num_evicted_blocks": cache.tree.num_evicted, "num_copied_blocks": cache.num_copied,
+                "num_blocks": cache.pool.num_blocks, "num_used_blocks": cache.pool.num_used,
+                "num_cached_blocks": cache.pool.num_idle}
 
     def close(self) -> None:
         for _, ticket in self._started:

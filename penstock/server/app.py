@@ -1,0 +1,121 @@
+"""The application: which routes there are and what stands before them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.server import about
+from penstock.server.chat import chat_completions
+from penstock.server.chat_body import ChatBody
+from penstock.server.completion_body import CompletionBody
+from penstock.server.completions import completions
+from penstock.server.config import MIB
+from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
+from penstock.server.errors import as_api_error
+from penstock.server.keys import Gate, KeyRing
+from penstock.server.limits import Limits
+from penstock.server.state import Server
+from penstock.server.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from penstock.version import VERSION
+
+log = logging.getLogger("penstock.server")
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+READS: list[tuple[str, Handler, str]] = [
+    ("/health", about.ready, "health"), ("/health/live", about.live, "health"),
+    ("/health/ready", about.ready, "health"), ("/version", about.version, "health"),
+    ("/v1/models", about.models, "models"), ("/v1/models/{name:path}", about.model, "models"),
+    ("/info", about.info, "about"), ("/metrics", about.metrics, "about"), ("/admin/running", about.running, "about"),
+]
+WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
+    ("/v1/chat/completions", chat_completions, ChatBody, "OpenAI"),
+    ("/v1/completions", completions, CompletionBody, "OpenAI"),
+    ("/v1/embeddings", embeddings, EmbeddingBody, "OpenAI"),
+    ("/tokenize", tokenize, TokenizeBody, "tokens"), ("/detokenize", detokenize, DetokenizeBody, "tokens"),
+    ("/score", score, ScoreBody, "embeddings"), ("/v1/score", score, ScoreBody, "embeddings"),
+    ("/rerank", rerank, RerankBody, "embeddings"), ("/v1/rerank", rerank, RerankBody, "embeddings"),
+    ("/admin/reset_prefix_cache", about.reset_prefix_cache, None, "about"),
+]
+
+
+def make_app(server: Server, ring: KeyRing) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await server.close()
+
+    app = FastAPI(title="Penstock", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None,
+                  openapi_url="/openapi.json")
+    app.state.server = server
+    for path, handler, tag in READS:
+        app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
+    for path, handler, body, tag in WRITES:
+        app.add_api_route(path, handler, methods=["POST"], tags=[tag], response_model=None, name=handler.__name__,
+                          openapi_extra=_documented(body) if body else None)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.add_exception_handler(404, about.not_found)
+    app.add_exception_handler(405, about.wrong_method)
+    app.add_middleware(_Errors, server=server)
+    app.add_middleware(Gate, ring=ring, routes=app.routes)
+    if server.config.allowed_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(server.config.allowed_origins), allow_methods=["*"],
+                           allow_headers=["*"])
+    app.add_middleware(Limits, max_body_bytes=server.config.max_body_mb * MIB)
+    return app
+
+
+class _Errors:
+    """Every exception of a route as a response in OpenAI's shape."""
+
+    def __init__(self, app: Any, server: Server) -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        begun = False
+
+        async def sent(message: Any) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except Exception as error:
+            known = as_api_error(error)
+            if known.status >= 500:
+                log.error("%s %s failed: %s", scope.get("method"), scope.get("path"), error,
+                          exc_info=not known.code)
+            if known.status in (429, 503):
+                self._server.metrics.refused(known.status)
+            if begun:
+                raise
+            await known.response()(scope, receive, send)
+
+
+def _documented(body: type[BaseModel]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {
+        "schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}}}
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document with the bodies' schemas put in."""
+    if app.openapi_schema is None:
+        document = FastAPI.openapi(app)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for _, _, body, _ in WRITES:
+            if body is not None:
+                schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+                schemas |= schema.pop("$defs", {})
+                schemas[body.__name__] = schema
+        app.openapi_schema = document
+    return app.openapi_schema

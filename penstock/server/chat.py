@@ -1,0 +1,134 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.server import sse
+from penstock.server.chat_body import ChatBody
+from penstock.server.context import client_of, event_stream, json_response, new_id, now, read, server_of, unless_gone
+from penstock.server.conversation import Conversation
+from penstock.server.generation import Generation
+from penstock.server.logprobs import chat_logprobs
+from penstock.server.turn import Turn
+from penstock.types import StreamDelta
+
+
+async def chat_completions(request: Request) -> Response:
+    body = await read(request, ChatBody)
+    server = server_of(request)
+    model = await server.catalog.open(body.model)
+    conversation = await Conversation.prepare(body, model)
+    generation = server.generate(model, client_of(request), body, [(conversation.encoded, conversation.params)])
+    answer = ChatAnswer(body, conversation, generation)
+    if body.stream:
+        return await event_stream(request, answer.events())
+    return json_response(await unless_gone(request, answer.whole()))
+
+
+class ChatAnswer:
+    """One request's answers in OpenAI's shapes."""
+
+    def __init__(self, body: ChatBody, conversation: Conversation, generation: Generation) -> None:
+        self.body = body
+        self.conversation = conversation
+        self.generation = generation
+        self.head = {"id": body.request_id or new_id("chatcmpl-"), "created": now(),
+                     "model": body.model or generation.model.name}
+        count = body.n or 1
+        self.turns = [Turn(conversation) for _ in range(count)]
+
+    # whole
+
+    async def whole(self) -> dict[str, Any]:
+        async with contextlib.aclosing(self.generation.stream()) as items:
+            async for _, batch in items:
+                for item in batch:
+                    self.turns[item.index].push(item)
+        choices = [self._choice(index, turn) for index, turn in enumerate(self.turns)]
+        usage = self.generation.usage
+        answer = {**self.head, "object": "chat.completion", "choices": choices, "usage": usage.openai(),
+                  "service_tier": "default", "system_fingerprint": self.generation.model.fingerprint,
+                  "timings": self.generation.times.timings(usage)}
+        if self.body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = self.turns[0].prompt_logprobs
+        if self.body.return_token_ids:
+            answer["prompt_token_ids"] = list(self.conversation.encoded.tokens)
+        return answer
+
+    def _choice(self, index: int, turn: Turn) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": turn.content, "refusal": None}
+        if turn.reasoning is not None and self.body.include_reasoning:
+            message["reasoning_content"] = turn.reasoning
+        if turn.calls:
+            message["tool_calls"] = [call.openai() for call in turn.calls]
+        choice = {"index": index, "message": message, "logprobs": None, "finish_reason": turn.finish_reason,
+                  "stop_reason": turn.stop_reason}
+        if self.body.logprobs:
+            choice["logprobs"] = {"content": chat_logprobs(turn.logprobs, self.body.top_logprobs or 0), "refusal": None}
+        if turn.forced_closing:
+            choice["forced_closing"] = True
+        if self.body.return_token_ids:
+            choice["token_ids"] = turn.token_ids
+        return choice
+
+    # streamed
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        options = self.body.stream_options
+        head = {**self.head, "object": "chat.completion.chunk",
+                "system_fingerprint": self.generation.model.fingerprint}
+        begun = [False] * len(self.turns)
+        async with contextlib.aclosing(self.generation.stream()) as items:
+            async for _, batch in items:
+                chunks: list[bytes] = []
+                for item in batch:
+                    if not begun[item.index]:
+                        begun[item.index] = True
+                        chunks.append(self._chunk(head, item.index, {"role": "assistant", "content": ""}))
+                    chunks += self._pieces(head, item)
+                if chunks:
+                    yield b"".join(chunks)
+        usage = self.generation.usage
+        if options is not None and options.include_usage:
+            yield sse.event({**head, "choices": [], "usage": usage.openai(),
+                             "timings": self.generation.times.timings(usage)})
+        yield sse.DONE
+
+    def _pieces(self, head: dict[str, Any], item: StreamDelta) -> list[bytes]:
+        turn = self.turns[item.index]
+        deltas = turn.push(item)
+        if not self.body.include_reasoning:
+            deltas = [delta for delta in deltas if "reasoning_content" not in delta]
+        extras: dict[str, Any] = {}
+        if self.body.logprobs and item.logprobs:
+            extras["logprobs"] = {"content": chat_logprobs(item.logprobs, self.body.top_logprobs or 0), "refusal": None}
+        if self.body.return_token_ids and item.token_ids:
+            extras["token_ids"] = list(item.token_ids)
+        if extras and not deltas:
+            deltas = [{"content": ""}]
+        chunks = [self._chunk(head, item.index, delta, **(extras if at == 0 else {}))
+                  for at, delta in enumerate(deltas)]
+        if item.finish_reason is not None:
+            end: dict[str, Any] = {"finish_reason": turn.finish_reason, "stop_reason": turn.stop_reason}
+            if turn.forced_closing:
+                end["forced_closing"] = True
+            chunks.append(self._chunk(head, item.index, {}, **end))
+        return chunks
+
+    def _chunk(self, head: dict[str, Any], index: int, delta: dict[str, Any], **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        chunk = {**head, "choices": [choice]}
+        options = self.body.stream_options
+        if options is not None and options.continuous_usage_stats:
+            chunk["usage"] = self.generation.usage.openai()
+        elif options is not None and options.include_usage:
+            chunk["usage"] = None
+        if choice["finish_reason"] is not None and not (options and options.include_usage):
+            chunk["timings"] = self.generation.times.timings(self.generation.usage)
+        return sse.event(chunk)

@@ -1,0 +1,143 @@
+"""The body of /v1/chat/completions: every field of OpenAI's, and what becomes of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from penstock.server.fields import MOST_TOP_LOGPROBS, WHOLE, Body, Role, SamplingBody
+from penstock.server.structure import StructureBody
+
+
+class Part(BaseModel):
+    """A piece of a message's content; only text is understood."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCall(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(BaseModel):
+    """Keys that clients send back with an answer (annotations, refusal, …) are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+    role: Role
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):
+            raise ValueError(f"a message of role {self.role} needs content")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """As templates take it; a developer is a system."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text or part.refusal or "" for part in content)
+        said: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content or ""}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if getattr(self, name) is not None:
+                said[name] = getattr(self, name)
+        if self.tool_calls:
+            said["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        return said
+
+
+class Function(Body):
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_.\-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedChoice(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatBody(SamplingBody, StructureBody):
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    max_tokens: int | None = Field(None, ge=1, le=WHOLE)
+    max_completion_tokens: int | None = Field(None, ge=1, le=WHOLE)
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # vLLM's
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool = True
+    # without effect here
+    metadata: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    verbosity: str | None = None
+    # refused
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> ChatBody:
+        for name, why in REFUSED.items():
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is not supported: {why}")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs=true")
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise ValueError("tool_choice needs tools")
+        if isinstance(self.tool_choice, NamedChoice):
+            names = [tool.function.name for tool in self.tools or ()]
+            if self.tool_choice.function.name not in names:
+                raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream=true")
+        return self
+
+
+REFUSED = {
+    "audio": "models here speak no audio; leave it out",
+    "functions": "give tools instead",
+    "function_call": "give tool_choice instead",
+    "web_search_options": "the server does not search the web; leave it out",
+}

@@ -1,0 +1,48 @@
+"""The body of /v1/completions."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from penstock.server.fields import MOST_TOP_LOGPROBS, WHOLE, SamplingBody
+from penstock.server.structure import StructureBody
+
+MOST_PROMPTS = 2048
+DEFAULT_TOKENS = 16
+
+
+class CompletionBody(SamplingBody, StructureBody):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    best_of: int | None = Field(None, ge=1, le=128)
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    max_tokens: int | None = Field(DEFAULT_TOKENS, ge=0, le=WHOLE)
+    suffix: str | None = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _possible(self) -> CompletionBody:
+        if self.suffix:
+            raise ValueError("suffix is not supported: no model here fills in between two texts; leave it out")
+        if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:
+            raise ValueError(f"best_of={self.best_of} over n={self.n or 1} cannot be streamed, because the best are "
+                             "known at the end only")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError(f"best_of={self.best_of} is below n={self.n}")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens=0 gives nothing without echo=true")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream=true")
+        if isinstance(self.prompt, list) and len(self.prompt) == 0:
+            raise ValueError("the prompt is empty: give a text or a list of token ids")
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        """One prompt or several: a list of numbers is one."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]                # type: ignore[list-item]
+        if len(self.prompt) > MOST_PROMPTS:
+            raise ValueError(f"{len(self.prompt)} prompts: the limit is {MOST_PROMPTS}")
+        return list(self.prompt)                # type: ignore[arg-type]

@@ -1,0 +1,148 @@
+"""/v1/completions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.errors import InvalidRequest
+from penstock.intake import Encoded
+from penstock.server import sse
+from penstock.server.completion_body import CompletionBody
+from penstock.server.context import client_of, event_stream, json_response, new_id, now, read, server_of, unless_gone
+from penstock.server.fields import sampling_params
+from penstock.server.generation import Generation
+from penstock.server.logprobs import completion_logprobs
+from penstock.server.model import ServedModel
+from penstock.server.structure import structure
+from penstock.types import SamplingParams, StreamDelta, TokenLogprobs
+
+
+async def completions(request: Request) -> Response:
+    body = await read(request, CompletionBody)
+    server = server_of(request)
+    model = await server.catalog.open(body.model)
+    params = _params(body, model)
+    cut = body.truncate_prompt_tokens is not None
+    prompts = [await model.encode(prompt, cut=cut) for prompt in body.prompts()]
+    generation = server.generate(model, client_of(request), body, [(encoded, params) for encoded in prompts])
+    answer = CompletionAnswer(body, prompts, generation)
+    if body.stream:
+        return await event_stream(request, answer.events())
+    return json_response(await unless_gone(request, answer.whole()))
+
+
+def _params(body: CompletionBody, model: ServedModel) -> SamplingParams:
+    more: dict[str, Any] = {"best_of": body.best_of, "structured_outputs": structure(body)}
+    if body.echo and body.logprobs is not None:
+        if body.prompt_logprobs is not None:
+            raise InvalidRequest("echo with logprobs gives the prompt's log probabilities: leave prompt_logprobs out")
+        more["prompt_logprobs"] = body.logprobs
+    longest = None if body.max_tokens is None else max(1, body.max_tokens)
+    return sampling_params(body, model.defaults, max_tokens=longest, logprobs=body.logprobs, **more)
+
+
+class CompletionAnswer:
+    def __init__(self, body: CompletionBody, prompts: list[Encoded], generation: Generation) -> None:
+        self.body, self.prompts, self.generation = body, prompts, generation
+        self.head = {"id": body.request_id or new_id("cmpl-"), "object": "text_completion", "created": now(),
+                     "model": body.model or generation.model.name,
+                     "system_fingerprint": generation.model.fingerprint}
+        self.num_each = body.n or 1
+        self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
+
+    # whole
+
+    async def whole(self) -> dict[str, Any]:
+        async with contextlib.aclosing(self.generation.stream()) as items:
+            async for _ in items:
+                pass
+        choices = []
+        for number, flight in enumerate(self.generation.flights):
+            output = flight.collector.output()
+            self._prompt_logprobs[number] = output.prompt_logprobs or []
+            for one in output.outputs:
+                choice = self._choice(number, one.index, one.text, one.token_ids, one.logprobs or [],
+                                      one.finish_reason, one.stop_reason, first=True)
+                if one.forced_closing:
+                    choice["forced_closing"] = True
+                choices.append(choice)
+        usage = self.generation.usage
+        return {**self.head, "choices": choices, "usage": usage.openai(),
+                "timings": self.generation.times.timings(usage)}
+
+    def _choice(self, number: int, sibling: int, text: str, token_ids: list[int], logprobs: list[TokenLogprobs],
+                finish_reason: str | None, stop_reason: int | str | None, *, first: bool, offset: int = 0,
+                ) -> dict[str, Any]:
+        body, prompt = self.body, self.prompts[number]
+        empty = body.max_tokens == 0
+        if empty:
+            text, token_ids, logprobs, finish_reason = "", [], [], finish_reason and "length"
+        choice: dict[str, Any] = {"index": number * self.num_each + sibling, "text": text, "logprobs": None,
+                                  "finish_reason": finish_reason, "stop_reason": stop_reason}
+        echoed = self._prompt_text(prompt) if body.echo and first else ""
+        choice["text"] = echoed + text
+        if body.logprobs is not None:
+            positions: list[TokenLogprobs | None] = list(logprobs)
+            ids = list(token_ids)
+            if echoed:
+                positions = [*self._prompt_logprobs.get(number, []), *positions]
+                ids = [*prompt.tokens, *ids]
+            choice["logprobs"] = completion_logprobs(positions, self._texts(ids), body.logprobs, offset)
+        if body.prompt_logprobs is not None and first:
+            choice["prompt_logprobs"] = [position and {str(id): {"logprob": max(one.logprob, -9999.0), "rank": one.rank,
+                                                                 "decoded_token": one.decoded_token}
+                                                       for id, one in position.items()}
+                                         for position in self._prompt_logprobs.get(number, [])]
+        if body.return_token_ids:
+            choice["token_ids"] = list(token_ids)
+            if first:
+                choice["prompt_token_ids"] = list(prompt.tokens)
+        return choice
+
+    def _prompt_text(self, prompt: Encoded) -> str:
+        if prompt.prompt is not None:
+            return prompt.prompt
+        tokenizer = self.generation.model.tokenizer
+        return tokenizer.decode(prompt.tokens) if tokenizer else ""
+
+    def _texts(self, ids: list[int]) -> list[str]:
+        tokenizer = self.generation.model.tokenizer
+        return [tokenizer.token_text(id) if tokenizer else f"token_id:{id}" for id in ids]
+
+    # streamed
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        begun: dict[tuple[int, int], int] = {}          # characters so far
+        async with contextlib.aclosing(self.generation.stream()) as items:
+            async for number, batch in items:
+                chunks: list[bytes] = []
+                for item in batch:
+                    chunks.append(self._chunk(number, item, begun))
+                yield b"".join(chunks)
+        options = self.body.stream_options
+        usage = self.generation.usage
+        if options is not None and options.include_usage:
+            yield sse.event({**self.head, "choices": [], "usage": usage.openai(),
+                             "timings": self.generation.times.timings(usage)})
+        yield sse.DONE
+
+    def _chunk(self, number: int, item: StreamDelta, begun: dict[tuple[int, int], int]) -> bytes:
+        key = number, item.index
+        first = key not in begun
+        if item.prompt_logprobs is not None:
+            self._prompt_logprobs[number] = list(item.prompt_logprobs)
+        choice = self._choice(number, item.index, item.text, list(item.token_ids), list(item.logprobs),
+                              item.finish_reason, item.stop_reason, first=first, offset=begun.get(key, 0))
+        begun[key] = begun.get(key, 0) + len(choice["text"])
+        if item.forced_closing:
+            choice["forced_closing"] = True
+        chunk = {**self.head, "choices": [choice]}
+        options = self.body.stream_options
+        if options is not None and (options.include_usage or options.continuous_usage_stats):
+            chunk["usage"] = self.generation.usage.openai() if options.continuous_usage_stats else None
+        return sse.event(chunk)

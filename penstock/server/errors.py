@@ -1,0 +1,86 @@
+"""Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from penstock.errors import (
+    Busy,
+    DeadlinePassed,
+    EngineFailed,
+    InvalidModel,
+    InvalidRequest,
+    PenstockError,
+    PromptTooLong,
+    shown,
+)
+
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+         404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error",
+         429: "rate_limit_error", 431: "invalid_request_error"}
+
+
+class ApiError(Exception):
+    """A failure with its HTTP status."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+                 headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        return TYPES.get(self.status, "server_error")
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What the client is told of any exception; what is no fault of its own stays vague."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, Busy):
+        return ApiError(error.status, str(error), code="rate_limit_exceeded" if error.status == 429 else "unavailable",
+                        headers={"Retry-After": str(error.retry_after_s)})
+    if isinstance(error, DeadlinePassed):
+        return ApiError(408, str(error), code="timeout")
+    if isinstance(error, PromptTooLong):
+        return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+    if isinstance(error, InvalidRequest):
+        return ApiError(400, str(error))
+    if isinstance(error, (EngineFailed, InvalidModel)):
+        return ApiError(500, str(error), code="engine_failed")
+    if isinstance(error, PenstockError):
+        return ApiError(500, str(error))
+    return ApiError(500, f"the server failed on this request ({type(error).__name__}); its log says where")
+
+
+def invalid_body(error: ValidationError) -> ApiError:
+    """The first thing wrong with a body, by its name."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = ".".join(str(part) for part in _path(first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"unknown parameter: {param!r}", param=param, code="unknown_parameter")
+    if first["type"] == "missing":
+        return ApiError(400, f"missing required parameter: {param!r}", param=param, code="missing_required_parameter")
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is no valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}",
+                        code="invalid_json")
+    message = first["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{param}={shown(first.get('input'))}: {message}" if param else message, param=param or None,
+                    code="invalid_value")
+
+
+def _path(parts: tuple[int | str, ...]) -> list[int | str]:
+    """Without the names that pydantic gives the members of a union."""
+    return [part for part in parts if isinstance(part, int) or part.isidentifier()][:6]

@@ -1,0 +1,92 @@
+"""The body fields that several routes share, and what becomes of each."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from penstock.errors import InvalidRequest
+from penstock.types import SamplingParams
+
+MOST_CHOICES = 128
+MOST_TOP_LOGPROBS = 20
+MOST_STOPS = 16
+WHOLE = 2**31 - 1
+
+
+class Body(BaseModel):
+    """A request's body: a key that it does not know is an error that names it."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=False)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool | None = None         # without effect: chunks are never padded
+
+
+class SamplingBody(Body):
+    """Sampling values, OpenAI's and vLLM's, under their own names."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: str | list[str] | None = None
+    user: str | None = None
+    # vLLM's
+    top_k: int | None = Field(None, ge=-1, le=WHOLE)
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    min_tokens: int | None = Field(None, ge=0, le=WHOLE)
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    truncate_prompt_tokens: int | None = Field(None, ge=1, le=WHOLE)
+    priority: int = Field(0, ge=-WHOLE, le=WHOLE)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    return_token_ids: bool = False
+    request_id: str | None = Field(None, max_length=128)
+    timeout: float | None = Field(None, gt=0, le=1e6)
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(stop, list) and len(stop) > MOST_STOPS:
+            raise ValueError(f"{len(stop)} stop strings: the limit is {MOST_STOPS}")
+        return [one for one in stop if one] if isinstance(stop, list) else stop or None
+
+
+PLAIN = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop", "top_k", "min_p",
+         "typical_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
+         "skip_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs", "truncate_prompt_tokens")
+
+
+def sampling_params(body: SamplingBody, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None,
+                    **more: Any) -> SamplingParams:
+    """The body's values over the model's own."""
+    given = {name: value for name in PLAIN if (value := getattr(body, name)) is not None}
+    bias = {_token_id(key): value for key, value in (body.logit_bias or {}).items()}
+    return defaults.clone(**given, max_tokens=max_tokens, logprobs=logprobs, logit_bias=bias or None, **more)
+
+
+def _token_id(key: str) -> int:
+    if not key.isascii() or not key.isdigit() or len(key) > 10:
+        raise InvalidRequest(f"logit_bias: {key!r} is no token id: give whole numbers")
+    return int(key)
+
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]

@@ -1,0 +1,103 @@
+"""What /metrics shows: vLLM's names under `penstock:`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from penstock.server.catalog import Catalog
+    from penstock.server.generation import Generation
+
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
+
+# metric: (help, the engine's own name for it)
+GAUGES = {"penstock:num_requests_running": ("Sequences in the running batch.", "num_running"),
+          "penstock:kv_cache_usage_perc": ("Share of cache blocks in use, 0 to 1.", "")}
+COUNTERS = {"penstock:num_preemptions": ("Sequences that lost their blocks to others.", "num_preemptions"),
+            "penstock:prompt_tokens": ("Tokens of prompts.", "num_prompt_tokens"),
+            "penstock:generation_tokens": ("Tokens generated.", "num_output_tokens"),
+            "penstock:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "num_prompt_tokens"),
+            "penstock:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
+            "penstock:engine_steps": ("Steps.", "num_steps")}
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        names = ["model_name"]
+        self._ended = Counter("penstock:request_success", "Answers that ended, by reason.",
+                              [*names, "finished_reason"], registry=self.registry)
+        self._refused = Counter("penstock:requests_refused", "Requests refused, by HTTP status.", ["status"],
+                                registry=self.registry)
+        self._first = self._seconds("penstock:time_to_first_token_seconds", "From arrival to the first token.")
+        self._between = self._seconds("penstock:inter_token_latency_seconds", "Between an answer's tokens.")
+        self._whole = self._seconds("penstock:e2e_request_latency_seconds", "From arrival to the last token.")
+        self._per_token = self._seconds("penstock:time_per_output_token_seconds", "Per token after the first.")
+        self._prompts = Histogram("penstock:request_prompt_tokens", "Tokens of a prompt.", names, buckets=TOKENS,
+                                  registry=self.registry)
+        self._outputs = Histogram("penstock:request_generation_tokens", "Tokens of a request's answers.", names,
+                                  buckets=TOKENS, registry=self.registry)
+
+    def _seconds(self, name: str, help: str) -> Histogram:
+        return Histogram(name, help, ["model_name"], buckets=SECONDS, registry=self.registry)
+
+    def watch(self, catalog: Catalog) -> None:
+        self.registry.register(_Engines(catalog))  # type: ignore[arg-type]
+
+    def refused(self, status: int) -> None:
+        self._refused.labels(str(status)).inc()
+
+    def ended(self, model: str, finish_reason: str) -> None:
+        self._ended.labels(model, finish_reason).inc()
+
+    def gap(self, model: str, seconds: float) -> None:
+        self._between.labels(model).observe(seconds)
+
+    def finished(self, model: str, generation: Generation) -> None:
+        times, usage = generation.times, generation.usage
+        self._prompts.labels(model).observe(usage.num_prompt)
+        self._outputs.labels(model).observe(usage.num_output)
+        if times.first_s is None or times.end_s is None:
+            return
+        self._first.labels(model).observe(times.first_s - times.begun_s)
+        self._whole.labels(model).observe(times.end_s - times.begun_s)
+        if usage.num_output > 1:
+            self._per_token.labels(model).observe((times.end_s - times.first_s) / (usage.num_output - 1))
+
+    def page(self) -> bytes:
+        page: bytes = generate_latest(self.registry)
+        return page
+
+
+class _Engines:
+    """What the engines count themselves, read when asked."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def collect(self) -> Iterator[Metric]:
+        engines = {model.name: model.engine for model in self._catalog if model.engine is not None}
+        for name, (help, key) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, help, labels=["model_name"])
+            for model, engine in engines.items():
+                stats = engine.stats
+                used = stats.get("num_used_blocks", 0) / max(1, stats.get("num_blocks", 1))
+                gauge.add_metric([model], stats.get(key, 0) if key else used)
+            yield gauge
+        for name, (help, key) in COUNTERS.items():
+            counter = CounterMetricFamily(name, help, labels=["model_name"])
+            for model, engine in engines.items():
+                counter.add_metric([model], engine.total(key))
+            yield counter
+        waiting = GaugeMetricFamily("penstock:num_requests_waiting", "Requests that wait.", labels=["model_name"])
+        restarts = CounterMetricFamily("penstock:engine_restarts", "Engines replaced.", labels=["model_name"])
+        for model, engine in engines.items():
+            waiting.add_metric([model], len(engine.admission) + engine.stats.get("num_waiting", 0))
+            restarts.add_metric([model], engine.num_restarts)
+        yield waiting
+        yield restarts

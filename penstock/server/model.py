@@ -1,0 +1,153 @@
+"""One model as the API process knows it: its names, its engine, its tokenizer, and what it takes in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.engine.messages import Found, Ready
+from penstock.errors import EngineFailed, InvalidRequest
+from penstock.intake import Encoded, Intake, Messages, Prompt, default_params
+from penstock.server.admission import Admission
+from penstock.server.engine import RemoteEngine
+from penstock.server.flight import Flight
+from penstock.server.process import WORKER
+from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from penstock.types import Request, SamplingParams
+from penstock.version import VERSION
+
+Made = TypeVar("Made")
+SHORT = 4096            # characters of text that are encoded at once; more go to another thread
+
+
+class ServedModel:
+    """Opened on first use; `open` may be called any number of times."""
+
+    def __init__(self, name: str, model: str, options: Mapping[str, Any], folder: Path, admission: Admission, *,
+                 hang_s: float, command: Sequence[str] = WORKER, tool_call_parser: str | None = None) -> None:
+        self.name, self.model = name, model
+        self.tool_call_parser = tool_call_parser
+        self.created = int(time.time())
+        self.used_s = time.monotonic()
+        self._make_engine = lambda: RemoteEngine(name, model, options, folder, admission, hang_s=hang_s,
+                                                 command=command, on_found=self._found)
+        self.admission = admission
+        self.engine: RemoteEngine | None = None
+        self.path: Path | None = None
+        self._seed = options.get("seed")
+        self._task: asyncio.Task[None] | None = None
+        self._tokenizer: asyncio.Future[Tokenizer] | None = None
+        self._ready: asyncio.Task[None] | None = None
+        self.tokenizer: Tokenizer | None = None
+        self.intake: Intake | None = None
+        self.defaults = SamplingParams()
+
+    # life
+
+    @property
+    def loaded(self) -> bool:
+        return self.intake is not None and self.engine is not None and self.engine.failure is None
+
+    async def open(self) -> None:
+        """Load the model unless it is loaded, and wait for it."""
+        self.used_s = time.monotonic()
+        if self._ready is None or self._ready.done() and (self._ready.cancelled() or self._ready.exception()):
+            self.engine = self._make_engine()
+            self._task = asyncio.ensure_future(self.engine.run())
+            self._ready = asyncio.ensure_future(self._prepare(self.engine))
+        await asyncio.shield(self._ready)
+        if self.engine is not None and self.engine.failure:
+            raise EngineFailed(self.engine.failure)
+
+    async def _prepare(self, engine: RemoteEngine) -> None:
+        facts = await engine.loaded()
+        self.tokenizer = await self._tokenizer if self._tokenizer else None
+        seed = self._seed if self._seed is not None else int.from_bytes(os.urandom(8), "little")
+        self.intake = Intake(self.tokenizer, facts.vocab_size, facts.max_model_len, facts.kv_cache_tokens,
+                             facts.generation_config, seed)
+        self.defaults = default_params(facts.generation_config).clone(max_tokens=None)
+
+    def _found(self, found: Found) -> None:
+        self.path = Path(found.path)
+        if self._tokenizer is None:
+            source = found.metadata if found.metadata is not None else found.folder or ""
+            self._tokenizer = asyncio.ensure_future(asyncio.to_thread(load_tokenizer, source, found.path))
+
+    async def close(self) -> None:
+        engine, self.engine, self.intake, self._ready = self.engine, None, None, None
+        if engine is not None:
+            await engine.close()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    @property
+    def running(self) -> RemoteEngine:
+        if self.engine is None:
+            raise EngineFailed(f"{self.name} is not loaded")
+        return self.engine
+
+    @property
+    def facts(self) -> Ready:
+        facts = self.running.facts
+        if facts is None:
+            raise EngineFailed(f"{self.name} is still being loaded")
+        return facts
+
+    @property
+    def taking(self) -> Intake:
+        if self.intake is None:
+            raise EngineFailed(f"{self.name} is not loaded")
+        return self.intake
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal weights and settings, as far as the API process knows them."""
+        facts = self.facts
+        told = f"{VERSION}:{self.path}:{facts.num_bytes}:{facts.settings}"
+        return "fp_" + hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
+
+    # text
+
+    async def encode(self, prompt: Prompt, *, cut: bool = False) -> Encoded:
+        size = len(prompt) if isinstance(prompt, str) else 0
+        return await _aside(size, lambda: self.taking.encode(prompt, cut=cut))
+
+    async def encode_messages(self, messages: Messages, values: Mapping[str, Any], *, cut: bool = False) -> Encoded:
+        size = sum(len(str(message.get("content") or "")) for message in messages)
+        return await _aside(size, lambda: self.taking.encode_messages(messages, values, cut=cut))
+
+    async def tokens_of(self, text: str, add_special_tokens: bool) -> list[int]:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise InvalidRequest(f"{self.name} was loaded without a tokenizer")
+        return await _aside(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    # requests
+
+    def request(self, encoded: Encoded, params: SamplingParams, *, priority: int = 0, salt: str = "",
+                pool: bool = False) -> Request:
+        if pool != self.facts.is_encoder:
+            raise InvalidRequest(f"{self.name} " + (
+                "generates text and makes no embeddings: use an embedding model" if pool else
+                "is an embedding model and generates no text: use /v1/embeddings"))
+        return self.taking.request(encoded.tokens, params, priority=priority, salt=salt, pool=pool)
+
+    def submit(self, request: Request, prompt: str | None, *, tenant: str = "", timeout_s: float | None = None,
+               ) -> Flight:
+        """Queue a request; what it says comes from the flight."""
+        self.used_s = time.monotonic()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        flight = Flight(request, prompt, self.tokenizer, tenant=tenant, deadline_s=deadline)
+        self.running.submit(flight)
+        return flight
+
+
+async def _aside(size: int, make: Callable[[], Made]) -> Made:
+    """A long text is worked on in another thread: the tokenizer leaves Python to the event loop."""
+    return make() if size <= SHORT else await asyncio.to_thread(make)

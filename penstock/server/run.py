@@ -1,0 +1,197 @@
+"""Starting, watching and stopping the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InvalidConfig
+from penstock.server.admission import Admission
+from penstock.server.catalog import Catalog
+from penstock.server.config import ServerConfig
+from penstock.server.keys import KeyRing, read_keys
+from penstock.server.metrics import Metrics
+from penstock.server.model import ServedModel
+from penstock.server.process import WORKER
+from penstock.server.state import Server
+
+log = logging.getLogger("penstock.server")
+
+FOLDER = "penstock-"
+BUSY_LINE_S = 5.0
+LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerConfig,
+          command: Sequence[str] = WORKER) -> int:
+    """Serve until told to stop; the exit status. `models` are names and what each means."""
+    with _private_folder() as folder, _listening(config) as listener:
+        ring = KeyRing(read_keys(config.api_key, config.api_key_file), config.admin_key)
+        if not ring.closed and config.host not in LOCAL:
+            log.warning("listening on %s without --api-key: whoever reaches this port can use it", config.host)
+        served = [ServedModel(name, model, options, folder, Admission(
+            config.max_queued_requests, config.max_queued_tokens, ring.weights()), hang_s=config.hang_timeout,
+            command=command, tool_call_parser=config.tool_call_parser) for name, model in models.items()]
+        with contextlib.suppress(ImportError):
+            import uvloop
+
+            uvloop.install()
+        return asyncio.run(_Run(config, Catalog(served, config.keep_alive), ring, listener).main())
+
+
+class _Run:
+    def __init__(self, config: ServerConfig, catalog: Catalog, ring: KeyRing, listener: socket.socket) -> None:
+        self.config, self.catalog, self.ring, self.listener = config, catalog, ring, listener
+        self.metrics = Metrics()
+        self.metrics.watch(catalog)
+        self.server = Server(config, catalog, self.metrics)
+        self._num_signals = 0
+        self._uvicorn: Any = None
+
+    async def main(self) -> int:
+        loading = asyncio.ensure_future(self.catalog.start())
+        await asyncio.sleep(0)                          # the engine's process starts before the slow imports below
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+        self._uvicorn = self._make_uvicorn()
+        serving = asyncio.ensure_future(self._uvicorn.serve([self.listener]))
+        busy = asyncio.ensure_future(self._report_while_busy())
+        try:
+            await asyncio.wait([loading, serving], return_when=asyncio.FIRST_COMPLETED)
+            if loading.done() and not self.server.draining:
+                loading.result()
+                self._banner()
+            await serving
+            return 0
+        finally:
+            busy.cancel()
+            loading.cancel()
+            self._uvicorn.should_exit = True
+            await asyncio.gather(serving, busy, loading, return_exceptions=True)
+            await self.server.close()
+
+    def _make_uvicorn(self) -> Any:
+        import uvicorn
+
+        from penstock.server.app import make_app
+
+        class Quiet(uvicorn.Server):
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield                                   # ours are set already
+
+        config = uvicorn.Config(make_app(self.server, self.ring), log_config=None, access_log=False, lifespan="on",
+                                ssl_certfile=self.config.ssl_certfile, ssl_keyfile=self.config.ssl_keyfile,
+                                timeout_graceful_shutdown=2, timeout_keep_alive=30, server_header=False)
+        return Quiet(config)
+
+    def _signalled(self) -> None:
+        """The first time answers are finished; the second time not."""
+        self._num_signals += 1
+        if self._num_signals == 1:
+            log.info("stopping: answers have %g s to finish; once more stops now", self.config.shutdown_timeout)
+            self._stopping = asyncio.ensure_future(self._stop(self.config.shutdown_timeout))
+        else:
+            self._stopping.cancel()
+            self._stopping = asyncio.ensure_future(self._stop(0.0))
+
+    async def _stop(self, timeout_s: float) -> None:
+        if not await self.server.drain(timeout_s):
+            log.warning("some answers were cut off")
+        self._uvicorn.should_exit = True
+
+    def _banner(self) -> None:
+        model = self.catalog.default
+        facts = model.facts
+        width = max(len(name) for name, _, _ in facts.settings)
+        for name, value, why in facts.settings:
+            log.info("  %-*s %-10s %s", width, name, value, why)
+        log.info("%s: %s %s, %.0f MB, loaded in %.1f s, cache for %d tokens", model.name, facts.architecture,
+                 facts.quantization, facts.num_bytes / 1e6, facts.load_s, facts.kv_cache_tokens)
+        log.info("listening on %s", self.url)
+
+    @property
+    def url(self) -> str:
+        scheme = "https" if self.config.ssl_certfile else "http"
+        host, port = self.listener.getsockname()[:2]
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def _report_while_busy(self) -> None:
+        """One line every few seconds in which something was computed."""
+        before: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(BUSY_LINE_S)
+            for model in self.catalog:
+                engine = model.engine
+                if engine is None or not engine.stats:
+                    continue
+                names = ("num_output_tokens", "num_prompt_tokens", "num_cached_tokens", "num_steps")
+                now = {f"{model.name}/{name}": engine.total(name) for name in names}
+                out, prompt, cached, steps = (value - before.get(key, 0.0) for key, value in now.items())
+                before |= now
+                if steps > 0:
+                    log.info("%s: %.1f tokens/s out, %.1f in (%.0f %% cached), %d running, %d waiting, cache %.0f %% "
+                             "used", model.name, out / BUSY_LINE_S, prompt / BUSY_LINE_S,
+                             100 * cached / prompt if prompt else 0, engine.stats.get("num_running", 0),
+                             len(engine.admission), 100 * engine.stats.get("num_used_blocks", 0)
+                             / max(1, engine.stats.get("num_blocks", 1)))
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """For the lines to the engines: no other user can open it. What a killed server left is cleared."""
+    for old in Path(tempfile.gettempdir()).glob(f"{FOLDER}[0-9]*-*"):
+        owner = old.name.removeprefix(FOLDER).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _listening(config: ServerConfig) -> Iterator[socket.socket]:
+    try:
+        info = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(info[0], socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(info[4])
+    except OSError as error:
+        raise InvalidConfig(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose "
+                            "another with --host or --port") from None
+    with listener:
+        yield listener
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        import json
+
+        entry = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), "level": record.levelname.lower(),
+                 "logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def set_up_log(form: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if form == "json" else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("penstock").setLevel(logging.INFO)
+
+

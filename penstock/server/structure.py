@@ -1,0 +1,75 @@
+"""What a body says of the answer's form: response_format, structured_outputs and the older guided_* names."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from penstock.errors import InvalidRequest
+from penstock.server.fields import Body
+from penstock.types import StructuredOutputsParams
+
+
+class StructuredOutputs(Body):
+    """vLLM's; one of them."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class JsonSchemaFormat(Body):
+    name: str = "schema"
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructureBody(Body):
+    """The fields that fix an answer's form."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+def structure(body: StructureBody) -> StructuredOutputsParams | None:
+    """The one constraint that a body asks for."""
+    asked = {"response_format": _response_format(body.response_format), "structured_outputs": _structured(body),
+             **{f"guided_{kind}": StructuredOutputsParams(**{kind: value}) for kind in ("json", "regex", "choice",
+                                                                                         "grammar")
+                if (value := getattr(body, f"guided_{kind}")) is not None}}
+    given = {name: value for name, value in asked.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} each fix the answer's form: give one of them")
+    return next(iter(given.values()), None)
+
+
+def _structured(body: StructureBody) -> StructuredOutputsParams | None:
+    asked = body.structured_outputs
+    if asked is None:
+        return None
+    values = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar,
+              "json_object": asked.json_object}
+    return StructuredOutputsParams(**{name: value for name, value in values.items() if value is not None})
+
+
+def _response_format(asked: ResponseFormat | None) -> StructuredOutputsParams | None:
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if asked.json_schema is None or asked.json_schema.schema_ is None:
+        raise InvalidRequest("response_format of type json_schema needs json_schema.schema: give the schema")
+    return StructuredOutputsParams(json=asked.json_schema.schema_)

@@ -1,0 +1,69 @@
+"""/tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.errors import InvalidRequest
+from penstock.server.chat_body import Message, Tool
+from penstock.server.context import json_response, read, server_of
+from penstock.server.conversation import template_input
+from penstock.server.fields import Body
+
+
+class TokenizeBody(Body):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: list[int]
+
+
+async def tokenize(request: Request) -> Response:
+    body = await read(request, TokenizeBody)
+    model = await server_of(request).catalog.open(body.model)
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise InvalidRequest(f"{model.name} was loaded without a tokenizer")
+    if body.messages is not None:
+        if tokenizer.chat_template is None:
+            raise InvalidRequest(f"{model.name} has no chat template: give a prompt")
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+        messages, values = template_input(body.messages, tokenizer.chat_template, tools,
+                                          body.add_generation_prompt, body.continue_final_message,
+                                          body.chat_template_kwargs)
+        text = tokenizer.apply_chat_template(messages, **values)
+        tokens = await model.tokens_of(text, bool(body.add_special_tokens))
+    else:
+        tokens = await model.tokens_of(body.prompt or "", body.add_special_tokens is not False)
+    answer = {"count": len(tokens), "max_model_len": model.facts.max_model_len, "tokens": tokens}
+    answer["token_strs"] = [tokenizer.token_text(id) for id in tokens] if body.return_token_strs else None
+    return json_response(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    body = await read(request, DetokenizeBody)
+    model = await server_of(request).catalog.open(body.model)
+    if model.tokenizer is None:
+        raise InvalidRequest(f"{model.name} was loaded without a tokenizer")
+    model.taking.check_ids("tokens", body.tokens)
+    return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})

@@ -1,0 +1,115 @@
+"""The engine process: `python -m penstock.worker`, started by the API process, which it does not outlive.
+
+The first line of standard input says what to load; after that the pipe only tells, by its end, that the parent is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.config import EngineConfig
+from penstock.engine.ipc import Pulse, Wire, serve
+from penstock.engine.messages import Failed, Found, Ready
+from penstock.errors import PenstockError
+
+PR_SET_PDEATHSIG = 1
+ORPHANED = 3
+TOKENIZER_KEYS = ("tokenizer.", "general.architecture")
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What one engine process is for."""
+
+    model: str
+    options: dict[str, Any]
+    endpoint: str
+    beat_endpoint: str
+
+
+def main() -> int:
+    _die_with_parent()
+    task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is for the API process, which then tells us
+    wire = Wire(task.endpoint)
+    try:
+        return _work(task, wire)
+    except PenstockError as error:
+        wire.send(Failed(str(error)))
+        return 1
+    finally:
+        wire.close()
+
+
+def _work(task: Task, wire: Wire) -> int:
+    gc.disable()
+    begin = time.perf_counter()
+    from penstock.assemble import assemble, find_model
+
+    config = EngineConfig.from_options(**task.options)
+    path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
+    if not config.skip_tokenizer_init:
+        wire.send(_found(path, config))
+    assembly = assemble(str(path), config)
+    gc.freeze()
+    gc.enable()
+    engine, settings = assembly.engine, assembly.settings
+    wire.send(Ready([(one.name, one.value, one.why) for one in settings.settings],
+                    msgspec.to_builtins(assembly.generation_config), assembly.spec.vocab_size,
+                    assembly.spec.width, settings.max_model_len, settings.kv_cache_tokens, settings.max_num_seqs,
+                    assembly.num_bytes, assembly.spec.is_encoder, assembly.quantization, assembly.spec.architecture,
+                    time.perf_counter() - begin))
+    pulse = Pulse(task.beat_endpoint, engine.stats)
+    pulse.start()
+    serve(engine, wire, pulse)
+    engine.close()
+    return 0
+
+
+def _found(path: Path, config: EngineConfig) -> Found:
+    """Sent before the weights are loaded, so that the API process makes its tokenizer meanwhile."""
+    from penstock.assemble import find_model
+    from penstock.models.files import open_checkpoint
+
+    source = find_model(config.tokenizer, None, progress=False) if config.tokenizer else path
+    if source.is_dir():
+        return Found(str(path), folder=str(source))
+    checkpoint = open_checkpoint(source)
+    try:
+        metadata = checkpoint.tokenizer_source()
+        if isinstance(metadata, Path):
+            return Found(str(path), folder=str(metadata))
+        return Found(str(path), metadata={key: _plain(value) for key, value in metadata.items()
+                                          if key.startswith(TOKENIZER_KEYS)})
+    finally:
+        checkpoint.close()
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _die_with_parent() -> None:
+    """Also when this process is stopped and cannot see the pipe's end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch_parent() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(ORPHANED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
