@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import InvalidRequest, shown
+from penstock.sampling.grammars import CompiledGrammar, Grammars
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import BeamSearchParams, Request, SamplingParams
 
@@ -46,7 +47,8 @@ class Encoded:
 
 class Intake:
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, cache_tokens: int,
-                 generation_config: Mapping[str, Any], seed: int) -> None:
+                 generation_config: Mapping[str, Any], seed: int, grammars: Grammars | None = None) -> None:
+        self.grammars = grammars
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -128,12 +130,24 @@ class Intake:
         self._check_ids("logit_bias", sampling.logit_bias or ())
         if type(priority) is not int:
             raise InvalidRequest(f"priority={shown(priority)} is not understood: give an integer, lower runs first")
+        max_tokens = 0 if pool else self._max_tokens(len(tokens), sampling)
+        grammar = self.compiled(sampling)
+        if grammar is not None:
+            grammar.require_fit(max_tokens)
         self._count += 1
         return Request(id=f"r{self._count}", tokens=tuple(tokens), sampling=sampling,
                        beam=params if isinstance(params, BeamSearchParams) else None, pool=pool,
-                       max_tokens=0 if pool else self._max_tokens(len(tokens), sampling),
+                       max_tokens=max_tokens,
                        seed=self._seed_for(sampling), eos_token_ids=self.eos_token_ids,
                        bad_words=self._bad_words(sampling), priority=priority, salt=salt)
+
+    def compiled(self, params: SamplingParams | BeamSearchParams | None) -> CompiledGrammar | None:
+        """What the answer must match. This may take seconds, and from then on nothing for as long as it is held."""
+        if not isinstance(params, SamplingParams) or params.structured_outputs is None:
+            return None
+        if self.grammars is None:
+            raise InvalidRequest("structured_outputs need a tokenizer: do not set skip_tokenizer_init")
+        return self.grammars.compile(params.structured_outputs)
 
     def _sampling(self, params: SamplingParams | BeamSearchParams) -> SamplingParams:
         if isinstance(params, SamplingParams):
