@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server import about
+from penstock.server import about, docs
 from penstock.server.chat import chat_completions
 from penstock.server.chat_body import ChatBody
 from penstock.server.completion_body import CompletionBody
@@ -37,6 +37,7 @@ READS: list[tuple[str, Handler, str]] = [
     ("/v1/models", about.models, "models"), ("/v1/models/{name:path}", about.model, "models"),
     ("/info", about.info, "about"), ("/metrics", about.metrics, "about"), ("/admin/running", about.running, "about"),
 ]
+PAGES: list[tuple[str, Handler]] = [("/docs", docs.docs), ("/docs/{name}", docs.asset)]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/chat/completions", chat_completions, ChatBody, "OpenAI"),
     ("/v1/completions", completions, CompletionBody, "OpenAI"),
@@ -59,6 +60,8 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     app.state.server = server
     for path, handler, tag in READS:
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
+    for path, handler in PAGES:
+        app.add_api_route(path, handler, methods=["GET"], include_in_schema=False, response_model=None)
     for path, handler, body, tag in WRITES:
         app.add_api_route(path, handler, methods=["POST"], tags=[tag], response_model=None, name=handler.__name__,
                           openapi_extra=_documented(body) if body else None)
