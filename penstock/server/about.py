@@ -62,7 +62,7 @@ async def info(request: Request) -> Response:
         if one.loaded:
             facts = one.facts
             entry |= {"path": str(one.path), "architecture": facts.architecture, "quantization": facts.quantization,
-                      "num_bytes": facts.num_bytes, "load_s": facts.load_s, "pid": one.running.pid,
+                      "num_bytes": facts.num_bytes, "kv_cache_bytes": facts.kv_cache_bytes, "load_s": facts.load_s, "pid": one.running.pid,
                       "num_restarts": one.running.num_restarts, "stats": one.running.stats,
                       "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings]}
         shown.append(entry)

@@ -43,6 +43,7 @@ class ServedModel:
         self.name, self.model = name, model
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
         self.created = int(time.time())
+        self._num_bytes = 0
         self._public_texts = tuple(public)
         self._public: list[list[int]] = []          # token ids that all tenants share as prefixes
         self.used_s = time.monotonic()
@@ -111,6 +112,23 @@ class ServedModel:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of weights and cache, once it has been loaded; 0 before."""
+        if self.loaded:
+            self._num_bytes = self.facts.num_bytes + self.facts.kv_cache_bytes
+        return self._num_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        path = self.path or Path(self.model)
+        files = path.glob("*.safetensors") if path.is_dir() else [path] if path.is_file() else []
+        return sum(file.stat().st_size for file in files)
+
+    @property
+    def idle(self) -> bool:
+        return self.engine is not None and not self.engine.flights and not len(self.admission)
 
     @property
     def running(self) -> RemoteEngine:

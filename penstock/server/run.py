@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.config import GIB
 from penstock.errors import InvalidConfig
 from penstock.server.admission import Admission
 from penstock.server.catalog import Catalog
@@ -44,11 +45,12 @@ def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerC
             config.max_queued_requests, config.max_queued_tokens, ring.weights()), hang_s=config.hang_timeout,
             command=command, tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser, public=public) for name, model in models.items()]
+        budget = None if config.memory_budget_gb is None else int(config.memory_budget_gb * GIB)
         with contextlib.suppress(ImportError):
             import uvloop
 
             uvloop.install()
-        return asyncio.run(_Run(config, Catalog(served, config.keep_alive), ring, listener).main())
+        return asyncio.run(_Run(config, Catalog(served, config.keep_alive, budget), ring, listener).main())
 
 
 class _Run:
