@@ -41,7 +41,8 @@ def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerC
             log.warning("listening on %s without --api-key: whoever reaches this port can use it", config.host)
         served = [ServedModel(name, model, options, folder, Admission(
             config.max_queued_requests, config.max_queued_tokens, ring.weights()), hang_s=config.hang_timeout,
-            command=command, tool_call_parser=config.tool_call_parser) for name, model in models.items()]
+            command=command, tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser) for name, model in models.items()]
         with contextlib.suppress(ImportError):
             import uvloop
 

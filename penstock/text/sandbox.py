@@ -38,10 +38,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        for kind in (nodes.For, nodes.Macro):
-            for node in template.find_all(kind):
-                count = nodes.Call(nodes.Name(TICK, "load"), [], [], None, None)
-                node.body.insert(0, nodes.ExprStmt(count, lineno=node.lineno))
+        for node in template.find_all((nodes.For, nodes.Macro)):
+            count = nodes.Call(nodes.Name(TICK, "load"), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(count, lineno=node.lineno))  # type: ignore[attr-defined]
         return template
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
