@@ -98,9 +98,9 @@ class Passages:
         self._logprobs.clear()
         return [*begun, Change("more", passage, text, logprobs)]
 
-    def _begin(self, kind: Kind, **named: str) -> list[Change]:
+    def _begin(self, kind: Kind, id: str = "", name: str = "") -> list[Change]:
         ended = self._close()
-        self._open = Passage(kind, len(self.all), **named)
+        self._open = Passage(kind, len(self.all), id=id, name=name)
         self.all.append(self._open)
         return [*ended, Change("begin", self._open)]
 

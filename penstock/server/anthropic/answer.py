@@ -79,7 +79,7 @@ class MessageAnswer:
                         {"type": "message_stop"}])
 
     def _begin(self) -> list[dict[str, Any]]:
-        message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None,
+        message: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None,
                    "usage": {**self._usage(), "output_tokens": 0}}
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 

@@ -55,7 +55,8 @@ class ResponseStore:
             self._num_bytes[tenant] -= oldest.num_bytes
 
     def find(self, tenant: str, id: str, param: str | None = None) -> Kept:
-        kept = self._tenants.get(tenant, {}).get(id)
+        own = self._tenants.get(tenant)
+        kept = own.get(id) if own is not None else None
         if kept is None:
             raise ApiError(404, f"the response {id[:80]!r} is not kept here: it was made with store=false, deleted, "
                                 f"made by another client, or is older than the last {self._most_responses} or "
