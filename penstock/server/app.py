@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -127,10 +128,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = FastAPI.openapi(app)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for _, _, body, _ in WRITES:
-            if body is not None:
-                schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-                schemas |= schema.pop("$defs", {})
-                schemas[body.__name__] = schema
+        bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
+            (body, "validation") for _, _, body, _ in WRITES if body is not None]
+        schemas |= models_json_schema(bodies, ref_template="#/components/schemas/{model}")[1]["$defs"]
         app.openapi_schema = document
     return app.openapi_schema

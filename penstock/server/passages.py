@@ -19,10 +19,15 @@ Kind = Literal["reasoning", "text", "call"]
 class Passage:
     kind: Kind
     index: int
-    text: str = ""                      # of a call: its arguments
     id: str = ""                        # of a call, and its name
     name: str = ""
+    pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What is said or thought; of a call, its arguments."""
+        return "".join(self.pieces)
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class Passages:
         begun = [] if self._open is not None and self._open.kind == kind else self._begin(kind)
         passage = self.all[-1]
         logprobs = tuple(self._logprobs) if kind == "text" else ()
-        passage.text += text
+        passage.pieces.append(text)
         passage.logprobs += logprobs
         self._logprobs.clear()
         return [*begun, Change("more", passage, text, logprobs)]

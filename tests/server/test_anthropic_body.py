@@ -1,4 +1,4 @@
-"""Anthropic's bodies: every field of its own client's is honoured, refused with a reason, or known to have no effect."""
+"""Anthropic's bodies: every field of its own client is honoured, refused with a reason, or known to have no effect."""
 
 from __future__ import annotations
 
@@ -134,7 +134,9 @@ def test_the_answer_continues_a_last_assistant() -> None:
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "text only: describe the image"),
     ({"messages": [{"role": "user", "content": [{"type": "new_block"}]}]}, "'new_block' is not supported"),
     ({"messages": [HELLO, {"role": "assistant", "content": [
-        {"type": "tool_use", "id": "t", "name": "weather", "input": {}}]}]}, "put a user message with their tool_result"),
+        {"type": "tool_use", "id": "t", "name": "weather", "input": {}}]}]}, "a user message with their tool_result"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [
+        {"type": "image", "source": {}}]}]}]}, "text only: describe the image"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305' are not supported"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "'other', which is not among the tools"),
     ({"tool_choice": {"type": "tool"}}, "has a name if its type is 'tool'"),

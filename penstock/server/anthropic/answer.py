@@ -58,7 +58,8 @@ class MessageAnswer:
         usage = self.generation.usage
         told: dict[str, Any] = {"input_tokens": usage.num_prompt - usage.num_cached,
                                 "cache_read_input_tokens": usage.num_cached, "cache_creation_input_tokens": 0,
-                                "output_tokens": usage.num_output if self.body.max_tokens else 0}
+                                "output_tokens": usage.num_output if self.body.max_tokens else 0,
+                                "service_tier": "standard"}
         if self.passages.num_reasoning_tokens:
             told["output_tokens_details"] = {"thinking_tokens": self.passages.num_reasoning_tokens}
         return told

@@ -49,7 +49,7 @@ def _messages(body: PromptBody) -> list[dict[str, Any]]:
             _answer(script, message)
         else:
             script.say("system", text_of(message.content))
-    return script.messages
+    return script.messages()
 
 
 def _hear(script: Script, message: UserMessage) -> None:

@@ -23,7 +23,7 @@ def to_chat(body: InputBody, earlier: Sequence[Item] = ()) -> ChatBody:
     if body.instructions:
         script.say("system", body.instructions)
     perform([*earlier, *body.items], script)
-    values: dict[str, Any] = {"model": body.model, "messages": script.messages,
+    values: dict[str, Any] = {"model": body.model, "messages": script.messages(),
                               "parallel_tool_calls": body.parallel_tool_calls,
                               **chat_tools(body.tools, body.tool_choice)}
     if body.reasoning is not None and body.reasoning.effort is not None:
