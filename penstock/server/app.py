@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server import about
+from penstock.server import about, docs
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.anthropic.routes import count_tokens, messages
@@ -45,6 +45,7 @@ READS: list[tuple[str, Handler, str]] = [
     ("/info", about.info, "about"), ("/metrics", about.metrics, "about"), ("/admin/running", about.running, "about"),
     ("/v1/responses/{id}", response, "OpenAI"), ("/v1/responses/{id}/input_items", input_items, "OpenAI"),
 ]
+PAGES: list[tuple[str, Handler]] = [("/docs", docs.docs), ("/docs/{name}", docs.asset)]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/chat/completions", chat_completions, ChatBody, "OpenAI"),
     ("/v1/completions", completions, CompletionBody, "OpenAI"),
@@ -74,6 +75,8 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     for method, routes in (("GET", READS), ("DELETE", DELETES)):
         for path, handler, tag in routes:
             app.add_api_route(path, handler, methods=[method], tags=[tag], response_model=None, name=handler.__name__)
+    for path, handler in PAGES:
+        app.add_api_route(path, handler, methods=["GET"], include_in_schema=False, response_model=None)
     for path, handler, body, tag in WRITES:
         app.add_api_route(path, handler, methods=["POST"], tags=[tag], response_model=None, name=handler.__name__,
                           openapi_extra=_documented(body) if body else None)

@@ -43,11 +43,10 @@ class Change:
 class Passages:
     """The passages so far. Space alone, behind another passage, is none."""
 
-    def __init__(self, conversation: Conversation, most_calls: int | None = None) -> None:
+    def __init__(self, conversation: Conversation) -> None:
         self.turn = Turn(conversation)
         self.all: list[Passage] = []
         self.num_reasoning_tokens = 0           # by the pieces in which the tokens came: markers may be miscounted
-        self._most_calls = most_calls
         self._open: Passage | None = None
         self._space = ""
         self._logprobs: list[TokenLogprobs] = []
@@ -84,8 +83,6 @@ class Passages:
             held = self._space.isspace() and not (self._open is not None and self._open.kind == "text")
             return [] if held else self._text(self._space)
         call = delta["tool_calls"][0]
-        if self._most_calls is not None and call["index"] >= self._most_calls:
-            return []
         if "id" in call:
             return self._begin("call", id=call["id"], name=call["function"]["name"])
         return self._more("call", call["function"]["arguments"])

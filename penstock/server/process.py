@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from penstock.engine.messages import Command, Report, Stop
 
 WORKER = (sys.executable, "-m", "penstock.worker")
 STOP_S = 5.0
+_numbers = itertools.count(1)
 LAST_WORDS_MS = 20          # after its death, for what is still in the line
 
 
@@ -32,9 +34,10 @@ class EngineProcess:
         self._decoder = msgspec.msgpack.Decoder(Report)
 
     @classmethod
-    async def start(cls, model: str, options: Mapping[str, Any], folder: Path, number: int,
+    async def start(cls, model: str, options: Mapping[str, Any], folder: Path,
                     command: Sequence[str] = WORKER) -> EngineProcess:
         """`folder` is private to this user and holds the lines' sockets."""
+        number = next(_numbers)
         paths = [folder / f"{number}.engine", folder / f"{number}.beat"]
         sockets = [_bind(path) for path in paths]
         process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)

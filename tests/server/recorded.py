@@ -37,9 +37,9 @@ class Recorded(Generation):
         yield 0, [StreamDelta("r1", 0, "", (), finish_reason=self._end[0], stop_reason=self._end[1])]
 
 
-def conversation() -> Conversation:
+def conversation(most_calls: int | None = None) -> Conversation:
     return Conversation(Encoded([1] * 10), SamplingParams(), "hermes", False,
-                        lambda: ReasoningSplitter("<think>", "</think>", False))
+                        lambda: ReasoningSplitter("<think>", "</think>", False), most_calls)
 
 
 async def joined(events: AsyncGenerator[bytes, None]) -> bytes:

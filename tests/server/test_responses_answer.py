@@ -20,10 +20,11 @@ from tests.server.recorded import THOUGHT_AND_CALLS, Recorded, conversation, joi
 EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 
-def answer(text: str, values: dict[str, Any] | None = None, kept: list[Any] | None = None, **more: Any,
-           ) -> ResponseAnswer:
+def answer(text: str, values: dict[str, Any] | None = None, kept: list[Any] | None = None,
+           most_calls: int | None = None, **more: Any) -> ResponseAnswer:
     body = ResponsesBody.model_validate({"input": "Hi", "model": "m", **(values or {})})
-    return ResponseAnswer(body, conversation(), Recorded(text, **more), (kept if kept is not None else []).append)
+    return ResponseAnswer(body, conversation(most_calls), Recorded(text, **more),
+                          (kept if kept is not None else []).append)
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
@@ -91,7 +92,7 @@ def test_an_empty_answer_is_an_empty_message() -> None:
 
 
 def test_one_call_where_only_one_is_wanted() -> None:
-    whole = asyncio.run(answer(THOUGHT_AND_CALLS, {"parallel_tool_calls": False}).whole())
+    whole = asyncio.run(answer(THOUGHT_AND_CALLS, most_calls=1).whole())
     assert told(whole["output"]) == EXPECTED[:3]
 
 

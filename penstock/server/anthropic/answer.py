@@ -22,8 +22,7 @@ class MessageAnswer:
         self.generation = generation
         self._fills = fills                 # the longest sequence ends the answer before max_tokens does
         self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
-        single = body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use
-        self.passages = Passages(conversation, most_calls=1 if single else None)
+        self.passages = Passages(conversation)
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": body.model}
 
     # whole

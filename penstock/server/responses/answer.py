@@ -26,7 +26,7 @@ class ResponseAnswer:
         self.body = body
         self.generation = generation
         self._keep = keep if body.store is not False else None
-        self.passages = Passages(conversation, most_calls=1 if body.parallel_tool_calls is False else None)
+        self.passages = Passages(conversation)
         self._output = Output((body.top_logprobs or 0) if body.wants_logprobs else None)
         self._head = _head(body, conversation, generation)
         self._num_events = 0
