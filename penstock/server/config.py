@@ -20,6 +20,8 @@ class ServerConfig:
     api_key: tuple[str, ...] = option((), "key that clients must send; may be repeated, each is a tenant of its own")
     api_key_file: str | None = option(None, "file of keys, one per line: KEY [NAME [WEIGHT]]")
     admin_key: str | None = option(None, "key for the routes that change or show the whole server")
+    public_prefix: tuple[str, ...] = option((), "file with a system prompt whose cache all tenants share; may be "
+                                                "repeated")
     max_queued_requests: int = option(512, "most requests that wait; further ones get 429", least=1)
     max_queued_tokens: int = option(1 << 20, "most prompt tokens that wait", least=1)
     request_timeout: float | None = option(None, "seconds after which a request is ended", least=0)

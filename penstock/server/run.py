@@ -36,13 +36,14 @@ def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerC
           command: Sequence[str] = WORKER) -> int:
     """Serve until told to stop; the exit status. `models` are names and what each means."""
     with _private_folder() as folder, _listening(config) as listener:
+        public = [_read(path) for path in config.public_prefix]
         ring = KeyRing(read_keys(config.api_key, config.api_key_file), config.admin_key)
         if not ring.closed and config.host not in LOCAL:
             log.warning("listening on %s without --api-key: whoever reaches this port can use it", config.host)
         served = [ServedModel(name, model, options, folder, Admission(
             config.max_queued_requests, config.max_queued_tokens, ring.weights()), hang_s=config.hang_timeout,
             command=command, tool_call_parser=config.tool_call_parser,
-            reasoning_parser=config.reasoning_parser) for name, model in models.items()]
+            reasoning_parser=config.reasoning_parser, public=public) for name, model in models.items()]
         with contextlib.suppress(ImportError):
             import uvloop
 
@@ -148,6 +149,13 @@ class _Run:
                              100 * cached / prompt if prompt else 0, engine.stats.get("num_running", 0),
                              len(engine.admission), 100 * engine.stats.get("num_used_blocks", 0)
                              / max(1, engine.stats.get("num_blocks", 1)))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"public_prefix {path} cannot be read: {error}") from None
 
 
 @contextlib.contextmanager
