@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.server import about
 from penstock.server.chat import chat_completions
@@ -19,23 +17,25 @@ from penstock.server.chat_body import ChatBody
 from penstock.server.completion_body import CompletionBody
 from penstock.server.completions import completions
 from penstock.server.config import MIB
+from penstock.server.context import Handler
 from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.errors import as_api_error
 from penstock.server.keys import Gate, KeyRing
 from penstock.server.limits import Limits
+from penstock.server.ollama import routes as ollama
 from penstock.server.state import Server
+from penstock.server.tgi import routes as tgi
 from penstock.server.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from penstock.version import VERSION
 
 log = logging.getLogger("penstock.server")
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 READS: list[tuple[str, Handler, str]] = [
     ("/health", about.ready, "health"), ("/health/live", about.live, "health"),
     ("/health/ready", about.ready, "health"), ("/version", about.version, "health"),
     ("/v1/models", about.models, "models"), ("/v1/models/{name:path}", about.model, "models"),
     ("/info", about.info, "about"), ("/metrics", about.metrics, "about"), ("/admin/running", about.running, "about"),
+    *ollama.READS,
 ]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/chat/completions", chat_completions, ChatBody, "OpenAI"),
@@ -45,7 +45,10 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/score", score, ScoreBody, "embeddings"), ("/v1/score", score, ScoreBody, "embeddings"),
     ("/rerank", rerank, RerankBody, "embeddings"), ("/v1/rerank", rerank, RerankBody, "embeddings"),
     ("/admin/reset_prefix_cache", about.reset_prefix_cache, None, "about"),
+    *ollama.WRITES,
+    *tgi.WRITES,
 ]
+DELETES = ollama.DELETES
 
 
 def make_app(server: Server, ring: KeyRing) -> FastAPI:
@@ -59,9 +62,10 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     app.state.server = server
     for path, handler, tag in READS:
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
-    for path, handler, body, tag in WRITES:
-        app.add_api_route(path, handler, methods=["POST"], tags=[tag], response_model=None, name=handler.__name__,
-                          openapi_extra=_documented(body) if body else None)
+    for method, table in (("POST", WRITES), ("DELETE", DELETES)):
+        for path, handler, body, tag in table:
+            app.add_api_route(path, handler, methods=[method], tags=[tag], response_model=None, name=handler.__name__,
+                              openapi_extra=_documented(body) if body else None)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_exception_handler(404, about.not_found)
     app.add_exception_handler(405, about.wrong_method)
@@ -75,7 +79,7 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
 
 
 class _Errors:
-    """Every exception of a route as a response in OpenAI's shape."""
+    """Every exception of a route as a response in the shape its clients know."""
 
     def __init__(self, app: Any, server: Server) -> None:
         self._app, self._server = app, server
@@ -99,7 +103,7 @@ class _Errors:
                 self._server.metrics.refused(known.status)
             if begun:
                 raise
-            await known.response()(scope, receive, send)
+            await known.response(scope["path"])(scope, receive, send)
 
 
 def _documented(body: type[BaseModel]) -> dict[str, Any]:
@@ -112,7 +116,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = FastAPI.openapi(app)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for _, _, body, _ in WRITES:
+        for _, _, body, _ in (*WRITES, *DELETES):
             if body is not None:
                 schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
                 schemas |= schema.pop("$defs", {})

@@ -19,7 +19,7 @@ class Limits:
             return await self._app(scope, receive, send)
         refused = self._refused(scope)
         if refused is not None:
-            return await refused.response()(scope, receive, send)
+            return await refused.response(scope["path"])(scope, receive, send)
         num_bytes = 0
 
         async def counted() -> Message:

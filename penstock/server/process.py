@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +36,8 @@ class EngineProcess:
     async def start(cls, model: str, options: Mapping[str, Any], folder: Path, number: int,
                     command: Sequence[str] = WORKER) -> EngineProcess:
         """`folder` is private to this user and holds the lines' sockets."""
-        paths = [folder / f"{number}.engine", folder / f"{number}.beat"]
+        line = f"{number}-{secrets.token_hex(4)}"           # other models' lines lie in the same folder
+        paths = [folder / f"{line}.engine", folder / f"{line}.beat"]
         sockets = [_bind(path) for path in paths]
         process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
         task = {"model": model, "options": dict(options), "endpoint": f"ipc://{paths[0]}",
