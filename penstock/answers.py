@@ -39,6 +39,10 @@ class Answer:
         return self._output.stop_reason
 
     @property
+    def forced_closing(self) -> bool:
+        return self._output.forced_closing
+
+    @property
     def stopped(self) -> bool:
         """A stop string ended the answer; the engine does not know of it."""
         return self._stop.matched is not None
@@ -48,6 +52,7 @@ class Answer:
         text, taken = self._take_tokens(delta)
         logprobs = self._take_logprobs(delta.logprobs[:taken]) if delta.logprobs else ()
         output = self._output
+        output.forced_closing |= delta.forced_closing
         if self.stopped:
             output.finish_reason, output.stop_reason = "stop", self._stop.matched
         elif delta.finish_reason:
@@ -63,7 +68,8 @@ class Answer:
     def _take_tokens(self, delta: Delta) -> tuple[str, int]:
         """The new text, and how many tokens were taken. A token that ends the answer is no text of it, as in vLLM."""
         parts: list[str] = []
-        shown = len(delta.tokens) - (delta.finish_reason == "stop" and not self._stop.include)
+        ends = delta.finish_reason == "stop" and not delta.complete
+        shown = len(delta.tokens) - (ends and not self._stop.include)
         for index, token in enumerate(delta.tokens):
             self._output.token_ids.append(token)
             if self._detokenizer is not None and index < shown:
@@ -104,6 +110,7 @@ class Collector:
         self.prompt = prompt
         self.listener: Callable[[StreamDelta], None] | None = None
         self.error: str | None = None
+        self.held: object = None             # what must stay in memory for as long as the request runs
         self.embedding: tuple[float, ...] | None = None
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -138,7 +145,7 @@ class Collector:
         if self.listener is not None:
             self.listener(StreamDelta(delta.request_id, delta.sibling, text, delta.tokens[:taken], logprobs,
                                       answer.finish_reason, answer.stop_reason, len(self.request.tokens),
-                                      self._num_cached, prompt_logprobs))
+                                      self._num_cached, prompt_logprobs, answer.forced_closing))
         return answer.stopped and not delta.finish_reason
 
     def output(self) -> RequestOutput:

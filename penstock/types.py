@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
@@ -14,6 +15,8 @@ MAX_SIBLINGS = 256
 MAX_LOGPROBS = 64
 MAX_STOP_STRINGS = 64
 MAX_BEAMS = 32
+MAX_STRUCTURE_BYTES = 1 << 19
+STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def _require(ok: bool, name: str, value: object, limit: str) -> None:
@@ -63,6 +66,67 @@ def _biases(values: Mapping[int, float] | None) -> dict[int, float] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What an answer must match, exactly one of five; names follow vLLM's. Afterwards `json` is JSON text."""
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Seq[str] | None = None
+    grammar: str | None = None                 # Lark, or GBNF, which has `::=`
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False       # JSON without any between its tokens
+
+    def __post_init__(self) -> None:
+        given = [name for name in STRUCTURES if getattr(self, name) is not None and getattr(self, name) is not False]
+        if len(given) != 1:
+            raise InvalidRequest(f"structured_outputs names {shown(given)}: give exactly one of {', '.join(STRUCTURES)}")
+        for name in ("json_object", "disable_any_whitespace"):
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, bool), name, value, "True or False")
+            object.__setattr__(self, name, bool(value))
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, str) and value != "", name, value, "a non-empty string")
+        if self.choice is not None:
+            _require(not isinstance(self.choice, str), "choice", self.choice, "a list of strings")
+            object.__setattr__(self, "choice", tuple(dict.fromkeys(_strings("choice", self.choice))))
+            _require(bool(self.choice), "choice", self.choice, "a list of at least one string")
+        size = len(self.source.encode(errors="surrogatepass"))
+        if size > MAX_STRUCTURE_BYTES:
+            raise InvalidRequest(f"structured_outputs.{given[0]} has {size} bytes: at most {MAX_STRUCTURE_BYTES} are "
+                                 "compiled; shorten it")
+        try:
+            self.source.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"structured_outputs.{given[0]} has half a character (a lone surrogate) at position "
+                                 f"{error.start}: remove it") from None
+
+    @property
+    def source(self) -> str:
+        """All that was written to describe it."""
+        texts = (self.json, self.regex, self.grammar, "\n".join(self.choice or ()))
+        return next((str(text) for text in texts if text), "")
+
+
+def _schema_text(schema: str | Mapping[str, Any]) -> str:
+    meant = "a JSON schema, as a dict or as JSON text"
+    try:
+        if isinstance(schema, str):
+            if not isinstance(json.loads(schema), (dict, bool)):
+                raise ValueError("it is no object")
+            return schema
+        _require(isinstance(schema, Mapping), "json", schema, meant)
+        return json.dumps(schema, default=dict)
+    except RecursionError:
+        raise InvalidRequest("structured_outputs.json is nested too deeply: flatten it with $ref") from None
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"structured_outputs.json={shown(schema)} is not understood ({error}): give {meant}"
+                             ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen. Names and defaults follow vLLM's."""
 
@@ -91,6 +155,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _require(_is_count(self.n) and 1 <= self.n <= MAX_SIBLINGS, "n", self.n, f"1 to {MAX_SIBLINGS}")
@@ -126,6 +191,8 @@ class SamplingParams:
                      "truncate_prompt_tokens", self.truncate_prompt_tokens, "1 or more, or None to refuse")
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+        _require(self.structured_outputs is None or isinstance(self.structured_outputs, StructuredOutputsParams),
+                 "structured_outputs", self.structured_outputs, "StructuredOutputsParams or None")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         object.__setattr__(self, "stop", _strings("stop", self.stop))
@@ -226,6 +293,8 @@ class Delta:
     num_cached_tokens: int = 0
     cumulative_logprob: float | None = None   # beams: set with the finish
     error: str | None = None
+    complete: bool = False             # the last token is text: with it the answer is all that its grammar allows
+    forced_closing: bool = False       # a token was chosen to end the answer validly within its budget
 
 
 @dataclass
@@ -239,6 +308,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     finish_reason: str | None = None   # stop, length, error
     stop_reason: int | str | None = None   # the stop string or token id; None after an end-of-sequence token
+    forced_closing: bool = False       # its budget ran short, and tokens were chosen that end it validly
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -272,6 +342,7 @@ class StreamDelta:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None    # with the first tokens, where asked for
+    forced_closing: bool = False       # from here on; see CompletionOutput
 
 
 @dataclass

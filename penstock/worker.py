@@ -23,6 +23,7 @@ from penstock.engine.messages import Failed, Found, Ready
 from penstock.errors import PenstockError
 
 PR_SET_PDEATHSIG = 1
+STDIN = 0
 ORPHANED = 3
 TOKENIZER_KEYS = ("tokenizer.", "general.architecture")
 
@@ -38,7 +39,7 @@ class Task(msgspec.Struct, frozen=True):
 
 def main() -> int:
     _die_with_parent()
-    task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    task = msgspec.json.decode(_first_line(), type=Task)
     threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is for the API process, which then tells us
     wire = Wire(task.endpoint)
@@ -105,8 +106,16 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _first_line() -> bytes:
+    """Read without a buffer: a thread that waits in Python's own would hold it to the end of the process."""
+    line = b""
+    while not line.endswith(b"\n") and (part := os.read(STDIN, 4096)):
+        line += part
+    return line
+
+
 def _watch_parent() -> None:
-    while sys.stdin.buffer.read(4096):
+    while os.read(STDIN, 4096):
         pass
     os._exit(ORPHANED)
 

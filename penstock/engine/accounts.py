@@ -61,7 +61,7 @@ class Accounts:
         if row.draft:
             self.stats.num_accepted_tokens += len(outcome.tokens) - 1
         self._take_prompt_logprobs(sequence, row, outcome)
-        taken, finish_reason, stop_reason = self._accept(sequence, outcome.tokens)
+        taken, finish_reason, stop_reason = self._accept(sequence, outcome)
         sequence.draft = list(outcome.draft) if outcome.draft else []
         self._remember(sequence, plan)
         if sequence.settled >= sequence.suspect:
@@ -74,21 +74,25 @@ class Accounts:
         if row.output is Output.POOL:
             finish_reason = "stop"
         self.stats.num_output_tokens += len(taken)
+        whole = outcome.complete and finish_reason == "stop" and len(taken) == len(outcome.tokens) \
+            and taken[-1] not in sequence.request.stop_token_ids
         delta = Delta(sequence.request.id, sequence.sibling, taken, outcome.logprobs[:len(taken)],
                       self._first_prompt_logprobs(sequence, len(taken)), outcome.embedding, finish_reason, stop_reason,
-                      sequence.num_cached or 0)
+                      sequence.num_cached or 0, complete=whole, forced_closing=outcome.forced)
         if finish_reason:
             self.roster.finish(sequence)
         return [delta]
 
-    def _accept(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str | None, int | None]:
+    def _accept(self, sequence: Sequence, outcome: RowResult) -> tuple[tuple[int, ...], str | None, int | None]:
         """Append tokens up to the first that ends the answer: which were taken, and why it ended."""
-        request = sequence.request
+        request, tokens = sequence.request, outcome.tokens
         for i, token in enumerate(tokens):
             sequence.tokens.append(token)
             if token in request.stop_token_ids and sequence.num_output > request.sampling.min_tokens:
                 named = request.sampling.ignore_eos or token not in request.eos_token_ids
                 return tokens[:i + 1], "stop", token if named else None
+            if outcome.complete and i + 1 == len(tokens):
+                return tokens, "stop", None
             if len(sequence.tokens) >= sequence.limit:
                 return tokens[:i + 1], "length", None
         return tokens, None, None

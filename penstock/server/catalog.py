@@ -105,7 +105,7 @@ def make_catalog(models: Mapping[str, str], options: Mapping[str, Any], config: 
     def make(name: str, model: str) -> ServedModel:
         admission = Admission(config.max_queued_requests, config.max_queued_tokens, ring.weights())
         return ServedModel(name, model, options, folder, admission, hang_s=config.hang_timeout, command=command,
-                           tool_call_parser=config.tool_call_parser)
+                           tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
 
     keep_alive_s = math.inf if config.keep_alive is None else config.keep_alive
     return Catalog([make(name, model) for name, model in models.items()], keep_alive_s, make)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from penstock.server.chat_body import ChatBody, Message, NamedChoice
 from penstock.server.fields import sampling_params
 from penstock.server.model import ServedModel
 from penstock.server.structure import structure
-from penstock.text.reasoning import ReasoningSplitter, detect_reasoning
+from penstock.text.reasoning import REASONING, ReasoningSplitter, detect_kind
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.tools import TOOL_PARSERS, ToolParser, detect_parser
 from penstock.text.tools.describe import describe, normalized, supports_tools
@@ -28,7 +28,7 @@ class Conversation:
     params: SamplingParams
     parser: str | None = None           # of tool calls, where the model may make them
     named: bool = False                 # the client named the function to call
-    splitter: ReasoningSplitter | None = None
+    new_splitter: Callable[[], ReasoningSplitter | None] = lambda: None
 
     @classmethod
     async def prepare(cls, body: ChatBody, model: ServedModel) -> Conversation:
@@ -42,7 +42,7 @@ class Conversation:
                                           body.continue_final_message, body.chat_template_kwargs,
                                           body.reasoning_effort)
         encoded = await model.encode_messages(messages, values, cut=body.truncate_prompt_tokens is not None)
-        form, special = structure(body), _special_texts(tokenizer) if parser else frozenset()
+        form, special = structure(body), _special_ids(tokenizer) if parser else {}
         forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedChoice)
         if parser and forced:
             if form is not None:
@@ -50,14 +50,14 @@ class Conversation:
                                      "of them")
             form = _call_form(body, tools, parser, special)
         params = _params(body, model, form, keep_special=parser is not None and bool(special))
-        splitter = None if form is not None else detect_reasoning(template, encoded.prompt or "")
-        return cls(encoded, params, parser, isinstance(body.tool_choice, NamedChoice), splitter)
+        reasoning = model.reasoning_parser or detect_kind(template)
+        marks = REASONING[reasoning] if reasoning and form is None else None
+        inside = marks is not None and (encoded.prompt or "").rstrip().endswith(marks.begin)
+        return cls(encoded, params, parser, isinstance(body.tool_choice, NamedChoice),
+                   lambda: ReasoningSplitter(marks.begin, marks.end, inside) if marks else None)
 
     def new_parser(self) -> ToolParser | None:
         return TOOL_PARSERS[self.parser]() if self.parser else None
-
-    def new_splitter(self) -> ReasoningSplitter | None:
-        return self.splitter.fresh() if self.splitter else None
 
 
 def _tools(body: ChatBody) -> list[dict[str, Any]]:
@@ -83,11 +83,11 @@ def template_input(said: Sequence[Message], template: str, tools: list[dict[str,
     return describe(messages, tools), values
 
 
-def _special_texts(tokenizer: Tokenizer) -> frozenset[str]:
-    return frozenset(tokenizer.token_text(id) for id in tokenizer.special_ids)
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    return {tokenizer.token_text(id): id for id in tokenizer.special_ids}
 
 
-def _call_form(body: ChatBody, tools: list[dict[str, Any]], parser: str, special: frozenset[str],
+def _call_form(body: ChatBody, tools: list[dict[str, Any]], parser: str, special: dict[str, int],
                ) -> StructuredOutputsParams:
     name = body.tool_choice.function.name if isinstance(body.tool_choice, NamedChoice) else None
     parallel = name is None and body.parallel_tool_calls is not False

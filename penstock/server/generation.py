@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,7 +65,7 @@ class Generation:
         self.times = Times(min(flight.begun_s for flight in flights))
         server.generations.add(self)
 
-    async def stream(self) -> AsyncIterator[tuple[int, list[StreamDelta]]]:
+    async def stream(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
         metrics, name, last = self._server.metrics, self.model.name, 0.0
         try:
             async with contextlib.aclosing(self._merged()) as items:
@@ -96,7 +96,7 @@ class Generation:
             self.abort()
             self._server.metrics.finished(self.model.name, self)
 
-    async def _merged(self) -> AsyncIterator[tuple[int, list[StreamDelta]]]:
+    async def _merged(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
         if len(self.flights) == 1:
             async for batch in _until_deadline(self.flights[0]):
                 yield 0, batch
@@ -106,12 +106,12 @@ class Generation:
         try:
             num_open = len(tasks)
             while num_open:
-                index, batch = await queue.get()
-                if isinstance(batch, BaseException):
-                    raise batch
-                num_open -= batch is None
-                if batch is not None:
-                    yield index, batch
+                index, came = await queue.get()
+                if isinstance(came, BaseException):
+                    raise came
+                num_open -= came is None
+                if came is not None:
+                    yield index, came
         finally:
             for task in tasks:
                 task.cancel()

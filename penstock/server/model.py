@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,15 +31,16 @@ class ServedModel:
     """Opened on first use; `open` may be called any number of times."""
 
     def __init__(self, name: str, model: str, options: Mapping[str, Any], folder: Path, admission: Admission, *,
-                 hang_s: float, command: Sequence[str] = WORKER, tool_call_parser: str | None = None) -> None:
+                 hang_s: float, command: Sequence[str] = WORKER, tool_call_parser: str | None = None,
+                 reasoning_parser: str | None = None) -> None:
         self.name, self.model = name, model
-        self.tool_call_parser = tool_call_parser
+        self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
         self.created = int(time.time())
         self._used_s = time.monotonic()
         self.keep_alive_s = math.inf                # idle time after which it is unloaded
         self.resting = False                        # unloaded, to be loaded again when it is asked for
-        self._make_engine = lambda: RemoteEngine(name, model, options, folder, admission, hang_s=hang_s,
-                                                 command=command, on_found=self._found)
+        self._make_engine = partial(RemoteEngine, name, model, options, folder, admission, hang_s=hang_s,
+                                    command=command, on_found=self._found)
         self.admission = admission
         self.engine: RemoteEngine | None = None
         self.path: Path | None = None

@@ -60,7 +60,7 @@ def _structured(body: StructureBody) -> StructuredOutputsParams | None:
     asked = body.structured_outputs
     if asked is None:
         return None
-    values = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar,
+    values: dict[str, Any] = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar,
               "json_object": asked.json_object}
     return StructuredOutputsParams(**{name: value for name, value in values.items() if value is not None})
 

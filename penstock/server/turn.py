@@ -66,7 +66,7 @@ class Turn:
     def _events(self, text: str, last: bool) -> list[Event]:
         parts: list[Event] = [Text(text)] if text else []
         if self._splitter is not None:
-            parts = list(self._splitter.push(text)) + (list(self._splitter.finish()) if last else [])
+            parts = [*self._splitter.push(text), *(self._splitter.finish() if last else [])]
         if self._parser is None:
             return parts
         events: list[Event] = []

@@ -19,6 +19,8 @@ from jinja2.utils import Namespace
 
 MAX_ITEMS = 1 << 24         # characters or items of a value that an operator makes
 MAX_BITS = 1 << 12          # of a number
+MAX_TURNS = 1 << 17         # of all loops and macros together; a second or two
+TICK = "__tick"
 
 
 def sandbox() -> ImmutableSandboxedEnvironment:
@@ -30,14 +32,34 @@ def sandbox() -> ImmutableSandboxedEnvironment:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Operators cannot make a value out of all proportion."""
+    """Operators cannot make a value out of all proportion, and loops cannot go on for ever: each turn is counted."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for node in template.find_all((nodes.For, nodes.Macro)):
+            count = nodes.Call(nodes.Name(TICK, "load"), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(count, lineno=node.lineno))  # type: ignore[attr-defined]
+        return template
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if _num_items(operator, left, right) > MAX_ITEMS:
             raise SecurityError(f"a value grows beyond {MAX_ITEMS} characters or items")
         return super().call_binop(context, operator, left, right)
+
+
+class Turns:
+    """The turns of one rendering's loops."""
+
+    def __init__(self) -> None:
+        self._left = MAX_TURNS
+
+    def __call__(self) -> str:
+        self._left -= 1
+        if self._left < 0:
+            raise SecurityError(f"its loops make more than {MAX_TURNS} turns")
+        return ""
 
 
 def _num_items(operator: str, left: Any, right: Any) -> int:

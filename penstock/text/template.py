@@ -44,10 +44,12 @@ class ChatTemplate:
         return _opened(text, conversation[-1]["content"]) if resume else text
 
     def _run(self, names: Mapping[str, Any]) -> str:
+        from penstock.text.sandbox import TICK, Turns
+
         parts: list[str] = []
         num_chars = 0
         try:
-            for part in self._template.generate(names):
+            for part in self._template.generate({**names, TICK: Turns()}):
                 parts.append(part)
                 num_chars += len(part)
                 if num_chars > MAX_CHARS:
