@@ -49,11 +49,14 @@ class Catalog:
     def find(self, name: str | None) -> ServedModel:
         if not name:
             return self._default
-        model = self._models.get(name) or next((one for one in self if name == one.model), None)
+        model = self._get(name)
         if model is None:
             raise ApiError(404, f"the model {name!r} does not exist here: the models are {', '.join(self._models)}",
                            param="model", code="model_not_found")
         return model
+
+    def _get(self, name: str) -> ServedModel | None:
+        return self._models.get(name) or next((one for one in self if name == one.model), None)
 
     async def open(self, name: str | None) -> ServedModel:
         """The model of that name, loaded first if it is not."""
@@ -63,12 +66,13 @@ class Catalog:
 
     def add(self, name: str) -> ServedModel:
         """A further model, loaded on first use."""
-        if name not in self._models:
+        model = self._get(name)
+        if model is None:
             if self._make is None:
                 raise ApiError(400, "this server takes no further models: restart it with --model for each")
-            self._models[name] = self._make(name, name)
-            self._models[name].keep_alive_s = self._keep_alive_s
-        return self._models[name]
+            model = self._models[name] = self._make(name, name)
+            model.keep_alive_s = self._keep_alive_s
+        return model
 
     def check_removable(self, model: ServedModel) -> None:
         if model is self._default:

@@ -21,6 +21,7 @@ from penstock.server.config import ServerConfig
 from penstock.server.keys import KeyRing, read_keys
 from penstock.server.metrics import Metrics
 from penstock.server.process import WORKER
+from penstock.server.register import registered
 from penstock.server.state import Server
 
 log = logging.getLogger("penstock.server")
@@ -69,6 +70,8 @@ class _Run:
             if loading.done() and not self.server.draining:
                 loading.result()
                 self._banner()
+                with registered(self.url, [model.name for model in self.catalog]):
+                    await serving
             await serving
             return 0
         finally:

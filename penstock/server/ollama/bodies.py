@@ -35,7 +35,7 @@ class OllamaModelBody(Body):
 
     @property
     def asked(self) -> OllamaOptions:
-        return self.options or OllamaOptions()
+        return self.options or OllamaOptions.model_validate({})
 
     @property
     def unloads(self) -> bool:

@@ -45,7 +45,8 @@ async def embeddings(request: Request) -> Response:
 
 
 def _asked(model: str, length: int | None) -> PoolBody:
-    return PoolBody(model=model) if length is None else PoolBody(model=model, truncate_prompt_tokens=length)
+    cut = {} if length is None else {"truncate_prompt_tokens": length}
+    return PoolBody.model_validate({"model": model, **cut})
 
 
 def _unit(vector: list[float]) -> list[float]:

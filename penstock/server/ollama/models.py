@@ -63,25 +63,29 @@ async def show(request: Request) -> Response:
 
 
 def _entry(model: ServedModel, num_bytes: int, modified_s: float) -> dict[str, Any]:
-    told = f"{model.name}:{model.model}:{num_bytes}"
+    told = f"{model.name}:{model.model}"         # names the model; its files are not read for this
     return {"name": model.name, "model": model.name, "modified_at": timestamp(modified_s), "size": num_bytes,
             "digest": hashlib.sha256(told.encode()).hexdigest(), "details": _details(model)}
 
 
 def _details(model: ServedModel) -> dict[str, Any]:
     facts = model.facts if model.loaded else None
-    family = facts.architecture if facts else ""
+    family = _family(model)
     suffix = (model.path.suffix if model.path else "").lower()
     form = "" if model.path is None else "gguf" if suffix == ".gguf" else "safetensors"
     return {"parent_model": "", "format": form, "family": family, "families": [family] if family else None,
             "parameter_size": "", "quantization_level": facts.quantization if facts else ""}
 
 
+def _family(model: ServedModel) -> str:
+    """llama for LlamaForCausalLM."""
+    return model.facts.architecture.partition("For")[0].lower() if model.loaded else ""
+
+
 def _info(model: ServedModel) -> dict[str, Any]:
     if not model.loaded:
         return {}
-    facts = model.facts
-    family = facts.architecture
+    facts, family = model.facts, _family(model)
     return {"general.architecture": family, f"{family}.context_length": facts.max_model_len,
             f"{family}.embedding_length": facts.hidden_size, f"{family}.vocab_size": facts.vocab_size}
 

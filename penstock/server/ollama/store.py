@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from penstock import hub
 from penstock.errors import DownloadFailed, InvalidModel
-from penstock.hub.names import existing_path, looks_like_path
+from penstock.hub.names import existing_path, looks_like_path, parse_name
 from penstock.server.catalog import Catalog
 from penstock.server.context import event_stream, json_response, read, server_of
 from penstock.server.errors import ApiError
@@ -27,6 +27,10 @@ async def pull(request: Request) -> Response:
     name = needed_name(body.model, body.name)
     if looks_like_path(name) or existing_path(name) is not None:
         raise ApiError(400, f"{name!r} is a path: a server fetches models by name only; serve files with --model")
+    try:
+        parse_name(name)
+    except InvalidModel as error:
+        raise ApiError(404, str(error), param="model") from None
     lines = _fetch(name, server_of(request).catalog)
     if body.stream is not False:
         return await event_stream(request, lines, failed, MEDIA_TYPE)

@@ -76,7 +76,8 @@ class TgiParameters(Body):
 
     def sampling(self, room: int) -> SamplingParams:
         """`room` is how many tokens fit behind the prompt."""
-        given = {"repetition_penalty": self.repetition_penalty, "frequency_penalty": self.frequency_penalty,
+        given: dict[str, Any] = {
+                 "repetition_penalty": self.repetition_penalty, "frequency_penalty": self.frequency_penalty,
                  "top_k": self.top_k, "top_p": self.top_p, "typical_p": self.typical_p, "seed": self.seed,
                  "truncate_prompt_tokens": self.truncate, "structured_outputs": self._form()}
         values = {name: value for name, value in given.items() if value is not None}
@@ -98,7 +99,7 @@ class TgiParameters(Body):
 
 class TgiBody(Body):
     inputs: str
-    parameters: TgiParameters = TgiParameters()
+    parameters: TgiParameters = TgiParameters.model_validate({})
 
     def check_streamable(self) -> None:
         for name, value in (("best_of", (self.parameters.best_of or 1) > 1),

@@ -11,6 +11,8 @@ from penstock.server.fields import SamplingBody
 from penstock.server.tgi.answer import TgiAnswer, failed
 from penstock.server.tgi.bodies import TgiBody, TgiEitherBody, TgiStreamBody
 
+PLAIN = SamplingBody.model_validate({})         # what TGI's bodies do not say
+
 
 async def generate(request: Request) -> Response:
     answer = await _begin(request, await read(request, TgiBody))
@@ -38,7 +40,7 @@ async def _begin(request: Request, body: TgiBody) -> TgiAnswer:
     encoded = await model.encode(body.inputs, cut=parameters.truncate is not None)
     num_prompt = min(len(encoded.tokens), parameters.truncate or len(encoded.tokens))
     params = parameters.sampling(model.taking.longest - num_prompt)
-    return TgiAnswer(body, server.generate(model, client_of(request), SamplingBody(), [(encoded, params)]))
+    return TgiAnswer(body, server.generate(model, client_of(request), PLAIN, [(encoded, params)]))
 
 
 TAG = "TGI"
