@@ -9,15 +9,23 @@ if TYPE_CHECKING:
     from penstock.config import EngineConfig
     from penstock.errors import PenstockError
     from penstock.llm import LLM
-    from penstock.types import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams, StreamDelta
+    from penstock.types import (
+        BeamSearchParams,
+        CompletionOutput,
+        RequestOutput,
+        SamplingParams,
+        StreamDelta,
+        StructuredOutputsParams,
+    )
 
 __all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "CompletionOutput", "EngineConfig", "PenstockError", "RequestOutput",
-           "SamplingParams", "StreamDelta"]
+           "SamplingParams", "StreamDelta", "StructuredOutputsParams"]
 
 _HOME = {
     "LLM": "penstock.llm", "AsyncLLM": "penstock.async_llm", "EngineConfig": "penstock.config",
     "PenstockError": "penstock.errors", "BeamSearchParams": "penstock.types", "CompletionOutput": "penstock.types",
     "RequestOutput": "penstock.types", "SamplingParams": "penstock.types", "StreamDelta": "penstock.types",
+    "StructuredOutputsParams": "penstock.types",
 }
 
 

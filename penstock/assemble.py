@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ from penstock.ops import cpu
 from penstock.runner.local import LocalExecutor
 from penstock.runner.memory import BlockMemory
 from penstock.runner.runner import Runner
+from penstock.sampling.grammars import Grammars
+from penstock.sampling.lexicon import Lexicon
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
 Progress = Callable[[int, int], None]
@@ -46,6 +49,7 @@ class Assembly:
     engine: Engine
     quantization: str = ""          # how most weights are stored
     num_bytes: int = 0              # of all weights as stored
+    grammars: Grammars | None = None
 
 
 def find_model(name: str, revision: str | None, progress: bool) -> Path:
@@ -82,12 +86,19 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
     finally:
         if checkpoint:
             checkpoint.close()
-    return Assembly(path, spec, settings, generation, tokenizer.result() if tokenizer else None,
-                    _engine(loaded, settings), checkpoint.quantization if checkpoint else "dummy",
-                    checkpoint.num_bytes if checkpoint else 0)
+    made = tokenizer.result() if tokenizer else None
+    grammars = Grammars(partial(_lexicon, made)) if made else None
+    return Assembly(path, spec, settings, generation, made, _engine(loaded, settings, grammars),
+                    checkpoint.quantization if checkpoint else "dummy", checkpoint.num_bytes if checkpoint else 0,
+                    grammars)
 
 
-def _engine(model: Decoder | Encoder, settings: Resolved) -> Engine:
+def _lexicon(tokenizer: Tokenizer) -> Lexicon:
+    return Lexicon(tokenizer.spellings(), {id: tokenizer.token_text(id).encode() for id in tokenizer.special_ids},
+                   partial(tokenizer.encode, add_special_tokens=False))
+
+
+def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | None) -> Engine:
     """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
     grouping = group_layers(model.spec.states_of(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
     num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
@@ -96,7 +107,7 @@ def _engine(model: Decoder | Encoder, settings: Resolved) -> Engine:
     scheduler = Scheduler(cache, max_num_seqs=settings.max_num_seqs,
                           max_num_batched_tokens=settings.max_num_batched_tokens,
                           policy=settings.scheduling_policy, capacity=settings.capacity)
-    return Engine(scheduler, LocalExecutor(Runner(model, memory)))
+    return Engine(scheduler, LocalExecutor(Runner(model, memory, grammars)))
 
 
 def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:

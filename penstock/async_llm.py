@@ -26,6 +26,7 @@ class _Stream:
 
     def __init__(self) -> None:
         self.collector: Collector | None = None
+        self.held: object = None
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[StreamDelta | PenstockError] = asyncio.Queue()
 
@@ -162,6 +163,9 @@ class AsyncLLM:
         params = self._service.streamable(params)
         encoded = encode(params is not None and params.truncate_prompt_tokens is not None)
         stream = _Stream()
+        if params is not None and params.structured_outputs is not None:
+            # Held here, so that the engine thread finds it made.
+            stream.held = await asyncio.to_thread(self._service.intake.compiled, params)
         self._thread.open(stream, encoded, params, priority)
         num_open = (params or self._service.default_params).n
         try:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import InvalidRequest, PromptTooLong, shown
 from penstock.text.tokenizer import Tokenizer
-from penstock.types import BeamSearchParams, Request, SamplingParams
+from penstock.types import BeamSearchParams, Request, SamplingParams, StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from penstock.sampling.grammars import CompiledGrammar
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -35,6 +38,12 @@ def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
         return SamplingParams()
 
 
+class Compiler(Protocol):
+    """Makes grammars; one that leaves this to an engine elsewhere gives None."""
+
+    def compile(self, asked: StructuredOutputsParams) -> CompiledGrammar | None: ...
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A prompt as tokens; its text, where there is one; and the salt within which its cached prefix is shared."""
@@ -46,7 +55,8 @@ class Encoded:
 
 class Intake:
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, cache_tokens: int,
-                 generation_config: Mapping[str, Any], seed: int) -> None:
+                 generation_config: Mapping[str, Any], seed: int, grammars: Compiler | None = None) -> None:
+        self.grammars = grammars
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -128,12 +138,24 @@ class Intake:
         self.check_ids("logit_bias", sampling.logit_bias or ())
         if type(priority) is not int:
             raise InvalidRequest(f"priority={shown(priority)} is not understood: give an integer, lower runs first")
+        max_tokens = 0 if pool else self._max_tokens(len(tokens), sampling)
+        grammar = self.compiled(sampling)
+        if grammar is not None:
+            grammar.require_fit(max_tokens)
         self._count += 1
         return Request(id=f"r{self._count}", tokens=tuple(tokens), sampling=sampling,
                        beam=params if isinstance(params, BeamSearchParams) else None, pool=pool,
-                       max_tokens=0 if pool else self._max_tokens(len(tokens), sampling),
+                       max_tokens=max_tokens,
                        seed=self._seed_for(sampling), eos_token_ids=self.eos_token_ids,
                        bad_words=self._bad_words(sampling), priority=priority, salt=salt)
+
+    def compiled(self, params: SamplingParams | BeamSearchParams | None) -> CompiledGrammar | None:
+        """What the answer must match. This may take seconds, and from then on nothing for as long as it is held."""
+        if not isinstance(params, SamplingParams) or params.structured_outputs is None:
+            return None
+        if self.grammars is None:
+            raise InvalidRequest("structured_outputs need a tokenizer: do not set skip_tokenizer_init")
+        return self.grammars.compile(params.structured_outputs)
 
     def _sampling(self, params: SamplingParams | BeamSearchParams) -> SamplingParams:
         if isinstance(params, SamplingParams):

@@ -21,7 +21,8 @@ class Service:
         self.engine = assembly.engine
         self.tokenizer = assembly.tokenizer
         self.intake = Intake(assembly.tokenizer, assembly.spec.vocab_size, settings.max_model_len,
-                             settings.kv_cache_tokens, assembly.generation_config, settings.seed)
+                             settings.kv_cache_tokens, assembly.generation_config, settings.seed,
+                             assembly.grammars)
         self.collectors: dict[str, Collector] = {}
 
     @property
@@ -57,6 +58,7 @@ class Service:
         request = self.intake.request(tokens, params, priority=priority, salt=salt, pool=pool)
         self.engine.add(request)
         collector = Collector(request, prompt, self.tokenizer)
+        collector.held = self.intake.compiled(request.sampling)
         self.collectors[request.id] = collector
         return collector
 

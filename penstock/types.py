@@ -79,7 +79,7 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         given = [name for name in STRUCTURES if getattr(self, name) is not None and getattr(self, name) is not False]
         if len(given) != 1:
-            raise InvalidRequest(f"structured_outputs names {shown(given)}: give exactly one of {', '.join(STRUCTURES)}")
+            raise InvalidRequest(f"structured_outputs has {shown(given)}: give exactly one of {', '.join(STRUCTURES)}")
         for name in ("json_object", "disable_any_whitespace"):
             value = getattr(self, name)
             _require(value is None or isinstance(value, bool), name, value, "True or False")

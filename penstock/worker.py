@@ -12,15 +12,20 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.config import EngineConfig
-from penstock.engine.ipc import Pulse, Wire, serve
+from penstock.engine.ipc import Pulse, Station, Wire
 from penstock.engine.messages import Failed, Found, Ready
-from penstock.errors import PenstockError
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.types import Request
+
+if TYPE_CHECKING:
+    from penstock.sampling.grammars import Grammars
 
 PR_SET_PDEATHSIG = 1
 STDIN = 0
@@ -72,9 +77,19 @@ def _work(task: Task, wire: Wire) -> int:
                     time.perf_counter() - begin))
     pulse = Pulse(task.beat_endpoint, engine.stats)
     pulse.start()
-    serve(engine, wire, pulse)
+    Station(engine, wire, pulse, partial(_prepare, assembly.grammars)).serve()
     engine.close()
     return 0
+
+
+def _prepare(grammars: Grammars | None, request: Request) -> object:
+    """The request's grammar, compiled; refuses one that cannot be, or that no answer within the budget can match."""
+    asked = request.sampling.structured_outputs
+    if grammars is None or asked is None:
+        raise InvalidRequest("structured_outputs need a tokenizer: load the model with one")
+    compiled = grammars.compile(asked)
+    compiled.require_fit(request.max_tokens)
+    return compiled
 
 
 def _found(path: Path, config: EngineConfig) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +13,10 @@ import zmq
 from penstock.engine.engine import Engine
 from penstock.engine.messages import Abort, Add, Beat, Command, Deltas, Forget, Refused, Report, Stop
 from penstock.errors import PenstockError
+from penstock.types import Request
 
 BEAT_S = 1.0
+PREPARING_S = 0.005          # between looks at what is being prepared, while nothing else is to do
 
 
 class Wire:
@@ -31,11 +34,12 @@ class Wire:
     def send(self, report: Report) -> None:
         self._socket.send(self._encoder.encode(report))
 
-    def receive(self, wait: bool) -> Iterator[Command]:
-        """What has come; the first of it is awaited if asked for."""
-        while wait or self._socket.poll(0):
+    def receive(self, wait_s: float | None) -> Iterator[Command]:
+        """What has come; the first of it is awaited so long, None: for ever."""
+        wait_ms = None if wait_s is None else int(wait_s * 1e3)
+        while self._socket.poll(wait_ms):
             yield self._decoder.decode(self._socket.recv())
-            wait = False
+            wait_ms = 0
 
     def close(self) -> None:
         self._socket.close()
@@ -64,30 +68,80 @@ class Pulse(threading.Thread):
             time.sleep(BEAT_S)
 
 
-def serve(engine: Engine, wire: Wire, pulse: Pulse) -> None:
-    """Steps while there is work, sleep while there is none, until told to stop."""
-    while True:
-        for command in wire.receive(wait=not engine.has_work):
-            if isinstance(command, Stop):
-                return
-            _obey(engine, command, wire)
-        if engine.has_work:
-            pulse.begin()
-            begin = time.perf_counter()
-            deltas = engine.step()
-            engine.scheduler.stats.step_s += time.perf_counter() - begin
-            pulse.end()
-            if deltas:
-                wire.send(Deltas(deltas))
+class Station:
+    """Commands obeyed, steps made. `prepare` does what a request needs before it may enter a step and is too slow for
+    one, in a thread of its own; what it returns is held until the request ends."""
 
+    def __init__(self, engine: Engine, wire: Wire, pulse: Pulse, prepare: Callable[[Request], object]) -> None:
+        self._engine, self._wire, self._pulse, self._prepare = engine, wire, pulse, prepare
+        self._preparing: dict[str, Add] = {}
+        self._prepared: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
+        self._held: dict[str, object] = {}
 
-def _obey(engine: Engine, command: Command, wire: Wire) -> None:
-    if isinstance(command, Add):
+    def serve(self) -> None:
+        """Steps while there is work, sleep while there is none, until told to stop."""
+        engine = self._engine
+        while True:
+            wait_s = 0.0 if engine.has_work else PREPARING_S if self._preparing else None
+            for command in self._wire.receive(wait_s):
+                if isinstance(command, Stop):
+                    return
+                self._obey(command)
+            self._enter_prepared()
+            if engine.has_work:
+                self._step()
+
+    def _step(self) -> None:
+        self._pulse.begin()
+        begin = time.perf_counter()
+        deltas = self._engine.step()
+        self._engine.scheduler.stats.step_s += time.perf_counter() - begin
+        self._pulse.end()
+        if deltas:
+            self._wire.send(Deltas(deltas))
+        for delta in deltas if self._held else ():
+            if delta.request_id not in self._engine.scheduler.roster.requests:
+                self._held.pop(delta.request_id, None)
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Add):
+            if command.request.sampling.structured_outputs is None:
+                self._add(command)
+            else:
+                self._preparing[command.request.id] = command
+                threading.Thread(target=self._prepare_aside, args=(command.request,), daemon=True).start()
+        elif isinstance(command, Abort):
+            if command.sibling is None:
+                self._preparing.pop(command.id, None)
+                self._held.pop(command.id, None)
+            self._engine.abort(command.id, command.sibling, command.reason)
+        elif isinstance(command, Forget):
+            self._engine.scheduler.cache.tree.clear()
+
+    def _prepare_aside(self, request: Request) -> None:
         try:
-            engine.add(command.request, command.outputs)
+            outcome = self._prepare(request)
         except PenstockError as error:
-            wire.send(Refused(command.request.id, str(error)))
-    elif isinstance(command, Abort):
-        engine.abort(command.id, command.sibling, command.reason)
-    elif isinstance(command, Forget):
-        engine.scheduler.cache.tree.clear()
+            outcome = error
+        except Exception as error:
+            outcome = PenstockError(f"the request could not be prepared ({type(error).__name__}: {error})")
+        self._prepared.put((request.id, outcome))
+
+    def _enter_prepared(self) -> None:
+        while self._preparing and not self._prepared.empty():
+            id, outcome = self._prepared.get()
+            command = self._preparing.pop(id, None)
+            if command is None:
+                continue
+            if isinstance(outcome, PenstockError):
+                self._wire.send(Refused(id, str(outcome)))
+            else:
+                self._held[id] = outcome
+                self._add(command)
+
+    def _add(self, command: Add) -> None:
+        try:
+            self._engine.add(command.request, command.outputs)
+        except PenstockError as error:
+            self._held.pop(command.request.id, None)
+            self._wire.send(Refused(command.request.id, str(error)))

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.engine.plan import Admission, Plan, Row
+from penstock.sampling.grammars import Grammars
 from penstock.sampling.row import RowState
 
 
 class DeviceRow:
     """A sequence's tokens and sampling state, and its block table in each group."""
 
-    def __init__(self, admission: Admission, num_groups: int) -> None:
-        self.state = RowState(admission.request, admission.sibling, admission.tokens, len(admission.request.tokens))
+    def __init__(self, admission: Admission, num_groups: int, grammars: Grammars | None) -> None:
+        self.state = RowState(admission.request, admission.sibling, admission.tokens, len(admission.request.tokens),
+                              grammars)
         self.tables = [np.empty(0, dtype=np.int32) for _ in range(num_groups)]     # -1: no block
         self.version = 0               # grows when a table changes
 
@@ -42,8 +44,9 @@ class DeviceRow:
 
 
 class Rows:
-    def __init__(self, num_groups: int) -> None:
+    def __init__(self, num_groups: int, grammars: Grammars | None = None) -> None:
         self.num_groups = num_groups
+        self.grammars = grammars
         self._rows: dict[int, DeviceRow] = {}
 
     def __getitem__(self, row: int) -> DeviceRow:
@@ -52,6 +55,6 @@ class Rows:
     def apply(self, plan: Plan) -> None:
         """Take in admissions, table entries and tokens chosen by the host."""
         for admission in plan.admissions:
-            self._rows[admission.row] = DeviceRow(admission, self.num_groups)
+            self._rows[admission.row] = DeviceRow(admission, self.num_groups, self.grammars)
         for row in plan.rows:
             self._rows[row.row].apply(row)

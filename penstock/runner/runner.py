@@ -18,6 +18,7 @@ from penstock.runner.computed import Computed
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import DeviceRow, Rows
 from penstock.runner.tapes import Tapes
+from penstock.sampling.grammars import Grammars
 from penstock.sampling.likeliest import Array, UnusableLogits
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampled, Sampler
@@ -27,10 +28,10 @@ SMALL = 64           # tokens: of larger steps Python is a small part, and their
 
 
 class Runner:
-    def __init__(self, model: Decoder | Encoder, memory: BlockMemory) -> None:
+    def __init__(self, model: Decoder | Encoder, memory: BlockMemory, grammars: Grammars | None = None) -> None:
         self.model = model
         self.memory = memory
-        self.rows = Rows(len(memory.grouping.groups))
+        self.rows = Rows(len(memory.grouping.groups), grammars)
         self.sampler = Sampler()
         self.tapes: Tapes[Computed] = Tapes()
         self._caches = memory.layer_caches(model.spec.kv_shapes())
@@ -121,6 +122,10 @@ class Runner:
         result.logprobs = tuple(one.logprobs for one in sampled if one.logprobs is not None)
         for token in result.tokens:
             state.append(token)
+        if state.guide is not None:
+            result.error = state.failure
+            result.complete = state.finished
+            result.forced = any(one.forced for one in sampled) or state.finished and not state.guide.grammar.complete
 
     def _prompt_logprobs(self, model: Decoder, row: Row, hidden: torch.Tensor, result: RowResult) -> None:
         state = self.rows[row.row].state

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.errors import InvalidRequest
+from penstock.sampling.grammar import GrammarFailed
+from penstock.sampling.grammars import Grammars
+from penstock.sampling.guide import Guide
 from penstock.sampling.likeliest import Array
-from penstock.sampling.masks import Masks
+from penstock.sampling.masks import NEVER, Masks
 from penstock.sampling.penalties import Penalties
 from penstock.types import Request
 
@@ -13,7 +17,8 @@ from penstock.types import Request
 class RowState:
     """One row: filled at admission, extended by every token that is kept."""
 
-    def __init__(self, request: Request, sibling: int, tokens: Sequence[int], num_prompt: int) -> None:
+    def __init__(self, request: Request, sibling: int, tokens: Sequence[int], num_prompt: int,
+                 grammars: Grammars | None = None) -> None:
         self.request = request
         self.sibling = sibling
         self.num_prompt = num_prompt
@@ -21,12 +26,30 @@ class RowState:
         self._masks = Masks(request)
         self._penalties = Penalties(request.sampling, self.tokens[:num_prompt], self.tokens[num_prompt:])
         self._counts = self._penalties.active
+        self.failure: str | None = None      # why no more tokens can be chosen
+        self.guide = self._guide(grammars)
         sampling = request.sampling
         self.unfiltered = (sampling.top_k <= 0 and sampling.min_p <= 0 and sampling.top_p >= 1
                            and sampling.typical_p >= 1)
         # Nothing is asked but the likeliest token.
         self.plain = (sampling.greedy and request.beam is None and self.num_logprobs is None
-                      and not self._masks.ever and not self._counts)
+                      and not self._masks.ever and not self._counts and sampling.structured_outputs is None)
+
+    def _guide(self, grammars: Grammars | None) -> Guide | None:
+        """Where the answer stands in its grammar, with the tokens it already has."""
+        asked = self.request.sampling.structured_outputs
+        if asked is None or self.request.beam is not None:
+            return None
+        try:
+            if grammars is None:
+                raise InvalidRequest("structured_outputs need a tokenizer: do not set skip_tokenizer_init")
+            guide = Guide(grammars.compile(asked), self.request)
+            for token in self.tokens[self.num_prompt:]:
+                guide.append(token)
+            return guide
+        except (InvalidRequest, GrammarFailed) as error:
+            self.failure = str(error)
+            return None
 
     @property
     def num_generated(self) -> int:
@@ -43,15 +66,33 @@ class RowState:
             return 0
         return sampling.logprobs
 
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is all that its grammar, or what is left of its budget, allows."""
+        return self.guide is not None and self.guide.finished
+
     def append(self, token: int) -> None:
         self.tokens.append(token)
         if self._counts:
             self._penalties.add(token)
+        if self.guide is not None:
+            try:
+                self.guide.append(token)
+            except GrammarFailed as error:
+                self.failure = str(error)
+
+    def instead_of(self, token: int, edited: Array) -> int | None:
+        """A token to take in place of this one, so that the answer ends validly within its budget."""
+        other = self.guide.instead_of(token) if self.guide is not None else None
+        return None if other is None or other == token or edited[other] == NEVER else other
 
     def truncate(self, length: int) -> None:
         """Forget the tokens from `length` on; the prompt is never forgotten."""
         if not self.num_prompt <= length <= len(self.tokens):
             raise ValueError(f"cannot truncate {len(self.tokens)} tokens to {length}: {self.num_prompt} are the prompt")
+        if self.guide is not None and len(self.tokens) > length:
+            self.guide.truncate(len(self.tokens) - length)
+            self.failure = None
         while len(self.tokens) > length:
             self._penalties.remove(self.tokens.pop())
 
@@ -60,11 +101,15 @@ class RowState:
 
         The order is vLLM's: logit_bias, then penalties; the masks commute with both.
         """
+        if self.failure is not None:
+            raise GrammarFailed(self.failure)
         masked = self._masks.active(self.num_generated)
-        if not masked and not self._counts:
+        if not masked and not self._counts and self.guide is None:
             return logits
         logits = logits.copy()
         if masked:
             self._masks.apply(logits, self.tokens, self.num_prompt)
         self._penalties.apply(logits)
+        if self.guide is not None:
+            self.guide.mask(logits)
         return logits

@@ -31,6 +31,7 @@ class Sampled:
     logprobs: TokenLogprobs | None = None
     candidates: tuple[tuple[int, float], ...] = ()   # beams: (token, log probability), likeliest first
     error: str | None = None
+    forced: bool = False      # taken so that the answer ends within its budget
 
 
 class Sampler:
@@ -56,6 +57,8 @@ class Sampler:
                 after = _guess(draft, after, chosen.token)
                 if after is not None:
                     row.append(chosen.token)
+                    if row.finished:
+                        break
         finally:
             row.truncate(length)
         return sampled
@@ -72,25 +75,30 @@ class Sampler:
         try:
             if row.request.beam is not None:
                 return self._rank_beam(logits, row.request.beam.beam_width)
-            token = self._token(logits, row)
+            token, forced = self._token(logits, row)
         except UnusableLogits as error:
             return Sampled(NO_TOKEN, error=str(error))
         num = row.num_logprobs
-        return Sampled(token, None if num is None else token_logprobs(logits, token, num))
+        return Sampled(token, None if num is None else token_logprobs(logits, token, num), forced=forced)
 
     def _rank_beam(self, logits: Array, beam_width: int) -> Sampled:
         return Sampled(likeliest(logits), candidates=beam_candidates(logits, beam_width))
 
-    def _token(self, logits: Array, row: RowState) -> int:
+    def _token(self, logits: Array, row: RowState) -> tuple[int, bool]:
+        """The token, and whether it was taken in place of another that would have left no way to an end."""
         token = likeliest(logits)
         edited = row.edit(logits)
         if edited is not logits:
             token = _likeliest_allowed(edited, row)
+        if not row.request.sampling.greedy:
+            token = self._draw(edited, token, row)
+        other = row.instead_of(token, edited)
+        return (token, False) if other is None else (other, True)
+
+    def _draw(self, edited: Array, likeliest: int, row: RowState) -> int:
         sampling = row.request.sampling
-        if sampling.greedy:
-            return token
         share = uniform(row.request.seed, row.sibling, len(row.tokens), Purpose.TOKEN)
-        top = float(edited[token])
+        top = float(edited[likeliest])
         if row.unfiltered:
             return _draw_any(edited, top, sampling.temperature, share)
         ids, weights = candidates(edited, top, sampling)
@@ -125,5 +133,6 @@ def _likeliest_allowed(edited: Array, row: RowState) -> int:
     except UnusableLogits as error:
         sampling, bad_words = row.request.sampling, row.request.bad_words
         allowed = "all" if sampling.allowed_token_ids is None else len(sampling.allowed_token_ids)
-        raise UnusableLogits(f"allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
+        grammar = "" if sampling.structured_outputs is None else "structured_outputs, "
+        raise UnusableLogits(f"{grammar}allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
                              f"({sampling.min_tokens}) leave no token to choose: allow more tokens") from error

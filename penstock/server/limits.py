@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.server.errors import ApiError
 
 MOST_HEADERS = 128
 MOST_HEADER_BYTES = 64 * 1024
+MOST_DISCARDED = 1 << 28
+DISCARD_S = 10.0
 
 
 class Limits:
@@ -19,6 +24,7 @@ class Limits:
             return await self._app(scope, receive, send)
         refused = self._refused(scope)
         if refused is not None:
+            await _discard(receive)
             return await refused.response(scope["path"])(scope, receive, send)
         num_bytes = 0
 
@@ -27,6 +33,7 @@ class Limits:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
+                await _discard(receive)
                 raise self._too_large()
             return message
 
@@ -43,3 +50,17 @@ class Limits:
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._max_body_bytes} bytes: shorten it, or start the server "
                              "with a larger --max-body-mb", code="body_too_large", headers={"Connection": "close"})
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on for a while: a client that is cut off while it sends never sees the answer."""
+    async def read() -> None:
+        num_bytes = 0
+        while num_bytes < MOST_DISCARDED:
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return
+
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(read(), DISCARD_S)

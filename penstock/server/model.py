@@ -20,11 +20,18 @@ from penstock.server.engine import RemoteEngine
 from penstock.server.flight import Flight
 from penstock.server.process import WORKER
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-from penstock.types import Request, SamplingParams
+from penstock.types import Request, SamplingParams, StructuredOutputsParams
 from penstock.version import VERSION
 
 Made = TypeVar("Made")
 SHORT = 4096            # characters of text that are encoded at once; more go to another thread
+
+
+class _CompiledThere:
+    """Grammars are compiled, and refused, by the engine."""
+
+    def compile(self, asked: StructuredOutputsParams) -> None:
+        return None
 
 
 class ServedModel:
@@ -87,7 +94,7 @@ class ServedModel:
         self.tokenizer = await self._tokenizer if self._tokenizer else None
         seed = self._seed if self._seed is not None else int.from_bytes(os.urandom(8), "little")
         self.intake = Intake(self.tokenizer, facts.vocab_size, facts.max_model_len, facts.kv_cache_tokens,
-                             facts.generation_config, seed)
+                             facts.generation_config, seed, _CompiledThere() if self.tokenizer else None)
         self.defaults = default_params(facts.generation_config).clone(max_tokens=None)
 
     def _found(self, found: Found) -> None:

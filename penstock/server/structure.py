@@ -60,8 +60,8 @@ def _structured(body: StructureBody) -> StructuredOutputsParams | None:
     asked = body.structured_outputs
     if asked is None:
         return None
-    values: dict[str, Any] = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice, "grammar": asked.grammar,
-              "json_object": asked.json_object}
+    values: dict[str, Any] = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice,
+                              "grammar": asked.grammar, "json_object": asked.json_object}
     return StructuredOutputsParams(**{name: value for name, value in values.items() if value is not None})
 
 

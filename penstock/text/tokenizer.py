@@ -72,6 +72,15 @@ class Tokenizer:
         """One id's text by itself, special or not; part of a character shows as U+FFFD."""
         return self.spelling.alone(id)
 
+    def spellings(self) -> list[bytes]:
+        """What each id spells wherever it stands; nothing for one that the tokenizer lacks."""
+        if self.spelling.decoder.kind == "pairs":
+            raise InvalidRequest(f"{self._vocabulary.origin}: what a token of this tokenizer spells depends on its "
+                                 "neighbours, so structured_outputs cannot be kept: use a model with byte-level BPE or "
+                                 "SentencePiece with byte fallback")
+        found = [self.spelling[id] for id in range(self.vocab_size)]
+        return [spelled if isinstance(spelled, bytes) else spelled.encode() for spelled in found]
+
     def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True,
                             tools: Sequence[Mapping[str, Any]] | None = None, **values: Any) -> str:
         """The prompt that the model's template makes of a conversation; encode it with add_special_tokens=False."""

@@ -1,0 +1,91 @@
+"""One answer's place in its grammar: which tokens may follow, and whether it may end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.sampling.lexicon import Lexicon
+from penstock.sampling.likeliest import Array, UnusableLogits
+from penstock.sampling.masks import NEVER
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+MAX_REASON_CHARS = 300
+
+
+class GrammarFailed(UnusableLogits):
+    """llguidance cannot go on with this answer: a limit of its own, or a token that does not match."""
+
+
+def reason(text: str) -> str:
+    """llguidance's message on one line, and not all of it where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_REASON_CHARS else line[:MAX_REASON_CHARS - 3] + "..."
+
+
+class Grammar:
+    """`ends` are the ids that end the answer without being text; `never` are those that may not come at all."""
+
+    def __init__(self, start: LLMatcher, lexicon: Lexicon, ends: Sequence[int] = (), never: Sequence[int] = ()) -> None:
+        self.lexicon = lexicon
+        self.ends = tuple(dict.fromkeys(ends))
+        self._never = np.array([*self.ends, *never], dtype=np.int64)
+        self._ends = np.array(self.ends, dtype=np.int64)
+        self._start = start
+        self.matcher = start.deep_copy()
+        self._tokens: list[int] = []
+        self._num_after = 0            # tokens since the one that ended it, that one included
+        self._bits = np.zeros(lexicon.mask_words, dtype=np.int32)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text so far is a whole match."""
+        return self._num_after > 0 or self.matcher.is_accepting()
+
+    @property
+    def complete(self) -> bool:
+        """A whole match that nothing can follow."""
+        return self._num_after > 0 or self.matcher.is_stopped() and self.matcher.is_accepting()
+
+    def mask(self, logits: Array) -> None:
+        """Rule out, in place, what the grammar does not allow next."""
+        if self._num_after:
+            return
+        self._check()
+        self.matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._check()
+        ends = self._ends[self._ends < len(logits)]
+        kept = logits[ends]
+        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[:min(len(logits), self.lexicon.size)]
+        np.copyto(logits[:len(allowed)], NEVER, where=allowed == 0)
+        logits[len(allowed):] = NEVER
+        logits[self._never[self._never < len(logits)]] = NEVER
+        if self.matcher.is_accepting():
+            logits[ends] = kept
+
+    def advance(self, token: int) -> None:
+        if self._num_after or token in self.ends and self.matcher.is_accepting():
+            self._num_after += 1
+            return
+        self._tokens.append(token)
+        if not self.matcher.consume_token(token):
+            self._check()
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens."""
+        back = max(0, count - self._num_after)
+        self._num_after = max(0, self._num_after - count)
+        if not back:
+            return
+        del self._tokens[len(self._tokens) - back:]
+        if self.matcher.is_error() or not self.matcher.rollback(back):      # an error is for good
+            self.matcher = self._start.deep_copy()
+            self.matcher.consume_tokens(self._tokens)
+
+    def _check(self) -> None:
+        if self.matcher.is_error():
+            raise GrammarFailed(f"the grammar cannot go on: {reason(self.matcher.get_error())}")

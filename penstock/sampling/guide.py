@@ -1,0 +1,33 @@
+"""What one answer must match: its place in the grammar, and what its budget leaves for the end."""
+
+from __future__ import annotations
+
+from penstock.sampling.budget import Budget
+from penstock.sampling.grammars import CompiledGrammar
+from penstock.sampling.likeliest import Array
+from penstock.types import Request
+
+
+class Guide:
+    def __init__(self, compiled: CompiledGrammar, request: Request) -> None:
+        self.grammar = compiled.begin(request)
+        self.budget = Budget(compiled, self.grammar, request.max_tokens)
+
+    @property
+    def finished(self) -> bool:
+        return self.grammar.complete or self.budget.remaining <= 0 and self.grammar.may_end
+
+    def mask(self, logits: Array) -> None:
+        self.grammar.mask(logits)
+
+    def instead_of(self, token: int) -> int | None:
+        return self.budget.instead_of(token)
+
+    def append(self, token: int) -> None:
+        self.grammar.advance(token)
+        self.budget.append(token)
+
+    def truncate(self, count: int) -> None:
+        """Forget the last `count` tokens."""
+        self.grammar.rollback(count)
+        self.budget.truncate(count)

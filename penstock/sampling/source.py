@@ -1,0 +1,68 @@
+"""What a request asks its answer to match, as llguidance reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from penstock.errors import InvalidRequest
+from penstock.types import StructuredOutputsParams
+
+MAX_DEFINITIONS = 2000       # rules or references that may stand in each other: each costs the compiler stack
+# Between JSON tokens: enough for a deeply indented text, too little to fill an answer with.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+_REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)"\s*:\s*("(?:[^"\\]|\\.)*")')
+_RULE = re.compile(r"^\s*[\w.%?!@-]+\s*(?:\[[^\]]*\])?\s*(?:::=|:)", re.MULTILINE)
+_ESCAPE = re.compile(r"\\(\\|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8})")
+
+
+def llguidance_grammar(asked: StructuredOutputsParams) -> str:
+    from llguidance import LLMatcher
+
+    if asked.regex is not None:
+        return LLMatcher.grammar_from_regex(asked.regex)
+    if asked.choice is not None:
+        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, asked.choice)))
+    if asked.grammar is not None:
+        _limit("rules", len(_RULE.findall(asked.grammar)))
+        return LLMatcher.grammar_from_lark(_lark(asked.grammar))
+    schema = '{"type": "object"}' if asked.json is None else str(asked.json)
+    _limit("different references", len(set(_REFERENCE.findall(schema))))
+    layout = {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": WHITESPACE}
+    return LLMatcher.grammar_from_json_schema(schema, None, layout)     # type: ignore[arg-type]
+
+
+def _limit(what: str, count: int) -> None:
+    if count > MAX_DEFINITIONS:
+        raise InvalidRequest(f"structured_outputs: {count} {what} are too many: at most {MAX_DEFINITIONS} are compiled")
+
+
+def _lark(grammar: str) -> str:
+    """GBNF is known by its `::=`. One without recursion becomes a single terminal, which means the same to the letter;
+    otherwise rules that are terminals match as much as they can."""
+    if "::=" not in grammar:
+        return grammar
+    from llguidance.gbnf_to_lark import GrammarParser, gbnf_to_lark, resolve
+
+    grammar = _ESCAPE.sub(_plain, re.sub(r"\n[ \t]*\|", " |", grammar))
+    try:
+        rules = GrammarParser().parse(grammar)
+        resolve(rules)
+        lark = gbnf_to_lark(grammar)
+    except Exception as error:
+        raise InvalidRequest(f"structured_outputs: the GBNF grammar cannot be read ({error}): mend it, or give Lark"
+                             ) from error
+    if rules["start"].alternatives.is_terminal():
+        lark = re.sub(r"^start:", "start: WHOLE\nWHOLE:", lark, count=1, flags=re.MULTILINE)
+    return lark
+
+
+def _plain(escape: re.Match[str]) -> str:
+    """A character for its number, unless it means something to GBNF."""
+    if escape[1] == "\\":
+        return escape[0]
+    code = int(escape[1][1:], 16)
+    char = chr(code) if code < 0x110000 else ""
+    if char in ('"', "\\", "[", "]"):
+        return "\\" + char
+    return char if char.isprintable() and char not in "-^" else escape[0]
