@@ -60,17 +60,22 @@ def registered(url: str, models: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _write(record: ServerRecord, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     file = os.fdopen(handle, "w", encoding="utf-8")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    json.dump(asdict(record), file)
-    file.flush()
-    os.replace(temporary, path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        json.dump(asdict(record), file)
+        file.flush()
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
     _held.append(file)
 
 
