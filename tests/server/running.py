@@ -21,11 +21,10 @@ class RunningServer:
     """Started on entry and ready; stopped on exit. `log` is what it wrote to standard error."""
 
     def __init__(self, *arguments: str, command: Sequence[str] = (sys.executable, "-m", "penstock", "serve"),
-                 wait: bool = True, env: dict[str, str] | None = None) -> None:
+                 env: dict[str, str] | None = None) -> None:
         self.arguments = [*command, *arguments, "--port", "0"]
         self.log: list[str] = []
         self.url = ""
-        self._wait = wait
         self._env = {**os.environ, **(env or {})}
 
     def __enter__(self) -> RunningServer:
@@ -33,8 +32,7 @@ class RunningServer:
                                         env=self._env)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if self._wait:
-            self.wait_ready()
+        self.wait_ready()
         return self
 
     def _read(self) -> None:

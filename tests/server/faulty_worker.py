@@ -1,0 +1,42 @@
+"""An engine process whose model fails on certain tokens of a prompt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from penstock import worker
+from penstock.engine.plan import Plan, Result
+from penstock.runner import runner as module
+
+DEATH, RAISE, NAN = 310, 311, 312      # in no text
+
+
+class FaultyRunner(module.Runner):
+    def run(self, plan: Plan) -> Result:
+        self._told = [token for admission in plan.admissions for token in admission.request.tokens]
+        if DEATH in self._told:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().run(plan)
+
+    def _prepare(self, model, plan, rows, at):      # type: ignore[no-untyped-def]
+        compute = super()._prepare(model, plan, rows, at)
+
+        def faulty():                               # type: ignore[no-untyped-def]
+            if any(RAISE in row.state.request.tokens for row in rows):
+                raise RuntimeError("a step that raises")
+            computed = compute()
+            for index, row in enumerate(rows):
+                if NAN in row.state.request.tokens and index < len(computed.values):
+                    computed.values[index] = float("nan")
+            return computed
+
+        return faulty
+
+
+if __name__ == "__main__":
+    import penstock.assemble
+
+    penstock.assemble.Runner = FaultyRunner         # type: ignore[misc]
+    sys.exit(worker.main())

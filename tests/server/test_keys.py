@@ -1,0 +1,77 @@
+"""Who may call what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.errors import InvalidConfig
+from penstock.server.app import READS, WRITES
+from penstock.server.keys import ADMIN, OPEN, KeyRing, read_keys
+from tests.server.running import RunningServer
+
+
+@pytest.fixture(scope="module")
+def closed(tiny_model: Path) -> Iterator[RunningServer]:
+    arguments = ("--load-format", "dummy", "--threads", "1", "--api-key", "one", "--api-key", "two", "--admin-key",
+                 "root")
+    with RunningServer(str(tiny_model), *arguments) as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", sorted({path for path, *_ in [*READS, *WRITES]}))
+def test_every_route_is_closed_but_health_and_version(closed: RunningServer, path: str) -> None:
+    asked = path.replace("{name:path}", "x")
+    method = "GET" if any(path == read for read, *_ in READS) else "POST"
+    for key in (None, "wrong", "ONE", "one two"):
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        status = httpx.request(method, closed.url + asked, headers=headers).status_code
+        assert (status in (200, 503)) if path in OPEN else status == 401
+    if path in ADMIN:
+        assert httpx.request(method, closed.url + asked, headers={"x-api-key": "one"}).status_code == 403
+        assert httpx.request(method, closed.url + asked, headers={"x-api-key": "root"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/health/../v1/models", "//v1/models", "/v1/models/", "/docs",
+                                  "/openapi.json"])
+def test_other_paths_are_closed_too(closed: RunningServer, path: str) -> None:
+    assert httpx.get(closed.url + path).status_code == 401
+
+
+def test_both_headers_work(closed: RunningServer) -> None:
+    for headers in ({"Authorization": "Bearer two"}, {"x-api-key": "two"}, {"authorization": "bearer one"}):
+        assert httpx.get(f"{closed.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_tenants_share_no_prefix(closed: RunningServer) -> None:
+    """Neither the count of cached tokens nor anything else tells that another tenant sent the same prompt."""
+    body = {"prompt": list(range(20, 84)), "max_tokens": 1}
+
+    def cached(key: str) -> int:
+        answer = httpx.post(f"{closed.url}/v1/completions", json=body, headers={"x-api-key": key}).json()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("one") == 0
+    assert cached("one") == 48
+    assert cached("two") == 0
+
+
+def test_key_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\nsecret alice 2.5\nother\n\n")
+    keys = read_keys([], str(path))
+    assert [(key.secret, key.name, key.weight) for key in keys][0] == ("secret", "alice", 2.5)
+    assert keys[1].name.startswith("key-") and "other" not in keys[1].name
+    ring = KeyRing(keys)
+    client = ring.identify("secret")
+    assert client is not None and client.tenant == "alice" and not client.is_admin
+    assert ring.identify("secre") is None and ring.identify(None) is None
+    for bad in ("a b c d", "a b 0", "a b nan"):
+        path.write_text(bad)
+        with pytest.raises(InvalidConfig):
+            read_keys([], str(path))
+    with pytest.raises(InvalidConfig):
+        read_keys([" "], None)
