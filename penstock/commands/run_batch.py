@@ -10,6 +10,7 @@ import typer
 from penstock.commands.answer import write_note
 from penstock.commands.options import engine_options
 from penstock.commands.serve import Models, named_models
+from penstock.errors import InvalidRequest
 from penstock.interrupts import INTERRUPTED
 
 Input = Annotated[Path, typer.Argument(metavar="INPUT", hidden=True)]
@@ -26,6 +27,8 @@ def run_batch(input: Input, output: OutputFile, models: Models = None, *, option
     from penstock.server.batch.output import Output
     from penstock.server.batch.run import run_batch as run
 
+    if not input.is_file():
+        raise InvalidRequest(f"there is no file {input}: give one with a request per line")
     named = named_models(models or ["smollm2"])
     with Output(output) as file:
         num_before = file.num_lines

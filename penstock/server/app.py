@@ -62,6 +62,7 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     app.state.server = server
     for path, handler, tag in READS:
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
+        app.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False, response_model=None)
     for method, table in (("POST", WRITES), ("DELETE", DELETES)):
         for path, handler, body, tag in table:
             app.add_api_route(path, handler, methods=[method], tags=[tag], response_model=None, name=handler.__name__,

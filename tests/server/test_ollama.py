@@ -79,6 +79,9 @@ def test_what_there_is(server: RunningServer) -> None:
     assert shown["capabilities"][0] == "completion" and "im_start" in shown["template"]
     assert shown["model_info"]["llama.context_length"] == 2048
     assert httpx.get(server.url + "/api/version").json()["version"]
+    assert httpx.head(server.url + "/").status_code == 200
+    paths = httpx.get(server.url + "/openapi.json").json()["paths"]
+    assert "delete" in paths["/api/delete"] and "post" in paths["/generate_stream"]
 
 
 def test_refusals_are_ollamas(server: RunningServer) -> None:

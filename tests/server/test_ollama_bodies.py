@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from penstock.server.ollama.bodies import OllamaChat, OllamaEmbed, OllamaGenerat
 from penstock.server.ollama.duration import seconds
 from penstock.server.ollama.names import plain_name
 from penstock.server.ollama.options import OllamaOptions
+from penstock.server.tgi.bodies import TgiParameters
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -112,3 +114,11 @@ def test_each_routes_error_shape() -> None:
         answer = error.response(path)
         assert (answer.status_code, answer.body) == (422, b'{"error":"bad","error_type":"validation"}')
     assert b'"overloaded"' in ApiError(503, "busy").response("/generate").body
+
+
+def test_the_page_names_every_field() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "other-apis.md").read_text()
+    plain = {"model", "name", "stream", "prompt", "messages", "options", "input", "dimensions", "inputs", "parameters"}
+    for kind in (OllamaOptions, OllamaChat, OllamaGenerate, OllamaEmbed, TgiParameters):
+        for name in kind.model_fields.keys() - plain:
+            assert f"`{name}`" in page or f".{name}`" in page, f"docs/other-apis.md does not name {name}"

@@ -26,6 +26,9 @@ class Output:
             raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from None
         try:
             self._read()
+        except OSError as error:
+            self._file.close()
+            raise InvalidRequest(f"{path} cannot be read back: {error.strerror or error}; give a plain file") from None
         except BaseException:
             self._file.close()
             raise

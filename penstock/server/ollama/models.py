@@ -27,6 +27,11 @@ from penstock.version import VERSION
 FOREVER = "9999-12-31T23:59:59Z"
 
 
+async def alive(request: Request) -> Response:
+    """What Ollama's clients ask first."""
+    return Response("Penstock is running", media_type="text/plain")
+
+
 async def version(request: Request) -> Response:
     return json_response({"version": VERSION})
 

@@ -10,7 +10,8 @@ from penstock.server.ollama import bodies, embed, models, store, talk
 TAG = "Ollama"
 
 READS: list[tuple[str, Handler, str]] = [
-    ("/api/tags", models.tags, TAG), ("/api/ps", models.ps, TAG), ("/api/version", models.version, TAG),
+    ("/", models.alive, TAG), ("/api/tags", models.tags, TAG), ("/api/ps", models.ps, TAG),
+    ("/api/version", models.version, TAG),
 ]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/api/chat", talk.chat, bodies.OllamaChat, TAG), ("/api/generate", talk.generate, bodies.OllamaGenerate, TAG),
