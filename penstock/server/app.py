@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
-from penstock.server import about
+from penstock.server import about, docs
 from penstock.server.chat import chat_completions
 from penstock.server.chat_body import ChatBody
 from penstock.server.completion_body import CompletionBody
@@ -37,6 +37,7 @@ READS: list[tuple[str, Handler, str]] = [
     ("/info", about.info, "about"), ("/metrics", about.metrics, "about"), ("/admin/running", about.running, "about"),
     *ollama.READS,
 ]
+PAGES: list[tuple[str, Handler]] = [("/docs", docs.docs), ("/docs/{name}", docs.asset)]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/chat/completions", chat_completions, ChatBody, "OpenAI"),
     ("/v1/completions", completions, CompletionBody, "OpenAI"),
@@ -63,6 +64,8 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     for path, handler, tag in READS:
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
         app.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False, response_model=None)
+    for path, handler in PAGES:
+        app.add_api_route(path, handler, methods=["GET"], include_in_schema=False, response_model=None)
     for method, table in (("POST", WRITES), ("DELETE", DELETES)):
         for path, handler, body, tag in table:
             app.add_api_route(path, handler, methods=[method], tags=[tag], response_model=None, name=handler.__name__,

@@ -51,7 +51,6 @@ class RemoteEngine:
         self._alone: Flight | None = None
         self._beat_s = 0.0
         self._step_s = 0.0
-        self._num_starts = 0
         self._early_deaths = 0                      # of processes, one after another, before they were ready
 
     @property
@@ -81,10 +80,8 @@ class RemoteEngine:
         watch = asyncio.ensure_future(self._watch())
         try:
             while not self._closing and self.failure is None:
-                self._num_starts += 1
                 self._beat_s, self._step_s = time.monotonic(), 0.0
-                self._process = await EngineProcess.start(self.model, self.options, self._folder, self._num_starts,
-                                                          self._command)
+                self._process = await EngineProcess.start(self.model, self.options, self._folder, self._command)
                 try:
                     await self._process.watch(self._take)
                 finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +18,7 @@ from penstock.engine.messages import Command, Report, Stop
 
 WORKER = (sys.executable, "-m", "penstock.worker")
 STOP_S = 5.0
+_numbers = itertools.count(1)
 LAST_WORDS_MS = 20          # after its death, for what is still in the line
 
 
@@ -33,11 +34,11 @@ class EngineProcess:
         self._decoder = msgspec.msgpack.Decoder(Report)
 
     @classmethod
-    async def start(cls, model: str, options: Mapping[str, Any], folder: Path, number: int,
+    async def start(cls, model: str, options: Mapping[str, Any], folder: Path,
                     command: Sequence[str] = WORKER) -> EngineProcess:
         """`folder` is private to this user and holds the lines' sockets."""
-        line = f"{number}-{secrets.token_hex(4)}"           # other models' lines lie in the same folder
-        paths = [folder / f"{line}.engine", folder / f"{line}.beat"]
+        number = next(_numbers)
+        paths = [folder / f"{number}.engine", folder / f"{number}.beat"]
         sockets = [_bind(path) for path in paths]
         process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
         task = {"model": model, "options": dict(options), "endpoint": f"ipc://{paths[0]}",

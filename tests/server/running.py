@@ -39,7 +39,7 @@ class RunningServer:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line.rstrip("\n"))
-            found = re.search(r"listening on (https?://\S+)", line)
+            found = re.search(r"listening on (https?://[\w.:\[\]-]+)", line)
             if found:
                 self.url = found[1]
 
