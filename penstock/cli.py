@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.commands import bench, chat, info, models, perplexity, run, serve
+from penstock.commands import bench, chat, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.usage import Command
 from penstock.errors import PenstockError
 from penstock.interrupts import INTERRUPTED
@@ -24,6 +24,9 @@ app = typer.Typer(name="penstock", help="Run language models, small and exact.",
 app.command("run", cls=Command)(run.run)
 app.command("chat", cls=Command)(chat.chat)
 app.command("serve", cls=Command)(serve.serve)
+app.command("ps", cls=Command)(ps.ps)
+app.command("stop", cls=Command)(ps.stop)
+app.command("run-batch", cls=Command)(run_batch.run_batch)
 app.command("pull", cls=Command)(models.pull)
 app.command("list", cls=Command)(models.list_)
 app.command("rm", cls=Command)(models.rm)

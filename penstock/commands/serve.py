@@ -12,7 +12,7 @@ from penstock.errors import InvalidConfig
 from penstock.server.config import ServerConfig
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
-More = Annotated[list[str] | None, typer.Option(
+Models = Annotated[list[str] | None, typer.Option(
     "--model", help="A model to serve, as MODEL or NAME=MODEL; may be repeated. The first is loaded at once, others on "
                     "first use.")]
 File = Annotated[str | None, typer.Option("--config", help="File of options, .yaml or .toml; flags win over it.")]
@@ -20,7 +20,7 @@ File = Annotated[str | None, typer.Option("--config", help="File of options, .ya
 
 @config_options(ServerConfig, "server")
 @config_options(EngineConfig, "options", "skip_tokenizer_init", hidden=True)
-def serve(model: Model = None, models: More = None, config: File = None, *, options: dict[str, Any],
+def serve(model: Model = None, models: Models = None, config: File = None, *, options: dict[str, Any],
           server: dict[str, Any]) -> None:
     """Serve models by OpenAI's API (default: smollm2).
 
@@ -37,10 +37,11 @@ def serve(model: Model = None, models: More = None, config: File = None, *, opti
     engine = {**filed, **options}
     EngineConfig.from_options(**engine)
     set_up_log(settings.log_format)
-    raise typer.Exit(run(_named(named, settings.served_model_name), engine, settings))
+    raise typer.Exit(run(named_models(named, settings.served_model_name), engine, settings))
 
 
-def _named(models: list[str], first: str | None) -> dict[str, str]:
+def named_models(models: list[str], first: str | None = None) -> dict[str, str]:
+    """By name; `first` is the first one's."""
     found: dict[str, str] = {}
     for index, entry in enumerate(models):
         name, equals, model = entry.partition("=")

@@ -99,9 +99,9 @@ async def metrics(request: Request) -> Response:
 
 async def not_found(request: Request, error: Exception) -> Response:
     return ApiError(404, f"there is no route {request.method} {request.url.path[:200]}: see /docs for those there are",
-                    code="not_found").response()
+                    code="not_found").response(request.url.path)
 
 
 async def wrong_method(request: Request, error: Exception) -> Response:
     return ApiError(405, f"{request.url.path[:200]} does not take {request.method}", code="method_not_allowed",
-                    ).response()
+                    ).response(request.url.path)

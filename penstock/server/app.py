@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -11,8 +11,6 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.server import about, docs
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
@@ -23,20 +21,21 @@ from penstock.server.chat_body import ChatBody
 from penstock.server.completion_body import CompletionBody
 from penstock.server.completions import completions
 from penstock.server.config import MIB
+from penstock.server.context import Handler
 from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.errors import as_api_error
 from penstock.server.keys import Gate, KeyRing
 from penstock.server.limits import Limits
+from penstock.server.ollama import routes as ollama
 from penstock.server.responses.body import InputTokensBody, ResponsesBody
 from penstock.server.responses.routes import delete_response, input_items, input_tokens, response, responses
 from penstock.server.responses.store import ResponseStore
 from penstock.server.state import Server
+from penstock.server.tgi import routes as tgi
 from penstock.server.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
 from penstock.version import VERSION
 
 log = logging.getLogger("penstock.server")
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 READS: list[tuple[str, Handler, str]] = [
     ("/health", about.ready, "health"), ("/health/live", about.live, "health"),
@@ -44,6 +43,7 @@ READS: list[tuple[str, Handler, str]] = [
     ("/v1/models", about.models, "models"), ("/v1/models/{name:path}", about.model, "models"),
     ("/info", about.info, "about"), ("/metrics", about.metrics, "about"), ("/admin/running", about.running, "about"),
     ("/v1/responses/{id}", response, "OpenAI"), ("/v1/responses/{id}/input_items", input_items, "OpenAI"),
+    *ollama.READS,
 ]
 PAGES: list[tuple[str, Handler]] = [("/docs", docs.docs), ("/docs/{name}", docs.asset)]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
@@ -58,8 +58,13 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/score", score, ScoreBody, "embeddings"), ("/v1/score", score, ScoreBody, "embeddings"),
     ("/rerank", rerank, RerankBody, "embeddings"), ("/v1/rerank", rerank, RerankBody, "embeddings"),
     ("/admin/reset_prefix_cache", about.reset_prefix_cache, None, "about"),
+    *ollama.WRITES,
+    *tgi.WRITES,
 ]
-DELETES: list[tuple[str, Handler, str]] = [("/v1/responses/{id}", delete_response, "OpenAI")]
+DELETES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
+    ("/v1/responses/{id}", delete_response, None, "OpenAI"),
+    *ollama.DELETES,
+]
 
 
 def make_app(server: Server, ring: KeyRing) -> FastAPI:
@@ -72,14 +77,15 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
                   openapi_url="/openapi.json")
     app.state.server = server
     app.state.responses = ResponseStore()
-    for method, routes in (("GET", READS), ("DELETE", DELETES)):
-        for path, handler, tag in routes:
-            app.add_api_route(path, handler, methods=[method], tags=[tag], response_model=None, name=handler.__name__)
+    for path, handler, tag in READS:
+        app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
+        app.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False, response_model=None)
     for path, handler in PAGES:
         app.add_api_route(path, handler, methods=["GET"], include_in_schema=False, response_model=None)
-    for path, handler, body, tag in WRITES:
-        app.add_api_route(path, handler, methods=["POST"], tags=[tag], response_model=None, name=handler.__name__,
-                          openapi_extra=_documented(body) if body else None)
+    for method, table in (("POST", WRITES), ("DELETE", DELETES)):
+        for path, handler, body, tag in table:
+            app.add_api_route(path, handler, methods=[method], tags=[tag], response_model=None, name=handler.__name__,
+                              openapi_extra=_documented(body) if body else None)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_exception_handler(404, about.not_found)
     app.add_exception_handler(405, about.wrong_method)
@@ -94,7 +100,7 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
 
 
 class _Errors:
-    """Every exception of a route as a response in OpenAI's shape."""
+    """Every exception of a route as a response in the shape its clients know."""
 
     def __init__(self, app: Any, server: Server) -> None:
         self._app, self._server = app, server
@@ -118,7 +124,7 @@ class _Errors:
                 self._server.metrics.refused(known.status)
             if begun:
                 raise
-            await known.response()(scope, receive, send)
+            await known.response(scope["path"])(scope, receive, send)
 
 
 def _documented(body: type[BaseModel]) -> dict[str, Any]:
@@ -132,7 +138,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         document = FastAPI.openapi(app)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
-            (body, "validation") for _, _, body, _ in WRITES if body is not None]
+            (body, "validation") for _, _, body, _ in (*WRITES, *DELETES) if body is not None]
         schemas |= models_json_schema(bodies, ref_template="#/components/schemas/{model}")[1]["$defs"]
         app.openapi_schema = document
     return app.openapi_schema

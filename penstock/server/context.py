@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Typed = TypeVar("Typed", bound=BaseModel)
 Made = TypeVar("Made")
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)

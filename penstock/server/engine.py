@@ -57,6 +57,10 @@ class RemoteEngine:
     def ready(self) -> bool:
         return self._up and time.monotonic() - self._beat_s < 2 * BEAT_S and self._step_s < self.hang_s
 
+    @property
+    def busy(self) -> bool:
+        return bool(self.flights or self._held or len(self.admission))
+
     def total(self, name: str) -> float:
         """A counter over all the processes there have been."""
         return self._before.get(name, 0.0) + self.stats.get(name, 0.0)

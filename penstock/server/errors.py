@@ -1,8 +1,8 @@
-"""Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Every failure as a response: in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, or a route's own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -41,8 +41,38 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
+    def response(self, path: str = "") -> Response:
+        """In the shape that clients of `path` know."""
+        status, body = _shape(path)(self)
+        return Response(msgspec.json.encode(body), status, self.headers, "application/json")
+
+
+Shape = Callable[[ApiError], tuple[int, dict[str, Any]]]       # the status and the body
+
+
+def openai_shape(error: ApiError) -> tuple[int, dict[str, Any]]:
+    return error.status, error.body()
+
+
+def ollama_shape(error: ApiError) -> tuple[int, dict[str, Any]]:
+    return error.status, {"error": error.message}
+
+
+def tgi_shape(error: ApiError) -> tuple[int, dict[str, Any]]:
+    """TGI's own statuses, where it has one for the case."""
+    status, kind = TGI_TYPES.get(error.status, (error.status, "generation" if error.status >= 500 else "validation"))
+    return status, {"error": error.message, "error_type": kind}
+
+
+TGI_TYPES = {400: (422, "validation"), 408: (424, "generation"), 429: (429, "overloaded"), 503: (429, "overloaded")}
+
+# by the beginning of a path; "/" is that path alone
+SHAPES: dict[str, Shape] = {"/api/": ollama_shape, "/generate": tgi_shape, "/": tgi_shape}
+
+
+def _shape(path: str) -> Shape:
+    return next((shape for beginning, shape in SHAPES.items()
+                 if path == beginning or beginning != "/" and path.startswith(beginning)), openai_shape)
 
 
 def as_api_error(error: Exception) -> ApiError:

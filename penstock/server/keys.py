@@ -98,7 +98,7 @@ class Gate:
             client = self._ring.identify(_secret(scope))
             denied = self._denied(client, route)
             if denied is not None:
-                return await denied.response()(scope, receive, send)
+                return await denied.response(scope["path"])(scope, receive, send)
             scope["client_identity"] = client
         await self._app(scope, receive, send)
 

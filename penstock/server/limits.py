@@ -25,7 +25,7 @@ class Limits:
         refused = self._refused(scope)
         if refused is not None:
             await _discard(receive)
-            return await refused.response()(scope, receive, send)
+            return await refused.response(scope["path"])(scope, receive, send)
         num_bytes = 0
 
         async def counted() -> Message:

@@ -10,7 +10,7 @@ from penstock.types import TokenLogprobs
 LEAST = -9999.0             # stands for an impossible token
 
 
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
     return max(value, LEAST)
 
 
@@ -18,7 +18,7 @@ def chat_logprobs(positions: Iterable[TokenLogprobs], num_top: int) -> list[dict
     """The chosen token comes first in each position; the likeliest follow."""
     content = []
     for position in positions:
-        entries = [{"token": one.decoded_token or "", "logprob": _finite(one.logprob),
+        entries = [{"token": one.decoded_token or "", "logprob": finite(one.logprob),
                     "bytes": list((one.decoded_token or "").encode())} for one in position.values()]
         ranked = sorted(zip(entries, position.values()), key=lambda pair: -pair[1].logprob)
         content.append({**entries[0], "top_logprobs": [entry for entry, _ in ranked[:num_top]]})
@@ -33,8 +33,8 @@ def completion_logprobs(positions: Sequence[TokenLogprobs | None], tokens: Seque
         offsets.append(offset)
         offset += len(text)
         chosen = next(iter(position.values())) if position else None
-        values.append(None if chosen is None else _finite(chosen.logprob))
+        values.append(None if chosen is None else finite(chosen.logprob))
         ranked = sorted((position or {}).values(), key=lambda one: -one.logprob)[:num_top]
-        tops.append({one.decoded_token or "": _finite(one.logprob) for one in ranked} if position else None)
+        tops.append({one.decoded_token or "": finite(one.logprob) for one in ranked} if position else None)
     return {"tokens": list(tokens), "token_logprobs": values, "top_logprobs": tops if num_top else None,
             "text_offset": offsets}

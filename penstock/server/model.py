@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +47,9 @@ class ServedModel:
         self._num_bytes = 0
         self._public_texts = tuple(public)
         self._public: list[list[int]] = []          # token ids that all tenants share as prefixes
-        self.used_s = time.monotonic()
+        self._used_s = time.monotonic()
+        self.keep_alive_s = math.inf                # idle time after which it is unloaded
+        self.resting = False                        # unloaded, to be loaded again when it is asked for
         self._make_engine = partial(RemoteEngine, name, model, options, folder, admission, hang_s=hang_s,
                                     command=command, on_found=self._found)
         self.admission = admission
@@ -66,14 +69,27 @@ class ServedModel:
     def loaded(self) -> bool:
         return self.intake is not None and self.engine is not None and self.engine.failure is None
 
+    @property
+    def busy(self) -> bool:
+        return self.engine is not None and self.engine.busy
+
+    @property
+    def idle_s(self) -> float:
+        return time.monotonic() - self._used_s
+
+    def touch(self) -> None:
+        """It is in use now."""
+        self._used_s = time.monotonic()
+
     async def open(self) -> None:
         """Load the model unless it is loaded, and wait for it."""
-        self.used_s = time.monotonic()
+        self.resting = False
         if self._ready is None or self._ready.done() and (self._ready.cancelled() or self._ready.exception()):
             self.engine = self._make_engine()
             self._task = asyncio.ensure_future(self.engine.run())
             self._ready = asyncio.ensure_future(self._prepare(self.engine))
         await asyncio.shield(self._ready)
+        self.touch()
         if self.engine is not None and self.engine.failure:
             raise EngineFailed(self.engine.failure)
 
@@ -107,11 +123,12 @@ class ServedModel:
 
     async def close(self) -> None:
         engine, self.engine, self.intake, self._ready = self.engine, None, None, None
+        task, self._task = self._task, None
+        self.resting = True
         if engine is not None:
             await engine.close()
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        if task is not None:
+            await asyncio.gather(task, return_exceptions=True)
 
     @property
     def num_bytes(self) -> int:
@@ -125,10 +142,6 @@ class ServedModel:
         path = self.path or Path(self.model)
         files = path.glob("*.safetensors") if path.is_dir() else [path] if path.is_file() else []
         return sum(file.stat().st_size for file in files)
-
-    @property
-    def idle(self) -> bool:
-        return self.engine is not None and not self.engine.flights and not len(self.admission)
 
     @property
     def running(self) -> RemoteEngine:
@@ -187,7 +200,7 @@ class ServedModel:
     def submit(self, request: Request, prompt: str | None, *, tenant: str = "", timeout_s: float | None = None,
                ) -> Flight:
         """Queue a request; what it says comes from the flight."""
-        self.used_s = time.monotonic()
+        self.touch()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         flight = Flight(request, prompt, self.tokenizer, tenant=tenant, deadline_s=deadline)
         self.running.submit(flight)

@@ -15,15 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.config import GIB
 from penstock.errors import InvalidConfig
-from penstock.server.admission import Admission
-from penstock.server.catalog import Catalog
+from penstock.server.catalog import Catalog, make_catalog
 from penstock.server.config import ServerConfig
 from penstock.server.keys import KeyRing, read_keys
 from penstock.server.metrics import Metrics
-from penstock.server.model import ServedModel
 from penstock.server.process import WORKER
+from penstock.server.register import registered
 from penstock.server.state import Server
 
 log = logging.getLogger("penstock.server")
@@ -36,21 +34,16 @@ LOCAL = ("127.0.0.1", "::1", "localhost")
 def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerConfig,
           command: Sequence[str] = WORKER) -> int:
     """Serve until told to stop; the exit status. `models` are names and what each means."""
-    with _private_folder() as folder, _listening(config) as listener:
-        public = [_read(path) for path in config.public_prefix]
+    with private_folder() as folder, _listening(config) as listener:
         ring = KeyRing(read_keys(config.api_key, config.api_key_file), config.admin_key)
         if not ring.closed and config.host not in LOCAL:
             log.warning("listening on %s without --api-key: whoever reaches this port can use it", config.host)
-        served = [ServedModel(name, model, options, folder, Admission(
-            config.max_queued_requests, config.max_queued_tokens, ring.weights()), hang_s=config.hang_timeout,
-            command=command, tool_call_parser=config.tool_call_parser,
-            reasoning_parser=config.reasoning_parser, public=public) for name, model in models.items()]
-        budget = None if config.memory_budget_gb is None else int(config.memory_budget_gb * GIB)
+        catalog = make_catalog(models, options, config, ring, folder, command)
         with contextlib.suppress(ImportError):
             import uvloop
 
             uvloop.install()
-        return asyncio.run(_Run(config, Catalog(served, config.keep_alive, budget), ring, listener).main())
+        return asyncio.run(_Run(config, catalog, ring, listener).main())
 
 
 class _Run:
@@ -77,6 +70,8 @@ class _Run:
             if loading.done() and not self.server.draining:
                 loading.result()
                 self._banner()
+                with registered(self.url, [model.name for model in self.catalog]):
+                    await serving
             await serving
             return 0
         finally:
@@ -153,15 +148,8 @@ class _Run:
                              / max(1, engine.stats.get("num_blocks", 1)))
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"public_prefix {path} cannot be read: {error}") from None
-
-
 @contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
+def private_folder() -> Iterator[Path]:
     """For the lines to the engines: no other user can open it. What a killed server left is cleared."""
     for old in Path(tempfile.gettempdir()).glob(f"{FOLDER}[0-9]*-*"):
         owner = old.name.removeprefix(FOLDER).partition("-")[0]

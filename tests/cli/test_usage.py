@@ -28,6 +28,10 @@ Options:
 Commands:
   run         Answer one prompt; without one, at a terminal, chat.
   chat        Talk with a model; /help lists what you can type.
+  serve       Serve models by OpenAI's API (default: smollm2).
+  ps          Show the servers on this machine and what they run.
+  stop        Stop a server: it finishes its answers first.
+  run-batch   Answer a file of requests in OpenAI's batch format.
   pull        Fetch models without running them.
   list        Show the models on this machine.
   rm          Delete models from this machine.

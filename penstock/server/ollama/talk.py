@@ -1,0 +1,116 @@
+"""/api/chat and /api/generate."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.server.chat_body import ChatBody
+from penstock.server.completion_body import CompletionBody
+from penstock.server.context import client_of, event_stream, json_response, read, server_of, unless_gone
+from penstock.server.conversation import Conversation
+from penstock.server.errors import ApiError, invalid_body
+from penstock.server.fields import SamplingBody, sampling_params
+from penstock.server.model import ServedModel
+from penstock.server.ollama.answer import MEDIA_TYPE, Clock, Head, OllamaAnswer, failed
+from penstock.server.ollama.bodies import OllamaAnswerBody, OllamaChat, OllamaGenerate, OllamaModelBody
+from penstock.server.ollama.names import find_model
+from penstock.server.structure import structure
+from penstock.server.turn import Turn
+from penstock.text.reasoning import detect_kind
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+async def chat(request: Request) -> Response:
+    clock = Clock(time.monotonic())
+    body = await read(request, OllamaChat)
+    model = find_model(server_of(request).catalog, body.model, body.name)
+    if not body.messages:
+        return await only_load(request, body, model, Head(body.model or model.name, chats=True))
+    await load(request, body, model, clock)
+    asked = translated(ChatBody, body.chat([message.openai() for message in body.messages], body.tools))
+    conversation = await Conversation.prepare(asked, model)
+    return await answer(request, body, asked, model, conversation, clock, chats=True)
+
+
+async def generate(request: Request) -> Response:
+    clock = Clock(time.monotonic())
+    body = await read(request, OllamaGenerate)
+    model = find_model(server_of(request).catalog, body.model, body.name)
+    if not body.prompt:
+        return await only_load(request, body, model, Head(body.model or model.name, chats=False))
+    await load(request, body, model, clock)
+    templated = model.tokenizer is not None and model.tokenizer.chat_template is not None and not body.raw
+    asked: SamplingBody
+    if templated:
+        asked = translated(ChatBody, body.chat(body.messages()))
+        conversation = await Conversation.prepare(asked, model)
+    else:
+        prompt = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt
+        asked = translated(CompletionBody, {**body.common(), "prompt": prompt})
+        conversation = await _plain(asked, body, model)
+    return await answer(request, body, asked, model, conversation, clock, chats=False)
+
+
+def translated(kind: type[Kind], values: dict[str, Any]) -> Kind:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise invalid_body(error) from None
+
+
+async def _plain(asked: CompletionBody, body: OllamaGenerate, model: ServedModel) -> Conversation:
+    """A prompt without a template, as a conversation that has none."""
+    encoded = await model.encode(asked.prompts()[0])
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
+    return Conversation(encoded, sampling_params(asked, model.defaults, max_tokens=None, logprobs=num_top,
+                                                 structured_outputs=structure(asked)))
+
+
+async def answer(request: Request, body: OllamaAnswerBody, asked: SamplingBody, model: ServedModel,
+                 conversation: Conversation, clock: Clock, *, chats: bool) -> Response:
+    server = server_of(request)
+    _check_thinking(body, model)
+    room = model.taking.longest - len(conversation.encoded.tokens)
+    conversation = replace(conversation, params=conversation.params.clone(max_tokens=body.asked.max_tokens(room)))
+    generation = server.generate(model, client_of(request), asked, [(conversation.encoded, conversation.params)])
+    head = Head(body.model or model.name, chats)
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
+    said = OllamaAnswer(head, Turn(conversation), generation, clock, num_top)
+    if body.streams:
+        return await event_stream(request, said.lines(), failed, MEDIA_TYPE)
+    return json_response(await unless_gone(request, said.whole()))
+
+
+def _check_thinking(body: OllamaAnswerBody, model: ServedModel) -> None:
+    template = model.tokenizer.chat_template if model.tokenizer else None
+    if body.think and detect_kind(template) is None:
+        raise ApiError(400, f"{model.name!r} does not support thinking: leave 'think' out", param="think")
+
+
+async def load(request: Request, body: OllamaModelBody, model: ServedModel, clock: Clock) -> None:
+    begun = time.monotonic()
+    await unless_gone(request, model.open())
+    clock.load_s = time.monotonic() - begun
+    keep(request, body, model)
+
+
+def keep(request: Request, body: OllamaModelBody, model: ServedModel) -> None:
+    """How long a model stays is for the whole server: where there are keys, only the admin's say counts."""
+    if body.keep_alive is not None and client_of(request).is_admin:
+        model.keep_alive_s = float(body.keep_alive)
+
+
+async def only_load(request: Request, body: OllamaModelBody, model: ServedModel, head: Head) -> Response:
+    """What Ollama makes of a body without a prompt."""
+    if body.unloads:
+        keep(request, body, model)
+        return json_response(head.nothing("unload"))
+    await load(request, body, model, Clock(time.monotonic()))
+    return json_response(head.nothing("load"))
