@@ -52,7 +52,8 @@ async def read(request: Request, kind: type[Typed]) -> Typed:
         raise ApiError(400, "the body was cut off") from None
     for mark, most in MOST_MARKS.items():
         if len(raw) > most and raw.count(mark) > most:
-            raise ApiError(400, f"the body has more than {most} {mark.decode()!r}: send less at once", code="invalid_json")
+            raise ApiError(400, f"the body has more than {most} {mark.decode()!r}: send less at once",
+                           code="invalid_json")
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
