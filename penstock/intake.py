@@ -129,7 +129,7 @@ class Intake:
         return tokens
 
     def request(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams, *, priority: int = 0,
-                salt: str = "", pool: bool = False) -> Request:
+                salt: str = "", num_public: int = 0, pool: bool = False) -> Request:
         sampling = self._sampling(params)
         tokens = self._cut(tokens, sampling)
         if sampling.stop and self.tokenizer is None:
@@ -147,7 +147,8 @@ class Intake:
                        beam=params if isinstance(params, BeamSearchParams) else None, pool=pool,
                        max_tokens=max_tokens,
                        seed=self._seed_for(sampling), eos_token_ids=self.eos_token_ids,
-                       bad_words=self._bad_words(sampling), priority=priority, salt=salt)
+                       bad_words=self._bad_words(sampling), priority=priority, salt=salt,
+                       num_public=num_public)
 
     def compiled(self, params: SamplingParams | BeamSearchParams | None) -> CompiledGrammar | None:
         """What the answer must match. This may take seconds, and from then on nothing for as long as it is held."""

@@ -253,6 +253,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()   # sampling.bad_words as token ids
     priority: int = 0                  # lower runs first
     salt: str = ""                     # part of the prefix cache's root: requests share prefixes only within it
+    num_public: int = 0                # tokens at the beginning that are shared whatever the salt
 
     @property
     def num_siblings(self) -> int:

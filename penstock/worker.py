@@ -60,7 +60,7 @@ def main() -> int:
 def _work(task: Task, wire: Wire) -> int:
     gc.disable()
     begin = time.perf_counter()
-    from penstock.assemble import assemble, find_model
+    from penstock.assemble import assemble, bytes_per_token, find_model
 
     config = EngineConfig.from_options(**task.options)
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
@@ -73,7 +73,8 @@ def _work(task: Task, wire: Wire) -> int:
     wire.send(Ready([(one.name, one.value, one.why) for one in settings.settings],
                     msgspec.to_builtins(assembly.generation_config), assembly.spec.vocab_size,
                     assembly.spec.width, settings.max_model_len, settings.kv_cache_tokens, settings.max_num_seqs,
-                    assembly.num_bytes, assembly.spec.is_encoder, assembly.quantization, assembly.spec.architecture,
+                    assembly.num_bytes, settings.kv_cache_tokens * bytes_per_token(assembly.spec, settings.config),
+                    assembly.spec.is_encoder, assembly.quantization, assembly.spec.architecture,
                     time.perf_counter() - begin))
     pulse = Pulse(task.beat_endpoint, engine.stats)
     pulse.start()

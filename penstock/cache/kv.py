@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from penstock.cache.group import Group
 from penstock.cache.pool import BlockPool
 from penstock.cache.radix import Node, RadixCache
+from penstock.cache.salt import key_of
 
 ABSENT = -1
 
@@ -253,7 +254,7 @@ class KVCache:
         size = self.block_size
         while (holding.num_inserted + 1) * size <= computed:
             index = holding.num_inserted
-            node = self.tree.extend(holding.node, tuple(tokens[index * size:(index + 1) * size]))
+            node = self.tree.extend(holding.node, key_of(holding.salt, tokens, index * size, size))
             self.tree.pin(node)
             for g in self._paged:
                 self._offer_block(holding, node, g, index)

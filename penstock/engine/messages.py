@@ -48,7 +48,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     kv_cache_tokens: int
     max_num_seqs: int
-    num_bytes: int                  # of weights, as held
+    num_bytes: int                  # of weights, as stored
+    kv_cache_bytes: int
     is_encoder: bool
     quantization: str
     architecture: str

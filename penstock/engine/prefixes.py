@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from penstock.cache.salt import key_of, root_of
 from penstock.engine.sequence import Sequence
 
 
@@ -41,9 +42,9 @@ class PendingPrefixes:
         """A key per whole block of the prompt, each over everything before it."""
         if sequence.chain is None:
             tokens, size = sequence.request.tokens, self.block_size
-            key, chain = hash(sequence.request.salt), []
-            for end in range(size, len(tokens) + 1, size):
-                key = hash((key, tokens[end - size:end]))
+            key, chain = hash(root_of(sequence.salt)), []
+            for start in range(0, len(tokens) - size + 1, size):
+                key = hash((key, key_of(sequence.salt, tokens, start, size)))
                 chain.append(key)
             sequence.chain = chain
         return sequence.chain

@@ -239,7 +239,7 @@ class Scheduler:
         return not (sequence.request.pool or sequence.wants_prompt_logprobs)
 
     def _match(self, sequence: Sequence) -> int:
-        return self.cache.match(sequence.request.salt, sequence.tokens) if self._reads_cache(sequence) else 0
+        return self.cache.match(sequence.salt, sequence.tokens) if self._reads_cache(sequence) else 0
 
     def _deferred(self, sequence: Sequence) -> bool:
         """Whether waiting a little saves work: its prompt, or the next block of it, is being computed by another."""
@@ -286,7 +286,7 @@ class Scheduler:
             if child is not None:
                 return child, last, True
         tokens = sequence.tokens if self._reads_cache(sequence) and not cold else []
-        holding, hit = self.cache.attach(sequence.request.salt, tokens)
+        holding, hit = self.cache.attach(sequence.salt, tokens)
         return holding, hit, False
 
     def _displace(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from penstock.cache.kv import Holding
+from penstock.cache.salt import Salt
 from penstock.engine.plan import Draft
 from penstock.types import Request, TokenLogprobs
 
@@ -58,10 +60,12 @@ class Sequence:
     chain: list[int] | None = None                # keys of its prompt's blocks
     keys: list[int] = field(default_factory=list)     # those of them that others may wait for
     num_prompt: int = field(init=False)
+    salt: Hashable = field(init=False)            # within which its prefix is shared
     limit: int = field(init=False)                # the most tokens the sequence can have
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.tokens)
+        self.salt = Salt(self.request.salt, self.request.num_public) if self.request.num_public else self.request.salt
         self.limit = self.num_prompt + (0 if self.request.pool else self.request.max_tokens)
 
     @property

@@ -62,8 +62,8 @@ async def info(request: Request) -> Response:
         if one.loaded:
             facts = one.facts
             entry |= {"path": str(one.path), "architecture": facts.architecture, "quantization": facts.quantization,
-                      "num_bytes": facts.num_bytes, "load_s": facts.load_s, "pid": one.running.pid,
-                      "num_restarts": one.running.num_restarts, "stats": one.running.stats,
+                      "num_bytes": facts.num_bytes, "kv_cache_bytes": facts.kv_cache_bytes, "load_s": facts.load_s,
+                      "pid": one.running.pid, "num_restarts": one.running.num_restarts, "stats": one.running.stats,
                       "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings]}
         shown.append(entry)
     return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "models": shown})

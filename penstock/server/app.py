@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 
 from penstock.server import about, docs
+from penstock.server.anthropic.body import CountTokensBody, MessagesBody
+from penstock.server.anthropic.errors import AnthropicErrors
+from penstock.server.anthropic.routes import count_tokens, messages
 from penstock.server.chat import chat_completions
 from penstock.server.chat_body import ChatBody
 from penstock.server.completion_body import CompletionBody
@@ -23,6 +27,9 @@ from penstock.server.errors import as_api_error
 from penstock.server.keys import Gate, KeyRing
 from penstock.server.limits import Limits
 from penstock.server.ollama import routes as ollama
+from penstock.server.responses.body import InputTokensBody, ResponsesBody
+from penstock.server.responses.routes import delete_response, input_items, input_tokens, response, responses
+from penstock.server.responses.store import ResponseStore
 from penstock.server.state import Server
 from penstock.server.tgi import routes as tgi
 from penstock.server.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
@@ -35,6 +42,7 @@ READS: list[tuple[str, Handler, str]] = [
     ("/health/ready", about.ready, "health"), ("/version", about.version, "health"),
     ("/v1/models", about.models, "models"), ("/v1/models/{name:path}", about.model, "models"),
     ("/info", about.info, "about"), ("/metrics", about.metrics, "about"), ("/admin/running", about.running, "about"),
+    ("/v1/responses/{id}", response, "OpenAI"), ("/v1/responses/{id}/input_items", input_items, "OpenAI"),
     *ollama.READS,
 ]
 PAGES: list[tuple[str, Handler]] = [("/docs", docs.docs), ("/docs/{name}", docs.asset)]
@@ -42,6 +50,10 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/chat/completions", chat_completions, ChatBody, "OpenAI"),
     ("/v1/completions", completions, CompletionBody, "OpenAI"),
     ("/v1/embeddings", embeddings, EmbeddingBody, "OpenAI"),
+    ("/v1/responses", responses, ResponsesBody, "OpenAI"),
+    ("/v1/responses/input_tokens", input_tokens, InputTokensBody, "OpenAI"),
+    ("/v1/messages", messages, MessagesBody, "Anthropic"),
+    ("/v1/messages/count_tokens", count_tokens, CountTokensBody, "Anthropic"),
     ("/tokenize", tokenize, TokenizeBody, "tokens"), ("/detokenize", detokenize, DetokenizeBody, "tokens"),
     ("/score", score, ScoreBody, "embeddings"), ("/v1/score", score, ScoreBody, "embeddings"),
     ("/rerank", rerank, RerankBody, "embeddings"), ("/v1/rerank", rerank, RerankBody, "embeddings"),
@@ -49,7 +61,10 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     *ollama.WRITES,
     *tgi.WRITES,
 ]
-DELETES = ollama.DELETES
+DELETES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
+    ("/v1/responses/{id}", delete_response, None, "OpenAI"),
+    *ollama.DELETES,
+]
 
 
 def make_app(server: Server, ring: KeyRing) -> FastAPI:
@@ -61,6 +76,7 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     app = FastAPI(title="Penstock", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None,
                   openapi_url="/openapi.json")
     app.state.server = server
+    app.state.responses = ResponseStore()
     for path, handler, tag in READS:
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
         app.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False, response_model=None)
@@ -79,6 +95,7 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
         app.add_middleware(CORSMiddleware, allow_origins=list(server.config.allowed_origins), allow_methods=["*"],
                            allow_headers=["*"])
     app.add_middleware(Limits, max_body_bytes=server.config.max_body_mb * MIB)
+    app.add_middleware(AnthropicErrors)
     return app
 
 
@@ -120,10 +137,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = FastAPI.openapi(app)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for _, _, body, _ in (*WRITES, *DELETES):
-            if body is not None:
-                schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-                schemas |= schema.pop("$defs", {})
-                schemas[body.__name__] = schema
+        bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
+            (body, "validation") for _, _, body, _ in (*WRITES, *DELETES) if body is not None]
+        schemas |= models_json_schema(bodies, ref_template="#/components/schemas/{model}")[1]["$defs"]
         app.openapi_schema = document
     return app.openapi_schema

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.config import GIB
+from penstock.errors import Busy, InvalidConfig
 from penstock.server.admission import Admission
 from penstock.server.config import ServerConfig
 from penstock.server.errors import ApiError
@@ -22,9 +24,10 @@ LEAST_IDLE_S = 1.0          # a request has opened its model a little before the
 class Catalog:
     """The first model is the default: it answers where a body names none, and is unloaded only when told so."""
 
-    def __init__(self, models: Sequence[ServedModel], keep_alive_s: float = math.inf,
+    def __init__(self, models: Sequence[ServedModel], keep_alive_s: float = math.inf, budget_bytes: int | None = None,
                  make: Callable[[str, str], ServedModel] | None = None) -> None:
         """`make` is for models that come later: from a name and what it means."""
+        self._budget_bytes = budget_bytes
         self._models = {model.name: model for model in models}
         self._default = models[0]
         self._keep_alive_s = keep_alive_s
@@ -61,9 +64,27 @@ class Catalog:
     async def open(self, name: str | None) -> ServedModel:
         """The model of that name, loaded first if it is not."""
         model = self.find(name)
+        if not model.loaded:
+            await self._make_room(model)
         await model.open()
         return model
 
+    async def _make_room(self, model: ServedModel) -> None:
+        """Unload idle models, the longest unused first, until this one fits into the budget."""
+        if self._budget_bytes is None:
+            return
+        others = sorted((one for one in self if one.loaded and one is not model), key=lambda one: -one.idle_s)
+        used, budget = sum(one.num_bytes for one in others), self._budget_bytes
+        need = model.num_bytes or model.file_bytes + max((one.facts.kv_cache_bytes for one in others), default=0)
+        for other in others:
+            if used + need <= budget:
+                return
+            if not other.busy and other is not self._default:
+                used -= other.num_bytes
+                await other.close()
+        if used and used + need > budget:
+            raise Busy(f"{model.name} needs about {need / GIB:.2f} GiB, and {used / GIB:.2f} of the budget of "
+                       f"{budget / GIB:.2f} are in use: try again later, or raise --memory-budget-gb", 10, 503)
     def add(self, name: str) -> ServedModel:
         """A further model, loaded on first use."""
         model = self._get(name)
@@ -106,10 +127,21 @@ class Catalog:
 def make_catalog(models: Mapping[str, str], options: Mapping[str, Any], config: ServerConfig, ring: KeyRing,
                  folder: Path, command: Sequence[str] = WORKER) -> Catalog:
     """`folder` holds the lines to the engines."""
+    public = [_public_text(path) for path in config.public_prefix]
+
     def make(name: str, model: str) -> ServedModel:
         admission = Admission(config.max_queued_requests, config.max_queued_tokens, ring.weights())
         return ServedModel(name, model, options, folder, admission, hang_s=config.hang_timeout, command=command,
-                           tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
+                           tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser,
+                           public=public)
 
     keep_alive_s = math.inf if config.keep_alive is None else config.keep_alive
-    return Catalog([make(name, model) for name, model in models.items()], keep_alive_s, make)
+    budget = None if config.memory_budget_gb is None else int(config.memory_budget_gb * GIB)
+    return Catalog([make(name, model) for name, model in models.items()], keep_alive_s, budget, make)
+
+
+def _public_text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"public_prefix {path} cannot be read: {error}") from None

@@ -29,6 +29,7 @@ class Conversation:
     parser: str | None = None           # of tool calls, where the model may make them
     named: bool = False                 # the client named the function to call
     new_splitter: Callable[[], ReasoningSplitter | None] = lambda: None
+    most_calls: int | None = None       # those beyond it are passed over
 
     @classmethod
     async def prepare(cls, body: ChatBody, model: ServedModel) -> Conversation:
@@ -54,7 +55,8 @@ class Conversation:
         marks = REASONING[reasoning] if reasoning and form is None else None
         inside = marks is not None and (encoded.prompt or "").rstrip().endswith(marks.begin)
         return cls(encoded, params, parser, isinstance(body.tool_choice, NamedChoice),
-                   lambda: ReasoningSplitter(marks.begin, marks.end, inside) if marks else None)
+                   lambda: ReasoningSplitter(marks.begin, marks.end, inside) if marks else None,
+                   1 if body.parallel_tool_calls is False else None)
 
     def new_parser(self) -> ToolParser | None:
         return TOOL_PARSERS[self.parser]() if self.parser else None

@@ -97,7 +97,9 @@ def as_api_error(error: Exception) -> ApiError:
 
 def invalid_body(error: ValidationError) -> ApiError:
     """The first thing wrong with a body, by its name."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    errors = error.errors(include_url=False, include_context=False)
+    # of a union's members, the one that got furthest is the one that was meant
+    first = max((one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]), key=lambda one: len(one["loc"]))
     param = ".".join(str(part) for part in _path(first["loc"]))
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"unknown parameter: {param!r}", param=param, code="unknown_parameter")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,13 +40,16 @@ class ServedModel:
 
     def __init__(self, name: str, model: str, options: Mapping[str, Any], folder: Path, admission: Admission, *,
                  hang_s: float, command: Sequence[str] = WORKER, tool_call_parser: str | None = None,
-                 reasoning_parser: str | None = None) -> None:
+                 reasoning_parser: str | None = None, public: Sequence[str] = ()) -> None:
         self.name, self.model = name, model
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
         self.created = int(time.time())
         self._used_s = time.monotonic()
         self.keep_alive_s = math.inf                # idle time after which it is unloaded
         self.resting = False                        # unloaded, to be loaded again when it is asked for
+        self._num_bytes = 0
+        self._public_texts = tuple(public)
+        self._public: list[list[int]] = []          # token ids that all tenants share as prefixes
         self._make_engine = partial(RemoteEngine, name, model, options, folder, admission, hang_s=hang_s,
                                     command=command, on_found=self._found)
         self.admission = admission
@@ -95,7 +99,21 @@ class ServedModel:
         seed = self._seed if self._seed is not None else int.from_bytes(os.urandom(8), "little")
         self.intake = Intake(self.tokenizer, facts.vocab_size, facts.max_model_len, facts.kv_cache_tokens,
                              facts.generation_config, seed, _CompiledThere() if self.tokenizer else None)
+        self._public = [tokens for text in self._public_texts for tokens in self._public_tokens(text)]
         self.defaults = default_params(facts.generation_config).clone(max_tokens=None)
+
+    def _public_tokens(self, text: str) -> Iterator[list[int]]:
+        """A declared text as a prompt begins with it: as it stands, and as the chat template's system message."""
+        if self.tokenizer is None:
+            return
+        yield self.tokenizer.encode(text)
+        if self.tokenizer.chat_template is not None:
+            with contextlib.suppress(InvalidRequest):       # a template may want a user too
+                shown = self.tokenizer.apply_chat_template([{"role": "system", "content": text}], False)
+                yield self.tokenizer.encode(shown, add_special_tokens=False)
+
+    def _num_public(self, tokens: Sequence[int]) -> int:
+        return max((_common(public, tokens) for public in self._public), default=0)
 
     def _found(self, found: Found) -> None:
         self.path = Path(found.path)
@@ -111,6 +129,19 @@ class ServedModel:
             await engine.close()
         if task is not None:
             await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of weights and cache, once it has been loaded; 0 before."""
+        if self.loaded:
+            self._num_bytes = self.facts.num_bytes + self.facts.kv_cache_bytes
+        return self._num_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        path = self.path or Path(self.model)
+        files = path.glob("*.safetensors") if path.is_dir() else [path] if path.is_file() else []
+        return sum(file.stat().st_size for file in files)
 
     @property
     def running(self) -> RemoteEngine:
@@ -162,7 +193,9 @@ class ServedModel:
             raise InvalidRequest(f"{self.name} " + (
                 "generates text and makes no embeddings: use an embedding model" if pool else
                 "is an embedding model and generates no text: use /v1/embeddings"))
-        return self.taking.request(encoded.tokens, params, priority=priority, salt=salt, pool=pool)
+        num_public = self._num_public(encoded.tokens) if salt and not pool else 0
+        return self.taking.request(encoded.tokens, params, priority=priority, salt=salt, num_public=num_public,
+                                   pool=pool)
 
     def submit(self, request: Request, prompt: str | None, *, tenant: str = "", timeout_s: float | None = None,
                ) -> Flight:
@@ -172,6 +205,11 @@ class ServedModel:
         flight = Flight(request, prompt, self.tokenizer, tenant=tenant, deadline_s=deadline)
         self.running.submit(flight)
         return flight
+
+
+def _common(one: Sequence[int], two: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((at for at, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
 
 
 async def _aside(size: int, make: Callable[[], Made]) -> Made:

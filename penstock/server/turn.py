@@ -61,7 +61,11 @@ class Turn:
         if item.finish_reason is not None:
             self._finish_reason, self.stop_reason = item.finish_reason, item.stop_reason
             self.forced_closing = item.forced_closing
-        return [self._take(event) for event in events]
+        return [self._take(event) for event in events if not self._is_beyond(event)]
+
+    def _is_beyond(self, event: Event) -> bool:
+        most = self._conversation.most_calls
+        return most is not None and isinstance(event, (CallBegin, CallArguments)) and event.index >= most
 
     def _events(self, text: str, last: bool) -> list[Event]:
         parts: list[Event] = [Text(text)] if text else []

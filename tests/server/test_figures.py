@@ -90,6 +90,29 @@ def test_config_file(tiny_model: Path, tmp_path: Path) -> None:
             assert httpx.get(f"{running.url}/v1/models").json()["data"][0]["id"] == "filed"
 
 
+def test_idle_models_make_room(tiny_model: Path) -> None:
+    arguments = ("--model", f"second={tiny_model}", "--model", f"third={tiny_model}", "--load-format", "dummy",
+                 "--threads", "1", "--served-model-name", "first", "--kv-cache-tokens", "4096")
+    with RunningServer(str(tiny_model), *arguments) as running:
+        cache = httpx.get(f"{running.url}/info").json()["models"][0]["kv_cache_bytes"]
+    with RunningServer(str(tiny_model), *arguments, "--memory-budget-gb", str(2.5 * cache / 2**30)) as running:
+        def ask(model: str) -> int:
+            return httpx.post(f"{running.url}/v1/completions", timeout=30, json={
+                "model": model, "prompt": [20, 21], "max_tokens": 2}).status_code
+
+        assert ask("second") == 200 and ask("third") == 200
+        loaded = {one["id"]: one["loaded"] for one in httpx.get(f"{running.url}/v1/models").json()["data"]}
+        assert loaded == {"first": True, "second": False, "third": True}
+
+
+def test_parsers_that_may_be_named_exist() -> None:
+    from penstock.server.config import REASONING_PARSERS, TOOL_CALL_PARSERS
+    from penstock.text.reasoning import REASONING
+    from penstock.text.tools import TOOL_PARSERS
+
+    assert set(TOOL_CALL_PARSERS) == set(TOOL_PARSERS) and set(REASONING_PARSERS) == set(REASONING)
+
+
 def test_several_models(tiny_model: Path, tmp_path: Path) -> None:
     with RunningServer(str(tiny_model), "--model", f"second={tiny_model}", "--load-format", "dummy", "--threads", "1",
                        "--served-model-name", "first", "--keep-alive", "1") as running:
@@ -107,5 +130,6 @@ def test_several_models(tiny_model: Path, tmp_path: Path) -> None:
         while loaded()["second"] and time.monotonic() < end:
             time.sleep(0.2)
         assert loaded() == {"first": True, "second": False}
-        assert httpx.post(f"{running.url}/v1/completions", timeout=30, json={
-            "model": "second", "prompt": [20, 21], "max_tokens": 2, "temperature": 0}).json()["choices"] == answer.json()["choices"]
+        again = httpx.post(f"{running.url}/v1/completions", timeout=30, json={
+            "model": "second", "prompt": [20, 21], "max_tokens": 2, "temperature": 0})
+        assert again.json()["choices"] == answer.json()["choices"]

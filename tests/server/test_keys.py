@@ -60,6 +60,25 @@ def test_tenants_share_no_prefix(closed: RunningServer) -> None:
     assert cached("two") == 0
 
 
+def test_declared_prefixes_are_shared(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("You are a helpful assistant, and this is a long system prompt. " * 3)
+    system = (tmp_path / "system.txt").read_text()
+    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--api-key", "one", "--api-key",
+                       "two", "--public-prefix", str(tmp_path / "system.txt")) as running:
+        def usage(key: str, question: str) -> tuple[int, int]:
+            body = {"messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
+                    "max_tokens": 1}
+            answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, headers={"x-api-key": key}).json()
+            return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["usage"]["prompt_tokens"]
+
+        secret = "my secret question, which is longer than a few blocks of the cache are, so that it fills some"
+        assert usage("one", secret)[0] == 0
+        own, total = usage("one", secret)
+        shared, _ = usage("two", secret)
+        assert 0 < shared < own < total         # of the system prompt everything whole, of the question nothing
+        assert usage("two", secret)[0] == own
+
+
 def test_key_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\nsecret alice 2.5\nother\n\n")
