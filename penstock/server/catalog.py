@@ -24,8 +24,8 @@ LEAST_IDLE_S = 1.0          # a request has opened its model a little before the
 class Catalog:
     """The first model is the default: it answers where a body names none, and is unloaded only when told so."""
 
-    def __init__(self, models: Sequence[ServedModel], keep_alive_s: float = math.inf, budget_bytes: int | None = None,
-                 make: Callable[[str, str], ServedModel] | None = None) -> None:
+    def __init__(self, models: Sequence[ServedModel], keep_alive_s: float = math.inf,
+                 make: Callable[[str, str], ServedModel] | None = None, budget_bytes: int | None = None) -> None:
         """`make` is for models that come later: from a name and what it means."""
         self._budget_bytes = budget_bytes
         self._models = {model.name: model for model in models}
@@ -135,12 +135,13 @@ def make_catalog(models: Mapping[str, str], options: Mapping[str, Any], config: 
                            tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser,
                            public=public)
 
+    public = [_read(path) for path in config.public_prefix]
     keep_alive_s = math.inf if config.keep_alive is None else config.keep_alive
     budget = None if config.memory_budget_gb is None else int(config.memory_budget_gb * GIB)
-    return Catalog([make(name, model) for name, model in models.items()], keep_alive_s, budget, make)
+    return Catalog([make(name, model) for name, model in models.items()], keep_alive_s, make, budget)
 
 
-def _public_text(path: str) -> str:
+def _read(path: str) -> str:
     try:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -20,6 +20,7 @@ from penstock.server.errors import ApiError, as_api_error, invalid_body
 if TYPE_CHECKING:
     from penstock.server.state import Server
 
+MOST_MARKS = {b"{": 50_000, b"[": 50_000, b",": 2_000_000}     # in a body: reading more would hold up everyone
 Typed = TypeVar("Typed", bound=BaseModel)
 Made = TypeVar("Made")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -49,6 +50,9 @@ async def read(request: Request, kind: type[Typed]) -> Typed:
         raw = await request.body()
     except ClientDisconnect:
         raise ApiError(400, "the body was cut off") from None
+    for mark, most in MOST_MARKS.items():
+        if len(raw) > most and raw.count(mark) > most:
+            raise ApiError(400, f"the body has more than {most} {mark.decode()!r}: send less at once", code="invalid_json")
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:

@@ -44,12 +44,12 @@ class ServedModel:
         self.name, self.model = name, model
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
         self.created = int(time.time())
-        self._used_s = time.monotonic()
-        self.keep_alive_s = math.inf                # idle time after which it is unloaded
-        self.resting = False                        # unloaded, to be loaded again when it is asked for
         self._num_bytes = 0
         self._public_texts = tuple(public)
         self._public: list[list[int]] = []          # token ids that all tenants share as prefixes
+        self._used_s = time.monotonic()
+        self.keep_alive_s = math.inf                # idle time after which it is unloaded
+        self.resting = False                        # unloaded, to be loaded again when it is asked for
         self._make_engine = partial(RemoteEngine, name, model, options, folder, admission, hang_s=hang_s,
                                     command=command, on_found=self._found)
         self.admission = admission

@@ -106,3 +106,9 @@ def test_raw_nonsense(server: RunningServer) -> None:
 def test_unknown_routes_and_methods(server: RunningServer) -> None:
     assert httpx.get(f"{server.url}/v1/nothing").json()["error"]["code"] == "not_found"
     assert httpx.get(server.url + CHAT).json()["error"]["code"] == "method_not_allowed"
+
+
+def test_a_body_of_very_many_parts_is_refused_before_it_is_read(server: RunningServer) -> None:
+    body = b'{"messages": [' + b",".join([b'{"role": "user", "content": "a"}'] * 60_000) + b"]}"
+    answer = httpx.post(server.url + CHAT, content=body, timeout=60)
+    assert answer.status_code == 400 and "send less" in answer.json()["error"]["message"]
