@@ -127,8 +127,6 @@ class Catalog:
 def make_catalog(models: Mapping[str, str], options: Mapping[str, Any], config: ServerConfig, ring: KeyRing,
                  folder: Path, command: Sequence[str] = WORKER) -> Catalog:
     """`folder` holds the lines to the engines."""
-    public = [_public_text(path) for path in config.public_prefix]
-
     def make(name: str, model: str) -> ServedModel:
         admission = Admission(config.max_queued_requests, config.max_queued_tokens, ring.weights())
         return ServedModel(name, model, options, folder, admission, hang_s=config.hang_timeout, command=command,
