@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from penstock.errors import InvalidConfig
-from penstock.server.app import READS, WRITES
+from penstock.server.app import DELETES, READS, WRITES
 from penstock.server.keys import ADMIN, OPEN, KeyRing, read_keys
 from tests.server.running import RunningServer
 
@@ -22,17 +22,18 @@ def closed(tiny_model: Path) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.mark.parametrize("path", sorted({path for path, *_ in [*READS, *WRITES]}))
+@pytest.mark.parametrize("path", sorted({path for path, *_ in [*READS, *WRITES, *DELETES]}))
 def test_every_route_is_closed_but_health_and_version(closed: RunningServer, path: str) -> None:
     asked = path.replace("{name:path}", "x")
-    method = "GET" if any(path == read for read, *_ in READS) else "POST"
+    method = next(name for name, table in {"GET": READS, "POST": WRITES, "DELETE": DELETES}.items()
+                  if any(path == one[0] for one in table))
     for key in (None, "wrong", "ONE", "one two"):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         status = httpx.request(method, closed.url + asked, headers=headers).status_code
         assert (status in (200, 503)) if path in OPEN else status == 401
     if path in ADMIN:
         assert httpx.request(method, closed.url + asked, headers={"x-api-key": "one"}).status_code == 403
-        assert httpx.request(method, closed.url + asked, headers={"x-api-key": "root"}).status_code == 200
+        assert httpx.request(method, closed.url + asked, headers={"x-api-key": "root"}).status_code in (200, 400)
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/health/../v1/models", "//v1/models", "/v1/models/", "/docs",

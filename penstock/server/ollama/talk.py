@@ -96,7 +96,7 @@ def _check_thinking(body: OllamaAnswerBody, model: ServedModel) -> None:
 
 async def load(request: Request, body: OllamaModelBody, model: ServedModel, clock: Clock) -> None:
     begun = time.monotonic()
-    await unless_gone(request, model.open())
+    await unless_gone(request, server_of(request).catalog.open(model.name))
     clock.load_s = time.monotonic() - begun
     keep(request, body, model)
 
