@@ -19,6 +19,7 @@ from penstock.server.chat_body import ChatBody
 from penstock.server.completion_body import CompletionBody
 from penstock.server.completions import completions
 from penstock.server.config import MIB
+from penstock.server.document import described, document
 from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.errors import as_api_error
 from penstock.server.keys import Gate, KeyRing
@@ -57,12 +58,13 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     app = FastAPI(title="Penstock", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None,
                   openapi_url="/openapi.json")
     app.state.server = server
+    bodies = [body for _, _, body, _ in WRITES if body is not None]
     for path, handler, tag in READS:
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
     for path, handler, body, tag in WRITES:
         app.add_api_route(path, handler, methods=["POST"], tags=[tag], response_model=None, name=handler.__name__,
-                          openapi_extra=_documented(body) if body else None)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+                          openapi_extra=described(body) if body else None)
+    app.openapi = lambda: document(app, bodies)  # type: ignore[method-assign]
     app.add_exception_handler(404, about.not_found)
     app.add_exception_handler(405, about.wrong_method)
     app.add_middleware(_Errors, server=server)
@@ -100,22 +102,3 @@ class _Errors:
             if begun:
                 raise
             await known.response()(scope, receive, send)
-
-
-def _documented(body: type[BaseModel]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {
-        "schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}}}
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document with the bodies' schemas put in."""
-    if app.openapi_schema is None:
-        document = FastAPI.openapi(app)
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for _, _, body, _ in WRITES:
-            if body is not None:
-                schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-                schemas |= schema.pop("$defs", {})
-                schemas[body.__name__] = schema
-        app.openapi_schema = document
-    return app.openapi_schema

@@ -12,5 +12,5 @@ if __name__ == "__main__":
     model = sys.argv[1]
     set_up_log("text")
     command = (sys.executable, "-m", "tests.server.faulty_worker")
-    assert process.WORKER != command
+    assert command != process.WORKER
     sys.exit(serve({"tiny": model}, {"load_format": "dummy", "threads": 1}, ServerConfig(port=0), command))
