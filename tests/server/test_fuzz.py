@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,32 @@ def test_what_is_mutated_was_right(tiny_server: RunningServer, path: str, body: 
     else:
         assert answer.status_code == 200, answer.text
         check_answer(path, answer)
+
+
+def ids(server: RunningServer, text: str) -> list[int]:
+    found: list[int] = httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"]
+    return found
+
+
+def test_constraints_that_leave_no_token_are_the_requests_fault(tiny_server: RunningServer) -> None:
+    answer = httpx.post(f"{tiny_server.url}/v1/completions", json={
+        "prompt": "a", "max_tokens": 20, "guided_regex": "[xy]+", "allowed_token_ids": ids(tiny_server, "q")})
+    check_answer("/v1/completions", answer)
+    assert answer.status_code == 400 and "leave no token" in answer.json()["error"]["message"]
+
+
+def test_an_answer_that_fails_ends_its_siblings(tiny_server: RunningServer) -> None:
+    """Those that begin with b cannot go on; those that begin with a would run for 600 tokens."""
+    before = tiny_server.stats()["num_aborted"]
+    letters = [ids(tiny_server, letter)[0] for letter in "ab"]
+    answer = httpx.post(f"{tiny_server.url}/v1/completions", timeout=60, json={
+        "prompt": "a", "max_tokens": 700, "guided_regex": "a[ab]{600}|bc", "allowed_token_ids": letters, "n": 16,
+        "temperature": 2, "logit_bias": {str(id): 100 for id in letters}, "seed": 1})
+    assert answer.status_code == 400, answer.text
+    end = time.monotonic() + 15
+    while tiny_server.stats()["num_aborted"] == before and time.monotonic() < end:
+        time.sleep(0.2)
+    assert tiny_server.stats()["num_aborted"] > before
 
 
 def test_mutated_bodies(tiny_server: RunningServer) -> None:
