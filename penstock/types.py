@@ -294,6 +294,7 @@ class Delta:
     num_cached_tokens: int = 0
     cumulative_logprob: float | None = None   # beams: set with the finish
     error: str | None = None
+    unfit: bool = False                # the error is the request's own fault
     complete: bool = False             # the last token is text: with it the answer is all that its grammar allows
     forced_closing: bool = False       # a token was chosen to end the answer validly within its budget
 

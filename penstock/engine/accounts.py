@@ -56,7 +56,7 @@ class Accounts:
         sequence, row = entry.sequence, entry.row
         flight = sequence.flights.pop(0)
         if outcome.error is not None:
-            return self._end_with_error(sequence, outcome.error)
+            return self._end_with_error(sequence, outcome.error, outcome.unfit)
         sequence.computed -= max(0, flight.expected - len(outcome.tokens))
         if row.draft:
             self.stats.num_accepted_tokens += len(outcome.tokens) - 1
@@ -115,7 +115,7 @@ class Accounts:
         if sequence.keys and (not self.cache.recurrent or sequence.settled >= sequence.num_prompt):
             self.roster.prefixes.progress(sequence, holding.num_inserted)
 
-    def _end_with_error(self, sequence: Sequence, error: str) -> list[Delta]:
+    def _end_with_error(self, sequence: Sequence, error: str, unfit: bool = False) -> list[Delta]:
         """A beam's failure ends its whole request."""
         self.stats.num_failed += 1
         request = sequence.request
@@ -123,7 +123,7 @@ class Accounts:
             if not other.done:
                 self.roster.finish(other)
         sibling = 0 if sequence.beam else sequence.sibling
-        return [Delta(request.id, sibling, finish_reason="error", error=error)]
+        return [Delta(request.id, sibling, finish_reason="error", error=error, unfit=unfit)]
 
     def _fail(self, started: Started, error: str) -> list[Delta]:
         """A step failed. Alone in it: the sequence ends. Otherwise each runs alone for a while, to find the cause."""

@@ -81,6 +81,7 @@ class RowResult:
     embedding: tuple[float, ...] | None = None
     draft: tuple[Draft, ...] = ()                # guesses for the row's next step
     error: str | None = None                     # this row alone failed
+    unfit: bool = False                          # by the request's own fault
     complete: bool = False                       # after the last token the answer is all that its grammar allows
     forced: bool = False                         # a token was chosen to end the answer within its budget
 

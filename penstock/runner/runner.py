@@ -112,7 +112,9 @@ class Runner:
 
     def _take(self, state: RowState, sampled: list[Sampled], result: RowResult) -> None:
         """Keep the row's new tokens; beams get theirs from the host."""
-        result.error = result.error or next((one.error for one in sampled if one.error), None)
+        failed = next((one for one in sampled if one.error), None)
+        if failed is not None and not result.error:
+            result.error, result.unfit = failed.error, failed.unfit
         if result.error:
             return
         if sampled[0].candidates:
@@ -123,7 +125,7 @@ class Runner:
         for token in result.tokens:
             state.append(token)
         if state.guide is not None:
-            result.error = state.failure
+            result.error, result.unfit = state.failure, state.failure is not None
             result.complete = state.finished
             result.forced = any(one.forced for one in sampled) or state.finished and not state.guide.grammar.complete
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.sampling.lexicon import Lexicon
-from penstock.sampling.likeliest import Array, UnusableLogits
+from penstock.sampling.likeliest import Array, NothingAllowed
 from penstock.sampling.masks import NEVER
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_REASON_CHARS = 300
 
 
-class GrammarFailed(UnusableLogits):
+class GrammarFailed(NothingAllowed):
     """llguidance cannot go on with this answer: a limit of its own, or a token that does not match."""
 
 

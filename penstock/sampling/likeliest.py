@@ -19,6 +19,10 @@ class UnusableLogits(ArithmeticError):
     """No token can be chosen from this row; the message says why."""
 
 
+class NothingAllowed(UnusableLogits):
+    """The request's own constraints leave no token."""
+
+
 def likeliest(values: Array) -> int:
     """The first token; also the check that every value is a number and at least one is possible."""
     token = int(values.argmax())      # a NaN counts as the largest; of equals the lowest id is returned

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.engine.plan import Draft
 from penstock.sampling.draw import BLOCK, crossing, draw, draw_piece
 from penstock.sampling.filters import candidates, temper, tempered_sums
-from penstock.sampling.likeliest import Array, UnusableLogits, likeliest
+from penstock.sampling.likeliest import Array, NothingAllowed, UnusableLogits, likeliest
 from penstock.sampling.logprobs import beam_candidates, token_logprobs
 from penstock.sampling.random import Purpose, uniform
 from penstock.sampling.row import RowState
@@ -31,6 +31,7 @@ class Sampled:
     logprobs: TokenLogprobs | None = None
     candidates: tuple[tuple[int, float], ...] = ()   # beams: (token, log probability), likeliest first
     error: str | None = None
+    unfit: bool = False       # the error is the request's own fault
     forced: bool = False      # taken so that the answer ends within its budget
 
 
@@ -77,7 +78,7 @@ class Sampler:
                 return self._rank_beam(logits, row.request.beam.beam_width)
             token, forced = self._token(logits, row)
         except UnusableLogits as error:
-            return Sampled(NO_TOKEN, error=str(error))
+            return Sampled(NO_TOKEN, error=str(error), unfit=isinstance(error, NothingAllowed))
         num = row.num_logprobs
         return Sampled(token, None if num is None else token_logprobs(logits, token, num), forced=forced)
 
@@ -134,5 +135,5 @@ def _likeliest_allowed(edited: Array, row: RowState) -> int:
         sampling, bad_words = row.request.sampling, row.request.bad_words
         allowed = "all" if sampling.allowed_token_ids is None else len(sampling.allowed_token_ids)
         grammar = "" if sampling.structured_outputs is None else "structured_outputs, "
-        raise UnusableLogits(f"{grammar}allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
+        raise NothingAllowed(f"{grammar}allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
                              f"({sampling.min_tokens}) leave no token to choose: allow more tokens") from error

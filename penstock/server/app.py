@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 
 from penstock.server import about, docs
@@ -22,6 +21,7 @@ from penstock.server.completion_body import CompletionBody
 from penstock.server.completions import completions
 from penstock.server.config import MIB
 from penstock.server.context import Handler
+from penstock.server.document import described, document
 from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.errors import as_api_error
 from penstock.server.keys import Gate, KeyRing
@@ -77,6 +77,7 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
                   openapi_url="/openapi.json")
     app.state.server = server
     app.state.responses = ResponseStore()
+    bodies = [body for _, _, body, _ in (*WRITES, *DELETES) if body is not None]
     for path, handler, tag in READS:
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
         app.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False, response_model=None)
@@ -85,8 +86,8 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     for method, table in (("POST", WRITES), ("DELETE", DELETES)):
         for path, handler, body, tag in table:
             app.add_api_route(path, handler, methods=[method], tags=[tag], response_model=None, name=handler.__name__,
-                              openapi_extra=_documented(body) if body else None)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+                              openapi_extra=described(body) if body else None)
+    app.openapi = lambda: document(app, bodies)  # type: ignore[method-assign]
     app.add_exception_handler(404, about.not_found)
     app.add_exception_handler(405, about.wrong_method)
     app.add_middleware(_Errors, server=server)
@@ -125,20 +126,3 @@ class _Errors:
             if begun:
                 raise
             await known.response(scope["path"])(scope, receive, send)
-
-
-def _documented(body: type[BaseModel]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {
-        "schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}}}
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document with the bodies' schemas put in."""
-    if app.openapi_schema is None:
-        document = FastAPI.openapi(app)
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
-            (body, "validation") for _, _, body, _ in (*WRITES, *DELETES) if body is not None]
-        schemas |= models_json_schema(bodies, ref_template="#/components/schemas/{model}")[1]["$defs"]
-        app.openapi_schema = document
-    return app.openapi_schema

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from penstock.server.fields import MOST_TOP_LOGPROBS, WHOLE, Body, Role, SamplingBody
+from penstock.server.fields import MOST_TOP_LOGPROBS, WHOLE, Body, Role, SamplingBody, undocumented
 from penstock.server.structure import StructureBody
 
 
@@ -85,6 +85,7 @@ class NamedChoice(Body):
 
 
 class ChatBody(SamplingBody, StructureBody):
+    model_config = ConfigDict(json_schema_extra=lambda schema: undocumented(schema, REFUSED))
     messages: list[Message] = Field(min_length=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
@@ -135,7 +136,7 @@ class ChatBody(SamplingBody, StructureBody):
         return self
 
 
-REFUSED = {
+REFUSED: dict[str, str] = {
     "audio": "models here speak no audio; leave it out",
     "functions": "give tools instead",
     "function_call": "give tool_choice instead",

@@ -8,21 +8,27 @@ import math
 import struct
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import InvalidRequest
 from penstock.server.context import client_of, json_response, new_id, now, read, server_of, unless_gone
-from penstock.server.fields import WHOLE, SamplingBody
+from penstock.server.fields import WHOLE, SamplingBody, undocumented
 from penstock.server.generation import Generation
 from penstock.types import SamplingParams
 
 MOST_INPUTS = 2048
 
 
+USED = frozenset({"model", "user", "priority", "timeout", "truncate_prompt_tokens", "request_id"})
+UNUSED = sorted(SamplingBody.model_fields.keys() - USED)
+
+
 class PoolBody(SamplingBody):
     """What all routes on embeddings take; sampling values have no meaning there and are refused by name."""
+
+    model_config = ConfigDict(json_schema_extra=lambda schema: undocumented(schema, UNUSED))
 
 
 class EmbeddingBody(PoolBody):
@@ -41,9 +47,6 @@ class RerankBody(PoolBody):
     documents: list[str | dict[str, str]] = Field(min_length=1, max_length=MOST_INPUTS)
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = True
-
-
-USED = frozenset({"model", "user", "priority", "timeout", "truncate_prompt_tokens", "request_id"})
 
 
 async def embeddings(request: Request) -> Response:
@@ -87,9 +90,9 @@ async def rerank(request: Request) -> Response:
 
 async def embed(request: Request, body: PoolBody, inputs: list[str | list[int]]) -> tuple[list[list[float]], int, str]:
     """The inputs' vectors, how many tokens they had, and the model's name."""
-    unused = sorted(name for name in body.model_fields_set if name in SamplingBody.model_fields and name not in USED)
-    if unused:
-        raise InvalidRequest(f"{unused[0]} has no meaning for embeddings: leave it out")
+    unused = next((name for name in UNUSED if name in body.model_fields_set), None)
+    if unused is not None:
+        raise InvalidRequest(f"{unused} has no meaning for embeddings: leave it out")
     server = server_of(request)
     model = await server.catalog.open(body.model)
     length = body.truncate_prompt_tokens

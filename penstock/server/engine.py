@@ -137,6 +137,8 @@ class RemoteEngine:
         self.admission.charge(flight.tenant, num_output=len(delta.tokens))
         if flight.take(delta):
             self._send(Abort(delta.request_id, delta.sibling, "stop"))
+        if delta.error is not None and flight.request.num_siblings > 1:
+            self._send(Abort(delta.request_id))         # one failure ends the request; its siblings still run
         if not flight.open:
             self._end(delta.request_id)
 

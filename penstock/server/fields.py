@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -19,6 +20,12 @@ class Body(BaseModel):
     """A request's body: a key that it does not know is an error that names it."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=False)
+
+
+def undocumented(schema: dict[str, Any], names: Iterable[str]) -> None:
+    """Leave fields out of a schema that are known only so that their refusal can say why."""
+    for name in names:
+        schema["properties"].pop(name, None)
 
 
 class StreamOptions(Body):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from penstock.answers import Collector
-from penstock.errors import PenstockError
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import Delta, Request, StreamDelta
 
@@ -58,7 +58,8 @@ class Flight:
         if ends_here or delta.finish_reason is not None:
             del self.outputs[delta.sibling]
         if delta.error is not None:
-            self.fail(PenstockError(f"the model failed on this request: {delta.error}"))
+            self.fail(InvalidRequest(delta.error) if delta.unfit else
+                      PenstockError(f"the model failed on this request: {delta.error}"))
         elif self.request.pool and not self.outputs:
             self._items.put_nowait(None)
         return ends_here
