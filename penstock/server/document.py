@@ -34,7 +34,7 @@ def document(app: FastAPI, bodies: Iterable[type[BaseModel]]) -> dict[str, Any]:
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
         schemas["Error"] = ERROR
         read: list[tuple[type[BaseModel], Literal["validation"]]] = [(body, "validation") for body in bodies]
-        schemas |= models_json_schema(read, ref_template=SCHEMAS + "{model}")[1]["$defs"]   # one name may be two classes
+        schemas |= models_json_schema(read, ref_template=SCHEMAS + "{model}")[1]["$defs"]   # of one name may be two
         for path, methods in made["paths"].items():
             for operation in methods.values():
                 _complete(path, operation)

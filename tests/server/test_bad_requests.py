@@ -39,7 +39,7 @@ def beside(server: RunningServer, token: int) -> tuple[list[Said], httpx.Respons
     async def ask(counts: list[int]) -> None:
         while min(counts) < 3:
             await asyncio.sleep(0.005)
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=180) as client:
             answers.append(await client.post(f"{server.url}/v1/completions", json={"prompt": [20, token, 21],
                                                                                    "max_tokens": 4}))
 
