@@ -27,7 +27,8 @@ WITHIN = b'"})];>\n@:.-/1234567890'       # any other text
 FREE = 110                   # bytes: where more may follow, any text goes, and few stand for all
 FREE_BYTES = b"\"\n'a1./)]}>|;,@"
 MANY = 8                     # letters: of more, one and a long word stand for all
-DEAREST = 3                  # what the last in order costs
+DEAREST = 3                  # the last in order costs no more than the one in this place
+PLACE = 8                    # what each place in the order costs
 AGAIN = 1                    # what a state costs that looks like one met before
 BLANKS = b" \t\n\r"
 _BETWEEN = {byte: place for place, byte in enumerate(BETWEEN)}
@@ -108,7 +109,7 @@ class Closer:
                 self._look(step.matcher)
             for index, more in enumerate(self._next(step.place)):
                 order += 1
-                heapq.heappush(steps, _Step(step.cost + min(index, DEAREST), -len(step.text) - len(more), order,
+                heapq.heappush(steps, _Step(step.cost + PLACE * min(index, DEAREST), -len(step.text) - len(more), order,
                                             step.matcher, step.text, step.place, more))
         return None
 
