@@ -87,13 +87,13 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         if checkpoint:
             checkpoint.close()
     made = tokenizer.result() if tokenizer else None
-    grammars = Grammars(partial(_lexicon, made)) if made else None
+    grammars = Grammars(partial(make_lexicon, made)) if made else None
     return Assembly(path, spec, settings, generation, made, _engine(loaded, settings, grammars),
                     checkpoint.quantization if checkpoint else "dummy", checkpoint.num_bytes if checkpoint else 0,
                     grammars)
 
 
-def _lexicon(tokenizer: Tokenizer) -> Lexicon:
+def make_lexicon(tokenizer: Tokenizer) -> Lexicon:
     return Lexicon(tokenizer.spellings(), {id: tokenizer.token_text(id).encode() for id in tokenizer.special_ids},
                    partial(tokenizer.encode, add_special_tokens=False))
 

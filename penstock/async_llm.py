@@ -165,7 +165,7 @@ class AsyncLLM:
         stream = _Stream()
         if params is not None and params.structured_outputs is not None:
             # Held here, so that the engine thread finds it made.
-            stream.held = await asyncio.to_thread(self._service.intake.compiled, params)
+            stream.held = await asyncio.to_thread(self._service.intake.prepare, params, len(encoded.tokens))
         self._thread.open(stream, encoded, params, priority)
         num_open = (params or self._service.default_params).n
         try:

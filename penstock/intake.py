@@ -150,6 +150,13 @@ class Intake:
                        bad_words=self._bad_words(sampling), priority=priority, salt=salt,
                        num_public=num_public)
 
+    def prepare(self, params: SamplingParams, num_prompt: int) -> object:
+        """All that may take long about a request, done beforehand; hold the result until it is taken in."""
+        grammar = self.compiled(params)
+        if grammar is not None:
+            grammar.require_fit(params.max_tokens or max(1, self.longest - num_prompt))
+        return grammar
+
     def compiled(self, params: SamplingParams | BeamSearchParams | None) -> CompiledGrammar | None:
         """What the answer must match. This may take seconds, and from then on nothing for as long as it is held."""
         if not isinstance(params, SamplingParams) or params.structured_outputs is None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_TEXTS = 4000         # looked at in all
 MAX_BRANCHES = 512       # ids that may follow one text
+MAX_FORCED = 1024        # bytes that must follow
 
 
 def least_tokens(start: LLMatcher, lexicon: Lexicon, is_json: bool) -> tuple[int, tuple[int, ...] | None]:
@@ -22,16 +23,14 @@ def least_tokens(start: LLMatcher, lexicon: Lexicon, is_json: bool) -> tuple[int
     Every text of one token, then of two, and so on is tried, so what it says is proven. It ends where there are too
     many texts. In JSON blanks alone between other tokens are left out: an answer without them is one token shorter.
     """
-    bits = np.zeros(lexicon.mask_words, dtype=np.int32)
     level: dict[bytes, tuple[LLMatcher, tuple[int, ...]]] = {b"": (start, ())}
     num_texts, length = 0, 0
     while level:
         following: dict[bytes, tuple[LLMatcher, tuple[int, ...]]] = {}
         for text, (matcher, path) in level.items():
-            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            if matcher.is_error():
+            allowed = _following(matcher, lexicon)
+            if allowed is None:
                 return length + 1, None
-            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:lexicon.size]).tolist()
             if is_json and not Place().after(text).quoted:
                 allowed = [token for token in allowed if lexicon.spellings[token].strip(BLANKS)]
             num_texts += len(allowed)
@@ -49,3 +48,17 @@ def least_tokens(start: LLMatcher, lexicon: Lexicon, is_json: bool) -> tuple[int
                 following[after] = (copy, (*path, token))
         level, length = following, length + 1
     return length + 1, None
+
+
+def _following(matcher: LLMatcher, lexicon: Lexicon) -> list[int] | None:
+    """Every id that may follow; where bytes are forced llguidance's mask names one way to spell them only."""
+    forced = matcher.compute_ff_bytes()
+    if len(forced) > MAX_FORCED:
+        return None
+    if matcher.compute_ff_tokens() and b"\xff" not in forced:
+        return [token for token in lexicon.along(forced) if matcher.validate_tokens([token])]
+    bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    if matcher.is_error():
+        return None
+    found: list[int] = np.flatnonzero(np.unpackbits(bits, bitorder="little")[:lexicon.size]).tolist()
+    return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.sampling.closing import Closer, Place
+from penstock.sampling.closing import Place
 from penstock.sampling.grammar import Grammar, GrammarFailed
 from penstock.sampling.grammars import CompiledGrammar
 
@@ -34,7 +34,7 @@ class Budget:
         self.max_tokens = max_tokens
         self._compiled = compiled
         self._grammar = grammar
-        self._closer = Closer(compiled.lexicon)
+        self._closer = compiled.closer()
         self._tokens: list[int] = []
         self._ways = [self._way(compiled.closing_within(max_tokens), max_tokens)]
         self._tried: tuple[int, int, Way] | None = None      # after how many tokens, which one, what then
@@ -118,6 +118,8 @@ class Budget:
         return bool(copy.consume_tokens(list(path)) and copy.is_accepting())
 
     def _search(self, tokens: Sequence[int]) -> tuple[int, ...] | None:
+        if not self._compiled.searchable:
+            return None
         place = None
         if self._compiled.is_json:
             place = Place(quoted=Place().after(self._compiled.lexicon.bytes_of(tokens)).quoted)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -22,17 +23,21 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_STATES = 2000            # looked at in one search; one takes 20 to 100 µs
+MAX_BYTES = 1 << 14          # of an end
 BETWEEN = b'}],:1234567890"tfn-.eE[{'     # JSON outside its strings: what closes, then the shortest values
 WITHIN = b'"})];>\n@:.-/1234567890'       # any other text
 FREE = 110                   # bytes: where more may follow, any text goes, and few stand for all
 FREE_BYTES = b"\"\n'a1./)]}>|;,@"
 MANY = 8                     # letters: of more, one and a long word stand for all
-DEAREST = 3                  # what the last in order costs
+DEAREST = 3                  # the last in order costs no more than the one in this place
+PLACE = 8                    # what each place in the order costs
 AGAIN = 1                    # what a state costs that looks like one met before
+MAX_LITERALS = 8
 BLANKS = b" \t\n\r"
 _BETWEEN = {byte: place for place, byte in enumerate(BETWEEN)}
 _WITHIN = {byte: place for place, byte in enumerate(WITHIN)}
 _LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_LITERAL = re.compile(r"(?<!\\)[^\W_]{2,32}")
 _STRUCTURE = re.compile(rb'\\.|["\[\]{},]', re.DOTALL)
 
 
@@ -74,9 +79,17 @@ class _Step:
     more: bytes | None = field(compare=False)      # None: this state waited to be gone on from
 
 
+def literals(source: str) -> list[bytes]:
+    """Runs of letters and digits in the text of a grammar, the first few."""
+    return [word.encode() for word in dict.fromkeys(_LITERAL.findall(source))][:MAX_LITERALS]
+
+
 class Closer:
-    def __init__(self, lexicon: Lexicon) -> None:
+    """`words` are tried as well, in texts that are not JSON: what a free text must end with shows in no set of ids."""
+
+    def __init__(self, lexicon: Lexicon, words: Sequence[bytes] = ()) -> None:
         self.lexicon = lexicon
+        self._words = list(words)
         self._bits = np.zeros(lexicon.mask_words, dtype=np.int32)
         self.num_states = 0      # looked at so far
 
@@ -108,7 +121,7 @@ class Closer:
                 self._look(step.matcher)
             for index, more in enumerate(self._next(step.place)):
                 order += 1
-                heapq.heappush(steps, _Step(step.cost + min(index, DEAREST), -len(step.text) - len(more), order,
+                heapq.heappush(steps, _Step(step.cost + PLACE * min(index, DEAREST), -len(step.text) - len(more), order,
                                             step.matcher, step.text, step.place, more))
         return None
 
@@ -120,8 +133,8 @@ class Closer:
         """With its own matcher, after `more` and whatever must follow that."""
         matcher, text, more, place = step.matcher.deep_copy(), step.text, step.more or b"", step.place
         while True:
-            path = self.lexicon.cover(more) if more else ()
-            if path is None or not matcher.consume_tokens(list(path)):
+            path = self.lexicon.cover(more[:MAX_BYTES])
+            if path is None or len(text) + len(more) > MAX_BYTES or not matcher.consume_tokens(list(path)):
                 matcher.consume_token(self.lexicon.size)      # no such bytes: the matcher is of no more use
                 break
             text += more
@@ -155,4 +168,4 @@ class Closer:
         if word:
             closes = bool(found) and (found[0] == b'"' and place is not None if free else useful[0] in ranks)
             found.insert(1 if closes else 0, word)
-        return found
+        return found if place else found + self._words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
@@ -11,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from penstock.errors import InvalidRequest
 from penstock.sampling.bound import least_tokens
-from penstock.sampling.closing import Closer, Place
+from penstock.sampling.closing import Closer, Place, literals
 from penstock.sampling.grammar import Grammar, reason
 from penstock.sampling.lexicon import Lexicon
 from penstock.sampling.source import llguidance_grammar
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 COMPILE_S = 10.0
+SEARCH_S = 2.0               # for a short answer; a grammar that needs more is left to its budget
 MAX_COMPILING = 4            # threads; one that ran out of time still counts until it ends
 STACK_BYTES = 512 << 20      # of such a thread: the compiler goes into itself for each rule within a rule
+MAX_FORCED = 1 << 14         # bytes
 MAX_KEPT = 64                # beside those in use
 MAX_LEXER_STATES = 50_000    # of 1 to 2 kB each
 LEAST_GROWTH, MOST_GROWTH = 32, 192
@@ -35,6 +38,7 @@ class CompiledGrammar:
         self.asked = asked
         self.start = start
         self.lexicon = lexicon
+        self.searchable = True               # whether a way to an end can be looked for within a step
         self.is_json = asked.json is not None or bool(asked.json_object)
         # By how much one token may lengthen the way to the end: what it opens was written out in the source.
         self.growth = max(LEAST_GROWTH, min(MOST_GROWTH, len(asked.source) // 4))
@@ -45,8 +49,11 @@ class CompiledGrammar:
         if self.asked.choice is not None:
             covers = [self.lexicon.cover(choice.encode()) for choice in self.asked.choice]
             return min((cover for cover in covers if cover), key=len, default=None)
-        found = Closer(self.lexicon).search(self.start, Place() if self.is_json else None)
+        found = self.closer().search(self.start, Place() if self.is_json else None)
         return None if found is None else self.lexicon.cover(found)
+
+    def closer(self) -> Closer:
+        return Closer(self.lexicon, () if self.is_json else literals(self.asked.source))
 
     @cached_property
     def _least(self) -> tuple[int, tuple[int, ...] | None]:
@@ -133,9 +140,15 @@ class Grammars:
         compiled = CompiledGrammar(asked, start, self.lexicon)
         if not start.is_error():
             start.compute_bitmask()      # the first of a grammar takes longest
+        num_forced = len(start.compute_ff_bytes())
+        if num_forced > MAX_FORCED:
+            raise InvalidRequest(f"structured_outputs: every answer begins with the same {num_forced} bytes: at most "
+                                 f"{MAX_FORCED} are compiled; put them into the prompt")
         if start.is_error():
             raise InvalidRequest(f"structured_outputs cannot be compiled: {reason(start.get_error())}")
+        begin = time.perf_counter()
         compiled.closing      # noqa: B018  looked for here, where it has time
+        compiled.searchable = time.perf_counter() - begin < SEARCH_S
         return compiled
 
 

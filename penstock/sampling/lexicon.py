@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -64,6 +65,19 @@ class Lexicon:
         """Ids of letters and digits alone, longest first."""
         found = [id for spelled, id in self.ids.items() if spelled.isalnum()]
         return np.array(sorted(found, key=lambda id: (-len(self.spellings[id]), id)), dtype=np.int64)
+
+    @cached_property
+    def _sorted(self) -> list[bytes]:
+        return sorted(self.ids)
+
+    def along(self, data: bytes) -> list[int]:
+        """Ids that spell a beginning of `data`, or all of it and more."""
+        found = [id for end in range(1, len(data)) if (id := self.ids.get(data[:end], -1)) >= 0]
+        for place in range(bisect_left(self._sorted, data), len(self._sorted)):
+            if not self._sorted[place].startswith(data):
+                break
+            found.append(self.ids[self._sorted[place]])
+        return found
 
     def bytes_of(self, tokens: Sequence[int]) -> bytes:
         return b"".join([self.spellings[token] for token in tokens if token < self.size])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from penstock.errors import InvalidRequest
 from penstock.sampling.grammar import GrammarFailed
 from penstock.sampling.grammars import Grammars
@@ -84,7 +86,15 @@ class RowState:
     def instead_of(self, token: int, edited: Array) -> int | None:
         """A token to take in place of this one, so that the answer ends validly within its budget."""
         other = self.guide.instead_of(token) if self.guide is not None else None
-        return None if other is None or other == token or edited[other] == NEVER else other
+        if other is None or other == token or edited[other] == NEVER and not self._permits(other, len(edited)):
+            return None
+        return other
+
+    def _permits(self, token: int, size: int) -> bool:
+        """Whether anything but the grammar rules the token out: that allows one spelling only of what must follow."""
+        zeros = np.zeros(size, dtype=np.float32)
+        self._masks.apply(zeros, self.tokens, self.num_prompt)
+        return bool(zeros[token] > NEVER)
 
     def truncate(self, length: int) -> None:
         """Forget the tokens from `length` on; the prompt is never forgotten."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from typing import Any
 
 from penstock.errors import InvalidRequest
 from penstock.types import StructuredOutputsParams
@@ -11,6 +13,7 @@ from penstock.types import StructuredOutputsParams
 MAX_DEFINITIONS = 2000       # rules or references that may stand in each other: each costs the compiler stack
 # Between JSON tokens: enough for a deeply indented text, too little to fill an answer with.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+HAIR = 1e-9
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)"\s*:\s*("(?:[^"\\]|\\.)*")')
 _RULE = re.compile(r"^\s*[\w.%?!@-]+\s*(?:\[[^\]]*\])?\s*(?:::=|:)", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(\\|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8})")
@@ -28,8 +31,42 @@ def llguidance_grammar(asked: StructuredOutputsParams) -> str:
         return LLMatcher.grammar_from_lark(_lark(asked.grammar))
     schema = '{"type": "object"}' if asked.json is None else str(asked.json)
     _limit("different references", len(set(_REFERENCE.findall(schema))))
+    schema = _nudged(schema)
     layout = {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": WHITESPACE}
     return LLMatcher.grammar_from_json_schema(schema, None, layout)     # type: ignore[arg-type]
+
+
+def _nudged(schema: str) -> str:
+    """With whole exclusive bounds of numbers moved inwards by a hair.
+
+    llguidance lets such a bound itself through where the other bound has the same whole part: 17 for over 17 and up to
+    17.5.
+    """
+    if '"exclusiveM' not in schema:
+        return schema
+    described = json.loads(schema)
+    _nudge(described)
+    return json.dumps(described)
+
+
+def _nudge(part: Any) -> None:
+    if isinstance(part, list):
+        for item in part:
+            _nudge(item)
+    if not isinstance(part, dict):
+        return
+    for key, value in list(part.items()):
+        bound = {"exclusiveMinimum": 1, "exclusiveMaximum": -1}.get(key)
+        if isinstance(value, (dict, list)) and key not in ("const", "enum", "default", "examples"):
+            _nudge(value)
+        elif bound and part.get("type") != "integer" and _is_whole(value):
+            part[key] = max(value + HAIR, math.nextafter(value, math.inf)) if bound > 0 else \
+                min(value - HAIR, math.nextafter(value, -math.inf))
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**52 \
+        and value == int(value)
 
 
 def _limit(what: str, count: int) -> None:

@@ -7,24 +7,48 @@ from typing import Any
 
 import pytest
 
+from penstock.assemble import make_lexicon
+from penstock.hub import list_models
+from penstock.models.files.gguf import GgufFile
 from penstock.sampling import RowState
+from penstock.sampling.grammars import Grammars
+from penstock.text.tokenizer import Tokenizer
 from penstock.types import BeamSearchParams, Request, SamplingParams
 
 PROMPT = (1, 2, 3)
+MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def _make_row(
     *, prompt: Sequence[int] = PROMPT, generated: Sequence[int] = (), sibling: int = 0, seed: int = 7,
     eos: Sequence[int] = (), bad_words: Sequence[Sequence[int]] = (), beam: BeamSearchParams | None = None,
-    **sampling: Any,
+    grammars: Grammars | None = None, **sampling: Any,
 ) -> RowState:
+    params = SamplingParams(**sampling)
     request = Request(
-        id="r", tokens=tuple(prompt), sampling=SamplingParams(**sampling), seed=seed, eos_token_ids=tuple(eos),
-        bad_words=tuple(tuple(word) for word in bad_words), beam=beam,
+        id="r", tokens=tuple(prompt), sampling=params, seed=seed, eos_token_ids=tuple(eos),
+        bad_words=tuple(tuple(word) for word in bad_words), beam=beam, max_tokens=params.max_tokens or 16,
     )
-    return RowState(request, sibling, [*prompt, *generated], len(prompt))
+    return RowState(request, sibling, [*prompt, *generated], len(prompt), grammars)
 
 
 @pytest.fixture(scope="session")
 def make_row() -> Callable[..., RowState]:
     return _make_row
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """SmolLM2's: 49,152 ids, byte-level BPE."""
+    path = {model.path.name: model.path for model in list_models()}.get(MODEL_FILE)
+    if path is None:
+        pytest.skip("smollm2 is not on this machine; penstock pull smollm2 fetches it")
+    file = GgufFile(path)
+    metadata = dict(file.metadata)
+    file.close()
+    return Tokenizer.from_gguf(metadata, path.name)
+
+
+@pytest.fixture(scope="session")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(lambda: make_lexicon(tokenizer))

@@ -1,0 +1,126 @@
+"""An answer is brought to its end within its budget, and a budget that no answer fits into is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidRequest
+from penstock.sampling import RowState
+from penstock.sampling.grammars import Grammars
+from penstock.sampling.lexicon import Lexicon
+from penstock.text.tokenizer import Tokenizer
+from penstock.types import StructuredOutputsParams
+from tests.sampling.schemas import matches
+from tests.sampling.writing import write
+
+Make = Callable[..., RowState]
+NOTE = {"type": "object", "properties": {"title": {"type": "string", "minLength": 3}, "tags": {
+    "type": "array", "items": {"type": "string"}, "minItems": 1}, "more": {"$ref": "#/$defs/note"}},
+    "required": ["title", "tags"]}
+NOTES = {"$ref": "#/$defs/note", "$defs": {"note": NOTE}}
+
+
+def tiny_lexicon(*spelled: bytes) -> Lexicon:
+    return Lexicon([*(bytes([byte]) for byte in range(256)), *spelled], {}, lambda text: list(text.encode()))
+
+
+def test_every_budget_from_the_shortest_answer_on(make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """Breaks where one token is taken that lengthens the way to the end beyond what is left."""
+    asked = StructuredOutputsParams(json=NOTES)
+    closing = grammars.compile(asked).closing
+    assert closing is not None and len(closing) < 16
+    num_forced = 0
+    for max_tokens, seed in itertools.product([*range(len(closing), len(closing) + 12), 60, 150], range(3)):
+        row = make_row(grammars=grammars, structured_outputs=asked, max_tokens=max_tokens, eos=[2], seed=seed)
+        written = write(row, tokenizer, seed)
+        assert written.reason == "stop" and len(written.tokens) <= max_tokens
+        assert matches(NOTES, json.loads(written.text)), written.text
+        num_forced += written.num_forced > 0
+    assert num_forced > 20
+
+
+def test_a_large_budget_forces_nothing(make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
+    for seed in range(5):
+        row = make_row(grammars=grammars, structured_outputs=StructuredOutputsParams(regex="[a-z]{4,8}[0-9]"),
+                       max_tokens=400, seed=seed)
+        assert write(row, tokenizer, seed).num_forced == 0
+
+
+@pytest.mark.parametrize(("structure", "pattern"), [
+    ({"regex": "(.|\\n)*END"}, r"(.|\n)*END"), ({"regex": "a(b{40})?c"}, "a(b{40})?c"),
+    ({"grammar": "start: WORD (\" \" WORD)* \".\"\nWORD: /[a-z]+/"}, r"[a-z]+( [a-z]+)*\."),
+    ({"regex": "[a-z]+@[a-z]+\\.(com|org)"}, r"[a-z]+@[a-z]+\.(com|org)")])
+def test_other_grammars_are_closed_too(make_row: Make, grammars: Grammars, tokenizer: Tokenizer,
+                                       structure: dict[str, Any], pattern: str) -> None:
+    for seed in range(8):
+        row = make_row(grammars=grammars, structured_outputs=StructuredOutputsParams(**structure), max_tokens=24,
+                       eos=[2], seed=seed)
+        written = write(row, tokenizer, seed)
+        assert written.reason == "stop" and re.fullmatch(pattern, written.text), written
+
+
+def test_an_optional_part_that_does_not_fit_is_not_begun(make_row: Make, grammars: Grammars, tokenizer: Tokenizer,
+                                                         ) -> None:
+    """The answer may end now, and every token but the end leads into 60 more."""
+    asked = StructuredOutputsParams(regex="ok( [0-9]{60})?")
+    row = make_row(grammars=grammars, structured_outputs=asked, max_tokens=20, eos=[2])
+    assert write(row, tokenizer).text == "ok"
+
+
+def test_budgets_that_nothing_fits_into_are_refused(grammars: Grammars) -> None:
+    choice = grammars.compile(StructuredOutputsParams(choice=["one two three four", "five six seven"]))
+    with pytest.raises(InvalidRequest, match="max_tokens=2 is too small for any answer .* at least 3 tokens"):
+        choice.require_fit(2)
+    choice.require_fit(3)
+    booleans = {"type": "object", "properties": {name: {"type": "boolean"} for name in "abc"}, "required": list("abc")}
+    schema = grammars.compile(StructuredOutputsParams(json=booleans))
+    with pytest.raises(InvalidRequest, match="max_tokens=4 is too small .* at least"):
+        schema.require_fit(4)
+    assert schema.closing is not None
+    schema.require_fit(len(schema.closing))
+    grammars.compile(StructuredOutputsParams(json={"type": "string"})).require_fit(1)      # not known, so not refused
+
+
+@pytest.mark.parametrize("pattern", ["abc", "(ab|cd){3}", "a{3,5}b?", "x(y|zz)z", "[ab]{2}c", "(abc)+d", "ab?c?d?e"])
+def test_the_bound_is_the_fewest_tokens_there_are(pattern: str) -> None:
+    """Against every text of up to six bytes of a small vocabulary."""
+    lexicon = tiny_lexicon(b"ab", b"abc", b"cd", b"aa", b"zz", b"bc")
+    compiled = Grammars(lambda: lexicon).compile(StructuredOutputsParams(regex=pattern))
+    least, path = compiled._least
+    useful = [spelled for spelled in lexicon.ids if set(spelled) <= set(b"abcdxyze")]
+    texts, count = {b""}, 0
+    while not any(re.fullmatch(pattern, text.decode()) for text in texts):
+        texts = {text + more for text in texts for more in useful if len(text + more) <= 6}
+        count += 1
+    assert least == count
+    assert path is not None and re.fullmatch(pattern, lexicon.bytes_of(path).decode())
+
+
+def test_the_fewest_tokens_that_spell_a_text() -> None:
+    """Against all ways to cut it."""
+    lexicon = tiny_lexicon(b"ab", b"bcd", b"abc", b"de", b"abcde", b"ea")
+    for length in range(1, 8):
+        for text in itertools.islice(itertools.product(b"abcde", repeat=length), 0, 4000, 7):
+            data = bytes(text)
+            path = lexicon.cover(data)
+            assert path is not None and lexicon.bytes_of(path) == data
+            cuts = itertools.product((False, True), repeat=length - 1)
+            counts = [sum(cut) + 1 for cut in cuts if all(part in lexicon.ids for part in _parts(data, cut))]
+            assert len(path) == min(counts)
+    assert tiny_lexicon().cover(b"") == ()
+    assert Lexicon([b"a"], {}, lambda text: []).cover(b"ab") is None
+
+
+def _parts(data: bytes, cut: tuple[bool, ...]) -> list[bytes]:
+    parts, begin = [], 0
+    for place, here in enumerate(cut, start=1):
+        if here:
+            parts.append(data[begin:place])
+            begin = place
+    return [*parts, data[begin:]]
