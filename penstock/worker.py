@@ -22,6 +22,7 @@ from penstock.config import EngineConfig
 from penstock.engine.ipc import Pulse, Station, Wire
 from penstock.engine.messages import Failed, Found, Ready
 from penstock.errors import InvalidRequest, PenstockError
+from penstock.machine import hold_few_heaps
 from penstock.types import Request
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Task(msgspec.Struct, frozen=True):
 
 def main() -> int:
     _die_with_parent()
+    hold_few_heaps()
     task = msgspec.json.decode(_first_line(), type=Task)
     threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is for the API process, which then tells us

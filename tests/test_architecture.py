@@ -31,7 +31,7 @@ ALLOWED = {
     "answers": ("text", "types"),
     "assemble": ("runner", "sampling", "models", "ops", "cache", "engine", "text", "hub", "machine", "config"),
     "service": ("assemble", "intake", "answers", "interrupts", "types", "errors"),
-    "worker": ("assemble", "sampling", "models", "engine", "types", "config", "errors"),
+    "worker": ("assemble", "sampling", "models", "engine", "machine", "types", "config", "errors"),
     # the API process: it talks with workers by messages, and has no part of what computes
     "server": ("intake", "answers", "text", "engine", "types", "config", "errors", "version"),
 }

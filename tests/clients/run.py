@@ -19,9 +19,10 @@ from tests.server.running import RunningServer
 HERE = Path(__file__).parent
 HOMES = HERE.parent.parent / ".venv-clients"
 MODEL = "smollm2"
-PACKAGES = {"ollama": ["ollama"], "litellm": ["litellm"], "langchain": ["langchain-openai"],
+PACKAGES = {"ollama": ["ollama"], "litellm": ["litellm", "mcp"], "langchain": ["langchain-openai"],
             "instructor": ["instructor"]}
 TIMEOUT_S = 300
+QUIET = {"NO_PROXY": "127.0.0.1,localhost", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}     # nothing leaves this machine
 
 
 def python_of(name: str) -> Path:
@@ -41,7 +42,7 @@ def passes(name: str, url: str) -> bool:
     try:
         command = [python_of(name), "-I", HERE / f"{name}.py", url, MODEL]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S,
-                             env={**os.environ, "NO_PROXY": "127.0.0.1,localhost"})
+                             env={**os.environ, **QUIET})
     except (subprocess.SubprocessError, OSError) as error:
         print(f"{name}: FAILED: {error}", flush=True)
         return False
