@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidConfig
+from penstock.machine import hold_few_heaps
 from penstock.server.catalog import Catalog, make_catalog
 from penstock.server.config import ServerConfig
 from penstock.server.keys import KeyRing, read_keys
@@ -34,6 +35,7 @@ LOCAL = ("127.0.0.1", "::1", "localhost")
 def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerConfig,
           command: Sequence[str] = WORKER) -> int:
     """Serve until told to stop; the exit status. `models` are names and what each means."""
+    hold_few_heaps()
     with private_folder() as folder, _listening(config) as listener:
         ring = KeyRing(read_keys(config.api_key, config.api_key_file), config.admin_key)
         if not ring.closed and config.host not in LOCAL:

@@ -26,7 +26,8 @@ JSON = StructuredOutputsParams(json=POINT)
 
 
 def params(structure: StructuredOutputsParams = JSON, **values: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 60, "temperature": 1.0, "seed": 4, "structured_outputs": structure, **values})
+    given = {"max_tokens": 60, "temperature": 1.0, "seed": 4, "structured_outputs": structure, **values}
+    return SamplingParams(**given)
 
 
 def one(llm: LLM, structure: StructuredOutputsParams = JSON, **values: Any) -> CompletionOutput:
