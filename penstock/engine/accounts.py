@@ -61,7 +61,7 @@ class Accounts:
         if row.draft:
             self.stats.num_accepted_tokens += len(outcome.tokens) - 1
         self._take_prompt_logprobs(sequence, row, outcome)
-        taken, finish_reason, stop_reason = self._accept(sequence, outcome)
+        taken, finish_reason, stop_reason = self._accept(sequence, outcome.tokens, outcome.complete)
         sequence.draft = list(outcome.draft) if outcome.draft else []
         self._remember(sequence, plan)
         if sequence.settled >= sequence.suspect:
@@ -83,15 +83,16 @@ class Accounts:
             self.roster.finish(sequence)
         return [delta]
 
-    def _accept(self, sequence: Sequence, outcome: RowResult) -> tuple[tuple[int, ...], str | None, int | None]:
+    def _accept(self, sequence: Sequence, tokens: tuple[int, ...], complete: bool,
+                ) -> tuple[tuple[int, ...], str | None, int | None]:
         """Append tokens up to the first that ends the answer: which were taken, and why it ended."""
-        request, tokens = sequence.request, outcome.tokens
+        request = sequence.request
         for i, token in enumerate(tokens):
             sequence.tokens.append(token)
             if token in request.stop_token_ids and sequence.num_output > request.sampling.min_tokens:
                 named = request.sampling.ignore_eos or token not in request.eos_token_ids
                 return tokens[:i + 1], "stop", token if named else None
-            if outcome.complete and i + 1 == len(tokens):
+            if complete and i + 1 == len(tokens):
                 return tokens, "stop", None
             if len(sequence.tokens) >= sequence.limit:
                 return tokens[:i + 1], "length", None

@@ -16,6 +16,7 @@ from penstock.sampling.grammar import Grammar, GrammarFailed
 from penstock.sampling.grammars import CompiledGrammar
 
 PER_TOKEN = 8        # by which a token lengthens the way at most, on average
+MAX_STATES = 800     # looked at within a step
 CUTS = 12            # beginnings of the old way that a new token may stand for
 ALWAYS = 1 << 60
 
@@ -94,19 +95,19 @@ class Budget:
         return self._way(self._search([*self._tokens, token]) if path is None else path, left)
 
     def _way(self, path: tuple[int, ...] | None, left: int) -> Way:
-        if path is None:
-            return Way(None, left // 2)
+        if path is None or len(path) > left:
+            return Way(path, left // 2)
         spare = left - len(path) - self._compiled.growth
         return Way(path, ALWAYS if spare <= 0 else left - max(1, spare // (PER_TOKEN + 1)))
 
     def _shortened(self, path: tuple[int, ...] | None, left: int) -> tuple[int, ...] | None:
-        """The old way less its beginning, where that still leads to the end and fits well."""
+        """The old way less its beginning, where that still leads to the end and fits."""
         if path is None:
             return None
         data = self._compiled.lexicon.bytes_of(path)
         for cut in range(min(CUTS, len(data)), -1, -1):
             rest = self._compiled.lexicon.cover(data, cut)
-            if rest is not None and len(rest) + CUTS <= left and self._leads(rest):
+            if rest is not None and len(rest) <= left and self._leads(rest):
                 return rest
         return None
 
@@ -123,5 +124,5 @@ class Budget:
         place = None
         if self._compiled.is_json:
             place = Place(quoted=Place().after(self._compiled.lexicon.bytes_of(tokens)).quoted)
-        found = self._closer.search(self._grammar.matcher, place)
+        found = self._closer.search(self._grammar.matcher, place, MAX_STATES)
         return None if found is None else self._compiled.lexicon.cover(found)

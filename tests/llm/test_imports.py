@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 
-LAZY = ["gguf", "jinja2", "huggingface_hub", "typer", "rich", "tqdm", "transformers"]
+LAZY = ["gguf", "jinja2", "huggingface_hub", "llguidance", "typer", "rich", "tqdm", "transformers"]
 
 
 def all_modules_after(*lines: str) -> set[str]:

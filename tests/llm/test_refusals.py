@@ -132,7 +132,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "allowed_token_ids": [5, "12", [], [-1], [1.5], [True], ["a"]],
     "logit_bias": [5, [1], "x", {1: 101}, {1: -101}, {-1: 1}, {"1": 1}, {1: "x"}, {1: float("nan")}, {True: 1}],
     "ignore_eos": ["yes", 1, None], "include_stop_str_in_output": ["yes", 0], "detokenize": [None, 1],
-    "skip_special_tokens": ["no", 2],
+    "skip_special_tokens": ["no", 2], "structured_outputs": [5, "a*", {"regex": "a*"}],
 }
 
 

@@ -26,8 +26,7 @@ JSON = StructuredOutputsParams(json=POINT)
 
 
 def params(structure: StructuredOutputsParams = JSON, **values: Any) -> SamplingParams:
-    given = {"max_tokens": 60, "temperature": 1.0, "seed": 4, "structured_outputs": structure, **values}
-    return SamplingParams(**given)
+    return SamplingParams(**{"max_tokens": 60, "seed": 4, "structured_outputs": structure, **values})
 
 
 def one(llm: LLM, structure: StructuredOutputsParams = JSON, **values: Any) -> CompletionOutput:

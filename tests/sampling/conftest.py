@@ -16,7 +16,6 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.types import BeamSearchParams, Request, SamplingParams
 
 PROMPT = (1, 2, 3)
-MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def _make_row(
@@ -37,16 +36,26 @@ def make_row() -> Callable[..., RowState]:
     return _make_row
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    """SmolLM2's: 49,152 ids, byte-level BPE."""
-    path = {model.path.name: model.path for model in list_models()}.get(MODEL_FILE)
+def _read_tokenizer(name: str, file_name: str) -> Tokenizer:
+    path = {model.path.name: model.path for model in list_models()}.get(file_name)
     if path is None:
-        pytest.skip("smollm2 is not on this machine; penstock pull smollm2 fetches it")
+        pytest.skip(f"{name} is not on this machine; penstock pull {name} fetches it")
     file = GgufFile(path)
     metadata = dict(file.metadata)
     file.close()
     return Tokenizer.from_gguf(metadata, path.name)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """SmolLM2's: 49,152 ids, byte-level BPE."""
+    return _read_tokenizer("smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def pieces() -> Tokenizer:
+    """Gemma 3's: 262,144 ids, SentencePiece with byte fallback."""
+    return _read_tokenizer("gemma3-270m", "gemma-3-270m-q4_k_m.gguf")
 
 
 @pytest.fixture(scope="session")

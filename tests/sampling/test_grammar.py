@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.assemble import make_lexicon
 from penstock.engine.plan import Draft
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState, Sampler
@@ -147,6 +148,24 @@ def test_special_tokens_are_never_text(begin: Begin, tokenizer: Tokenizer, gramm
     named = begin({"grammar": 'start: "a" <|im_start|> "b"'})
     put(named, tokenizer, "a")
     assert allowed(named) == {1}
+
+
+def test_sentencepiece(make_row: Make, pieces: Tokenizer) -> None:
+    """Pieces that begin with a space, and characters that only byte tokens can spell."""
+    made = Grammars(lambda: make_lexicon(pieces))
+    rare = "\U0001fae8 \u2581x"
+    for structure in ({"json": PERSON}, {"choice": [rare]}, {"regex": "[a-z ]{4,9}, [0-9]{2}"}):
+        for seed in range(3):
+            row = make_row(grammars=made, structured_outputs=StructuredOutputsParams(**structure), max_tokens=30,
+                           eos=pieces.eos_token_ids, seed=seed)
+            written = write(row, pieces, seed)
+            assert written.reason == "stop" and not pieces.special_ids & set(written.tokens)
+            if "json" in structure:
+                assert json.loads(written.text)["age"] >= 18
+            elif "choice" in structure:
+                assert written.text.replace(" ", "\u2581") == rare.replace(" ", "\u2581")
+            else:
+                assert re.fullmatch(structure["regex"], written.text)
 
 
 def test_rolled_back_is_as_never_advanced(begin: Begin, tokenizer: Tokenizer) -> None:

@@ -14,10 +14,10 @@ SPREAD = 100_000
 NOISE = np.random.default_rng(5).normal(size=SPREAD + 49_152).astype(np.float32) * 3
 
 
-def noise(seed: int, position: int) -> torch.Tensor:
+def noise(seed: int, position: int, size: int = 49_152) -> torch.Tensor:
     """[1, V]: logits that follow from where they are wanted."""
     at = int(np.random.default_rng([seed, position]).integers(SPREAD))
-    return torch.from_numpy(NOISE[at:at + 49_152])[None]
+    return torch.from_numpy(np.resize(NOISE[at:at + 49_152], size))[None]
 
 
 @dataclass
@@ -33,7 +33,7 @@ def write(row: RowState, tokenizer: Tokenizer, seed: int = 0) -> Written:
     """To its end, as the engine would."""
     num_forced = 0
     while True:
-        sampled = Sampler().sample(noise(seed, row.num_generated), [row])[0]
+        sampled = Sampler().sample(noise(seed, row.num_generated, tokenizer.vocab_size), [row])[0]
         if sampled.error is not None:
             return _written(row, tokenizer, "error", num_forced, sampled.error)
         row.append(sampled.token)

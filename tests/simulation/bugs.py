@@ -139,8 +139,8 @@ SCHEDULER = [
 ACCOUNTS = [
     bug("`computed` is not rolled back after rejected drafts", "engine/accounts.py",
         "sequence.computed -= max(0, flight.expected - len(outcome.tokens))", "sequence.computed -= 0"),
-    bug("every draft is accepted", "engine/accounts.py", "self._accept(sequence, outcome.tokens)",
-        "self._accept(sequence, tuple(d.token for d in row.draft) + outcome.tokens[-1:])"),
+    bug("every draft is accepted", "engine/accounts.py", "self._accept(sequence, outcome.tokens, ",
+        "self._accept(sequence, tuple(d.token for d in row.draft) + outcome.tokens[-1:], "),
     bug("a result of an earlier epoch is accepted", "engine/accounts.py",
         "return not self.sequence.done and self.sequence.epoch == self.epoch", "return not self.sequence.done"),
     bug("min_tokens is ignored", "engine/accounts.py", " and sequence.num_output > request.sampling.min_tokens", ""),
