@@ -70,7 +70,7 @@ def exchange(server: RunningServer, mode: GenerationMode, num_examples: int, sub
             with subtests.test(operation.path):
                 ask(client, operation, mode, num_examples)
     assert httpx.get(f"{server.url}/health/ready").status_code == 200
-    assert httpx.get(f"{server.url}/info").json()["models"][0].get("num_restarts", 0) == 0      # unloaded by a keep_alive of 0
+    assert httpx.get(f"{server.url}/info").json()["models"][0].get("num_restarts", 0) == 0
     assert not [line for line in server.log if "Traceback" in line], "\n".join(server.log[-50:])
 
 
