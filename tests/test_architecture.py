@@ -33,7 +33,8 @@ ALLOWED = {
     "service": ("assemble", "intake", "answers", "interrupts", "types", "errors"),
     "worker": ("assemble", "sampling", "models", "engine", "machine", "types", "config", "errors"),
     # the API process: it talks with workers by messages, and has no part of what computes
-    "server": ("hub", "interrupts", "machine", "progress", "intake", "answers", "text", "engine", "types", "config", "errors", "version"),
+    "server": ("hub", "interrupts", "machine", "progress", "intake", "answers", "text", "engine", "types", "config",
+               "errors", "version"),
 }
 MESSAGES = ("penstock.engine.ipc", "penstock.engine.messages")
 
