@@ -96,7 +96,7 @@ class Gate:
         route = self._route(scope)
         if route not in OPEN:
             client = self._ring.identify(_secret(scope))
-            denied = self._denied(client, route)
+            denied = self._denied(client, route, scope)
             if denied is not None:
                 return await denied.response(scope["path"])(scope, receive, send)
             scope["client_identity"] = client
@@ -109,13 +109,22 @@ class Gate:
                 return path
         return None
 
-    def _denied(self, client: Client | None, route: str | None) -> ApiError | None:
+    def _denied(self, client: Client | None, route: str | None, scope: Scope) -> ApiError | None:
         if client is None:
             return ApiError(401, "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: "
                                  "KEY'", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         if route in ADMIN and not client.is_admin:
             return ApiError(403, "this needs the admin key", code="admin_only")
+        if route in ADMIN and _from_elsewhere(scope):
+            return ApiError(403, "pages of other web sites may not call this", code="admin_only")
         return None
+
+
+def _from_elsewhere(scope: Scope) -> bool:
+    """Whether a browser says that another site's page makes this call."""
+    headers = dict(scope["headers"])
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
 
 
 def _secret(scope: Scope) -> str | None:

@@ -36,6 +36,15 @@ def test_every_route_is_closed_but_health_and_version(closed: RunningServer, pat
         assert httpx.request(method, closed.url + asked, headers={"x-api-key": "root"}).status_code in (200, 400)
 
 
+def test_other_sites_pages_cannot_administer(closed: RunningServer) -> None:
+    def status(origin: str) -> int:
+        return httpx.post(f"{closed.url}/admin/reset_prefix_cache", headers={"x-api-key": "root", "Origin": origin},
+                          ).status_code
+
+    assert status("https://evil.example") == 403
+    assert status(closed.url) == 200
+
+
 @pytest.mark.parametrize("path", ["/nothing", "/health/../v1/models", "//v1/models", "/v1/models/", "/docs",
                                   "/openapi.json"])
 def test_other_paths_are_closed_too(closed: RunningServer, path: str) -> None:
