@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import limits, models
+from bench.bar import Bar
 from bench.cases import CASES, Case
 from bench.contest import Contest, Entry, Settings
 from bench.engines import ENGINES, Places
@@ -59,7 +60,7 @@ def run(chosen: argparse.Namespace, output: Path) -> Document:
     work.mkdir(parents=True, exist_ok=True)
     settings = Settings(chosen.cpu, chosen.threads, chosen.repeat, chosen.pause, chosen.seed, chosen.skip,
                         work, engine_options(chosen))
-    with _Bar() as bar:
+    with Bar("turn") as bar:
         entries, files = _entries(chosen, absent, bar)
         bar.note("measuring the machine's limits")
         megabytes = [-(-file["decode_bytes"] // 1_000_000) for file in files.values()]
@@ -77,7 +78,7 @@ def run(chosen: argparse.Namespace, output: Path) -> Document:
     return document
 
 
-def _entries(chosen: argparse.Namespace, absent: dict[str, str], bar: _Bar) -> tuple[list[Entry], dict[str, Any]]:
+def _entries(chosen: argparse.Namespace, absent: dict[str, str], bar: Bar) -> tuple[list[Entry], dict[str, Any]]:
     """Who runs on what, and what the files amount to. Engines that read no GGUF run once per model."""
     entries: list[Entry] = []
     files: dict[str, Any] = {}
@@ -136,31 +137,6 @@ def _free_path(folder: Path, cpu: str) -> Path:
     base = f"cpu-{datetime.date.today().isoformat()}-{cpu}"
     names = [base, *(f"{base}-{number}" for number in range(2, 1000))]
     return next(path for name in names if not (path := folder / f"{name}.json").exists())
-
-
-class _Bar:
-    """Progress on standard error: what is being done, and how much of the whole."""
-
-    def __enter__(self) -> _Bar:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=0, file=sys.stderr, dynamic_ncols=True, unit="turn", disable=None)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()
-
-    def begin(self, total: int) -> None:
-        self._bar.reset(total)
-
-    def note(self, text: str) -> None:
-        self._bar.set_description_str(text)
-
-    def advance(self, count: int) -> None:
-        self._bar.update(count)
-
-    def making(self, name: str, done: int, total: int) -> None:
-        self.note(f"making {name}: {100 * done // total} %")
 
 
 if __name__ == "__main__":

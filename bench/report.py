@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bench.cases import TITLES
 from bench.engines import ENGINES
-from bench.quiet import BUSY
+from bench.markdown import busy_notes, table
 
 Row = dict[str, Any]
 ENGINE_TITLES = {name: engine.title for name, engine in ENGINES.items()} | {
@@ -22,11 +21,6 @@ def markdown(document: Row) -> str:
         parts.append(_speeds(model, [row for row in rows if row["model"] == model]))
     parts += [_ratios(rows), _targets(document), _limits(document, rows), _checks(document), _notes(document)]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _head(document: Row) -> str:
@@ -51,7 +45,7 @@ def _speeds(model: str, rows: Sequence[Row]) -> str:
     for engine, file in dict.fromkeys((row["engine"], row["file"]) for row in rows):
         cells = [_figure(found.get((engine, file, case))) for case in cases]
         lines.append([f"{ENGINE_TITLES.get(engine, engine)}, {file}", *cells])
-    return f"## {model}: tokens per second (seconds where it says s)\n\n" + _table(
+    return f"## {model}: tokens per second (seconds where it says s)\n\n" + table(
         ["engine", *(TITLES.get(case, case) for case in cases)], lines)
 
 
@@ -74,7 +68,7 @@ def _ratios(rows: Sequence[Row]) -> str:
             if any(values.values()):
                 cells = [f"{value:.2f}×" if (value := values.get(case)) else "" for case in cases]
                 lines.append([f"{file} / {ENGINE_TITLES.get(rival, rival)}", *cells])
-    return "## Penstock's speed as a multiple of each other's\n\n" + _table(
+    return "## Penstock's speed as a multiple of each other's\n\n" + table(
         ["file / engine", *(TITLES.get(case, case).removesuffix(", s") for case in cases)], lines)
 
 
@@ -83,7 +77,7 @@ def _targets(document: Row) -> str:
               f"{ENGINE_TITLES.get(t['rival'], t['rival'])}", f"{t['at_least']:.1f}×",
               f"{t['aim']:.1f}×" if t["aim"] else "", f"{t['ratio']:.2f}×", "yes" if t["met"] else "**no**"]
              for t in document.get("targets", [])]
-    return "## Targets\n\n" + _table(["", "at least", "aim", "measured", "met"], lines) if lines else ""
+    return "## Targets\n\n" + table(["", "at least", "aim", "measured", "met"], lines) if lines else ""
 
 
 def _limits(document: Row, rows: Sequence[Row]) -> str:
@@ -97,10 +91,10 @@ def _limits(document: Row, rows: Sequence[Row]) -> str:
               f"{row.get('gb_per_s', row.get('gop_per_s')):.1f} {'GB/s' if 'gb_per_s' in row else 'GOP/s'}",
               f"{row['limit']:.0f}", f"{100 * row['share_of_limit']:.0f} %"]
              for row in rows if row.get("share_of_limit") and row["case"] in ("prefill-512", "decode-128")]
-    table = "\n\n" + _table(["", "achieved", "limit", "share"], lines) if lines else ""
+    shares = "\n\n" + table(["", "achieved", "limit", "share"], lines) if lines else ""
     hosts = [f"{host['file']} {1e6 * host['host_s']:.0f} µs of {1e3 * host['step_s']:.2f} ms "
              f"({100 * host['share']:.0f} %)" for host in document["host"] if "host_s" in host]
-    text = f"## Limits of the machine, and how near\n\nReads: {reads}. Peaks (1e9 per second): {peaks}.{table}"
+    text = f"## Limits of the machine, and how near\n\nReads: {reads}. Peaks (1e9 per second): {peaks}.{shares}"
     return text + (f"\n\nPenstock's host time per decode step: {'; '.join(hosts)}." if hosts else "")
 
 
@@ -108,16 +102,13 @@ def _checks(document: Row) -> str:
     lines = [[f"{c['file']}, {TITLES.get(c['case'], c['case'])}", f"{c['tool']:.1f}", f"{c['driver']:.1f}",
               f"{c['ratio']:.2f}", "yes" if c["within_10_percent"] else "**no**"]
              for c in document.get("llama_bench", [])]
-    return "## llama.cpp as driven here and by llama-bench\n\n" + _table(
+    return "## llama.cpp as driven here and by llama-bench\n\n" + table(
         ["", "llama-bench", "here", "ratio", "within 10 %"], lines) if lines else ""
 
 
 def _notes(document: Row) -> str:
     notes = [*document["notes"]]
-    busy = [rest["busy_share"] for rest in document["rest"] if rest["busy_share"] is not None]
-    if busy and statistics.median(busy) > BUSY:
-        notes.append(f"**The machine was busy while all engines rested ({100 * statistics.median(busy):.0f} % of its "
-                     "cores): these figures are not to be trusted.**")
+    notes += busy_notes((rest["busy_share"] for rest in document["rest"]), "engines")
     notes += [f"{ENGINE_TITLES[name]} was skipped: {why}." for name, why in document["absent"].items()]
     if document["skipped"]:
         notes.append(f"Left out: {', '.join(document['skipped'])}.")

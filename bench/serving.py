@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.load.bar import Bar
+from bench.bar import Bar
 from bench.load.document import header, now, write
 from bench.load.options import add_options, check, trial_options
 from bench.load.table import markdown, notes
@@ -54,7 +54,7 @@ def run(chosen: argparse.Namespace) -> Document:
     target = Target.parse(chosen.url, chosen.api_key)
     document = header("serving", busy_share(chosen.pause or 0.1))
     factor = chosen.tokens_per_word or calibrate(target, chosen.model)
-    with Bar() as bar:
+    with Bar("request") as bar:
         trial = Trial(model=chosen.model, tokens_per_word=factor or TOKENS_PER_WORD, note=bar.note, begin=bar.begin,
                       advance=bar.advance, **trial_options(chosen.workload, chosen, target))
         phases = trial.run(f"{chosen.nonce}/{chosen.seed}")

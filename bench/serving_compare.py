@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.load.bar import Bar
+from bench.bar import Bar
 from bench.load.contest import markdown, summarize
 from bench.load.document import header, now, write
 from bench.load.options import add_options, check, trial_options
@@ -68,7 +68,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not entries:
         print(f"error: no server of {chosen.servers} can be measured", file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory() as folder, Bar() as bar:
+    with tempfile.TemporaryDirectory() as folder, Bar("request") as bar:
         logs = chosen.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
         contest = Contest(chosen, absent, bar, entries[0].name)

@@ -78,14 +78,15 @@ class Intake:
         text = tokenizer.apply_chat_template(messages, **(values or {}))
         return Encoded(self._encode(text, cut, add_special_tokens=False), text)
 
-    def encode(self, prompt: Prompt, *, cut: bool = False) -> Encoded:
-        """`cut` says that the request allows a prompt that is too long."""
+    def encode(self, prompt: Prompt, *, cut: bool = False, add_special_tokens: bool = True) -> Encoded:
+        """`cut` says that the request allows a prompt that is too long; `add_special_tokens` puts around a plain text
+        what the model expects there."""
         if isinstance(prompt, Mapping):
             return self._encode_mapping(prompt, cut)
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidRequest("the prompt is empty: give at least one character or token")
-            return Encoded(self._encode(prompt, cut), prompt)
+            return Encoded(self._encode(prompt, cut, add_special_tokens), prompt)
         return Encoded(self._checked(prompt, cut))
 
     def _encode_mapping(self, prompt: Mapping[str, Any], cut: bool) -> Encoded:

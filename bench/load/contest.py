@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from bench.load.table import table
-from bench.quiet import BUSY
+from bench.markdown import busy_notes, table
 
 Row = dict[str, Any]
 # what it is called, where it stands in a phase's figures, whether more is better, how it is written
@@ -86,10 +85,7 @@ def _ratios(rows: Sequence[Row]) -> str:
 
 def _notes(document: Row) -> list[str]:
     found = [*document["notes"]]
-    busy = [rest["busy_share"] for rest in document["rests"] if rest["busy_share"] is not None]
-    if busy and statistics.median(busy) > BUSY:
-        found.append(f"**The machine was busy while all servers rested ({100 * statistics.median(busy):.0f} % of its "
-                     "cores): these figures are not to be trusted.**")
+    found += busy_notes((rest["busy_share"] for rest in document["rests"]), "servers")
     found += [f"{name} was skipped: {why}." for name, why in document["absent"].items()]
     found += [f"{failure['server']} failed{', ' + failure['workload'] if failure['workload'] else ''}: "
               f"{failure['error']}" for failure in document["failures"]]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from bench.markdown import table
 from bench.quiet import BUSY
 
 Row = dict[str, Any]
 LATENCIES = (("ttft_s", "TTFT, s", 1), ("tpot_s", "TPOT, ms", 1000), ("itl_s", "ITL, ms", 1000), ("e2e_s", "E2E, s", 1),
              ("refusal_s", "refusal, ms", 1000))
 COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def markdown(document: Row) -> str:

@@ -91,7 +91,6 @@ class Closer:
         self.lexicon = lexicon
         self._words = list(words)
         self._bits = np.zeros(lexicon.mask_words, dtype=np.int32)
-        self.num_states = 0      # looked at so far
 
     def search(self, start: LLMatcher, place: Place | None = None, most: int = MAX_STATES) -> bytes | None:
         """Bytes after which the grammar may end; None if none were found. `place` is given for JSON."""
@@ -101,7 +100,6 @@ class Closer:
         for _ in range(most):
             if not steps:
                 return None
-            self.num_states += 1
             step = heapq.heappop(steps)
             if step.more is not None:
                 step = self._taken(step)

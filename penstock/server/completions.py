@@ -16,7 +16,7 @@ from penstock.server.completion_body import CompletionBody
 from penstock.server.context import client_of, event_stream, json_response, new_id, now, read, server_of, unless_gone
 from penstock.server.fields import sampling_params
 from penstock.server.generation import Generation
-from penstock.server.logprobs import completion_logprobs
+from penstock.server.logprobs import completion_logprobs, prompt_logprobs
 from penstock.server.model import ServedModel
 from penstock.server.structure import structure
 from penstock.types import SamplingParams, StreamDelta, TokenLogprobs
@@ -28,7 +28,8 @@ async def completions(request: Request) -> Response:
     model = await server.catalog.open(body.model)
     params = _params(body, model)
     cut = body.truncate_prompt_tokens is not None
-    prompts = [await model.encode(prompt, cut=cut) for prompt in body.prompts()]
+    prompts = [await model.encode(prompt, cut=cut, add_special_tokens=body.add_special_tokens)
+               for prompt in body.prompts()]
     generation = server.generate(model, client_of(request), body, [(encoded, params) for encoded in prompts])
     answer = CompletionAnswer(body, prompts, generation)
     if body.stream:
@@ -79,8 +80,7 @@ class CompletionAnswer:
                 finish_reason: str | None, stop_reason: int | str | None, *, first: bool, offset: int = 0,
                 ) -> dict[str, Any]:
         body, prompt = self.body, self.prompts[number]
-        empty = body.max_tokens == 0
-        if empty:
+        if body.max_tokens == 0:
             text, token_ids, logprobs, finish_reason = "", [], [], finish_reason and "length"
         choice: dict[str, Any] = {"index": number * self.num_each + sibling, "text": text, "logprobs": None,
                                   "finish_reason": finish_reason, "stop_reason": stop_reason}
@@ -94,10 +94,7 @@ class CompletionAnswer:
                 ids = [*prompt.tokens, *ids]
             choice["logprobs"] = completion_logprobs(positions, self._texts(ids), body.logprobs, offset)
         if body.prompt_logprobs is not None and first:
-            choice["prompt_logprobs"] = [position and {str(id): {"logprob": max(one.logprob, -9999.0), "rank": one.rank,
-                                                                 "decoded_token": one.decoded_token}
-                                                       for id, one in position.items()}
-                                         for position in self._prompt_logprobs.get(number, [])]
+            choice["prompt_logprobs"] = prompt_logprobs(self._prompt_logprobs.get(number, []))
         if body.return_token_ids:
             choice["token_ids"] = list(token_ids)
             if first:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from penstock.server.chat_body import ChatBody, Message, NamedChoice
 from penstock.server.fields import sampling_params
 from penstock.server.model import ServedModel
 from penstock.server.structure import structure
-from penstock.text.reasoning import REASONING, ReasoningSplitter, detect_kind
+from penstock.text.reasoning import ReasoningSplitter, detect_kind, new_splitter
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.tools import TOOL_PARSERS, ToolParser, detect_parser
 from penstock.text.tools.describe import describe, normalized, supports_tools
@@ -28,7 +28,7 @@ class Conversation:
     params: SamplingParams
     parser: str | None = None           # of tool calls, where the model may make them
     named: bool = False                 # the client named the function to call
-    new_splitter: Callable[[], ReasoningSplitter | None] = lambda: None
+    reasoning: str | None = None        # how it is marked, where the answer may have some
     most_calls: int | None = None       # those beyond it are passed over
 
     @classmethod
@@ -51,12 +51,12 @@ class Conversation:
                                      "of them")
             form = _call_form(body, tools, parser, special)
         params = _params(body, model, form, keep_special=parser is not None and bool(special))
-        reasoning = model.reasoning_parser or detect_kind(template)
-        marks = REASONING[reasoning] if reasoning and form is None else None
-        inside = marks is not None and (encoded.prompt or "").rstrip().endswith(marks.begin)
-        return cls(encoded, params, parser, isinstance(body.tool_choice, NamedChoice),
-                   lambda: ReasoningSplitter(marks.begin, marks.end, inside) if marks else None,
+        reasoning = (model.reasoning_parser or detect_kind(template)) if form is None else None
+        return cls(encoded, params, parser, isinstance(body.tool_choice, NamedChoice), reasoning,
                    1 if body.parallel_tool_calls is False else None)
+
+    def new_splitter(self) -> ReasoningSplitter | None:
+        return new_splitter(self.reasoning, self.encoded.prompt or "")
 
     def new_parser(self) -> ToolParser | None:
         return TOOL_PARSERS[self.parser]() if self.parser else None

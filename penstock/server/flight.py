@@ -26,7 +26,6 @@ class Flight:
         self.outputs: dict[int, list[int]] = {sibling: [] for sibling in range(request.num_siblings)}
         self.num_deaths = 0                         # of engines that had it
         self.begun_s = time.monotonic()
-        self.first_s: float | None = None           # when its first token came
         self._items: asyncio.Queue[StreamDelta | PenstockError | None] = asyncio.Queue()
         self._num_cached: int | None = None
 
@@ -51,8 +50,6 @@ class Flight:
             self._num_cached = delta.num_cached_tokens
         elif delta.num_cached_tokens != self._num_cached:
             delta = replace(delta, num_cached_tokens=self._num_cached)
-        if self.first_s is None and delta.tokens:
-            self.first_s = time.monotonic()
         self.outputs[delta.sibling] += delta.tokens
         ends_here = self.collector.push(delta)
         if ends_here or delta.finish_reason is not None:

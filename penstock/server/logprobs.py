@@ -1,4 +1,4 @@
-"""Log probabilities in OpenAI's two shapes."""
+"""Log probabilities in OpenAI's two shapes, and a prompt's in vLLM's."""
 
 from __future__ import annotations
 
@@ -38,3 +38,10 @@ def completion_logprobs(positions: Sequence[TokenLogprobs | None], tokens: Seque
         tops.append({one.decoded_token or "": finite(one.logprob) for one in ranked} if position else None)
     return {"tokens": list(tokens), "token_logprobs": values, "top_logprobs": tops if num_top else None,
             "text_offset": offsets}
+
+
+def prompt_logprobs(positions: Iterable[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    """As vLLM shows those of a prompt; its first token has none."""
+    return [None if position is None else {
+        str(id): {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": one.decoded_token}
+        for id, one in position.items()} for position in positions]

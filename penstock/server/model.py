@@ -171,9 +171,9 @@ class ServedModel:
 
     # text
 
-    async def encode(self, prompt: Prompt, *, cut: bool = False) -> Encoded:
+    async def encode(self, prompt: Prompt, *, cut: bool = False, add_special_tokens: bool = True) -> Encoded:
         size = len(prompt) if isinstance(prompt, str) else 0
-        return await _aside(size, lambda: self.taking.encode(prompt, cut=cut))
+        return await _aside(size, lambda: self.taking.encode(prompt, cut=cut, add_special_tokens=add_special_tokens))
 
     async def encode_messages(self, messages: Messages, values: Mapping[str, Any], *, cut: bool = False) -> Encoded:
         size = sum(len(str(message.get("content") or "")) for message in messages)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.server.conversation import Conversation
+from penstock.server.logprobs import prompt_logprobs
 from penstock.text.events import CallArguments, CallBegin, Event, Reasoning, Text
 from penstock.types import StreamDelta, TokenLogprobs
 
@@ -56,7 +57,7 @@ class Turn:
         self.token_ids += item.token_ids
         self.logprobs += item.logprobs
         if item.prompt_logprobs is not None:
-            self.prompt_logprobs = [_named(position) for position in item.prompt_logprobs]
+            self.prompt_logprobs = prompt_logprobs(item.prompt_logprobs)
         events = self._events(item.text, item.finish_reason is not None)
         if item.finish_reason is not None:
             self._finish_reason, self.stop_reason = item.finish_reason, item.stop_reason
@@ -92,13 +93,3 @@ class Turn:
         assert isinstance(event, CallArguments)
         self.calls[event.index].arguments += event.text
         return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
-
-
-def _named(position: TokenLogprobs | None) -> dict[str, Any] | None:
-    """As vLLM shows prompt log probabilities."""
-    if position is None:
-        return None
-    return {str(id): {"logprob": max(one.logprob, -9999.0), "rank": one.rank, "decoded_token": one.decoded_token}
-            for id, one in position.items()}
-
-

@@ -105,10 +105,9 @@ def detect_kind(chat_template: str | None) -> str | None:
     return next((kind for kind, marks in REASONING.items() if marks.begin in source or marks.end in source), None)
 
 
-def detect_reasoning(chat_template: str | None, prompt_text: str) -> ReasoningSplitter | None:
-    """A splitter for the answer to this prompt; None where the template knows no reasoning. A prompt that ends with
-    the opening marker has opened the block."""
-    kind = detect_kind(chat_template)
+def new_splitter(kind: str | None, prompt_text: str) -> ReasoningSplitter | None:
+    """For the answer to this prompt; None where the model has no reasoning. A prompt that ends with the opening marker
+    has opened the block."""
     if kind is None:
         return None
     marks = REASONING[kind]

@@ -9,7 +9,6 @@ from penstock.intake import Encoded
 from penstock.server.conversation import Conversation
 from penstock.server.ollama.answer import Clock, Head, OllamaAnswer
 from penstock.server.turn import Turn
-from penstock.text.reasoning import ReasoningSplitter
 from penstock.types import SamplingParams, StreamDelta
 
 CALLS = ('Wait.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -40,6 +39,6 @@ def test_a_call_that_was_cut_off_is_none() -> None:
 
 
 def test_thoughts_have_their_own_field() -> None:
-    messages = said("<think>\nHm, Paris?</think>\n\nParis.", new_splitter=ReasoningSplitter)
+    messages = said("<think>\nHm, Paris?</think>\n\nParis.", reasoning="qwen3")
     assert "".join(message.get("thinking", "") for message in messages) == "Hm, Paris?"
     assert "".join(message["content"] for message in messages) == "Paris."

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.text.events import Reasoning, Text
-from penstock.text.reasoning import REASONING, ReasoningSplitter, detect_kind, detect_reasoning
+from penstock.text.reasoning import REASONING, ReasoningSplitter, detect_kind, new_splitter
 from tests.text.streams import cut, places, run
 
 EXAMPLES = [
@@ -76,7 +76,7 @@ def test_a_megabyte():
 ])
 def test_template_and_prompt_tell(template, prompt, kind, inside):
     assert detect_kind(template) == kind
-    splitter = detect_reasoning(template, prompt)
+    splitter = new_splitter(detect_kind(template), prompt)
     assert (splitter is not None) == (kind is not None)
     if splitter is not None:
         assert splitter.push("x") == [Reasoning("x") if inside else Text("x")]
