@@ -78,6 +78,9 @@ def test_completions_with_echo_and_token_ids(client: openai.OpenAI, server: Runn
     text = client.completions.create(model="smollm2", prompt="Once upon a time", max_tokens=6, temperature=0)
     ids = client.completions.create(model="smollm2", prompt=tokens, max_tokens=6, temperature=0)
     assert text.choices[0].text == ids.choices[0].text
+    bare = client.completions.create(model="smollm2", prompt="Once upon a time", max_tokens=1, echo=True, temperature=0,
+                                     extra_body={"add_special_tokens": False})
+    assert bare.usage is not None and bare.usage.prompt_tokens == 4
     echoed = client.completions.create(model="smollm2", prompt=["Once upon a time", "One two"], max_tokens=2,
                                        temperature=0, echo=True, logprobs=1)
     assert [choice.index for choice in echoed.choices] == [0, 1]
