@@ -9,7 +9,6 @@ from typing import Any
 from penstock.intake import Encoded
 from penstock.server.conversation import Conversation
 from penstock.server.generation import Generation, Usage
-from penstock.text.reasoning import ReasoningSplitter
 from penstock.types import SamplingParams, StreamDelta
 
 THOUGHT_AND_CALLS = ('<think>\nLook it up.\n</think>\n\nOne moment.\n'
@@ -38,8 +37,7 @@ class Recorded(Generation):
 
 
 def conversation(most_calls: int | None = None) -> Conversation:
-    return Conversation(Encoded([1] * 10), SamplingParams(), "hermes", False,
-                        lambda: ReasoningSplitter("<think>", "</think>", False), most_calls)
+    return Conversation(Encoded([1] * 10), SamplingParams(), "hermes", False, "qwen3", most_calls)
 
 
 async def joined(events: AsyncGenerator[bytes, None]) -> bytes:
