@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.sampling.closing import BLANKS, Place
 from penstock.sampling.lexicon import Lexicon
+from penstock.sampling.plain import simplest
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -48,6 +49,46 @@ def least_tokens(start: LLMatcher, lexicon: Lexicon, is_json: bool) -> tuple[int
                 following[after] = (copy, (*path, token))
         level, length = following, length + 1
     return length + 1, None
+
+
+def least_plain_tokens(start: LLMatcher, lexicon: Lexicon) -> tuple[int, tuple[int, ...] | None]:
+    """The same for JSON whose strings and numbers may be any. Of texts that differ in those alone one is followed, and
+    within a string only what closes it: tokens that do not are there in vain."""
+    level: dict[bytes, tuple[LLMatcher, bool]] = {b"": (start, False)}
+    known = {b""}
+    num_texts, length = 0, 0
+    while level:
+        following: dict[bytes, tuple[LLMatcher, bool]] = {}
+        for text, (matcher, within) in level.items():
+            if within:
+                more = lexicon.closings
+            else:
+                allowed = _following(matcher, lexicon)
+                if allowed is None or len(allowed) > MAX_BRANCHES:
+                    return length + 1, None
+                more = [lexicon.spellings[token] for token in allowed]
+            for spelled in more:
+                after, is_within = simplest(text + spelled)
+                if after in known:
+                    continue
+                copy, path = start.deep_copy(), lexicon.cover(after)
+                if path is None or not copy.consume_tokens(list(path)):
+                    if _leads(matcher, lexicon.cover(spelled)):
+                        return length + 1, None      # another string or number was not as good
+                    continue
+                if copy.is_accepting():
+                    return length + 1, path if len(path) == length + 1 else None
+                known.add(after)
+                following[after] = (copy, is_within)
+                num_texts += 1
+                if num_texts > MAX_TEXTS:
+                    return length + 1, None
+        level, length = following, length + 1
+    return length + 1, None
+
+
+def _leads(matcher: LLMatcher, path: tuple[int, ...] | None) -> bool:
+    return path is None or matcher.validate_tokens(list(path)) == len(path)
 
 
 def _following(matcher: LLMatcher, lexicon: Lexicon) -> list[int] | None:

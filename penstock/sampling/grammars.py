@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from penstock.errors import InvalidRequest
-from penstock.sampling.bound import least_tokens
+from penstock.sampling.bound import least_plain_tokens, least_tokens
 from penstock.sampling.closing import Closer, Place, literals
 from penstock.sampling.grammar import Grammar, reason
 from penstock.sampling.lexicon import Lexicon
+from penstock.sampling.plain import is_plain
 from penstock.sampling.source import llguidance_grammar
 from penstock.types import Request, StructuredOutputsParams
 
@@ -59,6 +60,8 @@ class CompiledGrammar:
     def _least(self) -> tuple[int, tuple[int, ...] | None]:
         if self.asked.choice is not None and self.closing is not None:
             return len(self.closing), self.closing
+        if self.is_json and is_plain(self.asked):
+            return least_plain_tokens(self.start, self.lexicon)
         return least_tokens(self.start, self.lexicon, self.is_json)
 
     def closing_within(self, max_tokens: int) -> tuple[int, ...] | None:

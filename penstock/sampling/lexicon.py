@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.sampling.likeliest import Array
+from penstock.sampling.plain import closings
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -65,6 +66,11 @@ class Lexicon:
         """Ids of letters and digits alone, longest first."""
         found = [id for spelled, id in self.ids.items() if spelled.isalnum()]
         return np.array(sorted(found, key=lambda id: (-len(self.spellings[id]), id)), dtype=np.int64)
+
+    @cached_property
+    def closings(self) -> list[bytes]:
+        """What ids may add to a JSON text from the end of a string on."""
+        return sorted({rest for spelled in self.ids for rest in closings(spelled)})
 
     @cached_property
     def _sorted(self) -> list[bytes]:

@@ -103,7 +103,6 @@ class ChatBody(SamplingBody, StructureBody):
     # without effect here
     metadata: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
-    moderation: Any = None
     prediction: Any = None
     prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
@@ -116,6 +115,7 @@ class ChatBody(SamplingBody, StructureBody):
     audio: Any = None
     functions: Any = None
     function_call: Any = None
+    moderation: Any = None
     web_search_options: Any = None
 
     @model_validator(mode="after")
@@ -140,5 +140,6 @@ REFUSED: dict[str, str] = {
     "audio": "models here speak no audio; leave it out",
     "functions": "give tools instead",
     "function_call": "give tool_choice instead",
+    "moderation": "the server moderates nothing; leave it out",
     "web_search_options": "the server does not search the web; leave it out",
 }

@@ -84,7 +84,7 @@ def test_budgets_that_nothing_fits_into_are_refused(grammars: Grammars) -> None:
         schema.require_fit(4)
     assert schema.closing is not None
     schema.require_fit(len(schema.closing))
-    grammars.compile(StructuredOutputsParams(json={"type": "string"})).require_fit(1)      # not known, so not refused
+    grammars.compile(StructuredOutputsParams(regex="(a|b|.*c)*zz")).require_fit(1)      # not known, so not refused
 
 
 @pytest.mark.parametrize("pattern", ["abc", "(ab|cd){3}", "a{3,5}b?", "x(y|zz)z", "[ab]{2}c", "(abc)+d", "ab?c?d?e"])
@@ -124,3 +124,45 @@ def _parts(data: bytes, cut: tuple[bool, ...]) -> list[bytes]:
             parts.append(data[begin:place])
             begin = place
     return [*parts, data[begin:]]
+
+
+def person(**more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, **more},
+            "required": ["name", "age", *more], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": "string"}, {"type": "number"}, {"type": "array", "items": {"type": "string"}, "minItems": 2},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 2}, {"type": "array", "items": {"anyOf": [
+        {"type": "string"}, {"type": "array", "items": {"type": "number"}, "minItems": 1}]}, "minItems": 2}])
+def test_the_bound_of_schemas_with_free_strings_and_numbers(schema: dict[str, Any]) -> None:
+    """Against every text of a small vocabulary; its ids close, escape and open strings along with other things."""
+    lexicon = tiny_lexicon(*rb'[" a" "," ", a"," "", \" "] 1, 12 x"] [[ ],['.split())
+    compiled = Grammars(lambda: lexicon).compile(StructuredOutputsParams(json=schema))
+    least, _ = compiled._least
+    useful = [spelled for spelled in lexicon.ids if set(spelled) <= set(b'[]",a1\\x')]
+    texts, count = {b""}, 0
+    while not any(_is_json_of(schema, text) for text in texts):
+        texts = {text + more for text in texts for more in useful if _begins_json(text + more)}
+        count += 1
+    assert least == count
+
+
+def _begins_json(text: bytes) -> bool:
+    return text[:1] in b'["1' and text.count(b"[") - text.count(b"]") >= 0
+
+
+def _is_json_of(schema: dict[str, Any], text: bytes) -> bool:
+    try:
+        return matches(schema, json.loads(text))
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("schema", [person(), person(home={"type": "array", "items": person(), "minItems": 1})])
+def test_the_bound_goes_on_beyond_free_strings(grammars: Grammars, schema: dict[str, Any]) -> None:
+    compiled = grammars.compile(StructuredOutputsParams(json=schema))
+    assert compiled.closing is not None
+    assert len(compiled.closing) - 2 <= compiled._least[0] <= len(compiled.closing)
+    with pytest.raises(InvalidRequest, match=f"at least {compiled._least[0]} tokens"):
+        compiled.require_fit(compiled._least[0] - 1)

@@ -43,7 +43,7 @@ HONOURED: dict[str, tuple[Any, Any]] = {
     "stream_options": ({"include_usage": True}, None),
 }
 WITHOUT_EFFECT: dict[str, Any] = {
-    "metadata": {"a": "b"}, "modalities": ["text"], "moderation": {"model": "x"},
+    "metadata": {"a": "b"}, "modalities": ["text"],
     "prediction": {"type": "content", "content": "x"}, "prompt_cache_key": "k", "prompt_cache_options": {},
     "prompt_cache_retention": "24h", "safety_identifier": "s", "service_tier": "auto", "store": False, "user": "u",
     "verbosity": "low",
