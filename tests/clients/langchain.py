@@ -23,13 +23,12 @@ assert "".join(str(chunk.content) for chunk in chunks) == answer.content and len
 assert [one.content for one in chat.batch([ASK] * 3)] == [answer.content] * 3
 
 
-@tool
 def get_weather(city: str) -> str:
     """Tells the weather of a city."""
     return f"sun in {city}"
 
 
-called = chat.bind_tools([get_weather], tool_choice="required").invoke("How is the weather in Paris?")
+called = chat.bind_tools([tool(get_weather)], tool_choice="required").invoke("How is the weather in Paris?")
 assert called.tool_calls and called.tool_calls[0]["name"] == "get_weather" and "city" in called.tool_calls[0]["args"]
 
 

@@ -32,7 +32,8 @@ def python_of(name: str) -> Path:
     if not (home / "installed").exists():
         print(f"{name}: installing {' '.join(PACKAGES[name])}", flush=True)
         venv.create(home, with_pip=True, clear=True)
-        install = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", *PACKAGES[name]]
+        install: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq",
+                                     *PACKAGES[name]]
         subprocess.run(install, check=True)
         (home / "installed").touch()
     return python
@@ -40,7 +41,7 @@ def python_of(name: str) -> Path:
 
 def passes(name: str, url: str) -> bool:
     try:
-        command = [python_of(name), "-I", HERE / f"{name}.py", url, MODEL]
+        command: list[str | Path] = [python_of(name), "-I", HERE / f"{name}.py", url, MODEL]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S,
                              env={**os.environ, **QUIET})
     except (subprocess.SubprocessError, OSError) as error:

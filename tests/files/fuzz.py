@@ -21,6 +21,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,6 +35,7 @@ def run_step(path: Path, whole_context: bool) -> None:
     """What a user's first request does: open, describe, load, three tokens through the model, and the tokenizer."""
     import torch
 
+    from penstock.models.decoder import Encoder
     from penstock.models.files import open_checkpoint
     from penstock.models.load import load_model
     from penstock.models.registry import spec_from_config
@@ -51,18 +53,22 @@ def run_step(path: Path, whole_context: bool) -> None:
         caches = [shape and LayerCache(torch.zeros(1, shape[0], shape[1], 8), torch.zeros(1, shape[0], 8, shape[1]), 0)
                   for shape in spec.kv_shapes()]
         hidden = model.forward(step, caches)
-        result = model.pool(hidden, bounds) if spec.is_encoder else model.logits(hidden, torch.tensor([count - 1]))
+        if isinstance(model, Encoder):
+            result = model.pool(hidden, bounds)
+        else:
+            result = model.logits(hidden, torch.tensor([count - 1]))
         assert result.shape[-1] == (spec.width if spec.is_encoder else spec.vocab_size)
-        if checkpoint.format == "gguf" and "tokenizer.ggml.model" in checkpoint.tokenizer_source():
-            _tokenize(checkpoint)
+        source = checkpoint.tokenizer_source()
+        if not isinstance(source, Path) and "tokenizer.ggml.model" in source:
+            _tokenize(source)
     finally:
         checkpoint.close()
 
 
-def _tokenize(checkpoint: Any) -> None:
+def _tokenize(source: Mapping[str, Any]) -> None:
     from penstock.text.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(checkpoint.tokenizer_source())
+    tokenizer = load_tokenizer(source)
     ids = tokenizer.encode("abc def<|im_end|> a\n")
     assert isinstance(tokenizer.decode(ids), str) and isinstance(tokenizer.token_text(3), str)
     if tokenizer.chat_template is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -17,6 +18,7 @@ import transformers
 from convert import FACTORS, LLAMA3, MODELS, tiny_model, write_gguf
 
 from penstock.errors import InvalidModel
+from penstock.models.decoder import Decoder
 from penstock.models.files import open_checkpoint
 from penstock.models.files.gguf_checkpoint import GgufCheckpoint
 from penstock.models.load import load_model
@@ -89,11 +91,12 @@ def test_our_model_gives_the_originals_logits(name: str, tmp_path: Path) -> None
     model, checkpoint = written(tmp_path, name)
     spec = spec_from_config(checkpoint.config, 32)
     decoder = load_model(checkpoint, spec)
+    assert isinstance(decoder, Decoder)
     count, int32 = IDS.shape[1], torch.int32
     step = Step(IDS[0], torch.arange(count), [torch.arange(count)], [torch.arange(2, dtype=int32)[None]],
                 torch.tensor([0, count], dtype=int32), torch.tensor([count], dtype=int32))
-    caches = [LayerCache(torch.zeros(2, heads, size, 16), torch.zeros(2, heads, 16, size), 0)
-              for heads, size in spec.kv_shapes()]
+    caches = [shape and LayerCache(torch.zeros(2, shape[0], shape[1], 16), torch.zeros(2, shape[0], 16, shape[1]), 0)
+              for shape in spec.kv_shapes()]
     with torch.no_grad():
         expected = model(IDS).logits[0]
         found = decoder.logits(decoder.forward(step, caches), torch.arange(count))
@@ -124,8 +127,9 @@ def test_config_has_the_originals_values(name: str, tmp_path: Path) -> None:
 
 
 def test_rope_scaling_is_recognised(tmp_path: Path) -> None:
-    scaling = {name: written(tmp_path, name)[1].config.get("rope_scaling")
-               for name in ("llama", "llama-linear", "llama-3.2", "llama-factors", "qwen2-yarn", "phi3-long")}
+    scaling: dict[str, Any] = {
+        name: written(tmp_path, name)[1].config.get("rope_scaling")
+        for name in ("llama", "llama-linear", "llama-3.2", "llama-factors", "qwen2-yarn", "phi3-long")}
     assert scaling["llama"] is None
     assert scaling["llama-linear"] == {"rope_type": "linear", "factor": 2.5}
     assert scaling["llama-3.2"] == {key: value for key, value in LLAMA3.items() if key != "rope_theta"}

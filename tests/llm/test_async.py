@@ -48,7 +48,8 @@ async def idle(llm: AsyncLLM) -> None:
 
 
 async def collect(stream: AsyncIterator[StreamDelta]) -> tuple[str, list[int], str | None]:
-    text, tokens, reason = "", [], None
+    text, reason = "", None
+    tokens: list[int] = []
     async for delta in stream:
         text, tokens, reason = text + delta.text, [*tokens, *delta.token_ids], delta.finish_reason
     return text, tokens, reason
@@ -80,7 +81,8 @@ def test_siblings_chat_and_defaults(text_folder: str, text_llm: LLM) -> None:
             tokens.setdefault(delta.index, []).extend(delta.token_ids)
         assert [tokens[index] for index in range(3)] == [one.token_ids for one in siblings]
         assert await collect(llm.chat(ask, LONG)) == (answer.text, answer.token_ids, "length")
-        assert len((await collect(llm.generate([1, 2])))[1]) <= llm.default_sampling_params().max_tokens
+        most = llm.default_sampling_params().max_tokens
+        assert most is not None and len((await collect(llm.generate([1, 2])))[1]) <= most
         assert llm.tokenizer is not None
 
     serve(text_folder, body, skip_tokenizer_init=False)

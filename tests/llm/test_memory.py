@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.quant.dense import Dense
 from tests.llm import tiny
 
 
 def traces(llm: LLM) -> list[weakref.ref[Any]]:
     runner = tiny.runner(llm.service)
-    panels = runner.model.embedding.tokens.panels      # type: ignore[union-attr]
-    return [weakref.ref(thing) for thing in (runner, runner.model, runner.memory, runner.memory.blocks, panels)]
+    tokens = runner.model.embedding.tokens
+    assert isinstance(tokens, Dense)
+    return [weakref.ref(thing)
+            for thing in (runner, runner.model, runner.memory, runner.memory.blocks, tokens.panels)]
 
 
 def used(model: str) -> LLM:

@@ -93,12 +93,13 @@ def test_a_beginning_token_is_in_every_window(checkpoint: tuple[str, Any], tmp_p
     folder, theirs = checkpoint
     made = Tokenizer.from_str(tiny.tokenizer().to_str())
     begin = made.token_to_id(tiny.EOS)
+    assert begin is not None
     made.post_processor = processors.TemplateProcessing(single=f"{tiny.EOS} $A", special_tokens=[(tiny.EOS, begin)])
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": tiny.EOS}))
     (tmp_path / "config.json").write_text((Path(folder) / "config.json").read_text())
     exact = {"kv_cache_dtype": "float32", "kv_cache_tokens": 1024, "threads": 1}
-    with LLM(folder, tokenizer=str(tmp_path), progress=False, **exact) as llm:        # type: ignore[arg-type]
+    with LLM(folder, tokenizer=str(tmp_path), progress=False, **exact) as llm:
         assert llm.tokenizer is not None and tokens_before(llm.tokenizer) == [begin]
         tokens = llm.tokenizer.encode(TEXT, add_special_tokens=False)
         for window, stride in ((24, 12), (24, 23)):

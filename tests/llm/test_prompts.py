@@ -40,7 +40,7 @@ def test_many_prompts_of_mixed_forms_keep_their_order(text_llm: LLM) -> None:
     assert ids_of(outputs) == ids_of(alone)
     assert [len(ids) for ids in ids_of(outputs)] == [9, 8, 7, 6, 5, 4]
     assert len({output.request_id for output in outputs}) == len(prompts)
-    assert ids_of(text_llm.generate(iter(prompts), params, use_tqdm=False)) == ids_of(alone)
+    assert ids_of(text_llm.generate(iter(prompts), params, use_tqdm=False)) == ids_of(alone)  # type: ignore[arg-type]
 
 
 def test_no_prompts_no_outputs(llm: LLM, greedy: SamplingParams) -> None:
@@ -86,6 +86,7 @@ def test_detokenize_false(text_llm: LLM) -> None:
     assert without.outputs[0].token_ids == with_text.outputs[0].token_ids
     assert without.outputs[0].text == "" != with_text.outputs[0].text
     assert with_text.outputs[0].logprobs and without.outputs[0].logprobs
+    assert text_llm.tokenizer is not None
     for position, token in zip(with_text.outputs[0].logprobs, with_text.outputs[0].token_ids):
         assert position[token].decoded_token == text_llm.tokenizer.token_text(token)
     assert all(one.decoded_token is None for position in without.outputs[0].logprobs for one in position.values())
@@ -95,13 +96,14 @@ def test_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
     folder = Path(tiny.write_config(tmp_path / "model"))
     settings: dict[str, Any] = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.25,
                                 "do_sample": True, "eos_token_id": [3, 4], "max_length": 99, "unknown": "value"}
-    for changes, expected in [
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, dict(temperature=0.5, top_k=7, top_p=0.9, repetition_penalty=1.25, max_tokens=16)),
         ({"do_sample": False}, dict(temperature=0.0, top_k=0, max_tokens=16)),
         ({"max_new_tokens": 5}, dict(temperature=0.5, max_tokens=5)),
         ({"temperature": "hot", "top_k": None}, dict(temperature=1.0, top_k=0, top_p=0.9)),
         ({"top_p": 17}, dict(temperature=1.0, top_p=1.0)),
-    ]:
+    ]
+    for changes, expected in cases:
         (folder / "generation_config.json").write_text(json.dumps({**settings, **changes}))
         with tiny.dummy(str(folder)) as model:
             params = model.default_sampling_params()

@@ -76,9 +76,14 @@ def test_prompts(text_llm: LLM, prompt: Any, parts: list[str]) -> None:
 def test_ten_megabytes_are_refused_by_their_beginning(text_llm: LLM, prompt: Any,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[int] = []
+    assert text_llm.tokenizer is not None
     encode = text_llm.tokenizer.encode
-    monkeypatch.setattr(text_llm.tokenizer, "encode", lambda text, **values: (encoded.append(len(text)),
-                                                                              encode(text, **values))[1])
+
+    def noted(text: str, **values: Any) -> list[int]:
+        encoded.append(len(text))
+        return encode(text, **values)
+
+    monkeypatch.setattr(text_llm.tokenizer, "encode", noted)
     refused(lambda: text_llm.generate(prompt, GREEDY, use_tqdm=False), InvalidRequest, "tokens", "512",
             "truncate_prompt_tokens")
     message = [{"role": "user", "content": prompt}]

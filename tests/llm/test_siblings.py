@@ -116,6 +116,7 @@ def test_beams_equal_transformers(real: LLM, theirs: Any) -> None:
     prompts = [[5, 17, 200, 31], [7, 8], list(range(40, 70))]
     found = real.beam_search(prompts, BeamSearchParams(beam_width=4, max_tokens=8, ignore_eos=True))
     assert real.stats()["num_used_blocks"] == 0
+    assert real.tokenizer is not None
     for prompt, output in zip(prompts, found):
         with torch.no_grad():
             expected = theirs.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), num_beams=4,

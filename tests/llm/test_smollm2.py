@@ -25,11 +25,13 @@ def test_a_conversation(smollm2: LLM) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=24)
     first = smollm2.chat([QUESTION], greedy, use_tqdm=False)[0]
     answer = first.outputs[0]
+    assert smollm2.tokenizer is not None
     assert "Paris" in answer.text and (answer.finish_reason, answer.stop_reason) == ("stop", None)
     assert answer.token_ids[-1] in smollm2.tokenizer.eos_token_ids and "<|im_end|>" not in answer.text
     assert "".join(delta.text for delta in smollm2.stream([QUESTION], greedy)) == answer.text
     turns = [QUESTION, {"role": "assistant", "content": answer.text}, {"role": "user", "content": "And of Italy?"}]
     second = smollm2.chat(turns, greedy, use_tqdm=False)[0]
+    assert first.prompt is not None and second.prompt is not None
     assert second.prompt.startswith(first.prompt) and "Rome" in second.outputs[0].text
     known = len(first.prompt_token_ids) + len(answer.token_ids)
     assert second.num_cached_tokens >= known - known % 16 - 16
@@ -46,7 +48,7 @@ def test_stop_string_and_raw_text(smollm2: LLM) -> None:
 def test_sampling_with_siblings(smollm2: LLM) -> None:
     params = SamplingParams(n=3, seed=5, temperature=0.9, top_p=0.9, max_tokens=10, logprobs=1)
     answers = smollm2.generate("Once upon a time", params, use_tqdm=False)[0].outputs
-    assert len({answer.text for answer in answers}) == 3
+    assert smollm2.tokenizer is not None and len({answer.text for answer in answers}) == 3
     for answer in answers:
         assert answer.text == smollm2.tokenizer.decode(answer.token_ids)
         assert answer.logprobs and all(-20 < position[token].logprob <= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-SMOLLM2_135M = {
+SMOLLM2_135M: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
     "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576, "initializer_range": 0.041666666666666664,
     "intermediate_size": 1536, "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
@@ -15,7 +15,7 @@ SMOLLM2_135M = {
     "use_cache": True, "vocab_size": 49152,
 }
 
-LLAMA_3_1_8B = {
+LLAMA_3_1_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
     "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
     "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
@@ -26,7 +26,7 @@ LLAMA_3_1_8B = {
     "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 128256,
 }
 
-MISTRAL_7B = {
+MISTRAL_7B: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
     "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
     "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -35,7 +35,7 @@ MISTRAL_7B = {
     "vocab_size": 32000,
 }
 
-QWEN2_5_0_5B = {
+QWEN2_5_0_5B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
     "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
     "max_position_embeddings": 32768, "max_window_layers": 21, "model_type": "qwen2", "num_attention_heads": 14,
@@ -44,7 +44,7 @@ QWEN2_5_0_5B = {
     "use_cache": True, "use_mrope": False, "use_sliding_window": False, "vocab_size": 151936,
 }
 
-QWEN3_0_6B = {
+QWEN3_0_6B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
     "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02,
     "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3",
@@ -54,7 +54,7 @@ QWEN3_0_6B = {
     "vocab_size": 151936,
 }
 
-GEMMA_2B = {
+GEMMA_2B: dict[str, Any] = {
     "architectures": ["GemmaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2,
     "eos_token_id": 1, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh",
     "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 16384, "max_position_embeddings": 8192,
@@ -63,7 +63,7 @@ GEMMA_2B = {
     "transformers_version": "4.38.0.dev0", "use_cache": True, "vocab_size": 256000,
 }
 
-GEMMA_2_2B = {
+GEMMA_2_2B: dict[str, Any] = {
     "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
     "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
@@ -74,7 +74,7 @@ GEMMA_2_2B = {
     "transformers_version": "4.42.4", "use_cache": True, "vocab_size": 256000,
 }
 
-GEMMA_3_270M = {
+GEMMA_3_270M: dict[str, Any] = {
     "_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"], "attention_bias": False,
     "attention_dropout": 0.0, "attn_logit_softcapping": None, "bos_token_id": 2, "eos_token_id": 1,
     "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640,
@@ -87,7 +87,7 @@ GEMMA_3_270M = {
     "vocab_size": 262144,
 }
 
-PHI_3_MINI_128K = {
+PHI_3_MINI_128K: dict[str, Any] = {
     "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "bos_token_id": 1, "embd_pdrop": 0.0,
     "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
@@ -106,7 +106,7 @@ PHI_4_MINI = PHI_3_MINI_128K | {
     "bos_token_id": 199999, "eos_token_id": 199999, "pad_token_id": 199999,
 }
 
-GPT2 = {
+GPT2: dict[str, Any] = {
     "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
     "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
     "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
@@ -115,7 +115,7 @@ GPT2 = {
     "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 50257,
 }
 
-PYTHIA_160M = {
+PYTHIA_160M: dict[str, Any] = {
     "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
     "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-05,
     "max_position_embeddings": 2048, "model_type": "gpt_neox", "num_attention_heads": 12, "num_hidden_layers": 12,
@@ -123,7 +123,7 @@ PYTHIA_160M = {
     "transformers_version": "4.24.0", "use_cache": True, "use_parallel_residual": True, "vocab_size": 50304,
 }
 
-FALCON_7B = {
+FALCON_7B: dict[str, Any] = {
     "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
     "attention_dropout": 0.0, "auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"}, "bias": False,
     "bos_token_id": 11, "eos_token_id": 11, "hidden_dropout": 0.0, "hidden_size": 4544, "initializer_range": 0.02,
@@ -137,7 +137,7 @@ FALCON_40B = FALCON_7B | {
     "num_kv_heads": 8,
 }
 
-OPT_350M = {
+OPT_350M: dict[str, Any] = {
     "_name_or_path": "opt-350m", "_remove_final_layer_norm": False, "activation_dropout": 0.0,
     "activation_function": "relu", "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2,
     "do_layer_norm_before": False, "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 4096, "hidden_size": 1024,
@@ -147,7 +147,7 @@ OPT_350M = {
     "word_embed_proj_dim": 512,
 }
 
-BLOOM_560M = {
+BLOOM_560M: dict[str, Any] = {
     "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0, "architectures": ["BloomForCausalLM"],
     "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "bos_token_id": 1, "eos_token_id": 2,
     "hidden_dropout": 0.0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "masked_softmax_fusion": True,
@@ -157,7 +157,7 @@ BLOOM_560M = {
     "vocab_size": 250880,
 }
 
-STARCODER2_3B = {
+STARCODER2_3B: dict[str, Any] = {
     "activation_function": "gelu", "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1,
     "attention_softmax_in_fp32": True, "bos_token_id": 0, "embedding_dropout": 0.1, "eos_token_id": 0,
     "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072, "initializer_range": 0.018042,
@@ -169,7 +169,7 @@ STARCODER2_3B = {
     "use_cache": True, "vocab_size": 49152,
 }
 
-OLMO_2_1B = {
+OLMO_2_1B: dict[str, Any] = {
     "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
     "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
     "intermediate_size": 8192, "max_position_embeddings": 4096, "model_type": "olmo2", "num_attention_heads": 16,
@@ -178,7 +178,7 @@ OLMO_2_1B = {
     "transformers_version": "4.47.0", "use_cache": True, "vocab_size": 100352,
 }
 
-GRANITE_3_2B = {
+GRANITE_3_2B: dict[str, Any] = {
     "architectures": ["GraniteForCausalLM"], "attention_bias": False, "attention_dropout": 0.1,
     "attention_multiplier": 0.015625, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
     "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
@@ -189,7 +189,7 @@ GRANITE_3_2B = {
     "vocab_size": 49155,
 }
 
-ALL_MINILM_L6 = {
+ALL_MINILM_L6: dict[str, Any] = {
     "_name_or_path": "nreimers/MiniLM-L6-H384-uncased", "architectures": ["BertModel"],
     "attention_probs_dropout_prob": 0.1, "gradient_checkpointing": False, "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1, "hidden_size": 384, "initializer_range": 0.02, "intermediate_size": 1536,

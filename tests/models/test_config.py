@@ -77,8 +77,8 @@ def test_long_rope_is_chosen_by_the_length() -> None:
     long = attentions(spec_from_config(PHI_3_MINI_128K, max_model_len=4097))[0].rope
     assert short is not None and isinstance(short.scaling, LongScaling)
     assert long is not None and isinstance(long.scaling, LongScaling)
-    assert list(short.scaling.factors) == PHI_3_MINI_128K["rope_scaling"]["short_factor"]  # type: ignore[index]
-    assert list(long.scaling.factors) == PHI_3_MINI_128K["rope_scaling"]["long_factor"]  # type: ignore[index]
+    assert list(short.scaling.factors) == PHI_3_MINI_128K["rope_scaling"]["short_factor"]
+    assert list(long.scaling.factors) == PHI_3_MINI_128K["rope_scaling"]["long_factor"]
     assert short.scaling.attention_factor == long.scaling.attention_factor == pytest.approx(1.1902380714238083)
 
 
@@ -202,9 +202,10 @@ def test_random_configs_only_ever_raise_our_errors(data: st.DataObject) -> None:
 
 
 def test_not_an_object() -> None:
-    for config in ([], "x", 3, None):
+    others: list[Any] = [[], "x", 3, None]
+    for config in others:
         with pytest.raises(InvalidModel):
-            spec_from_config(config)  # type: ignore[arg-type]
+            spec_from_config(config)
 
 
 def test_key_order_does_not_matter() -> None:

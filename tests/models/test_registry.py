@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,9 +39,10 @@ def test_reading_configs_needs_no_torch() -> None:
 
 
 def test_a_family_needs_a_tiny_config() -> None:
-    for like in ({}, [], [{}]):
+    nothing: list[Any] = [{}, [], [{}]]
+    for like in nothing:
         with pytest.raises(ValueError, match="no tiny config"):
-            family("NewForCausalLM", like=like)  # type: ignore[arg-type]
+            family("NewForCausalLM", like=like)
     assert "NewForCausalLM" not in FAMILIES
     with pytest.raises(ValueError, match="registered already"):
         family("LlamaForCausalLM", like={"vocab_size": 1})

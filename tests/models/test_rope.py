@@ -15,8 +15,9 @@ from penstock.models.layer import Attention
 from penstock.models.registry import spec_from_config
 from tests.models import oracle
 
-BASE = dict(vocab_size=256, hidden_size=256, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
-            max_position_embeddings=4096, rope_theta=50000.0)
+BASE: dict[str, Any] = dict(
+    vocab_size=256, hidden_size=256, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
+    max_position_embeddings=4096, rope_theta=50000.0)
 KINDS: list[dict[str, Any]] = [
     dict(rope_type="linear", factor=4.0),
     dict(rope_type="dynamic", factor=3.0),
@@ -36,8 +37,9 @@ KINDS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("length", [1000, 3000, 4096])
 @pytest.mark.parametrize("number", range(len(KINDS)))
 def test_frequencies(number: int, length: int) -> None:
-    ours = {"architectures": ["LlamaForCausalLM"], **BASE, "rope_scaling": copy.deepcopy(KINDS[number])}
-    theirs = oracle.transformers.LlamaConfig(**BASE, rope_scaling=copy.deepcopy(KINDS[number]))
+    config = {**BASE, "rope_scaling": KINDS[number]}
+    ours = {"architectures": ["LlamaForCausalLM"], **copy.deepcopy(config)}
+    theirs = oracle.transformers.LlamaConfig(**copy.deepcopy(config))
     expected, factor = ROPE_INIT_FUNCTIONS[KINDS[number]["rope_type"]](theirs, "cpu", seq_len=length)
     attention = spec_from_config(ours, max_model_len=length).layers[0].attention
     assert isinstance(attention, Attention) and attention.rope is not None

@@ -25,7 +25,7 @@ def _run(block: int, starts: list[int], window: int = 0, dtype: torch.dtype = to
     q, k, v = (normal(i, LENGTH, num, size) for i, num in enumerate((heads, kv_heads, kv_heads)))
     used = -(-LENGTH // block)
     blocks = permutation(seed, used + 3)[:used].to(torch.int32)
-    caches = cache_pool(used + 3, kv_heads, block, size, dtype, fill=float("nan") if poison else 0.0)
+    caches: dict[str, Any] = cache_pool(used + 3, kv_heads, block, size, dtype, fill=float("nan") if poison else 0.0)
     outputs = []
     for begin, end in zip(starts, [*starts[1:], LENGTH]):
         positions = torch.arange(begin, end)
@@ -56,7 +56,7 @@ def test_chunks_and_blocks_do_not_matter(dtype: torch.dtype, window: int, path: 
 def test_rows_read_in_place_or_converted_before(dtype: torch.dtype, heads: int, kv_heads: int, size: int,
                                                 path: str) -> None:
     """Many rows at once convert a chunk first, few read it in place, odd sizes always convert: the same bits."""
-    shape = {"heads": heads, "kv_heads": kv_heads, "size": size}
+    shape: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "size": size}
     alibi = torch.linspace(0.0, 0.3, heads)
     for rule in ({}, {"softcap": 5.0}, {"alibi": alibi}, {"softcap": 8.0, "alibi": alibi, "window": 70}):
         whole = _run(16, [0], dtype=dtype, **shape, **rule)
@@ -145,7 +145,7 @@ def test_caches_that_do_not_fit_are_refused() -> None:
 
 def test_indices_out_of_range_are_refused(path: str) -> None:
     panels = ops.pack_panels(normal(0, 16, 8))
-    caches = cache_pool(4, 1, 4, 8, torch.float32)
+    caches: dict[str, Any] = cache_pool(4, 1, 4, 8, torch.float32)
     k, qkv, at = normal(1, 1, 1, 8), normal(1, 1, 24), torch.tensor([0])
     angles = torch.ones(16, 4)
     for bad in (torch.tensor([-1]), torch.tensor([16])):

@@ -13,7 +13,7 @@ from penstock.ops.registry import Body
 from tests.ops.check import check_near_reference, check_rows_independent, example_of, examples_of, same_bits
 
 WITH_BODY = [op for op in OPS.values() if "cpu" in op.bodies]
-CASES = [pytest.param(op, i, id=f"{op.name}-{i}") for op in WITH_BODY for i in range(len(examples_of(op)))]
+CASES: list[Any] = [pytest.param(op, i, id=f"{op.name}-{i}") for op in WITH_BODY for i in range(len(examples_of(op)))]
 EXACT = [case for case in CASES if case.values[0].bodies["cpu"].exact]
 
 

@@ -22,7 +22,7 @@ FLOAT_PERPLEXITY = {2000: 24.37423, 20000: 25.54343}
 
 
 def smollm2(options: dict[str, str]) -> LLM:
-    return LLM(str(model_path("smollm2")), progress=False, **options)       # type: ignore[arg-type]
+    return LLM(str(model_path("smollm2")), progress=False, **options)
 
 
 @lru_cache

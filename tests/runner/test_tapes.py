@@ -109,7 +109,7 @@ def test_an_error_in_a_replayed_step_is_survived(llama: LLM) -> None:
 
 
 def test_the_second_of_a_shape_is_recorded() -> None:
-    calls = []
+    calls: list[None] = []
     tapes: Tapes[torch.Tensor] = Tapes()
     x = torch.ones(2, 3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def texts() -> list[str]:
 
 
 def params() -> list[SamplingParams]:
-    kinds = [dict(temperature=0.0), dict(temperature=0.9, top_p=0.95, seed=11)]
+    kinds: list[dict[str, Any]] = [dict(temperature=0.0), dict(temperature=0.9, top_p=0.95, seed=11)]
     return [SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1, **kinds[i % 2])
             for i in range(len(texts()))]
 

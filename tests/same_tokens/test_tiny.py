@@ -41,9 +41,10 @@ def prompts() -> list[list[int]]:
 
 def params() -> list[SamplingParams]:
     """Greedy and sampled in turn, with filters and penalties."""
-    kinds = [dict(temperature=0.0), dict(temperature=1.0, seed=7), dict(temperature=0.8, top_p=0.9, seed=8),
-             dict(temperature=1.2, top_k=9, min_p=0.02, repetition_penalty=1.2, seed=9)]
-    common = dict(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2, detokenize=False)
+    kinds: list[dict[str, Any]] = [
+        dict(temperature=0.0), dict(temperature=1.0, seed=7), dict(temperature=0.8, top_p=0.9, seed=8),
+        dict(temperature=1.2, top_k=9, min_p=0.02, repetition_penalty=1.2, seed=9)]
+    common: dict[str, Any] = dict(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2, detokenize=False)
     return [SamplingParams(**common, **kinds[i % len(kinds)]) for i in range(NUM_PROMPTS)]
 
 

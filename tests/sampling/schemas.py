@@ -25,7 +25,8 @@ def _date(text: str) -> bool:
 
 def _time(text: str) -> bool:
     found = re.fullmatch(r"(\d\d):(\d\d):(\d\d)(?:\.\d+)?(?:[Zz]|[+-](\d\d):(\d\d))", text, re.ASCII)
-    return bool(found) and all(int(part or 0) <= most for part, most in zip(found.groups(), (23, 59, 60, 23, 59)))
+    return found is not None and all(int(part or 0) <= most
+                                     for part, most in zip(found.groups(), (23, 59, 60, 23, 59)))
 
 
 FORMATS: dict[str, Callable[[str], object]] = {

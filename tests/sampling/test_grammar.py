@@ -154,7 +154,8 @@ def test_sentencepiece(make_row: Make, pieces: Tokenizer) -> None:
     """Pieces that begin with a space, and characters that only byte tokens can spell."""
     made = Grammars(lambda: make_lexicon(pieces))
     rare = "\U0001fae8 \u2581x"
-    for structure in ({"json": PERSON}, {"choice": [rare]}, {"regex": "[a-z ]{4,9}, [0-9]{2}"}):
+    structures: list[dict[str, Any]] = [{"json": PERSON}, {"choice": [rare]}, {"regex": "[a-z ]{4,9}, [0-9]{2}"}]
+    for structure in structures:
         for seed in range(3):
             row = make_row(grammars=made, structured_outputs=StructuredOutputsParams(**structure), max_tokens=30,
                            eos=pieces.eos_token_ids, seed=seed)

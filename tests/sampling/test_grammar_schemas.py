@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,10 @@ def test_two_thousand_schemas(make_row: Callable[..., RowState], grammars: Gramm
 def test_the_judge_is_strict() -> None:
     """What the two tests above rest on."""
     assert matches({"type": "string", "format": "date"}, "2024-02-29")
-    for schema, value in [({"type": "string", "format": "date"}, "2023-02-29"), ({"format": "uuid"}, "x"),
-                          ({"type": "string", "format": "ipv4"}, "1.2.3.256"), ({"minimum": 2}, 1),
-                          ({"$ref": "#/$defs/a", "$defs": {"a": {"const": 1}}}, 2), ({"format": "time"}, "24:00:00Z")]:
+    pairs: list[tuple[dict[str, Any], Any]] = [
+        ({"type": "string", "format": "date"}, "2023-02-29"), ({"format": "uuid"}, "x"),
+        ({"type": "string", "format": "ipv4"}, "1.2.3.256"), ({"minimum": 2}, 1),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"const": 1}}}, 2), ({"format": "time"}, "24:00:00Z"),
+    ]
+    for schema, value in pairs:
         assert not matches(schema, value)

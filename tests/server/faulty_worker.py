@@ -20,10 +20,10 @@ class FaultyRunner(module.Runner):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().run(plan)
 
-    def _prepare(self, model, plan, rows, at):      # type: ignore[no-untyped-def]
+    def _prepare(self, model, plan, rows, at):
         compute = super()._prepare(model, plan, rows, at)
 
-        def faulty():                               # type: ignore[no-untyped-def]
+        def faulty():
             if any(RAISE in row.state.request.tokens for row in rows):
                 raise RuntimeError("a step that raises")
             computed = compute()
@@ -38,5 +38,5 @@ class FaultyRunner(module.Runner):
 if __name__ == "__main__":
     import penstock.assemble
 
-    penstock.assemble.Runner = FaultyRunner         # type: ignore[misc]
+    penstock.assemble.Runner = FaultyRunner         # type: ignore[attr-defined]
     sys.exit(worker.main())

@@ -31,7 +31,7 @@ def streamed(body: bytes) -> tuple[anthropic.types.Message, list[str]]:
     client = anthropic.Anthropic(base_url="http://local", api_key="k", max_retries=0,
                                  http_client=httpx2.Client(transport=transport))
     with client.messages.stream(model="m", max_tokens=50, messages=[{"role": "user", "content": "Hi"}]) as stream:
-        kinds = [event.type for event in stream]
+        kinds: list[str] = [event.type for event in stream]
         return stream.get_final_message(), kinds
 
 

@@ -151,7 +151,7 @@ def test_refusals_say_why(values: dict[str, Any], reason: str) -> None:
 def test_the_clients_tools_are_all_custom_or_refused() -> None:
     from anthropic.types import tool_union_param
 
-    kinds = [hints["type"] for kind in tool_union_param.ToolUnionParam.__args__
+    kinds = [hints["type"] for kind in get_args(tool_union_param.ToolUnionParam)
              if (hints := get_type_hints(kind)) and "input_schema" not in hints]
     assert len(kinds) > 5
     for name in [name for kind in kinds for name in get_args(kind)]:

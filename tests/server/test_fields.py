@@ -159,8 +159,11 @@ def test_vllm_extras(server: RunningServer, name: str) -> None:
 
 
 def test_invalid_structures_are_400(server: RunningServer) -> None:
-    for structure in ({"regex": "(["}, {"json": {"type": "nonsense"}}, {"grammar": "start: nothing"}, {"choice": []},
-                      {"choice": ["an answer that no budget of eight tokens has room for, however it is cut"]}):
+    structures: list[dict[str, Any]] = [
+        {"regex": "(["}, {"json": {"type": "nonsense"}}, {"grammar": "start: nothing"}, {"choice": []},
+        {"choice": ["an answer that no budget of eight tokens has room for, however it is cut"]},
+    ]
+    for structure in structures:
         answer = httpx.post(f"{server.url}/v1/chat/completions", timeout=60, json={
             "messages": HI, "max_tokens": 8, "structured_outputs": structure})
         assert answer.status_code == 400, (structure, answer.text)

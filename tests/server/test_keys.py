@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +13,8 @@ from penstock.errors import InvalidConfig
 from penstock.server.app import DELETES, READS, WRITES
 from penstock.server.keys import ADMIN, OPEN, KeyRing, read_keys
 from tests.server.running import RunningServer
+
+ROUTES: dict[str, Sequence[tuple[Any, ...]]] = {"GET": READS, "POST": WRITES, "DELETE": DELETES}
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +25,10 @@ def closed(tiny_model: Path) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.mark.parametrize("path", sorted({path for path, *_ in [*READS, *WRITES, *DELETES]}))
+@pytest.mark.parametrize("path", sorted({one[0] for table in ROUTES.values() for one in table}))
 def test_every_route_is_closed_but_health_and_version(closed: RunningServer, path: str) -> None:
     asked = path.replace("{name:path}", "x")
-    method = next(name for name, table in {"GET": READS, "POST": WRITES, "DELETE": DELETES}.items()
-                  if any(path == one[0] for one in table))
+    method = next(name for name, table in ROUTES.items() if any(path == one[0] for one in table))
     for key in (None, "wrong", "ONE", "one two"):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         status = httpx.request(method, closed.url + asked, headers=headers).status_code

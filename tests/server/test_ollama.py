@@ -85,13 +85,16 @@ def test_what_there_is(server: RunningServer) -> None:
 
 
 def test_refusals_are_ollamas(server: RunningServer) -> None:
-    for status, path, body in [(400, "/api/chat", {"messages": ASK, "options": {"foo": 1}}),
-                               (404, "/api/chat", {"model": "nobody", "messages": ASK}),
-                               (400, "/api/chat", {"messages": ASK, "think": True}),
-                               (400, "/api/generate", {"prompt": "x", "suffix": "y"}),
-                               (400, "/api/embed", {"input": "x"}),
-                               (400, "/api/pull", {"model": "/etc"}), (400, "/api/pull", {}),
-                               (404, "/api/pull", {"model": "no such model"}), (404, "/api/nothing", {})]:
+    refused: list[tuple[int, str, dict[str, Any]]] = [
+        (400, "/api/chat", {"messages": ASK, "options": {"foo": 1}}),
+        (404, "/api/chat", {"model": "nobody", "messages": ASK}),
+        (400, "/api/chat", {"messages": ASK, "think": True}),
+        (400, "/api/generate", {"prompt": "x", "suffix": "y"}),
+        (400, "/api/embed", {"input": "x"}),
+        (400, "/api/pull", {"model": "/etc"}), (400, "/api/pull", {}),
+        (404, "/api/pull", {"model": "no such model"}), (404, "/api/nothing", {}),
+    ]
+    for status, path, body in refused:
         answer = post(server, path, **body)
         assert answer.status_code == status and list(answer.json()) == ["error"], answer.text
         assert isinstance(answer.json()["error"], str)

@@ -57,10 +57,10 @@ def test_choices_differ_by_seed_and_repeat(client: openai.OpenAI) -> None:
 def test_logprobs(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="smollm2", messages=ASK, temperature=0, max_tokens=4, logprobs=True,
                                             top_logprobs=3)
-    content = answer.choices[0].logprobs and answer.choices[0].logprobs.content
-    assert content is not None and len(content) == 4
-    assert [one.token for one in content][:2] == ["The", " capital"]
-    for one in content:
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None and len(logprobs.content) == 4
+    assert [one.token for one in logprobs.content][:2] == ["The", " capital"]
+    for one in logprobs.content:
         assert len(one.top_logprobs) == 3 and one.top_logprobs[0].token == one.token and one.logprob <= 0
         assert bytes(one.bytes or []).decode() == one.token
 

@@ -82,8 +82,8 @@ def test_a_response_follows_another(client: openai.OpenAI) -> None:
     assert second.usage.input_tokens == by_hand.usage.input_tokens
     count = client.responses.input_tokens.count(model="smollm2", input="And of Italy?", previous_response_id=first.id)
     assert count.input_tokens == second.usage.input_tokens
-    items = client.responses.input_items.list(second.id, order="asc", limit=2)
-    texts = [item.content[0].text for item in items]  # type: ignore[union-attr]
+    items: Any = client.responses.input_items.list(second.id, order="asc", limit=2)
+    texts = [item.content[0].text for item in items]
     assert texts == [ASK, first.output_text, "And of Italy?"]
 
 
@@ -139,7 +139,8 @@ def test_a_round_of_tools(client: openai.OpenAI) -> None:
 def test_logprobs(client: openai.OpenAI) -> None:
     response = client.responses.create(model="smollm2", input=ASK, temperature=0, max_output_tokens=4, top_logprobs=2,
                                        include=["message.output_text.logprobs"])
-    logprobs = response.output[0].content[0].logprobs  # type: ignore[union-attr]
+    message: Any = response.output[0]
+    logprobs = message.content[0].logprobs
     assert [one.token for one in logprobs] == ["The", " capital", " of", " France"]
     assert all(len(one.top_logprobs) == 2 for one in logprobs)
 

@@ -38,7 +38,7 @@ def streamed(body: bytes) -> tuple[Response, list[str]]:
     client = openai.OpenAI(base_url="http://local", api_key="k", max_retries=0,
                            http_client=httpx2.Client(transport=transport))
     with client.responses.stream(model="m", input="Hi") as stream:
-        kinds = [event.type for event in stream]
+        kinds: list[str] = [event.type for event in stream]
         return stream.get_final_response(), kinds
 
 

@@ -11,6 +11,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import APIOperation, Case, GenerationMode
+from schemathesis.core.result import Ok
 
 from tests.llm import tiny
 from tests.server.running import RunningServer
@@ -46,7 +47,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
         yield running
 
 
-def ask(client: httpx.Client, operation: APIOperation[Any, Any], mode: GenerationMode, num_examples: int) -> None:
+def ask(client: httpx.Client, operation: APIOperation, mode: GenerationMode, num_examples: int) -> None:
     @settings(max_examples=num_examples, suppress_health_check=list(HealthCheck), derandomize=True, database=None,
               phases=[Phase.generate])
     @given(case=operation.as_strategy(generation_mode=mode))
@@ -62,7 +63,10 @@ def ask(client: httpx.Client, operation: APIOperation[Any, Any], mode: Generatio
 
 def exchange(server: RunningServer, mode: GenerationMode, num_examples: int, subtests: Any, *, pooling: bool) -> None:
     document = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-    operations = [result.ok() for result in document.get_all_operations()]
+    operations = []
+    for result in document.get_all_operations():
+        assert isinstance(result, Ok), result
+        operations.append(result.ok())
     chosen = [one for one in operations if one.body and pooling == any(word in one.path for word in POOLING)]
     assert len(chosen) >= 4
     with httpx.Client(base_url=server.url, timeout=60) as client:

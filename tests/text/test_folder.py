@@ -137,7 +137,7 @@ def test_vocab_and_merges_without_settings_are_gpt2s(byte_level, tmp_path):
     write(tmp_path, "vocab.json", **{**byte_level.get_vocab(), "th": 700, "the": 701})
     (tmp_path / "merges.txt").write_text("t h\r\nth e\r\n")
     tokenizer = Tokenizer.from_folder(tmp_path)
-    assert (tokenizer.eos_token_ids, tokenizer.bos_token_id, tokenizer.special_ids) == ((0,), 0, {0})
+    assert (tokenizer.eos_token_ids, tokenizer.bos_token_id, tokenizer.special_ids) == ((0,), 0, frozenset({0}))
     assert tokenizer.encode("the<|endoftext|>") == [701, 0]
 
 

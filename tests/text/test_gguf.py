@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import unicodedata
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -241,8 +242,9 @@ def test_bad_scores_and_endless_tokens_are_refused(pieces):
 def test_whatever_the_metadata_says_only_our_error_comes(bpe, pieces):
     """400 files with values replaced and entries of lists altered: refused, or a tokenizer that works."""
     rng, num_refused = random.Random(5), 0
-    junk = [None, True, -1, 3, 10**12, 0.5, float("nan"), "", "x", [], [1], ["a"], [0.5], [None], {}]
-    other = {str: ["", "x", "a b", "▁", "<0x41>", "é" * 9], int: [-1, 0, 2, 3, 4, 5, 6, 99], float: [0.0, 9.0, -1e30]}
+    junk: list[Any] = [None, True, -1, 3, 10**12, 0.5, float("nan"), "", "x", [], [1], ["a"], [0.5], [None], {}]
+    other: dict[type, list[Any]] = {str: ["", "x", "a b", "▁", "<0x41>", "é" * 9], int: [-1, 0, 2, 3, 4, 5, 6, 99],
+                                    float: [0.0, 9.0, -1e30]}
     for _ in range(400):
         metadata = dict(rng.choice([bpe, pieces]))
         for key in rng.sample(sorted(metadata), 2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -102,7 +103,7 @@ NAMED = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 TOOLS = [{"type": "function", "function": {
     "name": "wetter", "description": "<Wie> wird's & \"so\"?",
     "parameters": {"type": "object", "properties": {"ort": {"type": "string"}}}}}]
-TALKS = {
+TALKS: dict[str, list[dict[str, Any]]] = {
     "one": [{"role": "user", "content": "Hi"}],
     "system": [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "  Ünïcode 😀 <b> & 'q'\n"}],
     "turns": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b\n\n"},

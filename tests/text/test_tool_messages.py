@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ TOOLS = [{"type": "function",
          {"type": "function", "function": {"name": "get_time"}}]
 CALLS = [{"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Zürich"}'}},
          {"id": "call_2", "type": "function", "function": {"name": "get_time", "arguments": ""}}]
-CONVERSATION = [
+CONVERSATION: list[dict[str, Any]] = [
     {"role": "user", "content": "Weather and time?"},
     {"role": "assistant", "content": None, "tool_calls": CALLS},
     {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,9 +27,9 @@ def new(name: str):
     return TOOL_PARSERS[name](lambda: f"id{next(numbers)}")
 
 
-def parse(name: str, *pieces: str) -> list[tuple]:
+def parse(name: str, *pieces: str) -> list[Any]:
     """Texts as strings, calls as (name, arguments)."""
-    out: list = []
+    out: list[Any] = []
     for event in run(new(name), list(pieces)):
         if event[0] == "call":
             assert event[1:3] == (len([item for item in out if isinstance(item, tuple)]), f"id{event[1]}")
