@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,19 @@ from penstock.ops.cache_write import cache_write
 from penstock.ops.example import normal, permutation
 from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachQuery
+
+
+@dataclass(frozen=True)
+class Work:
+    """How a step's queries are dealt out on a device that computes in tiles; elsewhere it is of no use.
+
+    The first `num_single` sequences have one query each, whose keys are read in `num_parts` parts at once; `tiles` are
+    [n, 2] int32, the sequence and its first query of each tile, for the others.
+    """
+
+    num_single: int
+    tiles: Tensor | None = None
+    num_parts: int = 1
 
 
 def paged(seed: int, sequences: Sequence[tuple[int, int]], num_heads: int, num_kv_heads: int, head_size: int,
@@ -65,7 +79,7 @@ def _scores(q: Tensor, k: Tensor, visible: Tensor, distance: Tensor, scale: floa
 @op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}, examples=_examples, rows=EachQuery())
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_start: Tensor, lengths: Tensor,
               scale: float, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None,
-              k_scale: Tensor | None = None, v_scale: Tensor | None = None) -> Tensor:
+              k_scale: Tensor | None = None, v_scale: Tensor | None = None, work: Work | None = None) -> Tensor:
     """q[T, H, D] over keys [N, K, D, P] and values [N, K, P, D] → [T, H, D].
 
     The queries query_start[s]:query_start[s+1] are the last of the lengths[s] positions of sequence s; position j lies

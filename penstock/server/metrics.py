@@ -47,6 +47,10 @@ class Metrics:
         return Histogram(name, help, ["model_name"], buckets=SECONDS, registry=self.registry)
 
     def watch(self, catalog: Catalog) -> None:
+        """Every model has its series from the start, so that a rate over them begins at zero."""
+        for model in catalog:
+            for series in (self._first, self._between, self._whole, self._per_token, self._prompts, self._outputs):
+                series.labels(model.name)
         self.registry.register(_Engines(catalog))  # type: ignore[arg-type]
 
     def refused(self, status: int) -> None:

@@ -43,6 +43,13 @@ def test_metrics_count(used: RunningServer) -> None:
     assert found['penstock:request_generation_tokens_sum{model_name="tiny"}'] == 16
 
 
+def test_series_are_there_before_the_first_request(tiny_model: Path) -> None:
+    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--served-model-name",
+                       "tiny") as running:
+        found = samples(httpx.get(f"{running.url}/metrics").text)
+    assert found['penstock:inter_token_latency_seconds_count{model_name="tiny"}'] == 0
+
+
 def test_dashboard_asks_only_for_metrics_that_exist(used: RunningServer) -> None:
     text = json.dumps(json.loads((DEPLOY / "grafana.json").read_text()))
     asked = set(re.findall(r"penstock:\w+", text))

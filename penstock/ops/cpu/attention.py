@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.ops.attention import attention
+from penstock.ops.attention import Work, attention
 from penstock.ops.cpu.cache import cache_arguments
 from penstock.ops.cpu.library import Kernel, empty_like, float32, integers, pointer, rows
 
@@ -13,7 +13,7 @@ _kernel = Kernel("attention", "pnpnpnpnpninpnnppnnnnnfnfpp")
 @attention.impl("cpu", exact=True)
 def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_start: Tensor, lengths: Tensor,
                scale: float, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None,
-               k_scale: Tensor | None = None, v_scale: Tensor | None = None) -> Tensor:
+               k_scale: Tensor | None = None, v_scale: Tensor | None = None, work: Work | None = None) -> Tensor:
     caches = cache_arguments(k_cache, v_cache, k_scale, v_scale)
     q = rows("q", q)
     table, query_start, lengths = (integers(x, torch.int32) for x in (table, query_start, lengths))

@@ -1,0 +1,39 @@
+"""A matrix product with a row-major weight, and what stands before and after it in a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from penstock.ops.activation import finished
+from penstock.ops.example import normal
+from penstock.ops.registry import Example, op
+from penstock.ops.rms_norm import rms_norm
+from penstock.ops.rows import EachRow
+
+
+def _examples() -> Iterator[Example]:
+    shapes = [(1, 576, 192), (1, 31, 6), (1, 2048, 40), (2, 64, 34), (5, 17, 48), (1, 1, 16), (40, 128, 64),
+              (1, 5000, 8)]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for seed, (num_rows, width, num_out) in enumerate(shapes):
+            gated = seed % 2 == 0
+            size = num_out // 2 if gated else num_out
+            yield {"x": normal(seed + 100, num_rows, width, dtype=dtype),
+                   "weight": normal(seed, num_out, width, scale=width**-0.5, dtype=dtype),
+                   "bias": normal(seed + 200, num_out) if seed % 3 == 1 else None,
+                   "residual": normal(seed + 300, num_rows, size, dtype=dtype) if seed % 3 != 2 else None,
+                   "activation": {0: "silu", 2: "relu2", 4: "gelu_tanh"}.get(seed % 5), "gated": gated,
+                   "norm": normal(seed + 400, width) if seed % 4 < 2 else None, "eps": 1e-5}
+
+
+@op(tolerance={torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}, examples=_examples,
+    rows=EachRow("x", "residual"))
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
+            activation: str | None = None, gated: bool = False, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """residual + act(y · weightᵀ + bias) → [T, O] for x[T, C] and weight[O, C]; y is x, or `rms_norm` of it where there
+    is a norm[C]. Gated, the first half of the outputs is the gate of the second: act(gate) · up → [T, O/2]."""
+    y = x.float() if norm is None else rms_norm.reference(x.float(), norm, eps)
+    return finished(y @ weight.float().T, bias, residual, activation, gated).to(x.dtype)

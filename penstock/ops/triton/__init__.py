@@ -1,0 +1,11 @@
+"""Bodies for NVIDIA GPUs, in Triton, with cuBLAS for large matrix products. Importing this registers them.
+
+Where a cache is kept on a GPU its keys lie like its values, [N, K, P, D] in memory, seen through strides as the ops
+have them, [N, K, D, P].
+"""
+
+from __future__ import annotations
+
+from penstock.ops.triton import activation, attention, product, qkv_write, rms_norm, sample
+
+__all__ = ["activation", "attention", "product", "qkv_write", "rms_norm", "sample"]

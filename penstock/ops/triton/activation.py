@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.ops.activation import KINDS, activation, gated_activation
+from penstock.ops.triton.numbers import activated
+
+BLOCK = 1024
+
+
+@triton.jit
+def _activation(x, out, x_row, width, GATED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    y = activated(tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32), KIND)
+    if GATED:
+        y *= tl.load(x + row * x_row + width + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+def _run(x: Tensor, kind: str, gated: bool) -> Tensor:
+    if kind not in KINDS:
+        raise ValueError(f"activation kind={kind!r} is not known: use one of {', '.join(KINDS)}")
+    width = x.shape[1] // 2 if gated else x.shape[1]
+    out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
+    if out.numel():
+        x = x if x.stride(1) == 1 else x.contiguous()
+        grid = x.shape[0], triton.cdiv(width, BLOCK)
+        _activation[grid](x, out, x.stride(0), width, gated, kind, BLOCK, num_warps=4)
+    return out
+
+
+@activation.impl("cuda", exact=True)
+def _plain(x: Tensor, kind: str) -> Tensor:
+    return _run(x, kind, gated=False)
+
+
+@gated_activation.impl("cuda", exact=True)
+def _gated(x: Tensor, kind: str) -> Tensor:
+    return _run(x, kind, gated=True)

@@ -1,0 +1,209 @@
+"""Paged attention: sequences with one query read the cache in several parts at once, others in tiles of queries."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.ops.attention import Work, attention
+from penstock.ops.triton.numbers import tanh
+
+TILE = 128               # rows of a tile: tokens times the query heads of a key head
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _scores(q, k, j, position, slope, scale, softcap, window, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """Scores [M, N] of queries q[M, D] at position[M] over keys k[N, D] at j[N], times log2(e)."""
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if softcap is not None:
+        s = softcap * tanh(s / softcap)
+    if slope is not None:
+        s += slope[:, None] * (j[None, :] - position[:, None]).to(tl.float32)
+    if MASKED:
+        seen = j[None, :] <= position[:, None]
+        if window > 0:
+            seen = seen & (j[None, :] > position[:, None] - window)
+        s = tl.where(seen, s, float("-inf"))
+    return s * LOG2_E
+
+
+@triton.jit
+def _attend(q, most, total, sums, start, end, table, k_cache, v_cache, position, slope, scale, softcap, window,
+            k_block, k_place, v_block, v_place, P: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+            NUM: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """Go on over the keys start … end - 1, NUM at a time: the largest score, the weights' total, the values' sums."""
+    d = tl.arange(0, BLOCK)
+    for begin in range(start, end, NUM):
+        j = begin + tl.arange(0, NUM)
+        there = j < end
+        block = tl.load(table + j // P, mask=there, other=-1).to(tl.int64)      # -1 before a window, too
+        wanted = (block >= 0)[:, None] & (d < SIZE)[None, :]
+        k = tl.load(k_cache + (block * k_block + (j % P) * k_place)[:, None] + d[None, :], mask=wanted, other=0.0)
+        s = _scores(q, k.to(q.dtype), j, position, slope, scale, softcap, window, MASKED, PRECISION)
+        s = tl.where(there[None, :], s, float("-inf"))
+        now = tl.maximum(most, tl.max(s, 1))
+        base = tl.where(now == float("-inf"), 0.0, now)
+        p = tl.exp2(s - base[:, None])
+        kept = tl.exp2(most - base)
+        v = tl.load(v_cache + (block * v_block + (j % P) * v_place)[:, None] + d[None, :], mask=wanted, other=0.0)
+        sums = sums * kept[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
+        total = total * kept + tl.sum(p, 1)
+        most = now
+    return most, total, sums
+
+
+@triton.jit
+def _single(q, k_cache, v_cache, table, lengths, alibi, out, parts, tops, scale, softcap, window, q_row, k_block,
+            k_head, k_place, v_block, v_head, v_place, table_row, num_parts, num_heads, P: tl.constexpr,
+            GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr,
+            PRECISION: tl.constexpr):
+    """One of `num_parts` parts of the keys of a sequence with one query, for the query heads of one key head."""
+    s, h, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lengths + s)
+    first = 0
+    if window > 0:
+        first = tl.maximum(0, length - window) // NUM * NUM
+    share = tl.cdiv(tl.cdiv(length - first, NUM), num_parts) * NUM
+    start = first + part * share
+    end = tl.minimum(length, start + share)
+    g, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    head = h * GROUP + g
+    inside = (g < GROUP)[:, None] & (d < SIZE)[None, :]
+    most = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    if start < end:
+        query = tl.load(q + s * q_row + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0)
+        position = tl.zeros((ROWS,), tl.int32) + length - 1
+        slope = None
+        if alibi is not None:
+            slope = tl.load(alibi + head, mask=g < GROUP, other=0.0)
+        most, total, sums = _attend(query, most, total, sums, start, end, table + s * table_row,
+                                    k_cache + h * k_head, v_cache + h * v_head, position, slope, scale, softcap, window,
+                                    k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, window > 0, PRECISION)
+    if parts is None:
+        y = sums / total[:, None]
+        tl.store(out + (s * num_heads + head)[:, None] * SIZE + d[None, :], y.to(out.dtype.element_ty), mask=inside)
+    else:
+        at = (s * num_parts + part) * num_heads + head
+        tl.store(tops + 2 * at, most, mask=g < GROUP)
+        tl.store(tops + 2 * at + 1, total, mask=g < GROUP)
+        tl.store(parts + at[:, None] * SIZE + d[None, :], sums, mask=inside)
+
+
+@triton.jit
+def _joined(parts, tops, lengths, out, num_parts, num_heads, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """The parts of one head of one sequence, in their order."""
+    s, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.arange(0, BLOCK)
+    most = float("-inf")
+    total = 0.0
+    sums = tl.zeros((BLOCK,), tl.float32)
+    if tl.load(lengths + s) > 0:
+        for part in range(0, num_parts):
+            at = (s * num_parts + part) * num_heads + h
+            top = tl.load(tops + 2 * at)
+            if top > float("-inf"):
+                now = tl.maximum(most, top)
+                kept, more = tl.exp2(most - now), tl.exp2(top - now)
+                sums = sums * kept + more * tl.load(parts + at * SIZE + d, mask=d < SIZE, other=0.0)
+                total = total * kept + more * tl.load(tops + 2 * at + 1)
+                most = now
+    tl.store(out + (s * num_heads + h) * SIZE + d, (sums / total).to(out.dtype.element_ty), mask=d < SIZE)
+
+
+@triton.jit
+def _tile(q, k_cache, v_cache, table, query_start, lengths, tiles, alibi, out, scale, softcap, window, q_row, k_block,
+          k_head, k_place, v_block, v_head, v_place, table_row, num_heads, P: tl.constexpr, GROUP: tl.constexpr,
+          ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr, PRECISION: tl.constexpr):
+    """ROWS // GROUP queries of one sequence, for the query heads of one key head."""
+    tile, h = tl.program_id(0), tl.program_id(1)
+    s, from_token = tl.load(tiles + 2 * tile).to(tl.int64), tl.load(tiles + 2 * tile + 1)
+    begin, length = tl.load(query_start + s), tl.load(lengths + s)
+    count = tl.load(query_start + s + 1) - begin
+    r, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    token = from_token + r // GROUP
+    there = (r < ROWS // GROUP * GROUP) & (token < count)
+    head = h * GROUP + r % GROUP
+    first = length - count + from_token
+    position = length - count + token
+    inside = there[:, None] & (d < SIZE)[None, :]
+    row = (begin + token).to(tl.int64)
+    query = tl.load(q + (row * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
+    most = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    slope = None
+    if alibi is not None:
+        slope = tl.load(alibi + head, mask=there, other=0.0)
+    start = 0
+    if window > 0:
+        start = tl.maximum(0, first - window + 1) // NUM * NUM
+        whole = start
+    else:
+        whole = (first + 1) // NUM * NUM              # keys that every query of the tile sees
+        most, total, sums = _attend(query, most, total, sums, start, whole, table + s * table_row,
+                                    k_cache + h * k_head, v_cache + h * v_head, position, slope, scale, softcap, window,
+                                    k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, False, PRECISION)
+    end = tl.minimum(length, first + ROWS // GROUP)
+    most, total, sums = _attend(query, most, total, sums, whole, end, table + s * table_row, k_cache + h * k_head,
+                                v_cache + h * v_head, position, slope, scale, softcap, window, k_block, k_place,
+                                v_block, v_place, P, SIZE, BLOCK, NUM, True, PRECISION)
+    y = sums / total[:, None]
+    tl.store(out + (row * num_heads + head)[:, None] * SIZE + d[None, :], y.to(out.dtype.element_ty), mask=inside)
+
+
+def tile_tokens(num_heads: int, num_kv_heads: int) -> int:
+    """Queries of one sequence in a tile."""
+    return max(1, TILE // (num_heads // num_kv_heads))
+
+
+def make_work(query_start: list[int], num_heads: int, num_kv_heads: int, device: torch.device) -> Work:
+    """For a step of which only the numbers on the device are at hand; it waits for them."""
+    step = tile_tokens(num_heads, num_kv_heads)
+    tiles = [(s, start) for s in range(len(query_start) - 1)
+             for start in range(0, query_start[s + 1] - query_start[s], step)]
+    return Work(0, torch.tensor(tiles, dtype=torch.int32, device=device).view(-1, 2))
+
+
+@attention.impl("cuda", exact=False)
+def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_start: Tensor, lengths: Tensor,
+          scale: float, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None,
+          k_scale: Tensor | None = None, v_scale: Tensor | None = None, work: Work | None = None) -> Tensor:
+    if k_scale is not None or k_cache.stride(2) != 1 or v_cache.stride(3) != 1:
+        return attention.reference(q, k_cache, v_cache, table, query_start, lengths, scale, window, softcap, alibi,
+                                   k_scale, v_scale)
+    q = q if q.stride(2) == 1 and q.stride(1) == q.shape[2] else q.contiguous()
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not q.shape[0]:
+        return out
+    num_heads, (_, num_kv_heads, size, block_size) = q.shape[1], k_cache.shape
+    if work is None:
+        work = make_work(query_start.tolist(), num_heads, num_kv_heads, q.device)
+    precision = "ieee" if q.dtype == torch.float32 else "tf32"
+    group, block = num_heads // num_kv_heads, max(16, triton.next_power_of_2(size))
+    strides = (k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0), v_cache.stride(1),
+               v_cache.stride(2), table.stride(0))
+    cap = softcap or None
+    if work.num_single:
+        parts = tops = None
+        if work.num_parts > 1:
+            parts = torch.empty((work.num_single, work.num_parts, num_heads, size), device=q.device)
+            tops = torch.empty((work.num_single, work.num_parts, num_heads, 2), device=q.device)
+        _single[(work.num_single, num_kv_heads, work.num_parts)](
+            q, k_cache, v_cache, table, lengths, alibi, out, parts, tops, scale, cap, window, q.stride(0), *strides,
+            work.num_parts, num_heads, block_size, group, max(16, triton.next_power_of_2(group)), size, block,
+            64 if block <= 128 else 32, precision, num_warps=4, num_stages=3 if q.dtype != torch.float32 else 1)
+        if parts is not None:
+            _joined[(work.num_single, num_heads)](parts, tops, lengths, out, work.num_parts, num_heads, size, block,
+                                                  num_warps=1)
+    if work.tiles is not None and len(work.tiles):
+        num = 64 if block <= 128 and q.dtype != torch.float32 else 32
+        _tile[(len(work.tiles), num_kv_heads)](
+            q, k_cache, v_cache, table, query_start, lengths, work.tiles, alibi, out, scale, cap, window, q.stride(0),
+            *strides, num_heads, block_size, group, max(TILE, triton.next_power_of_2(group)), size, block, num,
+            precision, num_warps=8, num_stages=2 if q.dtype != torch.float32 else 1)
+    return out

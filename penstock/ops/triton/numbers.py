@@ -1,0 +1,57 @@
+"""Small functions that several kernels share."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
+
+
+@triton.jit
+def activated(x, KIND: tl.constexpr):
+    """The nonlinearity of that name; "" for none."""
+    if KIND == "silu":
+        y = x * sigmoid(x)
+    elif KIND == "gelu":
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":
+        y = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif KIND == "relu":
+        y = tl.maximum(x, 0.0)
+    elif KIND == "relu2":
+        y = tl.maximum(x, 0.0)
+        y = y * y
+    elif KIND == "quick_gelu":
+        y = x * sigmoid(1.702 * x)
+    else:
+        y = x
+    return y
+
+
+@triton.jit
+def fitted(x, DTYPE: tl.constexpr):
+    """x in that dtype; finite values beyond the range of a narrow one become its largest."""
+    x = x.to(tl.float32)
+    if DTYPE == tl.float16:      # noqa: SIM300
+        x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
+    elif DTYPE == tl.float8e4nv:      # noqa: SIM300
+        x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -448.0), 448.0), x)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def mixed(x):
+    """A 32-bit number with every bit of x spread over it."""
+    x = x.to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)

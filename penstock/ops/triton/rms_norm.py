@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.ops.rms_norm import rms_norm
+
+MOST_VALUES = 1 << 16      # in one program
+
+
+@triton.jit
+def _rms_norm(x, weight, residual, out, x_row, x_head, residual_row, residual_head, num_heads, width, eps,
+              BLOCK: tl.constexpr):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    y = tl.load(x + row * x_row + head * x_head + at, mask=inside, other=0.0).to(tl.float32)
+    y = y * tl.rsqrt(tl.sum(y * y) / width + eps) * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        y += tl.load(residual + row * residual_row + head * residual_head + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + (row * num_heads + head) * width + at, y.to(out.dtype.element_ty), mask=inside)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[T, H, D] with its last dimension in one piece."""
+    x = x.view(x.shape[0], 1, x.shape[1]) if x.dim() == 2 else x
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
+@rms_norm.impl("cuda", exact=True)
+def _body(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    width = x.shape[-1]
+    if width > MOST_VALUES:
+        raise ValueError(f"a norm over {width} values is over {MOST_VALUES}")
+    if not out.numel():
+        return out
+    given, added = _rows(x), None if residual is None else _rows(residual)
+    block = triton.next_power_of_2(width)
+    _rms_norm[given.shape[:2]](
+        given, weight, added, out, given.stride(0), given.stride(1), 0 if added is None else added.stride(0),
+        0 if added is None else added.stride(1), given.shape[1], width, eps, block,
+        num_warps=min(16, max(1, block // 512)))
+    return out
