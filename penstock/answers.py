@@ -49,6 +49,10 @@ class Answer:
 
     def push(self, delta: Delta) -> Part:
         """Take in what a step added: the part of it that belongs to the answer."""
+        if self._detokenizer is None and delta.finish_reason is None and not delta.logprobs:
+            self._output.token_ids.extend(delta.tokens)
+            self._output.forced_closing |= delta.forced_closing
+            return "", len(delta.tokens), ()
         text, taken = self._take_tokens(delta)
         logprobs = self._take_logprobs(delta.logprobs[:taken]) if delta.logprobs else ()
         output = self._output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ import torch
 from penstock.cache.group import group_layers
 from penstock.cache.kv import KVCache
 from penstock.cache.layout import LAYOUTS
-from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, Resolved, resolve
+from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.engine.engine import Engine
 from penstock.engine.scheduler import Scheduler
 from penstock.machine import free_memory_bytes
@@ -60,7 +60,10 @@ def find_model(name: str, revision: str | None, progress: bool) -> Path:
 
 
 def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
-    layout = LAYOUTS[config.kv_cache_dtype if config.kv_cache_dtype != "auto" else AUTO_KV_DTYPE]
+    kept = config.kv_cache_dtype
+    if kept == "auto":
+        kept = config.dtype if config.dtype == "float32" and _may_use_gpu(config) else AUTO_KV_DTYPE
+    layout = LAYOUTS[kept]
     return sum(state.bytes_per_position for state in spec.states_of(layout) if state)
 
 
@@ -74,7 +77,7 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         generation = checkpoint.generation_config if checkpoint else read_generation_config(path)
         spec = spec_from_config(described, config.max_model_len)
         facts = Facts(spec.max_positions, bytes_per_token(spec, config), free_memory_bytes(), cpu.available_cores(),
-                      whole_prompts=spec.is_encoder)
+                      whole_prompts=spec.is_encoder, gpu=_gpu(spec, described, config))
         settings = resolve(config, facts)
         if settings.max_model_len != spec.max_model_len:
             spec = spec_from_config(described, settings.max_model_len)
@@ -82,7 +85,7 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         cpu.set_num_threads(settings.threads)
         loaded = load_model(checkpoint, spec, dtype=DTYPES.get(settings.dtype), quantization=settings.quantization,
                             rounded=settings.activation_dtype == "int8", seed=settings.seed, dummy=dummy,
-                            progress=progress)
+                            progress=progress, device=torch.device(settings.device))
     finally:
         if checkpoint:
             checkpoint.close()
@@ -98,16 +101,35 @@ def make_lexicon(tokenizer: Tokenizer) -> Lexicon:
                    partial(tokenizer.encode, add_special_tokens=False))
 
 
+def _may_use_gpu(config: EngineConfig) -> bool:
+    return config.device != "cpu" and torch.cuda.is_available()
+
+
+def _gpu(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig) -> GpuFacts | None:
+    if not _may_use_gpu(config):
+        return None
+    from penstock.runner.cuda.gpu import gpu_facts
+
+    return gpu_facts(spec, str(described.get("dtype") or described.get("torch_dtype") or ""))
+
+
 def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | None) -> Engine:
     """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
     grouping = group_layers(model.spec.states_of(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
     num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
-    memory = BlockMemory(num_blocks, settings.block_size, grouping, settings.kv_cache_dtype)
+    memory = BlockMemory(num_blocks, settings.block_size, grouping, settings.kv_cache_dtype,
+                         torch.device(settings.device))
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
     scheduler = Scheduler(cache, max_num_seqs=settings.max_num_seqs,
                           max_num_batched_tokens=settings.max_num_batched_tokens,
                           policy=settings.scheduling_policy, capacity=settings.capacity)
-    return Engine(scheduler, LocalExecutor(Runner(model, memory, grammars)))
+    if settings.device == "cpu":
+        return Engine(scheduler, LocalExecutor(Runner(model, memory, grammars)))
+    from penstock.runner.cuda.runner import CudaRunner
+
+    runner = CudaRunner(model, memory, grammars, settings.max_num_seqs, settings.max_num_batched_tokens,
+                        settings.enforce_eager)
+    return Engine(scheduler, LocalExecutor(runner), overlap=0 if model.spec.is_encoder else 1)
 
 
 def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:

@@ -10,22 +10,30 @@ from penstock.errors import InvalidConfig, shown
 GIB = 1 << 30
 STEP_TOKENS = 512           # enough to fill the cores, few enough to keep other answers flowing
 LEAST_TOKENS = 8192         # of cache, where memory allows
+CPU_SEQS, GPU_SEQS = 64, 256
+GPU_STEP_TOKENS = 8192
+GPU_RESERVE = 3 * GIB       # what the driver, cuBLAS and the recorded steps take, and what is lost between allocations
+LOGIT_ROWS = 64             # prompt log probabilities are made from so many rows of logits at a time
 POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CAPACITIES = ("ondemand", "reserve")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES = (*DTYPES, "int8")
+KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8")
+DEVICES = ("auto", "cpu", "cuda")
+CPU_ONLY = ("int8",)        # of KV_CACHE_DTYPES
+GPU_ONLY = ("fp8",)
 AUTO_KV_DTYPE = "float16"
 QUANTIZATIONS = ("int8", "int4")
 ACTIVATION_DTYPES = ("auto", "float32", "int8")
 LOAD_FORMATS = ("auto", "dummy")
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] | None = None, least: int | None = None,
-            most: int | None = None) -> Any:
+def option(default: Any, help: str, choices: tuple[str, ...] | None = None, least: float | None = None,
+            most: float | None = None) -> Any:
     return field(default=default, metadata={"help": help, "choices": choices, "least": least, "most": most})
 
 
-_KINDS = {"str": (str, "a string"), "int": (int, "a whole number"), "bool": (bool, "True or False")}
+_KINDS = {"str": (str, "a string"), "int": (int, "a whole number"), "bool": (bool, "True or False"),
+          "float": (float, "a number")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +44,17 @@ class EngineConfig:
     revision: str | None = option(None, "branch, tag or commit of a model on the Hugging Face hub")
     load_format: str = option("auto", "auto, or dummy for seeded random weights from config.json alone", LOAD_FORMATS)
     skip_tokenizer_init: bool = option(False, "work on token ids only")
+    device: str = option("auto", "where the model runs; auto: a GPU that is there and free, else the CPU", DEVICES)
+    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for weights, cache and all else", least=0.05,
+                                           most=1.0)
+    enforce_eager: bool = option(False, "launch a GPU's kernels one by one instead of replaying recorded steps")
     dtype: str = option("auto", "how matrices are held; auto: as stored, quantized ones packed", DTYPES)
     quantization: str | None = option(None, "pack a checkpoint's unquantized matrices at load", QUANTIZATIONS)
     activation_dtype: str = option("auto", "what packed matrices are multiplied with", ACTIVATION_DTYPES)
-    kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: float16", KV_CACHE_DTYPES)
+    kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: float16, on a GPU as the weights",
+                                 KV_CACHE_DTYPES)
     max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", least=1)
-    max_num_seqs: int = option(64, "most sequences in one step", least=1, most=65536)
+    max_num_seqs: int | None = option(None, "most sequences in one step", least=1, most=65536)
     max_num_batched_tokens: int | None = option(None, "most tokens in one step; longer prompts are cut", least=1)
     kv_cache_tokens: int | None = option(None, "size of the key/value cache, in tokens", least=1)
     block_size: int = option(16, "positions per cache block", least=1, most=256)
@@ -62,7 +75,7 @@ class EngineConfig:
             if choices and value not in choices:
                 raise InvalidConfig(f"{option.name}={shown(value)} is unknown: choose one of {', '.join(choices)}")
             kind, meant = _KINDS[str(option.type).removesuffix(" | None")]
-            if type(value) is not kind:
+            if type(value) is not kind and not (kind is float and type(value) is int):
                 raise InvalidConfig(f"{option.name}={shown(value)} is not understood: it must be {meant}")
             if (least is not None and value < least) or (most is not None and value > most):
                 limit = f"{least} or more" if most is None else f"{least} to {most}"
@@ -78,6 +91,20 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class GpuFacts:
+    """What `resolve` may know of a GPU, and of the model on it."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    weight_bytes: int            # at 16 bits
+    bytes_per_step_token: int    # of a step's largest intermediate results
+    vocab_size: int
+    dtype: str = "bfloat16"      # of the checkpoint, where it is a 16-bit one
+    has_fp8: bool = True
+
+
+@dataclass(frozen=True)
 class Facts:
     """What `resolve` may know of model and machine."""
 
@@ -86,6 +113,7 @@ class Facts:
     free_memory_bytes: int
     num_cores: int
     whole_prompts: bool = False  # a prompt must be computed in one step
+    gpu: GpuFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -121,11 +149,68 @@ def _cache_tokens(config: EngineConfig, facts: Facts) -> tuple[int, str]:
     return fit, f"what fits in {budget / GIB:.2g} GiB (1 GiB, or a quarter of the free memory if that is less)"
 
 
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Numbers of sequences for which steps are recorded on a GPU; others are filled up to the next of them."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_num_seqs + 32, 32)]
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tuple[int, str]:
+    """What is left of the GPU's share once weights, a step's results and recorded steps have theirs."""
+    seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or GPU_STEP_TOKENS
+    share = int(config.gpu_memory_utilization * gpu.total_bytes) - (gpu.total_bytes - gpu.free_bytes)
+    logits = 2 * gpu.vocab_size * (sum(graph_sizes(seqs)) + 4 * LOGIT_ROWS)
+    left = share - gpu.weight_bytes - tokens * gpu.bytes_per_step_token - logits - GPU_RESERVE
+    fit = max(0, left) // max(1, facts.bytes_per_token)
+    if fit < config.block_size:
+        raise InvalidConfig(
+            f"gpu_memory_utilization={config.gpu_memory_utilization} of {gpu.total_bytes / GIB:.1f} GiB "
+            f"({gpu.free_bytes / GIB:.1f} free) leaves no room for a cache beside {gpu.weight_bytes / GIB:.1f} GiB of "
+            "weights: raise it, quantize, or lower max_num_batched_tokens")
+    return fit, f"what is left of {config.gpu_memory_utilization:g} of the GPU's memory"
+
+
+def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
+    if config.device == "cuda" and facts.gpu is None:
+        raise InvalidConfig("device=cuda, but torch sees no GPU: install a CUDA build of torch, or set device=cpu")
+    if config.device != "auto":
+        return config.device, "set by the user"
+    return ("cpu", "there is no GPU that torch can use") if facts.gpu is None else ("cuda", facts.gpu.name)
+
+
+def _on_gpu(config: EngineConfig, gpu: GpuFacts) -> dict[str, tuple[Any, str]]:
+    """What a GPU decides otherwise."""
+    if config.kv_cache_dtype in CPU_ONLY:
+        raise InvalidConfig(f"kv_cache_dtype={config.kv_cache_dtype} is for CPUs: set auto or fp8 on a GPU")
+    if config.kv_cache_dtype == "fp8" and not gpu.has_fp8:
+        raise InvalidConfig(f"kv_cache_dtype=fp8 needs a GPU of compute capability 8.9 or later; {gpu.name} is older: "
+                            "set auto")
+    derived: dict[str, tuple[Any, str]] = {}
+    dtype = gpu.dtype if config.dtype == "auto" else config.dtype
+    if config.dtype == "auto":
+        derived["dtype"] = dtype, "as the checkpoint has it, in 16 bits"
+    if config.kv_cache_dtype == "auto":
+        derived["kv_cache_dtype"] = dtype, "as the weights"
+    if config.max_num_seqs is None:
+        derived["max_num_seqs"] = GPU_SEQS, "default on a GPU"
+    if config.max_num_batched_tokens is None:
+        derived["max_num_batched_tokens"] = GPU_STEP_TOKENS, "default on a GPU"
+    return derived
+
+
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
-    derived: dict[str, tuple[Any, str]] = {}
+    device = _device(config, facts)
+    gpu = facts.gpu if device[0] == "cuda" else None
+    if gpu is None and config.kv_cache_dtype in GPU_ONLY:
+        raise InvalidConfig(f"kv_cache_dtype={config.kv_cache_dtype} is for GPUs: set auto or int8 on a CPU")
+    derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
+    derived |= _on_gpu(config, gpu) if gpu else {}
+    if config.max_num_seqs is None:
+        derived.setdefault("max_num_seqs", (CPU_SEQS, "default"))
     if config.kv_cache_tokens is None:
-        derived["kv_cache_tokens"] = _cache_tokens(config, facts)
+        derived["kv_cache_tokens"] = (_gpu_cache_tokens(config, facts, gpu) if gpu and facts.bytes_per_token
+                                      else _cache_tokens(config, facts))
     cache_tokens = config.kv_cache_tokens or derived["kv_cache_tokens"][0]
     if config.max_model_len is None:
         if facts.context <= cache_tokens:
@@ -137,12 +222,13 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
                             f"set at most {facts.context}")
     longest = config.max_model_len or derived["max_model_len"][0]
     if config.max_num_batched_tokens is None:
+        least, reason = derived.get("max_num_batched_tokens", (STEP_TOKENS, "default"))
         derived["max_num_batched_tokens"] = (
-            (max(STEP_TOKENS, longest), "an embedding model computes a prompt in one step") if facts.whole_prompts
-            else (STEP_TOKENS, "default"))
+            (max(least, longest), "an embedding model computes a prompt in one step") if facts.whole_prompts
+            else (least, reason))
     if config.threads is None:
         derived["threads"] = facts.num_cores, "the cores this process may use"
-    if config.kv_cache_dtype == "auto":
+    if config.kv_cache_dtype == "auto" and gpu is None:
         derived["kv_cache_dtype"] = AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss"
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"

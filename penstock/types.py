@@ -279,9 +279,9 @@ class Logprob:
 TokenLogprobs = dict[int, Logprob]     # one position: the chosen (or prompt) token first, then the likeliest ones
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Delta:
-    """What one step added to one sibling of a request."""
+    """What one step added to one sibling of a request. Nobody changes it once it is made."""
 
     request_id: str
     sibling: int

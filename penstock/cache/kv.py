@@ -63,6 +63,11 @@ class KVCache:
         self._paged = [g for g, group in enumerate(self.groups) if group.spec.kind != "recurrent"]
         self._windows = [g for g, group in enumerate(self.groups) if group.spec.kind == "window"]
 
+    @property
+    def only_full(self) -> bool:
+        """Whether every group keeps all positions."""
+        return len(self._paged) == len(self.groups) and not self._windows
+
     def _on_idle(self, block: int) -> None:
         self.tree.on_idle(block)
 

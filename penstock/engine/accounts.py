@@ -10,6 +10,7 @@ from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.engine.roster import Roster
 from penstock.engine.sequence import Sequence
 from penstock.engine.stats import Stats
+from penstock.engine.steady import Steady
 from penstock.types import Delta, TokenLogprobs
 
 
@@ -35,10 +36,11 @@ class Started:
 
 
 class Accounts:
-    def __init__(self, cache: KVCache, roster: Roster, stats: Stats) -> None:
+    def __init__(self, cache: KVCache, roster: Roster, stats: Stats, steady: Steady) -> None:
         self.cache = cache
         self.roster = roster
         self.stats = stats
+        self._steady = steady
 
     def settle(self, started: Started, result: Result) -> list[Delta]:
         self.cache.pool.end(started.plan.number)
@@ -48,7 +50,14 @@ class Accounts:
             return self._fail(started, result.error)
         deltas: list[Delta] = []
         for entry, outcome in zip(started.entries, result.rows, strict=True):
-            if entry.valid:
+            if not entry.valid:
+                continue
+            sequence = entry.sequence
+            if self._steady.accepts(sequence, outcome):
+                self.stats.num_output_tokens += 1
+                deltas.append(Delta(sequence.request.id, sequence.sibling, outcome.tokens,
+                                    num_cached_tokens=sequence.num_cached or 0))
+            else:
                 deltas.extend(self._account(entry, outcome, started.plan.number))
         return deltas
 

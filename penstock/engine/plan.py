@@ -40,9 +40,9 @@ class Admission:
     tokens: tuple[int, ...]      # the prompt, request.tokens, and what was generated before
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
-    """The work of one sequence in this step: positions [start, start + count).
+    """The work of one sequence in this step: positions [start, start + count). Nobody changes it once it is made.
 
     `start` is exact unless an earlier, unfinished plan verifies drafts of the same row; then it is the most it can be
     and the device's own count holds.

@@ -15,6 +15,7 @@ from penstock.engine.roster import Roster
 from penstock.engine.sequence import Flight, Sequence, Status
 from penstock.engine.snapshots import is_snapshot, next_snapshot
 from penstock.engine.stats import Stats
+from penstock.engine.steady import Steady
 from penstock.errors import InvalidConfig, InvalidRequest
 from penstock.types import Delta, Request
 
@@ -32,7 +33,8 @@ class Scheduler:
         self.stats = Stats()
         self.roster = Roster(cache, max_num_seqs)
         self._capacity = Capacity(cache, self.roster, max_num_batched_tokens, capacity == "reserve")
-        self._accounts = Accounts(cache, self.roster, self.stats)
+        self._steady = Steady(cache)
+        self._accounts = Accounts(cache, self.roster, self.stats, self._steady)
         self._arrivals = 0
         self._plans = 0
         self._started: dict[int, Started] = {}
@@ -116,7 +118,8 @@ class Scheduler:
 
     def _schedule_running(self, budget: int) -> int:
         """Best rank first for memory; what decoding rows need is kept back from longer ones. Returns what is left."""
-        wants = {s: self._want(s) for s in self.roster.running}
+        budget, running = self._go_on(budget)
+        wants = {s: self._want(s) for s in running}
         short = {s: n for s, n in wants.items() if n and n <= 1 + len(s.draft)}
         kept = sum(short.values())
         for sequence in sorted(wants, key=self.policy.rank):
@@ -129,6 +132,22 @@ class Scheduler:
                 self._enlist(sequence, count)
                 budget -= count
         return budget
+
+    def _go_on(self, budget: int) -> tuple[int, list[Sequence]]:
+        """Sequences that go on by one token into room they have. What is left of the budget, and the others. Where a
+        step may need more than there is, their rank decides about all."""
+        running = self.roster.running
+        most = len(self.cache.groups) * (len(running) + budget // self.cache.block_size + 1)
+        if len(running) > budget or self.cache.num_available < most:
+            return budget, running
+        others = []
+        for sequence in running:
+            row = self._steady.row(sequence, self._plans)
+            if row is None:
+                others.append(sequence)
+            else:
+                self._entries.append(Entry(sequence, row, sequence.epoch))
+        return budget - len(running) + len(others), others
 
     def _want(self, sequence: Sequence) -> int:
         """How many positions the sequence could compute in this step, budget and memory aside."""

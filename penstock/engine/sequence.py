@@ -22,7 +22,7 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flight:
     """One unfinished plan's share of a sequence."""
 
@@ -62,11 +62,15 @@ class Sequence:
     num_prompt: int = field(init=False)
     salt: Hashable = field(init=False)            # within which its prefix is shared
     limit: int = field(init=False)                # the most tokens the sequence can have
+    stops: frozenset[int] = field(init=False)     # ids that may end it
+    special: bool = field(init=False)             # a beam, pooled, or with log probabilities of its prompt
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.tokens)
         self.salt = Salt(self.request.salt, self.request.num_public) if self.request.num_public else self.request.salt
         self.limit = self.num_prompt + (0 if self.request.pool else self.request.max_tokens)
+        self.stops = frozenset(self.request.stop_token_ids)
+        self.special = self.request.pool or bool(self.request.beam) or self.request.sampling.prompt_logprobs is not None
 
     @property
     def num_output(self) -> int:

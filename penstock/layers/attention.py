@@ -61,7 +61,7 @@ class Attention:
             raise ValueError("causal attention needs a cache")
         q = self._queries(self.qkv(x, norm=norm), step, cache)
         y = ops.attention(q, cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths, self.scale,
-                          self.window, self.softcap, self.alibi, cache.k_scale, cache.v_scale)
+                          self.window, self.softcap, self.alibi, cache.k_scale, cache.v_scale, step.work)
         return self.out(y.flatten(1), residual)
 
 

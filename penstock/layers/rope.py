@@ -63,11 +63,13 @@ def long_frequencies(size: int, theta: float, factors: tuple[float, ...]) -> Ten
 class RopeTable:
     """cos and sin [M, R/2] of every position, shared by the layers that turn alike."""
 
-    def __init__(self, frequencies: Tensor, length: int, factor: float = 1.0) -> None:
+    def __init__(self, frequencies: Tensor, length: int, factor: float = 1.0,
+                 device: torch.device | None = None) -> None:
         shape = (length, frequencies.shape[0])
-        self.cos, self.sin = torch.empty(shape), torch.empty(shape)
+        frequencies = frequencies.to(device)
+        self.cos, self.sin = torch.empty(shape, device=device), torch.empty(shape, device=device)
         for start in range(0, length, SLAB):
-            positions = torch.arange(start, min(length, start + SLAB), dtype=torch.float32)
+            positions = torch.arange(start, min(length, start + SLAB), dtype=torch.float32, device=device)
             angles = (positions[:, None] * frequencies).double()
             rows = slice(start, start + SLAB)
             self.cos[rows] = angles.cos().float() * factor

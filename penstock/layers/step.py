@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from penstock.ops import Work
+
 
 class LayerCache(Protocol):
     """One layer's keys [N, K, D, P] and values [N, K, P, D], and the cache group whose slots and table address them.
@@ -38,3 +40,5 @@ class Step(Protocol):
     def query_start(self) -> Tensor: ...    # [S + 1] int32
     @property
     def lengths(self) -> Tensor: ...        # [S] int32
+    @property
+    def work(self) -> Work | None: ...

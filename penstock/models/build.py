@@ -16,17 +16,20 @@ from penstock.models.decoder import AnyBlock, AnyNorm, Decoder, Encoder
 from penstock.models.pooling import Pooling
 from penstock.models.spec import Embedding, Head, ModelSpec
 from penstock.quant.dense import Dense
+from penstock.quant.matrix import Matrix
 from penstock.quant.scheme import Scheme
 
 MAX_ROPE_BYTES = 1 << 30
+CPU = torch.device("cpu")
 
 
 class Build:
-    """Makes layers out of `take(name)`, a tensor, and `hold(name, bias)`, a matrix in its storage scheme."""
+    """Makes layers out of `take(name)`, a tensor, and `hold(name, bias)`, a matrix in its storage scheme, both on the
+    model's device."""
 
-    def __init__(self, spec: ModelSpec, take: Callable[[str], Tensor],
-                 hold: Callable[[str, Tensor | None], Scheme]) -> None:
-        self.spec, self.take, self.hold = spec, take, hold
+    def __init__(self, spec: ModelSpec, take: Callable[[str], Tensor], hold: Callable[[str, Tensor | None], Scheme],
+                 device: torch.device = CPU) -> None:
+        self.spec, self.take, self.hold, self.device = spec, take, hold, device
         self.names = spec.parameters().keys()
         self.ropes: dict[described.Rope, layers.RopeTable] = {}
 
@@ -57,14 +60,17 @@ class Build:
                 raise InvalidModel(f"max_model_len={length} needs {4 * rope.size * length} bytes of rope tables, over "
                                    f"{MAX_ROPE_BYTES}: set a smaller max_model_len")
             frequencies, factor = rope_frequencies(rope)
-            self.ropes[rope] = layers.RopeTable(frequencies, length, factor)
+            self.ropes[rope] = layers.RopeTable(frequencies, length, factor, self.device)
         return self.ropes[rope]
 
     def attention(self, name: str, a: described.Attention) -> layers.Attention:
         return layers.Attention(
             self.linear(f"{name}.qkv"), self.linear(f"{name}.out"), a.num_heads, a.num_kv_heads, a.head_size, a.scale,
-            self.rope(a.rope), a.window, a.softcap, torch.tensor(a.alibi, dtype=torch.float32) if a.alibi else None,
+            self.rope(a.rope), a.window, a.softcap, self._alibi(a.alibi),
             self.norm(f"{name}.q_norm", a.q_norm), self.norm(f"{name}.k_norm", a.k_norm))
+
+    def _alibi(self, slopes: tuple[float, ...]) -> Tensor | None:
+        return torch.tensor(slopes, dtype=torch.float32, device=self.device) if slopes else None
 
     def any_attention(self, name: str, a: described.Attention | described.EncoderAttention,
                       ) -> layers.Attention | layers.EncoderAttention:
@@ -97,7 +103,7 @@ class Build:
         return layers.Embedding(
             self.matrix("embedding.tokens"),
             self.linear("embedding.project") if e.row != e.width else None, e.scale,
-            Dense(self.take("embedding.positions.weight")[e.position_offset:]) if e.num_positions else None,
+            dense(self.take("embedding.positions.weight")[e.position_offset:]) if e.num_positions else None,
             self.take("embedding.types.weight")[0].float().clone() if e.num_types else None,
             self.norm("embedding.norm", e.norm))
 
@@ -113,6 +119,11 @@ class Build:
             return Encoder(self.spec, embedding, stack, pooling)
         return Decoder(self.spec, embedding, stack, self.norm("norm", self.spec.norm),
                        self.head(self.spec.head, embedding))
+
+
+def dense(weight: Tensor, bias: Tensor | None = None) -> Scheme:
+    """In full precision, as the weight's device reads it best."""
+    return Dense(weight, bias) if weight.is_cpu else Matrix(weight, bias)
 
 
 def rope_frequencies(rope: described.Rope) -> tuple[Tensor, float]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import InvalidConfig, InvalidModel
-from penstock.models.build import Build
+from penstock.models.build import CPU, Build, dense
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.layer import Merge, Shape, Shapes
@@ -22,7 +22,6 @@ from penstock.models.names import IGNORED, Layout
 from penstock.models.pooling import Pooling, read_pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
-from penstock.quant.dense import Dense
 from penstock.quant.packed import Packed, Stored
 from penstock.quant.rounding import quantize
 from penstock.quant.scheme import Scheme
@@ -147,17 +146,23 @@ def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype
     return take
 
 
-def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None) -> Take:
-    """Random weights, each from the seed and its own name: the same whatever else is loaded, and in what order."""
+def moved(take: Take, device: torch.device) -> Take:
+    """The same on the device."""
+    return take if device.type == "cpu" else lambda name: take(name).to(device)
+
+
+def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: torch.device = CPU) -> Take:
+    """Random weights, each from the seed and its own name: the same whatever else is loaded, and in what order. They
+    are made on the device."""
     shapes: Shapes = spec.parameters()
 
     def take(name: str) -> Tensor:
         shape = shapes[name]
         if len(shape) == 1 and name.endswith(".weight"):
-            return torch.ones(shape)
+            return torch.ones(shape, device=device)
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        values = torch.randn(shape, generator=generator) * spec.init_std
+        generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+        values = torch.randn(shape, generator=generator, device=device) * spec.init_std
         return values.to(dtype or torch.float32) if len(shape) == 2 else values
 
     return take
@@ -183,6 +188,7 @@ class Options:
     dtype: torch.dtype | None = torch.float32  # of matrices; None: as stored, quantized ones packed
     quantization: str | None = None            # "int8" or "int4": pack what the checkpoint holds unquantized
     rounded: bool = True                       # packed weights meet activations rounded to 8 bits
+    on_gpu: bool = False
 
     def x_bits(self, name: str) -> int:
         """The logits show every error of the last product, so its activations are rounded less."""
@@ -193,7 +199,7 @@ def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources
     """How each matrix is held: packed as the file has it, quantized at load, or dense."""
 
     def packed(name: str, bias: Tensor | None) -> Scheme | None:
-        if checkpoint is None or options.dtype is not None or cpu.path() == "reference":
+        if checkpoint is None or options.dtype is not None or options.on_gpu or cpu.path() == "reference":
             return None
         parts = [_stored(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
@@ -208,7 +214,7 @@ def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources
             # A head or an embedding in 4 bits costs more quality than its bytes are worth.
             kind = "int8" if name.startswith(OUTER) else options.quantization
             return Packed.from_stored([quantize(weight, kind)], bias, options.x_bits(name))
-        return Dense(weight, bias)
+        return dense(weight, bias)
 
     return hold
 
@@ -237,32 +243,32 @@ def _reported(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tu
 
 def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.dtype | None = torch.float32,
                quantization: str | None = None, rounded: bool = True, seed: int = 0, dummy: bool = False,
-               progress: Progress | None = None) -> Decoder | Encoder:
-    """The model of `spec` with a checkpoint's weights, or with random ones (`dummy`).
+               progress: Progress | None = None, device: torch.device = CPU) -> Decoder | Encoder:
+    """The model of `spec` with a checkpoint's weights, or with random ones (`dummy`), on the device.
 
     Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's own, quantized ones packed.
     """
     if dtype is not None and dtype not in STORED:
         raise InvalidModel(f"dtype={dtype} cannot hold weights: use float32, bfloat16 or float16")
-    if quantization and cpu.path() == "reference":
+    if quantization and device.type == "cpu" and cpu.path() == "reference":
         raise InvalidConfig(f"quantization={quantization} needs the compiled kernels: install Penstock with a "
                             "compiler, and leave PENSTOCK_CPU unset")
     pooling, sources = Pooling(), Sources()
     if dummy:
-        take = from_seed(spec, seed, dtype)
+        take = from_seed(spec, seed, dtype, device)
         checkpoint = None
     elif checkpoint is None:
         raise InvalidModel("no checkpoint to load from: name a model folder or a .gguf file, or ask for dummy weights")
     else:
         sources = match(checkpoint, spec)
-        take = from_checkpoint(checkpoint, sources, dtype)
+        take = moved(from_checkpoint(checkpoint, sources, dtype), device)
         if spec.is_encoder and checkpoint.path.is_dir():
             pooling = read_pooling(checkpoint.path)
-    hold = storage(take, Options(dtype, quantization, rounded), checkpoint, sources)
+    hold = storage(take, Options(dtype, quantization, rounded, device.type == "cuda"), checkpoint, sources)
     if progress:
         take, hold = _reported(take, hold, spec, progress)
     try:
-        return Build(spec, take, hold).model(pooling)
+        return Build(spec, take, hold, device).model(pooling)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise

@@ -9,28 +9,31 @@ from __future__ import annotations
 from penstock.ops import cpu
 from penstock.ops.activation import activation, gated_activation
 from penstock.ops.add import add
-from penstock.ops.attention import attention
+from penstock.ops.attention import Work, attention
 from penstock.ops.cache_write import cache_write
 from penstock.ops.choose import above, argmax, weight_sums
 from penstock.ops.embedding import embedding
 from penstock.ops.encoder_attention import encoder_attention
 from penstock.ops.gather import gather
+from penstock.ops.inputs import single_inputs
 from penstock.ops.layer_norm import layer_norm
 from penstock.ops.linear import PANEL, linear, pack_panels, unpack_panels
 from penstock.ops.log_softmax import log_softmax
 from penstock.ops.packed import FORMATS, Format, PackedWeight
 from penstock.ops.packed_linear import packed_linear
 from penstock.ops.packed_rows import packed_rows
+from penstock.ops.product import product
 from penstock.ops.qkv_write import qkv_write
 from penstock.ops.registry import OPS, Op, op
 from penstock.ops.rms_norm import rms_norm
 from penstock.ops.rope import rope
+from penstock.ops.sample import sample
 from penstock.ops.scale import scale
 from penstock.ops.softcap import softcap
 
 __all__ = [
-    "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "above", "activation", "add", "argmax", "attention",
-    "cache_write", "cpu", "embedding", "encoder_attention", "gated_activation", "gather", "layer_norm", "linear",
-    "log_softmax", "op", "pack_panels", "packed_linear", "packed_rows", "qkv_write", "rms_norm", "rope", "scale",
-    "softcap", "unpack_panels", "weight_sums",
+    "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "Work", "above", "activation", "add", "argmax",
+    "attention", "cache_write", "cpu", "embedding", "encoder_attention", "gated_activation", "gather", "layer_norm",
+    "linear", "log_softmax", "op", "pack_panels", "packed_linear", "packed_rows", "product", "qkv_write", "rms_norm",
+    "rope", "sample", "scale", "single_inputs", "softcap", "unpack_panels", "weight_sums",
 ]

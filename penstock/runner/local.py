@@ -1,9 +1,14 @@
-"""The executor that runs plans in this process, one at a time."""
+"""The executor that runs plans in this process."""
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
+from typing import Protocol
 
+import torch
+
+from penstock.engine.executor import Ticket
 from penstock.engine.plan import Plan, Result
 from penstock.runner.runner import Runner
 
@@ -16,14 +21,24 @@ class Done:
         return self.outcome
 
 
-class LocalExecutor:
-    def __init__(self, runner: Runner) -> None:
-        self.runner: Runner | None = runner
+class Starts(Protocol):
+    """A runner that starts plans without waiting for their end."""
 
-    def start(self, plan: Plan) -> Done:
+    def start(self, plan: Plan) -> Ticket: ...
+
+
+class LocalExecutor:
+    def __init__(self, runner: Runner | Starts) -> None:
+        self.runner: Runner | Starts | None = runner
+
+    def start(self, plan: Plan) -> Ticket:
         if self.runner is None:
             raise RuntimeError("the executor is closed")
-        return Done(self.runner.run(plan))
+        return Done(self.runner.run(plan)) if isinstance(self.runner, Runner) else self.runner.start(plan)
 
     def close(self) -> None:
+        """What a GPU holds is freed with the runner, and given back to others."""
         self.runner = None
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            gc.collect()
+            torch.cuda.empty_cache()

@@ -14,12 +14,16 @@ from penstock.engine.plan import Move
 from penstock.errors import InvalidConfig
 from penstock.runner.step import LayerCache
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8,
+          "fp8": torch.float8_e4m3fn}
 HUGE_PAGE = 1 << 21
+CPU = torch.device("cpu")
 
 
-def _room(num_bytes: int) -> torch.Tensor:
-    """Bytes whose pages are touched on first use, huge pages where there are such: a step reads all over the place."""
+def _room(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """On a CPU its pages are touched on first use, huge pages where there are such: a step reads all over the place."""
+    if device.type != "cpu":
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_bytes, dtype=torch.uint8)
     area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -31,13 +35,14 @@ def _room(num_bytes: int) -> torch.Tensor:
 class BlockMemory:
     """`num_blocks` blocks of `grouping.block_bytes`; a block lies in one piece, so a move is one copy."""
 
-    def __init__(self, num_blocks: int, block_size: int, grouping: Grouping, kv_dtype: str) -> None:
+    def __init__(self, num_blocks: int, block_size: int, grouping: Grouping, kv_dtype: str,
+                 device: torch.device = CPU) -> None:
         self.block_size = block_size
         self.grouping = grouping
         self.dtype = DTYPES[kv_dtype]
         self.layout = LAYOUTS[kv_dtype]
         try:
-            self.blocks = _room(num_blocks * grouping.block_bytes).view(num_blocks, grouping.block_bytes)
+            self.blocks = _room(num_blocks * grouping.block_bytes, device).view(num_blocks, grouping.block_bytes)
         except (RuntimeError, TypeError, ValueError, OSError, OverflowError) as error:     # sizes past 64 bits too
             size = num_blocks * grouping.block_bytes / 2**30
             raise InvalidConfig(f"a cache of {size:.1f} GiB cannot be had: lower kv_cache_tokens") from error
@@ -54,10 +59,14 @@ class BlockMemory:
         return caches
 
     def _cache(self, offset: int, num_heads: int, head_size: int, group: int) -> LayerCache:
-        """Keys [K, D, P], values [K, P, D] and, of an int8 cache, both scales [K, P], one after the other."""
+        """Keys [K, D, P], values [K, P, D] and, of an int8 cache, both scales [K, P], one after the other. On a GPU the
+        keys lie as the values do."""
         size = self.block_size
         numbers = num_heads * size * self.layout.numbers_bytes(head_size)
-        k = self._view(offset, self.dtype, num_heads, head_size, size)
+        if self.blocks.is_cpu:
+            k = self._view(offset, self.dtype, num_heads, head_size, size)
+        else:
+            k = self._view(offset, self.dtype, num_heads, size, head_size).transpose(2, 3)
         v = self._view(offset + numbers, self.dtype, num_heads, size, head_size)
         if not self.layout.scale_bytes:
             return LayerCache(k, v, group)

@@ -17,13 +17,13 @@ from penstock.runner.buffers import Buffers, Shape
 from penstock.runner.computed import Computed
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import DeviceRow, Rows
+from penstock.runner.sampling import embedding, prompt_logprobs, take
 from penstock.runner.tapes import Tapes
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.likeliest import Array, UnusableLogits
 from penstock.sampling.row import RowState
-from penstock.sampling.sampler import Sampled, Sampler
+from penstock.sampling.sampler import Sampler
 
-LOGIT_ROWS = 64      # prompt log probabilities are made from so many rows of logits at a time
 SMALL = 64           # tokens: of larger steps Python is a small part, and their shapes seldom return
 
 
@@ -56,7 +56,7 @@ class Runner:
         with _torch():
             step = buffers.step(shape)
             pooled = model.pool(model.forward(step, self._caches), step.query_start)
-            results = [_embedding(values) for values in pooled]
+            results = [embedding(values) for values in pooled]
         return Result(plan.number, results, forward_s=time.perf_counter() - begin)
 
     def _sample(self, model: Decoder, plan: Plan) -> Result:
@@ -108,37 +108,12 @@ class Runner:
             result.tokens = (likeliest,)
             state.append(likeliest)
         else:
-            self._take(state, self.sampler.verify(logits, state, row.draft), result)
-
-    def _take(self, state: RowState, sampled: list[Sampled], result: RowResult) -> None:
-        """Keep the row's new tokens; beams get theirs from the host."""
-        failed = next((one for one in sampled if one.error), None)
-        if failed is not None and not result.error:
-            result.error, result.unfit = failed.error, failed.unfit
-        if result.error:
-            return
-        if sampled[0].candidates:
-            result.candidates = sampled[0].candidates
-            return
-        result.tokens = tuple(one.token for one in sampled)
-        result.logprobs = tuple(one.logprobs for one in sampled if one.logprobs is not None)
-        for token in result.tokens:
-            state.append(token)
-        if state.guide is not None:
-            result.error, result.unfit = state.failure, state.failure is not None
-            result.complete = state.finished
-            result.forced = any(one.forced for one in sampled) or state.finished and not state.guide.grammar.complete
+            take(state, self.sampler.verify(logits, state, row.draft), result)
 
     def _prompt_logprobs(self, model: Decoder, row: Row, hidden: torch.Tensor, result: RowResult) -> None:
-        state = self.rows[row.row].state
-        targets = state.tokens[row.start + 1:min(row.start + row.count + 1, state.num_prompt)]
-        num = state.request.sampling.prompt_logprobs or 0
         try:
-            for first in range(0, len(targets), LOGIT_ROWS):
-                part = targets[first:first + LOGIT_ROWS]
-                with _torch():
-                    logits = model.logits(hidden[first:first + len(part)])
-                result.prompt_logprobs += tuple(self.sampler.prompt_logprobs(logits, part, num))
+            with _torch():
+                prompt_logprobs(model, self.sampler, row, self.rows[row.row].state, hidden, result)
         except UnusableLogits as error:
             result.error = str(error)
 
@@ -161,9 +136,3 @@ def _wanted(plan: Plan) -> tuple[list[int], list[int]]:
         if row.output is Output.SAMPLE:
             at += range(end - 1 - len(row.draft), end)
     return ends, at
-
-
-def _embedding(values: torch.Tensor) -> RowResult:
-    if not values.isfinite().all():
-        return RowResult(error="the embedding contains NaN or infinity: the model's weights or arithmetic are damaged")
-    return RowResult(embedding=tuple(values.tolist()))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from penstock.ops import Work
+
 
 @dataclass
 class Step:
@@ -17,6 +19,7 @@ class Step:
     tables: list[torch.Tensor]     # per group [S, B] int32: position // P -> block; -1 before a window
     query_start: torch.Tensor      # [S + 1] int32
     lengths: torch.Tensor          # [S] int32: positions up to and including this step's
+    work: Work | None = None       # how attention is dealt out, where a device wants to know
 
     def cut(self, num_tokens: int, num_sequences: int) -> Step:
         """The first so many of each, where they lie."""

@@ -37,7 +37,7 @@ class Lexicon:
         self._reach: dict[bytes, int] = {}      # of two bytes: the length of the longest id that begins with them
         for spelled in self.ids:
             self._reach[spelled[:2]] = max(self._reach.get(spelled[:2], 1), len(spelled))
-        self.steps = lru_cache(maxsize=4096)(self._steps)
+        self.steps = lru_cache(maxsize=512)(self._steps)
 
     @property
     def size(self) -> int:

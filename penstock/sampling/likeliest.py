@@ -22,6 +22,7 @@ class UnusableLogits(ArithmeticError):
 class NothingAllowed(UnusableLogits):
     """The request's own constraints leave no token."""
 
+DAMAGED = "the model's logits contain NaN or infinity: its weights or its arithmetic are damaged"
 
 def likeliest(values: Array) -> int:
     """The first token; also the check that every value is a number and at least one is possible."""

@@ -33,9 +33,14 @@ class RowState:
         sampling = request.sampling
         self.unfiltered = (sampling.top_k <= 0 and sampling.min_p <= 0 and sampling.top_p >= 1
                            and sampling.typical_p >= 1)
+        # A GPU can choose by itself: nothing is asked but a temperature.
+        self.on_device = (self.unfiltered or sampling.greedy) and self._is_plain()
         # Nothing is asked but the likeliest token.
-        self.plain = (sampling.greedy and request.beam is None and self.num_logprobs is None
-                      and not self._masks.ever and not self._counts and sampling.structured_outputs is None)
+        self.plain = sampling.greedy and self._is_plain()
+
+    def _is_plain(self) -> bool:
+        return (self.request.beam is None and self.num_logprobs is None and not self._masks.ever and not self._counts
+                and self.request.sampling.structured_outputs is None)
 
     def _guide(self, grammars: Grammars | None) -> Guide | None:
         """Where the answer stands in its grammar, with the tokens it already has."""

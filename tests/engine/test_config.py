@@ -34,7 +34,7 @@ def test_nothing_is_left_open() -> None:
 def test_defaults_users_values_and_derived_ones_say_so() -> None:
     table = why(resolved(block_size=32, max_num_seqs=64, threads=1))
     assert table["block_size"] == (32, "set by the user")
-    assert table["max_num_seqs"] == (64, "default")
+    assert table["max_num_seqs"] == (64, "set by the user")
     assert table["threads"] == (1, "set by the user")
     assert table["max_model_len"] == (2048, "the model's context")
     assert table["kv_cache_tokens"] == (8192, "room for four requests of the longest length, and for 8192 tokens at "

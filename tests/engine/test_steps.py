@@ -36,13 +36,15 @@ def test_decoding_rows_come_before_chunks_of_prompts() -> None:
     assert stage.counts()[:6] == [[4], [1, 7], [1, 7], [1, 7], [1, 7], [1, 2]]
 
 
-def test_a_decoding_row_is_served_though_a_longer_one_ranks_before_it() -> None:
-    stage = Stage(policy="priority", max_num_batched_tokens=8)
+@pytest.mark.parametrize("num_blocks", [64, 11])
+def test_a_decoding_row_is_served_though_a_longer_one_ranks_before_it(num_blocks: int) -> None:
+    """Also where blocks are so few, at the end of the prompt, that rank decides about all."""
+    stage = Stage(policy="priority", max_num_batched_tokens=8, num_blocks=num_blocks)
     stage.add(4, max_tokens=12, priority=5)
     stage.step()
     stage.add(30, max_tokens=2, priority=0)
-    stage.step(3)
-    assert [sorted(counts) for counts in stage.counts()[1:4]] == [[1, 7], [1, 7], [1, 7]]
+    stage.step(4)
+    assert [sorted(counts) for counts in stage.counts()[1:5]] == [[1, 7]] * 4
 
 
 def test_new_requests_join_at_every_step() -> None:

@@ -12,6 +12,7 @@ from penstock import LLM, SamplingParams
 from penstock.engine.plan import Draft, Plan, Result, RowResult
 from penstock.models.registry import FAMILIES
 from penstock.runner.local import Done, LocalExecutor
+from penstock.runner.runner import Runner
 from penstock.types import RequestOutput
 
 Answer = tuple[tuple[int, ...], tuple[tuple[tuple[int, float], ...], ...]]
@@ -92,7 +93,7 @@ class Guessing:
 
     def start(self, plan: Plan) -> Done:
         result: Result = self.executor.start(plan).result()
-        assert self.executor.runner is not None
+        assert isinstance(self.executor.runner, Runner)
         for row, outcome in zip(plan.rows, result.rows):
             outcome.draft = self._guess(self.executor.runner.rows[row.row].state, outcome)
         return Done(result)

@@ -55,7 +55,7 @@ def _attend(q, most, total, sums, start, end, table, k_cache, v_cache, position,
     return most, total, sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts", "table_row"])
 def _single(q, k_cache, v_cache, table, lengths, alibi, out, parts, tops, scale, softcap, window, q_row, k_block,
             k_head, k_place, v_block, v_head, v_place, table_row, num_parts, num_heads, P: tl.constexpr,
             GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr,
@@ -94,7 +94,7 @@ def _single(q, k_cache, v_cache, table, lengths, alibi, out, parts, tops, scale,
         tl.store(parts + at[:, None] * SIZE + d[None, :], sums, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def _joined(parts, tops, lengths, out, num_parts, num_heads, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """The parts of one head of one sequence, in their order."""
     s, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -115,7 +115,7 @@ def _joined(parts, tops, lengths, out, num_parts, num_heads, SIZE: tl.constexpr,
     tl.store(out + (s * num_heads + h) * SIZE + d, (sums / total).to(out.dtype.element_ty), mask=d < SIZE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"])
 def _tile(q, k_cache, v_cache, table, query_start, lengths, tiles, alibi, out, scale, softcap, window, q_row, k_block,
           k_head, k_place, v_block, v_head, v_place, table_row, num_heads, P: tl.constexpr, GROUP: tl.constexpr,
           ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr, PRECISION: tl.constexpr):

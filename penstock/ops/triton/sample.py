@@ -13,16 +13,20 @@ _BAD = tl.constexpr(BAD)
 
 
 @triton.jit
-def _pieces(logits, temperature, keys, positions, tops, places, row_stride, size, num_pieces, PIECE: tl.constexpr):
+def _pieces(logits, temperature, keys, positions, rows, tops, places, row_stride, size, num_pieces,
+            PIECE: tl.constexpr):
     """The token of one piece of one row that comes first; NaN if the piece has one."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = piece * PIECE + tl.arange(0, PIECE)
     x = tl.load(logits + row * row_stride + token, mask=token < size, other=float("-inf")).to(tl.float32)
     broken = tl.max((x != x).to(tl.int32), 0)
     largest = tl.max(x, 0)
-    warmth = tl.load(temperature + row)
+    entry = row
+    if rows is not None:
+        entry = tl.load(rows + row).to(tl.int64)
+    warmth = tl.load(temperature + entry)
     if warmth > 0:
-        key = tl.load(keys + row)
+        key = tl.load(keys + entry)
         position = tl.load(positions + row).to(tl.uint32)
         first = mixed(key.to(tl.uint32) ^ mixed(position))
         second = mixed((key >> 32).to(tl.uint32) ^ mixed(position + 0x9E3779B9))
@@ -44,7 +48,7 @@ def _pieces(logits, temperature, keys, positions, tops, places, row_stride, size
 
 
 @triton.jit
-def _first(tops, places, out, num_pieces, BLOCK: tl.constexpr):
+def _first(tops, places, rows, last, out, num_pieces, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     top = tl.load(tops + row * num_pieces + at, mask=at < num_pieces, other=float("-inf"))
@@ -55,10 +59,13 @@ def _first(tops, places, out, num_pieces, BLOCK: tl.constexpr):
     if broken > 0 or largest == float("-inf"):
         token = token * 0 + _BAD
     tl.store(out + row, token)
+    if last is not None:
+        tl.store(last + tl.load(rows + row).to(tl.int64), token)
 
 
 @sample.impl("cuda", exact=True)
-def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, rows: Tensor | None = None,
+          last: Tensor | None = None) -> Tensor:
     num_rows, size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if not num_rows:
@@ -66,7 +73,7 @@ def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor) 
     num_pieces = triton.cdiv(size, PIECE)
     tops = torch.empty((num_rows, num_pieces), device=logits.device)
     places = torch.empty((num_rows, num_pieces), dtype=torch.int32, device=logits.device)
-    _pieces[(num_rows, num_pieces)](logits, temperature, keys, positions, tops, places, logits.stride(0), size,
+    _pieces[(num_rows, num_pieces)](logits, temperature, keys, positions, rows, tops, places, logits.stride(0), size,
                                     num_pieces, PIECE, num_warps=8)
-    _first[(num_rows,)](tops, places, out, num_pieces, triton.next_power_of_2(num_pieces), num_warps=1)
+    _first[(num_rows,)](tops, places, rows, last, out, num_pieces, triton.next_power_of_2(num_pieces), num_warps=1)
     return out

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.config import EngineConfig
+from penstock.config import GPU_SEQS, EngineConfig
 from penstock.errors import EngineFailed, InvalidRequest
 from penstock.interrupts import INTERRUPTED
 from penstock.progress import counting_bar
@@ -37,7 +37,7 @@ def run_batch(path: Path, output: Output, models: Mapping[str, str], options: Ma
     """Answer what the output lacks; the exit status."""
     total = _count(path)
     config = ServerConfig(max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
-    num_workers = 2 * EngineConfig.from_options(**options).max_num_seqs
+    num_workers = 2 * (EngineConfig.from_options(**options).max_num_seqs or GPU_SEQS)
     with (private_folder() as folder, _numbered(path) as lines,
           counting_bar(sys.stderr.isatty(), total, "requests") as count):
         catalog = make_catalog(models, options, config, KeyRing(), folder)

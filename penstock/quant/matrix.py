@@ -1,0 +1,36 @@
+"""Full-precision storage on a GPU: rows as the checkpoint has them."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock import ops
+from penstock.quant.scheme import RmsNorm
+
+
+class Matrix:
+    """A weight [O, C], its bias [O] in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.num_out, self.num_in = weight.shape
+        self.weight = weight.contiguous()
+        self.bias = None if bias is None else bias.float().contiguous()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
+               norm: RmsNorm | None = None) -> Tensor:
+        return ops.product(x, self.weight, self.bias, residual, activation, False, *_parts(norm))
+
+    def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
+        return ops.product(x, self.weight, self.bias, None, activation, True, *_parts(norm))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+def _parts(norm: RmsNorm | None) -> tuple[Tensor | None, float]:
+    return (None, 0.0) if norm is None else (norm.weight, norm.eps)

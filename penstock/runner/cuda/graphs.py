@@ -1,0 +1,107 @@
+"""Steps of single tokens, recorded once for each number of sequences and replayed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from penstock import ops
+from penstock.config import graph_sizes
+from penstock.models.decoder import Decoder
+from penstock.ops.inputs import NUM_COMMON
+from penstock.runner.cuda.rows import RowTensors
+from penstock.runner.step import LayerCache, Step
+
+MOST_PARTS = 32
+
+
+def num_parts(num_single: int, num_kv_heads: int, num_processors: int) -> int:
+    """In how many parts the keys of single queries are read, so that every processor has some."""
+    return max(1, min(MOST_PARTS, 4 * num_processors // max(1, num_single * num_kv_heads)))
+
+
+@dataclass
+class Recorded:
+    """A step's two halves; without graphs they are launched kernel by kernel."""
+
+    numbers: torch.Tensor
+    step: Step
+    rows: torch.Tensor                            # [S]
+    logits: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
+    forward: torch.cuda.CUDAGraph | None = None
+    sample: torch.cuda.CUDAGraph | None = None
+    num_runs: int = 0
+
+
+class SingleSteps:
+    """Of each size: its tensors, all in the same places, and once it has run its graphs."""
+
+    def __init__(self, model: Decoder, caches: Sequence[LayerCache | None], rows: RowTensors, block_size: int,
+                 max_num_seqs: int, eager: bool) -> None:
+        self.model, self.caches, self.rows, self.block_size = model, caches, rows, block_size
+        self.sizes = graph_sizes(max_num_seqs)
+        self.eager = eager
+        device = rows.last.device
+        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._kv_heads = max((shape[0] for shape in model.spec.kv_shapes() if shape), default=1)
+        num_groups = len(rows.tables)
+        self.num_numbers = NUM_COMMON + 2 * num_groups
+        self._numbers = torch.zeros(self.num_numbers * max_num_seqs, dtype=torch.int32, device=device)
+        whole = torch.int64
+        self._ids = torch.zeros(max_num_seqs, dtype=whole, device=device)
+        self._positions = torch.zeros(max_num_seqs, dtype=whole, device=device)
+        self._slots = [torch.zeros(max_num_seqs, dtype=whole, device=device) for _ in range(num_groups)]
+        self._tables = [torch.full((max_num_seqs, table.shape[1]), -1, dtype=torch.int32, device=device)
+                        for table in rows.tables]
+        self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
+        self._lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._known: dict[int, Recorded] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def size(self, num_sequences: int) -> int:
+        return self.sizes[bisect_left(self.sizes, num_sequences)]
+
+    def __getitem__(self, size: int) -> Recorded:
+        if size not in self._known:
+            step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
+                        [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
+                        ops.Work(size, None, num_parts(size, self._kv_heads, self._processors)))
+            numbers = self._numbers[:self.num_numbers * size].view(self.num_numbers, size)
+            self._known[size] = Recorded(numbers, step, numbers[0])
+        return self._known[size]
+
+    def run(self, size: int) -> Recorded:
+        """The step whose numbers have been sent: its logits, and the tokens chosen from them."""
+        one = self[size]
+        one.num_runs += 1
+        if one.forward is None and one.num_runs == 2 and not self.eager:
+            one.forward, one.logits = self._record(lambda: self._forward(one))
+            one.sample, one.tokens = self._record(lambda: self._sample(one))
+        if one.forward is not None and one.sample is not None:
+            one.forward.replay()
+            one.sample.replay()
+        else:
+            one.logits = self._forward(one)
+            one.tokens = self._sample(one)
+        return one
+
+    def _record(self, function: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = function()
+        return graph, result
+
+    def _forward(self, one: Recorded) -> torch.Tensor:
+        step = one.step
+        for g, table in enumerate(self.rows.tables):
+            ops.single_inputs(one.numbers, self.rows.last, table, g, self.block_size, step.ids, step.positions,
+                              step.lengths, step.slots[g], step.tables[g])
+        return self.model.logits(self.model.forward(step, self.caches))
+
+    def _sample(self, one: Recorded) -> torch.Tensor:
+        assert one.logits is not None
+        return ops.sample(one.logits, self.rows.temperature, self.rows.keys, one.step.lengths, one.rows, self.rows.last)

@@ -1,0 +1,80 @@
+"""A step of any rows: all that the host knows of it, in one piece, and what the device makes of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from penstock import ops
+from penstock.engine.plan import Output, Row
+from penstock.ops.inputs import NUM_COMMON
+from penstock.runner.cuda.rows import RowTensors
+from penstock.runner.cuda.staging import Staging
+from penstock.runner.rows import DeviceRow
+from penstock.runner.step import Step
+
+PER_TOKEN = 3 + 2 + 2             # ids, positions, sequences; logits wanted and their rows; tiles
+PER_SEQUENCE = 3
+
+
+def most_numbers(num_tokens: int, num_sequences: int, num_groups: int) -> int:
+    """Room for the numbers of any step."""
+    single = (NUM_COMMON + 2 * num_groups) * num_sequences
+    return max(single, PER_TOKEN * num_tokens + PER_SEQUENCE * num_sequences + 1)
+
+
+class Packed:
+    """Rows one after the other, those of single tokens first."""
+
+    def __init__(self, rows: Sequence[Row], devices: Sequence[DeviceRow], tile_tokens: int) -> None:
+        self.rows, self.devices = rows, devices
+        counts = [row.count for row in rows]
+        self.ends = np.cumsum(counts).tolist()
+        self.num_tokens = self.ends[-1]
+        self.num_single = next((s for s, count in enumerate(counts) if count != 1), len(counts))
+        self.at: list[int] = []           # tokens whose logits are wanted
+        self.at_rows: list[int] = []      # whose rows they are
+        for row, end in zip(rows, self.ends):
+            if row.output is Output.SAMPLE:
+                wanted = range(end - 1 - len(row.draft), end)
+                self.at += wanted
+                self.at_rows += [row.row] * len(wanted)
+        self.tiles = [(s, first) for s in range(self.num_single, len(counts))
+                      for first in range(0, counts[s], tile_tokens)]
+
+    def send(self, staging: Staging, tensors: RowTensors, block_size: int, num_parts: int,
+             ) -> tuple[Step, torch.Tensor, torch.Tensor]:
+        """The step, the tokens whose logits are wanted [M], and their rows [M]."""
+        num_tokens, num_sequences, num_at, num_tiles = self.num_tokens, len(self.rows), len(self.at), len(self.tiles)
+        numbers = staging.take()
+        sizes = [num_tokens] * 3 + [num_sequences] * 2 + [num_sequences + 1, num_at, num_at, 2 * num_tiles]
+        bounds = np.cumsum([0, *sizes])
+        parts = [numbers[begin:end] for begin, end in zip(bounds, bounds[1:])]
+        self._fill(*parts[:3])
+        parts[3][:] = [row.row for row in self.rows]
+        parts[4][:] = [row.start + row.count for row in self.rows]
+        parts[5][:] = [0, *self.ends]
+        parts[6][:], parts[7][:] = self.at, self.at_rows
+        parts[8][:] = np.array(self.tiles, dtype=np.int32).reshape(-1)
+        sent = staging.send(int(bounds[-1]))
+        ids, positions, owners, rows, lengths, starts, at, at_rows, tiles = (
+            sent[begin:end] for begin, end in zip(bounds.tolist(), bounds[1:].tolist()))
+        rows, owners, places = rows.long(), owners.long(), positions.long()
+        ids = torch.where(ids >= 0, ids.long(), tensors.last[rows[owners]].clamp(min=0))
+        used = -(-max(row.start + row.count for row in self.rows) // block_size)
+        tables = [table[:, :used][rows] for table in tensors.tables]
+        slots = [table[owners, places // block_size].long() * block_size + places % block_size for table in tables]
+        work = ops.Work(self.num_single, tiles.view(-1, 2), num_parts)
+        return Step(ids, places, slots, tables, starts, lengths, work), at.long(), at_rows
+
+    def _fill(self, ids: np.ndarray, positions: np.ndarray, owners: np.ndarray) -> None:
+        begin = 0
+        for s, (row, device, end) in enumerate(zip(self.rows, self.devices, self.ends)):
+            known = device.inputs(row)
+            ids[begin:end] = -1
+            ids[begin:begin + len(known)] = known
+            positions[begin:end] = np.arange(row.start, row.start + row.count)
+            owners[begin:end] = s
+            begin = end

@@ -1,0 +1,56 @@
+"""What the device knows of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from penstock.engine.plan import Admission, Plan
+from penstock.sampling.random import WORD, philox
+
+
+class RowTensors:
+    """Of `num_rows` rows and one more that is nobody's: last token, temperature, random key, blocks in each group."""
+
+    def __init__(self, num_rows: int, num_groups: int, table_width: int, device: torch.device) -> None:
+        self.nobody = num_rows
+        self.last = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
+        self.temperature = torch.zeros(num_rows + 1, device=device)
+        self.keys = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
+        self.tables = [torch.zeros((num_rows + 1, table_width), dtype=torch.int32, device=device)
+                       for _ in range(num_groups)]
+        self._device = device
+
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        if not admissions:
+            return
+        rows = self._sent([admission.row for admission in admissions])
+        samplings = [(admission.request.sampling, admission) for admission in admissions]
+        self.temperature[rows] = self._sent([0.0 if sampling.greedy else sampling.temperature
+                                             for sampling, _ in samplings])
+        self.keys[rows] = self._sent([row_key(admission.request.seed, admission.sibling)
+                                      for _, admission in samplings])
+
+    def enter(self, plan: Plan) -> None:
+        """All new blocks of a plan's rows."""
+        for g, table in enumerate(self.tables):
+            changes = [(row.row, index, block) for row in plan.rows if row.blocks for index, block in row.blocks[g]]
+            if changes:
+                rows, indices, blocks = self._sent(changes).t().contiguous()
+                table[rows, indices] = blocks.to(torch.int32)
+
+    def take(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Tokens that the host chose."""
+        if rows:
+            self.last[self._sent(list(rows))] = self._sent(list(tokens))
+
+    def _sent(self, values: list[int] | list[float] | list[tuple[int, int, int]]) -> torch.Tensor:
+        return torch.tensor(values).pin_memory().to(self._device, non_blocking=True)
+
+
+def row_key(seed: int, sibling: int) -> int:
+    """64 bits, as a signed number, for a request's seed and one of its siblings."""
+    high, low, _, _ = philox((sibling & WORD, 0, 0, 0), (seed & WORD, seed >> 32 & WORD))
+    key = high << 32 | low
+    return key - (1 << 64) if key >> 63 else key

@@ -1,0 +1,174 @@
+"""A plan in, a ticket out: fill in, launch, and let the device work."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from penstock import ops
+from penstock.engine.plan import Output, Plan, Row, RowResult
+from penstock.models.decoder import Decoder, Encoder
+from penstock.ops import triton as bodies
+from penstock.ops.triton.attention import tile_tokens
+from penstock.runner.cuda.graphs import SingleSteps, num_parts
+from penstock.runner.cuda.packed import Packed, most_numbers
+from penstock.runner.cuda.rows import RowTensors
+from penstock.runner.cuda.staging import Staging
+from penstock.runner.cuda.ticket import Asked, Chosen, Ticket
+from penstock.runner.memory import BlockMemory
+from penstock.runner.rows import DeviceRow, Rows
+from penstock.runner.sampling import embedding, prompt_logprobs
+from penstock.sampling.grammars import Grammars
+from penstock.sampling.likeliest import UnusableLogits
+from penstock.sampling.sampler import Sampler
+
+assert bodies.__all__
+
+
+class CudaRunner:
+    def __init__(self, model: Decoder | Encoder, memory: BlockMemory, grammars: Grammars | None, max_num_seqs: int,
+                 max_num_batched_tokens: int, eager: bool = False) -> None:
+        self.model, self.memory = model, memory
+        self.device = memory.blocks.device
+        self.rows = Rows(len(memory.grouping.groups), grammars)
+        self.sampler = Sampler()
+        width = -(-model.spec.max_model_len // memory.block_size)
+        with torch.inference_mode():
+            self._caches = memory.layer_caches(model.spec.kv_shapes())
+            self._tensors = RowTensors(max_num_seqs, self.rows.num_groups, width, self.device)
+            room = most_numbers(max_num_batched_tokens, max_num_seqs, self.rows.num_groups)
+            self._staging = Staging(room, self.device)
+            self._singles = None
+            if isinstance(model, Decoder) and self.rows.num_groups:
+                self._singles = SingleSteps(model, self._caches, self._tensors, memory.block_size, max_num_seqs, eager)
+        shape = next((shape for shape in model.spec.kv_shapes() if shape), (1, 1))
+        attention = model.spec.layers[0].attention
+        self._kv_heads = shape[0]
+        self._tile_tokens = tile_tokens(attention.num_heads, self._kv_heads)
+        self._processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self._last: Ticket | None = None
+        self.timeline: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # of steps
+
+    def start(self, plan: Plan) -> Ticket:
+        """Rows are taken in before anything can fail, so that later plans find them."""
+        ticket = Ticket(plan.number, [RowResult() for _ in plan.rows], self._tensors, self.sampler,
+                        begun_s=time.perf_counter())
+        try:
+            with torch.inference_mode():
+                if self._last is not None:
+                    self._last.settle()
+                self.rows.apply(plan)
+                self._tensors.admit(plan.admissions)
+                if plan.moves:
+                    self.memory.move(plan.moves)
+                begun = None if self.timeline is None else _now()
+                self._launch(plan, ticket)
+                if begun is not None and self.timeline is not None:
+                    self.timeline.append((begun, _now()))
+        except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
+            ticket.error = f"{type(error).__name__}: {error}"
+        self._last = ticket
+        return ticket
+
+    def _launch(self, plan: Plan, ticket: Ticket) -> None:
+        devices = [self.rows[row.row] for row in plan.rows]
+        if isinstance(self.model, Encoder):
+            self._tensors.enter(plan)
+            self._embed(self.model, plan, devices, ticket)
+        elif self._singles is not None and all(_is_single(row) for row in plan.rows):
+            self._run_singles(self._singles, plan, devices, ticket)
+        else:
+            self._tensors.enter(plan)
+            self._run_mixed(self.model, plan, devices, ticket)
+
+    def _run_singles(self, singles: SingleSteps, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
+        count = len(plan.rows)
+        size = singles.size(count)
+        numbers = self._staging.take()[:singles.num_numbers * size].reshape(singles.num_numbers, size)
+        numbers[0, count:] = self._tensors.nobody
+        numbers[1:3, count:] = numbers[3:] = -1
+        numbers[:3, :count] = [
+            [row.row for row in plan.rows],
+            [tokens[row.start] if row.start < len(tokens := device.state.tokens) else -1
+             for row, device in zip(plan.rows, devices)],
+            [row.start for row in plan.rows]]
+        for s, row in enumerate(plan.rows):
+            for g, changes in enumerate(row.blocks):
+                if changes:
+                    numbers[3 + 2 * g:5 + 2 * g, s] = changes[-1]
+        if any(len(changes) > 1 for row in plan.rows for changes in row.blocks):
+            self._tensors.enter(plan)
+        self._staging.send(singles.num_numbers * size, singles[size].numbers.view(-1))
+        one = singles.run(size)
+        assert one.tokens is not None and one.logits is not None
+        for s, (row, device) in enumerate(zip(plan.rows, devices)):
+            self._expect(ticket, ticket.results[s], row, device, s)
+        self._fetch(ticket, one.logits, one.tokens[:count])
+
+    def _expect(self, ticket: Ticket, result: RowResult, row: Row, device: DeviceRow, place: int) -> None:
+        """Say who chooses the row's token."""
+        if device.state.on_device and not row.draft:
+            ticket.chosen.append(Chosen(result, device, place))
+        else:
+            ticket.asked.append(Asked(row, result, device, place))
+
+    def _fetch(self, ticket: Ticket, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+        if ticket.asked:
+            ticket.logits = logits
+        if ticket.chosen:
+            ticket.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            ticket.tokens.copy_(tokens, non_blocking=True)
+            ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ticket.done.record()
+
+    def _run_mixed(self, model: Decoder, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
+        """Single tokens first; others after them."""
+        order = sorted(range(len(plan.rows)), key=lambda index: plan.rows[index].count != 1)
+        rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
+        results = [ticket.results[index] for index in order]
+        packed = Packed(rows, of, self._tile_tokens)
+        step, at, row_of = packed.send(self._staging, self._tensors, self.memory.block_size, self._parts(packed))
+        hidden = model.forward(step, self._caches)
+        for row, device, result, end in zip(rows, of, results, packed.ends):
+            if row.prompt_logprobs:
+                self._prompt_logprobs(model, row, device, hidden[end - row.count:end], result)
+        if not packed.at:
+            ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ticket.done.record()
+            return
+        logits = model.logits(hidden, at)
+        place = 0
+        for row, device, result in zip(rows, of, results):
+            if row.output is Output.SAMPLE:
+                self._expect(ticket, result, row, device, place)
+                place += 1 + len(row.draft)
+        tokens = ops.sample(logits, self._tensors.temperature, self._tensors.keys, step.positions[at] + 1, row_of,
+                            self._tensors.last)
+        self._fetch(ticket, logits, tokens)
+
+    def _parts(self, packed: Packed) -> int:
+        return num_parts(packed.num_single, self._kv_heads, self._processors)
+
+    def _embed(self, model: Encoder, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
+        packed = Packed(plan.rows, devices, self._tile_tokens)
+        step, _, _ = packed.send(self._staging, self._tensors, self.memory.block_size, 1)
+        pooled = model.pool(model.forward(step, self._caches), step.query_start).cpu()
+        ticket.results = [embedding(values) for values in pooled]
+
+    def _prompt_logprobs(self, model: Decoder, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult,
+                         ) -> None:
+        try:
+            prompt_logprobs(model, self.sampler, row, device.state, hidden, result)
+        except UnusableLogits as error:
+            result.error = str(error)
+
+
+def _now() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _is_single(row: Row) -> bool:
+    return row.count == 1 and row.output is Output.SAMPLE and not row.prompt_logprobs

@@ -1,0 +1,39 @@
+"""Numbers on their way to the device: written by the host into memory that the device can read by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+NUM_BUFFERS = 4       # more than the steps that can be under way
+
+
+class Staging:
+    """A few buffers in turn; one is written again only when its last copy has arrived."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.device = device
+        self._pinned = [torch.empty(size, dtype=torch.int32).pin_memory() for _ in range(NUM_BUFFERS)]
+        self._numbers = [pinned.numpy() for pinned in self._pinned]
+        self._arrived: list[torch.cuda.Event | None] = [None] * NUM_BUFFERS
+        self._next = 0
+
+    def take(self) -> np.ndarray:
+        """A buffer to write into; `send` sends it."""
+        self._next = (self._next + 1) % NUM_BUFFERS
+        arrived = self._arrived[self._next]
+        if arrived is not None:
+            arrived.synchronize()
+        return self._numbers[self._next]
+
+    def send(self, count: int, target: torch.Tensor | None = None) -> torch.Tensor:
+        """The first `count` numbers of the buffer last taken, on the device."""
+        source = self._pinned[self._next][:count]
+        if target is None:
+            target = source.to(self.device, non_blocking=True)
+        else:
+            target.copy_(source, non_blocking=True)
+        event = self._arrived[self._next] or torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._arrived[self._next] = event
+        return target

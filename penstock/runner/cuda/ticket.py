@@ -1,0 +1,94 @@
+"""A started plan: what is still on its way back from the device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from penstock.engine.plan import Result, Row, RowResult
+from penstock.ops.sample import BAD
+from penstock.runner.cuda.rows import RowTensors
+from penstock.runner.rows import DeviceRow
+from penstock.runner.sampling import take
+from penstock.sampling.likeliest import DAMAGED
+from penstock.sampling.sampler import Sampler
+
+
+@dataclass
+class Chosen:
+    """Where the token of one of the plan's rows will be found."""
+
+    result: RowResult
+    device: DeviceRow
+    place: int                   # among the tokens the device chose
+
+
+@dataclass
+class Asked:
+    """A row whose token the host chooses, from some of the step's logits."""
+
+    row: Row
+    result: RowResult
+    device: DeviceRow
+    first: int
+
+
+@dataclass
+class Ticket:
+    number: int
+    results: list[RowResult]
+    rows: RowTensors
+    sampler: Sampler
+    tokens: torch.Tensor | None = None          # pinned; there once `done` has happened
+    done: torch.cuda.Event | None = None
+    chosen: list[Chosen] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    logits: torch.Tensor | None = None          # [M, V], for those asked
+    begun_s: float = 0.0
+    waited_s: float = 0.0
+    error: str | None = None
+
+    def settle(self) -> None:
+        """Choose what the host chooses: the next plan may read it."""
+        asked, self.asked = self.asked, []
+        if not asked or self.logits is None:
+            return
+        places = [place for one in asked for place in range(one.first, one.first + 1 + len(one.row.draft))]
+        values = self.logits[places].float().cpu().numpy()
+        first = 0
+        rows, tokens = [], []
+        for one in asked:
+            last = first + 1 + len(one.row.draft)
+            state = one.device.state
+            take(state, self.sampler.verify(values[first:last], state, one.row.draft), one.result)
+            first = last
+            if one.result.tokens:
+                rows.append(one.row.row)
+                tokens.append(one.result.tokens[-1])
+        self.rows.take(rows, tokens)
+        self.logits = None
+
+    def result(self) -> Result:
+        if self.error is not None:
+            return Result(self.number, error=self.error)
+        try:
+            with torch.inference_mode():
+                self.settle()
+            waiting = time.perf_counter()
+            if self.done is not None:
+                self.done.synchronize()
+            self.waited_s = time.perf_counter() - waiting
+            if self.tokens is not None:
+                tokens = self.tokens.tolist()
+                for one in self.chosen:
+                    token = tokens[one.place]
+                    if token == BAD:
+                        one.result.error = one.result.error or DAMAGED
+                    elif not one.result.error:
+                        one.result.tokens = (token,)
+                        one.device.state.append(token)
+        except Exception as error:      # whatever a step raises must reach the scheduler, which finds the cause
+            return Result(self.number, error=f"{type(error).__name__}: {error}")
+        return Result(self.number, self.results, forward_s=self.waited_s)
