@@ -129,6 +129,7 @@ def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | N
 
     runner = CudaRunner(model, memory, grammars, settings.max_num_seqs, settings.max_num_batched_tokens,
                         settings.enforce_eager)
+    runner.warm()
     return Engine(scheduler, LocalExecutor(runner), overlap=0 if model.spec.is_encoder else 1)
 
 

@@ -17,10 +17,14 @@ class Norm(Protocol):
 
 
 class RmsNorm:
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self.weight, self.eps, self.size = weight, eps, weight.shape[0]
+    """Without a weight it can be part of a product only."""
+
+    def __init__(self, weight: Tensor | None, eps: float, size: int = 0) -> None:
+        self.weight, self.eps, self.size = weight, eps, size if weight is None else weight.shape[0]
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self.weight is None:
+            raise ValueError("the norm's weight has become part of the product after it")
         return ops.rms_norm(x, self.weight, self.eps, residual)
 
 

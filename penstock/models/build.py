@@ -95,7 +95,10 @@ class Build:
         if isinstance(block, blocks.ParallelBlock):
             return layers.ParallelBlock(attention, mlp, self.some_norm(f"{name}.attention_norm", block.attention_norm),
                                         mlp_norm)
-        return layers.Block(attention, mlp, self.norm(f"{name}.attention_norm", block.attention_norm), mlp_norm,
+        attention_norm = self.norm(f"{name}.attention_norm", block.attention_norm)
+        if self.device.type == "cuda":
+            attention_norm, mlp_norm = folded(attention_norm, attention.qkv), folded(mlp_norm, _first(mlp))
+        return layers.Block(attention, mlp, attention_norm, mlp_norm,
                             self.norm(f"{name}.attention_out_norm", block.attention_out_norm),
                             self.norm(f"{name}.mlp_out_norm", block.mlp_out_norm), block.residual_scale)
 
@@ -124,6 +127,20 @@ class Build:
 def dense(weight: Tensor, bias: Tensor | None = None) -> Scheme:
     """In full precision, as the weight's device reads it best."""
     return Dense(weight, bias) if weight.is_cpu else Matrix(weight, bias)
+
+
+def _first(mlp: layers.Mlp | layers.GatedMlp) -> layers.Linear:
+    return mlp.gate_up if isinstance(mlp, layers.GatedMlp) else mlp.up
+
+
+def folded(norm: AnyNorm | None, linear: layers.Linear) -> AnyNorm | None:
+    """The norm, its weight made part of the product that it stands before where that is held in 16 bits: a product of
+    one row then reads no weights of a norm."""
+    if not isinstance(norm, layers.RmsNorm) or norm.weight is None or not isinstance(linear.scheme, Matrix) \
+            or linear.scheme.weight.itemsize != 2:
+        return norm
+    linear.scheme.fold(norm.weight)
+    return layers.RmsNorm(None, norm.eps, norm.size)
 
 
 def rope_frequencies(rope: described.Rope) -> tuple[Tensor, float]:

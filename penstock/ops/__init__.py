@@ -9,7 +9,7 @@ from __future__ import annotations
 from penstock.ops import cpu
 from penstock.ops.activation import activation, gated_activation
 from penstock.ops.add import add
-from penstock.ops.attention import Work, attention
+from penstock.ops.attention import Shared, Work, attention
 from penstock.ops.cache_write import cache_write
 from penstock.ops.choose import above, argmax, weight_sums
 from penstock.ops.embedding import embedding
@@ -32,7 +32,7 @@ from penstock.ops.scale import scale
 from penstock.ops.softcap import softcap
 
 __all__ = [
-    "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "Work", "above", "activation", "add", "argmax",
+    "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "Shared", "Work", "above", "activation", "add", "argmax",
     "attention", "cache_write", "cpu", "embedding", "encoder_attention", "gated_activation", "gather", "layer_norm",
     "linear", "log_softmax", "op", "pack_panels", "packed_linear", "packed_rows", "product", "qkv_write", "rms_norm",
     "rope", "sample", "scale", "single_inputs", "softcap", "unpack_panels", "weight_sums",

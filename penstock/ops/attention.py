@@ -16,6 +16,21 @@ from penstock.ops.rows import EachQuery
 
 
 @dataclass(frozen=True)
+class Shared:
+    """Positions that several sequences with one query have in common: they are read once for a tile of them.
+
+    members [S] int32 are the sequences, those of a tile one after the other; skips [S] int32 are how many positions of
+    its own each sequence leaves out; tiles [n, 4] int32: the first member, how many, whose block table, how many
+    positions. They are read in `num_parts` parts at once.
+    """
+
+    members: Tensor
+    skips: Tensor
+    tiles: Tensor
+    num_parts: int = 4
+
+
+@dataclass(frozen=True)
 class Work:
     """How a step's queries are dealt out on a device that computes in tiles; elsewhere it is of no use.
 
@@ -26,6 +41,7 @@ class Work:
     num_single: int
     tiles: Tensor | None = None
     num_parts: int = 1
+    shared: Shared | None = None       # of no use with a window
 
 
 def paged(seed: int, sequences: Sequence[tuple[int, int]], num_heads: int, num_kv_heads: int, head_size: int,

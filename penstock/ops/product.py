@@ -26,14 +26,19 @@ def _examples() -> Iterator[Example]:
                    "bias": normal(seed + 200, num_out) if seed % 3 == 1 else None,
                    "residual": normal(seed + 300, num_rows, size, dtype=dtype) if seed % 3 != 2 else None,
                    "activation": {0: "silu", 2: "relu2", 4: "gelu_tanh"}.get(seed % 5), "gated": gated,
-                   "norm": normal(seed + 400, width) if seed % 4 < 2 else None, "eps": 1e-5}
+                   "norm": normal(seed + 400, width) if seed % 4 < 2 else None, "eps": 1e-5 if seed % 4 < 3 else 0.0}
 
 
 @op(tolerance={torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}, examples=_examples,
     rows=EachRow("x", "residual"))
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
             activation: str | None = None, gated: bool = False, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
-    """residual + act(y · weightᵀ + bias) → [T, O] for x[T, C] and weight[O, C]; y is x, or `rms_norm` of it where there
-    is a norm[C]. Gated, the first half of the outputs is the gate of the second: act(gate) · up → [T, O/2]."""
-    y = x.float() if norm is None else rms_norm.reference(x.float(), norm, eps)
+    """residual + act(y · weightᵀ + bias) → [T, O] for x[T, C] and weight[O, C].
+
+    y is x, or `rms_norm` of it where eps is over 0, with weights norm[C] or with none. Gated, the first half of the
+    outputs is the gate of the second: act(gate) · up → [T, O/2]. The result may be written where the residual lies.
+    """
+    y = x.float()
+    if eps > 0:
+        y = rms_norm.reference(y, y.new_ones(y.shape[1]) if norm is None else norm, eps)
     return finished(y @ weight.float().T, bias, residual, activation, gated).to(x.dtype)

@@ -12,6 +12,8 @@ from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachRow
 
 BAD = -1                   # in place of a token where logits are no numbers
+PIECE = 4096               # tokens under one sum
+GOLDEN = 0x9E3779B9
 _WORD = (1 << 32) - 1
 
 
@@ -36,6 +38,9 @@ def _examples() -> Iterator[Example]:
     broken[1, 4000], broken[2, 7], broken[3] = torch.nan, torch.inf, -torch.inf
     yield {"logits": broken, "temperature": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]), "keys": torch.arange(5),
            "positions": torch.arange(5)}
+    few = torch.full((6, 9000), -torch.inf)
+    few[:, [5, 4095, 8999]] = 1.0
+    yield {"logits": few, "temperature": torch.ones(6), "keys": torch.arange(6), "positions": torch.arange(6)}
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -46,33 +51,44 @@ def mixed(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def waits(keys: Tensor, positions: Tensor, size: int) -> Tensor:
-    """Draws [S, V] of a standard exponential distribution for keys[S] and positions[S]."""
-    first = mixed((keys & _WORD) ^ mixed(positions.to(torch.int64)))
-    second = mixed((keys >> 32) ^ mixed(positions.to(torch.int64) + 0x9E3779B9))
-    tokens = torch.arange(size, device=keys.device)
-    bits = mixed(mixed(tokens ^ first[:, None]) ^ second[:, None])
-    share = (bits.float() + 0.5) * 2.0**-32
-    return -torch.log1p(-share.clamp(max=1 - 2.0**-24))
+def shares(keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Two numbers in [0, 1) for each of keys[S] and positions[S]."""
+    place = positions.to(torch.int64)
+    first = mixed((keys & _WORD) ^ mixed(place))
+    second = mixed(mixed((keys >> 32) ^ mixed(place + GOLDEN)) ^ first)
+    return (first >> 8).float() * 2.0**-24, (second >> 8).float() * 2.0**-24
+
+
+def _crossing(weights: Tensor, share: Tensor) -> Tensor:
+    """The first place of weights[S, n] at which their running sum exceeds that share of the whole."""
+    sums = weights.cumsum(-1)
+    whole = sums[:, -1:]
+    return torch.minimum((sums <= share[:, None] * whole).sum(-1), (sums < whole).sum(-1))
 
 
 @op(tolerance={torch.float32: 0.0}, examples=_examples, rows=_Sampled("logits", "positions"))
 def sample(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, rows: Tensor | None = None,
            last: Tensor | None = None) -> Tensor:
     """A token of each row of logits[S, V], with the probabilities softmax(logits / temperature); the first likeliest
-    where temperature[S] is 0 → [S] int64. What is drawn follows from the row's key and position alone.
+    where temperature[S] is 0 → [S] int64. What is drawn follows from the row's key and position alone: first a piece
+    of the vocabulary, then a token of it.
 
     With rows[S], a row's temperature and key are those of its entry rows[s], and its token is entered into last[rows]
-    too. It is the token whose wait is over first, waits being exponential with the tokens' weights as rates. A row with
-    a NaN, or without a finite largest logit, gets BAD.
+    too. A row with a NaN, or without a finite largest logit, gets BAD.
     """
     if rows is not None:
         temperature, keys = temperature[rows], keys[rows]
-    x = logits.float()
-    noisy = x / torch.where(temperature > 0, temperature, 1.0)[:, None] - waits(keys, positions, x.shape[1]).log()
-    tokens = torch.where(temperature > 0, noisy.argmax(-1), x.argmax(-1))
-    bad = x.isnan().any(-1) | ~x.amax(-1).isfinite()
-    tokens = torch.where(bad, BAD, tokens)
+    num_rows, size = logits.shape
+    x = torch.nn.functional.pad(logits.float(), (0, -size % PIECE), value=-torch.inf)
+    heat = torch.where(temperature > 0, temperature, 1.0)[:, None]
+    top = x.amax(-1, keepdim=True)
+    weights = torch.exp((x - top) / heat).view(num_rows, x.shape[1] // PIECE, PIECE)
+    pieces, tokens = shares(keys, positions)
+    piece = _crossing(weights.sum(-1), pieces)
+    within = weights[torch.arange(num_rows), piece.clamp(max=weights.shape[1] - 1)]
+    drawn = piece * PIECE + _crossing(within, tokens)
+    bad = logits.isnan().any(-1) | ~top[:, 0].isfinite()
+    chosen = torch.where(bad, BAD, torch.where(temperature > 0, drawn, x.argmax(-1)))
     if rows is not None and last is not None:
-        last[rows] = tokens
-    return tokens
+        last[rows] = chosen
+    return chosen

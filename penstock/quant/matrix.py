@@ -8,6 +8,8 @@ from torch import Tensor
 from penstock import ops
 from penstock.quant.scheme import RmsNorm
 
+FOLDED_ROWS = 4096       # at a time
+
 
 class Matrix:
     """A weight [O, C], its bias [O] in float32."""
@@ -27,6 +29,12 @@ class Matrix:
 
     def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
         return ops.product(x, self.weight, self.bias, None, activation, True, *_parts(norm))
+
+    def fold(self, norm: Tensor) -> None:
+        """Multiply each input's column by its weight in the norm before this product."""
+        for first in range(0, self.num_out, FOLDED_ROWS):
+            rows = self.weight[first:first + FOLDED_ROWS]
+            rows.copy_((rows.float() * norm).to(rows.dtype))
 
     def rows(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight)

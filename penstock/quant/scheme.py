@@ -10,7 +10,7 @@ from torch import Tensor
 class RmsNorm(Protocol):
     """A norm that a product may make part of its own work."""
 
-    weight: Tensor
+    weight: Tensor | None
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor: ...

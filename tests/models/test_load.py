@@ -159,7 +159,8 @@ def test_dummy_weights_depend_on_seed_and_name_only() -> None:
     assert torch.equal(down(one, 1), down(same, 1)) and torch.equal(down(one, 1), down(more, 1))
     assert not torch.equal(down(one, 1), down(other, 1)) and not torch.equal(down(one, 0), down(one, 1))
     assert down(one, 0).std() == pytest.approx(0.02, rel=0.05)
-    assert isinstance(one, Decoder) and one.norm is not None and one.norm.weight.unique().tolist() == [1.0]
+    assert isinstance(one, Decoder) and one.norm is not None and one.norm.weight is not None
+    assert one.norm.weight.unique().tolist() == [1.0]
     wide = load_model(None, spec_from_config({**config, "initializer_range": 0.5}), dummy=True)
     assert down(wide, 0).std() == pytest.approx(0.5, rel=0.05)
 
@@ -170,7 +171,7 @@ def test_sixteen_bit_storage(dtype: torch.dtype, tolerance: float) -> None:
     full, half = load(checkpoint), load(checkpoint, dtype=dtype)
     assert half.head.rows is half.embedding.tokens
     assert half.embedding.tokens.num_bytes * 2 == full.embedding.tokens.num_bytes
-    assert half.norm is not None and half.norm.weight.dtype == torch.float32
+    assert half.norm is not None and half.norm.weight is not None and half.norm.weight.dtype == torch.float32
     expected, found = answer(checkpoint), answer(checkpoint, dtype=dtype)
     assert found.dtype == torch.float32 and not torch.equal(found[:5], expected[:5])
     assert (found[:5] - expected[:5]).abs().max() <= tolerance * expected.abs().max()

@@ -15,8 +15,8 @@ pytest.importorskip("triton")
 
 from penstock.ops import OPS, Op  # noqa: E402
 from penstock.ops import triton as bodies  # noqa: E402
-from penstock.ops.attention import Work, attention, paged  # noqa: E402
-from penstock.ops.sample import sample, waits  # noqa: E402
+from penstock.ops.attention import Shared, Work, attention, paged  # noqa: E402
+from penstock.ops.sample import sample  # noqa: E402
 from tests.ops.check import example_of, examples_of  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -83,9 +83,24 @@ def test_single_queries_and_tiles_in_one_step(num_parts: int, extra: dict[str, A
     near(found[used], expected[used], torch.float32)
 
 
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("extra", [{}, {"softcap": 20.0}, {"alibi": torch.linspace(0.01, 0.5, 6)}])
+def test_common_positions_are_read_once_for_all(num_parts: int, extra: dict[str, Any]) -> None:
+    """Two groups with prefixes of their own, and sequences that share nothing."""
+    lengths = [100, 70, 40, 90, 120, 65, 77, 130]
+    example = paged(5, [(1, length) for length in lengths], 6, 2, 24, **extra)
+    example["table"][[3, 4, 7], :4] = example["table"][0, :4]
+    example["table"][6, :2] = example["table"][1, :2]
+    expected = attention.reference(**example)
+    members = torch.tensor([0, 3, 4, 7, 1, 6, 0, 0], dtype=torch.int32, device=DEVICE)
+    skips = torch.tensor([64, 32, 0, 64, 64, 0, 32, 64], dtype=torch.int32, device=DEVICE)
+    tiles = torch.tensor([[0, 3, 0, 64], [3, 1, 3, 64], [4, 2, 1, 32], [0, 0, 0, 0]], dtype=torch.int32, device=DEVICE)
+    work = Work(8, None, num_parts, Shared(members, skips, tiles, 2))
+    near(run(attention, as_on_gpu(example) | {"work": work}), expected, torch.float32)
+
+
 def test_draws_follow_the_probabilities() -> None:
-    """Against softmax, over many positions and over many keys. Breaks if waits are not exponential or depend on each
-    other."""
+    """Against softmax, over many positions and over many keys. Breaks if draws depend on each other."""
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0, 1.0])
     count = 20_000
     for keys, positions in ((torch.full((count,), 77), torch.arange(count)), (torch.arange(count) << 21,
@@ -96,10 +111,14 @@ def test_draws_follow_the_probabilities() -> None:
         assert ((found - expected).square() / expected).sum() < 20.5       # 5 degrees of freedom: one in a thousand
 
 
-def test_waits_are_exponential() -> None:
-    drawn = waits(torch.tensor([123456789123]), torch.tensor([3]), 1 << 17)[0].sort().values
-    expected = -torch.log1p(-(torch.arange(1 << 17) + 0.5) / (1 << 17))
-    assert (torch.exp(-drawn) - torch.exp(-expected)).abs().max() < 0.006  # Kolmogorov and Smirnov, one in a thousand
+def test_draws_over_many_pieces() -> None:
+    """A token of each of three pieces, the likeliest in the last."""
+    logits = torch.full((30_000, 9000), -torch.inf)
+    logits[:, 5], logits[:, 4100], logits[:, 8999] = 0.0, 1.0, 2.0
+    tokens = sample.reference(logits, torch.ones(30_000), torch.arange(30_000) << 13, torch.arange(30_000) % 7)
+    expected = torch.softmax(torch.tensor([0.0, 1.0, 2.0]), -1) * 30_000
+    found = torch.tensor([(tokens == token).sum() for token in (5, 4100, 8999)])
+    assert found.sum() == 30_000 and ((found - expected).square() / expected).sum() < 13.8     # one in a thousand
 
 
 def test_bodies_are_named() -> None:

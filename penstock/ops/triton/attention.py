@@ -55,15 +55,17 @@ def _attend(q, most, total, sums, start, end, table, k_cache, v_cache, position,
     return most, total, sums
 
 
-@triton.jit(do_not_specialize=["num_parts", "table_row"])
-def _single(q, k_cache, v_cache, table, lengths, alibi, out, parts, tops, scale, softcap, window, q_row, k_block,
-            k_head, k_place, v_block, v_head, v_place, table_row, num_parts, num_heads, P: tl.constexpr,
+@triton.jit(do_not_specialize=["num_parts", "num_all", "table_row"])
+def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops, scale, softcap, window, q_row, k_block,
+            k_head, k_place, v_block, v_head, v_place, table_row, num_parts, num_all, num_heads, P: tl.constexpr,
             GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr,
             PRECISION: tl.constexpr):
     """One of `num_parts` parts of the keys of a sequence with one query, for the query heads of one key head."""
     s, h, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + s)
     first = 0
+    if skips is not None:
+        first = tl.load(skips + s)
     if window > 0:
         first = tl.maximum(0, length - window) // NUM * NUM
     share = tl.cdiv(tl.cdiv(length - first, NUM), num_parts) * NUM
@@ -88,31 +90,65 @@ def _single(q, k_cache, v_cache, table, lengths, alibi, out, parts, tops, scale,
         y = sums / total[:, None]
         tl.store(out + (s * num_heads + head)[:, None] * SIZE + d[None, :], y.to(out.dtype.element_ty), mask=inside)
     else:
-        at = (s * num_parts + part) * num_heads + head
+        if skips is not None:
+            shares_nothing = g < tl.where(part + first == 0, GROUP, 0)
+            for other in range(num_parts, num_all):
+                place = tops + 2 * ((s * num_all + other) * num_heads + head)
+                tl.store(place, tl.full((ROWS,), float("-inf"), tl.float32), mask=shares_nothing)
+        at = (s * num_all + part) * num_heads + head
         tl.store(tops + 2 * at, most, mask=g < GROUP)
         tl.store(tops + 2 * at + 1, total, mask=g < GROUP)
         tl.store(parts + at[:, None] * SIZE + d[None, :], sums, mask=inside)
 
 
+@triton.jit(do_not_specialize=["num_parts", "num_all", "table_row"])
+def _common(q, k_cache, v_cache, table, lengths, members, tiles, alibi, parts, tops, scale, softcap, q_row, k_block,
+            k_head, k_place, v_block, v_head, v_place, table_row, num_parts, num_all, num_heads, P: tl.constexpr,
+            GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr,
+            PRECISION: tl.constexpr):
+    """One part of the positions that a tile of sequences has in common; it follows the parts of their own."""
+    tile, h, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count = tl.load(tiles + 4 * tile + 1)
+    end = tl.load(tiles + 4 * tile + 3)
+    share = tl.cdiv(tl.cdiv(end, NUM), num_all - num_parts) * NUM
+    start = part * share
+    r, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    there = (r < ROWS // GROUP * GROUP) & (r // GROUP < count)
+    if count > 0:
+        member = tl.load(members + tl.load(tiles + 4 * tile) + r // GROUP, mask=there, other=0).to(tl.int64)
+        head = h * GROUP + r % GROUP
+        inside = there[:, None] & (d < SIZE)[None, :]
+        query = tl.load(q + (member * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
+        most = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        sums = tl.zeros((ROWS, BLOCK), tl.float32)
+        slope = None
+        if alibi is not None:
+            slope = tl.load(alibi + head, mask=there, other=0.0)
+        position = tl.load(lengths + member, mask=there, other=1) - 1
+        most, total, sums = _attend(query, most, total, sums, start, tl.minimum(end, start + share),
+                                    table + tl.load(tiles + 4 * tile + 2).to(tl.int64) * table_row,
+                                    k_cache + h * k_head, v_cache + h * v_head, position, slope, scale, softcap, 0,
+                                    k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, False, PRECISION)
+        at = (member * num_all + num_parts + part) * num_heads + head
+        tl.store(tops + 2 * at, most, mask=there)
+        tl.store(tops + 2 * at + 1, total, mask=there)
+        tl.store(parts + at[:, None] * SIZE + d[None, :], sums, mask=inside)
+
+
 @triton.jit(do_not_specialize=["num_parts"])
-def _joined(parts, tops, lengths, out, num_parts, num_heads, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """The parts of one head of one sequence, in their order."""
+def _joined(parts, tops, out, num_parts, num_heads, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """The parts of one head of one sequence; one without keys has no weight."""
     s, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d = tl.arange(0, BLOCK)
-    most = float("-inf")
-    total = 0.0
-    sums = tl.zeros((BLOCK,), tl.float32)
-    if tl.load(lengths + s) > 0:
-        for part in range(0, num_parts):
-            at = (s * num_parts + part) * num_heads + h
-            top = tl.load(tops + 2 * at)
-            if top > float("-inf"):
-                now = tl.maximum(most, top)
-                kept, more = tl.exp2(most - now), tl.exp2(top - now)
-                sums = sums * kept + more * tl.load(parts + at * SIZE + d, mask=d < SIZE, other=0.0)
-                total = total * kept + more * tl.load(tops + 2 * at + 1)
-                most = now
-    tl.store(out + (s * num_heads + h) * SIZE + d, (sums / total).to(out.dtype.element_ty), mask=d < SIZE)
+    d, part = tl.arange(0, BLOCK), tl.arange(0, PARTS)
+    at = (s * num_parts + part) * num_heads + h
+    top = tl.load(tops + 2 * at, mask=part < num_parts, other=float("-inf"))
+    total = tl.load(tops + 2 * at + 1, mask=top > float("-inf"), other=0.0)      # nothing is written there else
+    weight = tl.exp2(top - tl.max(top, 0))
+    there = (top > float("-inf"))[:, None] & (d < SIZE)[None, :]
+    sums = tl.load(parts + at[:, None] * SIZE + d[None, :], mask=there, other=0.0)
+    y = tl.sum(sums * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(out + (s * num_heads + h) * SIZE + d, y.to(out.dtype.element_ty), mask=d < SIZE)
 
 
 @triton.jit(do_not_specialize=["table_row"])
@@ -188,20 +224,29 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
     strides = (k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0), v_cache.stride(1),
                v_cache.stride(2), table.stride(0))
     cap = softcap or None
+    num = 64 if block <= 128 and q.dtype != torch.float32 else 32
     if work.num_single:
         parts = tops = None
-        if work.num_parts > 1:
-            parts = torch.empty((work.num_single, work.num_parts, num_heads, size), device=q.device)
-            tops = torch.empty((work.num_single, work.num_parts, num_heads, 2), device=q.device)
+        shared = None if window else work.shared
+        num_all = work.num_parts + (shared.num_parts if shared else 0)
+        if num_all > 1:
+            parts = torch.empty((work.num_single, num_all, num_heads, size), device=q.device)
+            tops = torch.empty((work.num_single, num_all, num_heads, 2), device=q.device)
         _single[(work.num_single, num_kv_heads, work.num_parts)](
-            q, k_cache, v_cache, table, lengths, alibi, out, parts, tops, scale, cap, window, q.stride(0), *strides,
-            work.num_parts, num_heads, block_size, group, max(16, triton.next_power_of_2(group)), size, block,
-            64 if block <= 128 else 32, precision, num_warps=4, num_stages=3 if q.dtype != torch.float32 else 1)
+            q, k_cache, v_cache, table, lengths, shared and shared.skips, alibi, out, parts, tops, scale, cap, window,
+            q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
+            max(16, triton.next_power_of_2(group)), size, block, 64 if block <= 128 else 32, precision, num_warps=4,
+            num_stages=3 if q.dtype != torch.float32 else 1)
+        if shared:
+            _common[(len(shared.tiles), num_kv_heads, shared.num_parts)](
+                q, k_cache, v_cache, table, lengths, shared.members, shared.tiles, alibi, parts, tops, scale, cap,
+                q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
+                max(TILE, triton.next_power_of_2(group)), size, block, num, precision, num_warps=8,
+                num_stages=2 if q.dtype != torch.float32 else 1)
         if parts is not None:
-            _joined[(work.num_single, num_heads)](parts, tops, lengths, out, work.num_parts, num_heads, size, block,
-                                                  num_warps=1)
+            _joined[(work.num_single, num_heads)](parts, tops, out, num_all, num_heads, size, block,
+                                                  triton.next_power_of_2(num_all), num_warps=4)
     if work.tiles is not None and len(work.tiles):
-        num = 64 if block <= 128 and q.dtype != torch.float32 else 32
         _tile[(len(work.tiles), num_kv_heads)](
             q, k_cache, v_cache, table, query_start, lengths, work.tiles, alibi, out, scale, cap, window, q.stride(0),
             *strides, num_heads, block_size, group, max(TILE, triton.next_power_of_2(group)), size, block, num,

@@ -8,13 +8,13 @@ from torch import Tensor
 from penstock.ops.activation import activation as activate
 from penstock.ops.activation import gated_activation
 from penstock.ops.product import product
-from penstock.ops.rms_norm import rms_norm
 from penstock.ops.triton.numbers import activated
+from penstock.ops.triton.rms_norm import normed
 
 
 @triton.jit
-def _gemv(x, weight, bias, residual, norm, out, num_out, width, eps, GATED: tl.constexpr, KIND: tl.constexpr,
-          ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+def _gemv(x, weight, bias, residual, norm, out, num_out, width, eps, NORMED: tl.constexpr, GATED: tl.constexpr,
+          KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
     """One row times ROWS outputs. The norm's factor is applied to the sums, so that x is read once."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     # An output beyond the last is the last once more: loads without a mask are wider.
@@ -31,8 +31,9 @@ def _gemv(x, weight, bias, residual, norm, out, num_out, width, eps, GATED: tl.c
             inside = at < width
             values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
             w = tl.load(weight + row[:, None] * width + at[None, :], mask=inside[None, :], other=0.0)
-        if norm is not None:
+        if NORMED:
             squares += values * values
+        if norm is not None:
             values *= tl.load(norm + at, mask=at < width, other=0.0).to(tl.float32)
         sums += w.to(tl.float32) * values[None, :]
         if GATED:
@@ -44,7 +45,7 @@ def _gemv(x, weight, bias, residual, norm, out, num_out, width, eps, GATED: tl.c
             ups += w.to(tl.float32) * values[None, :]
     y = tl.sum(sums, 1)
     u = tl.sum(ups, 1)
-    if norm is not None:
+    if NORMED:
         factor = tl.rsqrt(tl.sum(squares) / width + eps)
         y *= factor
         u *= factor
@@ -74,7 +75,7 @@ def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     num_out = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
     rows, block, warps = _shape(width, num_out)
-    _gemv[(triton.cdiv(num_out, rows),)](x, weight, bias, residual, norm, out, num_out, width, eps, gated,
+    _gemv[(triton.cdiv(num_out, rows),)](x, weight, bias, residual, norm, out, num_out, width, eps, eps > 0, gated,
                                          activation or "", rows, block, width % block == 0, num_warps=warps)
     return out
 
@@ -84,12 +85,12 @@ def _body(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tenso
           activation: str | None = None, gated: bool = False, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
     if x.shape[0] == 1 and x.is_contiguous():
         return _one_row(x, weight, bias, residual, activation, gated, norm, eps)
-    y = x if norm is None else rms_norm(x, norm, eps)
+    y = normed(x, norm, eps) if eps > 0 else x
     if bias is None and residual is not None and not gated and activation is None:
-        return torch.addmm(residual, y, weight.t())
+        return torch.addmm(residual, y, weight.t(), out=residual)
     y = torch.mm(y, weight.t()) if bias is None else torch.addmm(bias.to(y.dtype), y, weight.t())
     if gated:
         y = gated_activation(y, activation) if activation else y.chunk(2, -1)[0] * y.chunk(2, -1)[1]
     elif activation is not None:
         y = activate(y, activation)
-    return y if residual is None else y + residual
+    return y if residual is None else residual.add_(y)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 import triton
 import triton.language as tl
@@ -8,74 +10,74 @@ from torch import Tensor
 from penstock.ops.qkv_write import qkv_write
 from penstock.ops.triton.numbers import fitted
 
+MOST_HEADS = 8           # in one program
+
 
 @triton.jit
-def _turned(head, norm, cos, sin, position, eps, HALF: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-            WHOLE: tl.constexpr):
-    """Both halves of the rotated part of one head, normed and turned, and the factor of the norm."""
-    at = tl.arange(0, BLOCK)
-    inside = at < HALF
-    a = tl.load(head + at, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(head + HALF + at, mask=inside, other=0.0).to(tl.float32)
-    factor = 1.0
+def _loaded(head, at, inside, norm, factor):
+    """Values [heads, n] of some heads, normed."""
+    x = tl.load(head[:, None] + at[None, :], mask=inside, other=0.0).to(tl.float32)
     if norm is not None:
-        squares = tl.sum(a * a) + tl.sum(b * b)
-        rest = 2 * HALF + tl.arange(0, WHOLE)
-        if 2 * HALF < SIZE:
-            c = tl.load(head + rest, mask=rest < SIZE, other=0.0).to(tl.float32)
-            squares += tl.sum(c * c)
-        factor = tl.rsqrt(squares / SIZE + eps)
-        a *= factor * tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
-        b *= factor * tl.load(norm + HALF + at, mask=inside, other=0.0).to(tl.float32)
+        x *= factor[:, None] * tl.load(norm + at, mask=at >= 0, other=0.0).to(tl.float32)[None, :]
+    return x
+
+
+@triton.jit
+def _turn_into(head, target, there, norm, cos, sin, position, eps, HALF: tl.constexpr, SIZE: tl.constexpr,
+               BLOCK: tl.constexpr, WHOLE: tl.constexpr, DTYPE: tl.constexpr):
+    """Some heads, normed and turned, to where they belong."""
+    at, whole = tl.arange(0, BLOCK), tl.arange(0, WHOLE)
+    factor = tl.zeros_like(there.to(tl.float32))
+    if norm is not None:
+        x = tl.load(head[:, None] + whole[None, :], mask=there[:, None] & (whole < SIZE)[None, :], other=0.0)
+        x = x.to(tl.float32)
+        factor = tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)
+    near = tl.minimum(at, HALF - 1)          # within the norm's weights
+    inside = there[:, None] & (at < HALF)[None, :]
+    a = _loaded(head, near, inside, norm, factor)
+    b = _loaded(head, HALF + near, inside, norm, factor)
     if cos is not None:
-        c = tl.load(cos + position * HALF + at, mask=inside, other=0.0)
-        s = tl.load(sin + position * HALF + at, mask=inside, other=0.0)
+        c = tl.load(cos + position * HALF + near)[None, :]
+        s = tl.load(sin + position * HALF + near)[None, :]
         x = a * c - b * s
         b = b * c + a * s
         a = x
-    return a, b, factor
+    tl.store(target[:, None] + at[None, :], fitted(a, DTYPE), mask=inside)
+    tl.store(target[:, None] + HALF + at[None, :], fitted(b, DTYPE), mask=inside)
+    if 2 * HALF < SIZE:
+        rest = tl.minimum(2 * HALF + whole, SIZE - 1)
+        inside = there[:, None] & (2 * HALF + whole < SIZE)[None, :]
+        tl.store(target[:, None] + rest[None, :], fitted(_loaded(head, rest, inside, norm, factor), DTYPE), mask=inside)
 
 
 @triton.jit
 def _write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, out, eps, num_heads, num_kv_heads,
            qkv_row, k_block, k_head, k_place, v_block, v_head, v_place, P: tl.constexpr, HALF: tl.constexpr,
-           SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """One head of one token: a query goes to `out`, a key or value to its slot; a slot under 0 is nobody's."""
-    t, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+           SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, HEADS: tl.constexpr, ROOM: tl.constexpr):
+    """Some heads of one token, all of one kind: queries go to `out`, keys and values to their slot; a slot under 0 is
+    nobody's."""
+    t, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    some = tl.arange(0, ROOM)
+    h = part * HEADS + some
+    there = some < HEADS
     head = qkv + t * qkv_row + h * SIZE
     slot = tl.load(slots + t)
     position = tl.load(positions + t)
-    at = tl.arange(0, BLOCK)
-    inside = at < HALF
-    rest = 2 * HALF + tl.arange(0, WHOLE)
-    beyond = rest < SIZE
-    if h < num_heads:
-        a, b, factor = _turned(head, q_norm, cos, sin, position, eps, HALF, SIZE, BLOCK, WHOLE)
-        target = out + (t * num_heads + h) * SIZE
-        tl.store(target + at, a.to(out.dtype.element_ty), mask=inside)
-        tl.store(target + HALF + at, b.to(out.dtype.element_ty), mask=inside)
-        if 2 * HALF < SIZE:
-            c = tl.load(head + rest, mask=beyond, other=0.0).to(tl.float32)
-            if q_norm is not None:
-                c *= factor * tl.load(q_norm + rest, mask=beyond, other=0.0).to(tl.float32)
-            tl.store(target + rest, c.to(out.dtype.element_ty), mask=beyond)
+    if part * HEADS < num_heads:
+        _turn_into(head, out + (t * num_heads + h) * SIZE, there, q_norm, cos, sin, position, eps, HALF, SIZE, BLOCK,
+                   WHOLE, out.dtype.element_ty)
     elif slot >= 0:
         block, place = slot // P, slot % P
-        if h < num_heads + num_kv_heads:
-            a, b, factor = _turned(head, k_norm, cos, sin, position, eps, HALF, SIZE, BLOCK, WHOLE)
-            target = k_cache + block * k_block + (h - num_heads) * k_head + place * k_place
-            tl.store(target + at, fitted(a, k_cache.dtype.element_ty), mask=inside)
-            tl.store(target + HALF + at, fitted(b, k_cache.dtype.element_ty), mask=inside)
-            if 2 * HALF < SIZE:
-                c = tl.load(head + rest, mask=beyond, other=0.0).to(tl.float32)
-                if k_norm is not None:
-                    c *= factor * tl.load(k_norm + rest, mask=beyond, other=0.0).to(tl.float32)
-                tl.store(target + rest, fitted(c, k_cache.dtype.element_ty), mask=beyond)
+        if part * HEADS < num_heads + num_kv_heads:
+            target = k_cache + block * k_block + place * k_place + (h - num_heads) * k_head
+            _turn_into(head, target, there, k_norm, cos, sin, position, eps, HALF, SIZE, BLOCK, WHOLE,
+                       k_cache.dtype.element_ty)
         else:
             whole = tl.arange(0, WHOLE)
-            v = tl.load(head + whole, mask=whole < SIZE, other=0.0)
-            target = v_cache + block * v_block + (h - num_heads - num_kv_heads) * v_head + place * v_place
-            tl.store(target + whole, fitted(v, v_cache.dtype.element_ty), mask=whole < SIZE)
+            inside = there[:, None] & (whole < SIZE)[None, :]
+            v = tl.load(head[:, None] + whole[None, :], mask=inside, other=0.0)
+            target = v_cache + block * v_block + place * v_place + (h - num_heads - num_kv_heads) * v_head
+            tl.store(target[:, None] + whole[None, :], fitted(v, v_cache.dtype.element_ty), mask=inside)
 
 
 @qkv_write.impl("cuda", exact=True)
@@ -91,9 +93,12 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
     out = torch.empty((num_tokens, num_heads, size), dtype=qkv.dtype, device=qkv.device)
     half = size // 2 if cos is None else cos.shape[1]
     if num_tokens:
-        _write[(num_tokens, num_heads + 2 * num_kv_heads)](
+        together = min(MOST_HEADS, gcd(num_heads, num_kv_heads))
+        while num_kv_heads % together or num_heads % together:
+            together -= 1
+        _write[(num_tokens, (num_heads + 2 * num_kv_heads) // together)](
             qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, out, eps, num_heads, num_kv_heads,
             qkv.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0),
             v_cache.stride(1), v_cache.stride(2), block_size, half, size, triton.next_power_of_2(half),
-            triton.next_power_of_2(size), num_warps=1)
+            triton.next_power_of_2(size), together, triton.next_power_of_2(together), num_warps=2)
     return out

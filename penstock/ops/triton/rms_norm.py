@@ -17,7 +17,9 @@ def _rms_norm(x, weight, residual, out, x_row, x_head, residual_row, residual_he
     at = tl.arange(0, BLOCK)
     inside = at < width
     y = tl.load(x + row * x_row + head * x_head + at, mask=inside, other=0.0).to(tl.float32)
-    y = y * tl.rsqrt(tl.sum(y * y) / width + eps) * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    y = y * tl.rsqrt(tl.sum(y * y) / width + eps)
+    if weight is not None:
+        y *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if residual is not None:
         y += tl.load(residual + row * residual_row + head * residual_head + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + (row * num_heads + head) * width + at, y.to(out.dtype.element_ty), mask=inside)
@@ -31,6 +33,11 @@ def _rows(x: Tensor) -> Tensor:
 
 @rms_norm.impl("cuda", exact=True)
 def _body(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    return normed(x, weight, eps, residual)
+
+
+def normed(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None = None) -> Tensor:
+    """As `rms_norm`; without a weight all are 1."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width = x.shape[-1]
     if width > MOST_VALUES:

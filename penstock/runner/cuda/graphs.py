@@ -13,6 +13,7 @@ from penstock.config import graph_sizes
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import NUM_COMMON
 from penstock.runner.cuda.rows import RowTensors
+from penstock.runner.cuda.shared import num_tiles
 from penstock.runner.step import LayerCache, Step
 
 MOST_PARTS = 32
@@ -27,6 +28,7 @@ def num_parts(num_single: int, num_kv_heads: int, num_processors: int) -> int:
 class Recorded:
     """A step's two halves; without graphs they are launched kernel by kernel."""
 
+    flat: torch.Tensor                            # all that is sent, `numbers` first
     numbers: torch.Tensor
     step: Step
     rows: torch.Tensor                            # [S]
@@ -41,7 +43,7 @@ class SingleSteps:
     """Of each size: its tensors, all in the same places, and once it has run its graphs."""
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache | None], rows: RowTensors, block_size: int,
-                 max_num_seqs: int, eager: bool) -> None:
+                 max_num_seqs: int, tile_tokens: int, eager: bool) -> None:
         self.model, self.caches, self.rows, self.block_size = model, caches, rows, block_size
         self.sizes = graph_sizes(max_num_seqs)
         self.eager = eager
@@ -50,7 +52,8 @@ class SingleSteps:
         self._kv_heads = max((shape[0] for shape in model.spec.kv_shapes() if shape), default=1)
         num_groups = len(rows.tables)
         self.num_numbers = NUM_COMMON + 2 * num_groups
-        self._numbers = torch.zeros(self.num_numbers * max_num_seqs, dtype=torch.int32, device=device)
+        self._tile_tokens = tile_tokens
+        self._numbers = torch.zeros(self.num_flat(max_num_seqs, True), dtype=torch.int32, device=device)
         whole = torch.int64
         self._ids = torch.zeros(max_num_seqs, dtype=whole, device=device)
         self._positions = torch.zeros(max_num_seqs, dtype=whole, device=device)
@@ -59,24 +62,42 @@ class SingleSteps:
                         for table in rows.tables]
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self._known: dict[int, Recorded] = {}
+        self._known: dict[tuple[int, bool], Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()
+
+    def warm(self, size: int) -> None:
+        """A step of nobody's rows, so that the kernels it takes are compiled; safe to call from several threads."""
+        with torch.inference_mode():
+            one = self[size, False]
+            one.numbers.fill_(-1)
+            one.numbers[0] = self.rows.nobody
+            one.logits = self._forward(one)
+            self._sample(one)
 
     def size(self, num_sequences: int) -> int:
         return self.sizes[bisect_left(self.sizes, num_sequences)]
 
-    def __getitem__(self, size: int) -> Recorded:
-        if size not in self._known:
+    def num_flat(self, size: int, shared: bool) -> int:
+        """How many numbers are sent: the rows', and where positions are shared who shares which."""
+        return self.num_numbers * size + (2 * size + 4 * num_tiles(size, self._tile_tokens) if shared else 0)
+
+    def __getitem__(self, key: tuple[int, bool]) -> Recorded:
+        if key not in self._known:
+            size, is_shared = key
+            flat = self._numbers[:self.num_flat(size, is_shared)]
+            end = self.num_numbers * size
+            shared = ops.Shared(flat[end:end + size], flat[end + size:end + 2 * size],
+                                flat[end + 2 * size:].view(-1, 4)) if is_shared else None
             step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
                         [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
-                        ops.Work(size, None, num_parts(size, self._kv_heads, self._processors)))
-            numbers = self._numbers[:self.num_numbers * size].view(self.num_numbers, size)
-            self._known[size] = Recorded(numbers, step, numbers[0])
-        return self._known[size]
+                        ops.Work(size, None, num_parts(size, self._kv_heads, self._processors), shared))
+            numbers = flat[:end].view(self.num_numbers, size)
+            self._known[key] = Recorded(flat, numbers, step, numbers[0])
+        return self._known[key]
 
-    def run(self, size: int) -> Recorded:
+    def run(self, size: int, shared: bool) -> Recorded:
         """The step whose numbers have been sent: its logits, and the tokens chosen from them."""
-        one = self[size]
+        one = self[size, shared]
         one.num_runs += 1
         if one.forward is None and one.num_runs == 2 and not self.eager:
             one.forward, one.logits = self._record(lambda: self._forward(one))

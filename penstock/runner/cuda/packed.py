@@ -11,18 +11,20 @@ from penstock import ops
 from penstock.engine.plan import Output, Row
 from penstock.ops.inputs import NUM_COMMON
 from penstock.runner.cuda.rows import RowTensors
+from penstock.runner.cuda.shared import MOST_GROUPS
 from penstock.runner.cuda.staging import Staging
 from penstock.runner.rows import DeviceRow
 from penstock.runner.step import Step
 
 PER_TOKEN = 3 + 2 + 2             # ids, positions, sequences; logits wanted and their rows; tiles
 PER_SEQUENCE = 3
+ALIGNED = 4                       # numbers of 4 bytes
 
 
 def most_numbers(num_tokens: int, num_sequences: int, num_groups: int) -> int:
     """Room for the numbers of any step."""
-    single = (NUM_COMMON + 2 * num_groups) * num_sequences
-    return max(single, PER_TOKEN * num_tokens + PER_SEQUENCE * num_sequences + 1)
+    single = (NUM_COMMON + 2 * num_groups + 2 + 4) * num_sequences + 4 * MOST_GROUPS
+    return max(single, PER_TOKEN * num_tokens + PER_SEQUENCE * num_sequences + 9 * ALIGNED)
 
 
 class Packed:
@@ -50,17 +52,18 @@ class Packed:
         num_tokens, num_sequences, num_at, num_tiles = self.num_tokens, len(self.rows), len(self.at), len(self.tiles)
         numbers = staging.take()
         sizes = [num_tokens] * 3 + [num_sequences] * 2 + [num_sequences + 1, num_at, num_at, 2 * num_tiles]
-        bounds = np.cumsum([0, *sizes])
-        parts = [numbers[begin:end] for begin, end in zip(bounds, bounds[1:])]
+        # Each part begins where kernels may read 16 bytes at once: they are compiled anew for any other place.
+        begins = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
+        parts = [numbers[begin:begin + size] for begin, size in zip(begins, sizes)]
         self._fill(*parts[:3])
         parts[3][:] = [row.row for row in self.rows]
         parts[4][:] = [row.start + row.count for row in self.rows]
         parts[5][:] = [0, *self.ends]
         parts[6][:], parts[7][:] = self.at, self.at_rows
         parts[8][:] = np.array(self.tiles, dtype=np.int32).reshape(-1)
-        sent = staging.send(int(bounds[-1]))
+        sent = staging.send(begins[-1])
         ids, positions, owners, rows, lengths, starts, at, at_rows, tiles = (
-            sent[begin:end] for begin, end in zip(bounds.tolist(), bounds[1:].tolist()))
+            sent[begin:begin + size] for begin, size in zip(begins, sizes))
         rows, owners, places = rows.long(), owners.long(), positions.long()
         ids = torch.where(ids >= 0, ids.long(), tensors.last[rows[owners]].clamp(min=0))
         used = -(-max(row.start + row.count for row in self.rows) // block_size)

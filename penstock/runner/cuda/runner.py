@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -14,11 +16,13 @@ from penstock.ops.triton.attention import tile_tokens
 from penstock.runner.cuda.graphs import SingleSteps, num_parts
 from penstock.runner.cuda.packed import Packed, most_numbers
 from penstock.runner.cuda.rows import RowTensors
+from penstock.runner.cuda.shared import Prefixes, fill
 from penstock.runner.cuda.staging import Staging
-from penstock.runner.cuda.ticket import Asked, Chosen, Ticket
+from penstock.runner.cuda.ticket import Asked, Ticket
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import DeviceRow, Rows
 from penstock.runner.sampling import embedding, prompt_logprobs
+from penstock.runner.step import Step
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.likeliest import UnusableLogits
 from penstock.sampling.sampler import Sampler
@@ -33,6 +37,9 @@ class CudaRunner:
         self.device = memory.blocks.device
         self.rows = Rows(len(memory.grouping.groups), grammars)
         self.sampler = Sampler()
+        shape = next((shape for shape in model.spec.kv_shapes() if shape), (1, 1))
+        self._kv_heads = shape[0]
+        self._tile_tokens = tile_tokens(model.spec.layers[0].attention.num_heads, self._kv_heads)
         width = -(-model.spec.max_model_len // memory.block_size)
         with torch.inference_mode():
             self._caches = memory.layer_caches(model.spec.kv_shapes())
@@ -41,14 +48,30 @@ class CudaRunner:
             self._staging = Staging(room, self.device)
             self._singles = None
             if isinstance(model, Decoder) and self.rows.num_groups:
-                self._singles = SingleSteps(model, self._caches, self._tensors, memory.block_size, max_num_seqs, eager)
-        shape = next((shape for shape in model.spec.kv_shapes() if shape), (1, 1))
-        attention = model.spec.layers[0].attention
-        self._kv_heads = shape[0]
-        self._tile_tokens = tile_tokens(attention.num_heads, self._kv_heads)
+                self._singles = SingleSteps(model, self._caches, self._tensors, memory.block_size, max_num_seqs,
+                                            self._tile_tokens, eager)
+        self._prefixes = Prefixes(memory.block_size)
         self._processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._last: Ticket | None = None
         self.timeline: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # of steps
+
+    def warm(self) -> None:
+        """Compile what the first steps take, several kernels at once."""
+        if self._singles is None or not isinstance(self.model, Decoder):
+            return
+        works = [partial(self._singles.warm, 1), partial(self._singles.warm, 2), partial(self._warm_tile, self.model)]
+        with ThreadPoolExecutor(len(works)) as threads:
+            for done in [threads.submit(work) for work in works]:
+                done.result()
+
+    def _warm_tile(self, model: Decoder) -> None:
+        with torch.inference_mode():
+            numbers = torch.arange(3, device=self.device)
+            tables = [table[:1] for table in self._tensors.tables]
+            step = Step(numbers[:2], numbers[:2], [torch.full_like(numbers[:2], -1) for _ in tables], tables,
+                        (2 * numbers[:2]).int(), numbers[2:].int(),
+                        ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=self.device)))
+            model.forward(step, self._caches)
 
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""
@@ -85,7 +108,13 @@ class CudaRunner:
     def _run_singles(self, singles: SingleSteps, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
         count = len(plan.rows)
         size = singles.size(count)
-        numbers = self._staging.take()[:singles.num_numbers * size].reshape(singles.num_numbers, size)
+        groups = self._prefixes.find(plan.rows, devices) if self.rows.num_groups == 1 else []
+        flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
+        end = singles.num_numbers * size
+        numbers = flat[:end].reshape(singles.num_numbers, size)
+        if groups:
+            fill(groups, self._tile_tokens, flat[end:end + size], flat[end + size:end + 2 * size],
+                 flat[end + 2 * size:].reshape(-1, 4))
         numbers[0, count:] = self._tensors.nobody
         numbers[1:3, count:] = numbers[3:] = -1
         numbers[:3, :count] = [
@@ -93,23 +122,29 @@ class CudaRunner:
             [tokens[row.start] if row.start < len(tokens := device.state.tokens) else -1
              for row, device in zip(plan.rows, devices)],
             [row.start for row in plan.rows]]
+        several = False
         for s, row in enumerate(plan.rows):
-            for g, changes in enumerate(row.blocks):
-                if changes:
-                    numbers[3 + 2 * g:5 + 2 * g, s] = changes[-1]
-        if any(len(changes) > 1 for row in plan.rows for changes in row.blocks):
+            if any(row.blocks):
+                for g, changes in enumerate(row.blocks):
+                    if changes:
+                        numbers[3 + 2 * g:5 + 2 * g, s] = changes[-1]
+                        several |= len(changes) > 1
+        if several:
             self._tensors.enter(plan)
-        self._staging.send(singles.num_numbers * size, singles[size].numbers.view(-1))
-        one = singles.run(size)
+        self._staging.send(len(flat), singles[size, bool(groups)].flat)
+        one = singles.run(size, bool(groups))
         assert one.tokens is not None and one.logits is not None
-        for s, (row, device) in enumerate(zip(plan.rows, devices)):
-            self._expect(ticket, ticket.results[s], row, device, s)
+        for s, (row, device, result) in enumerate(zip(plan.rows, devices, ticket.results)):
+            if device.state.on_device:
+                ticket.chosen.append((result, device, s))
+            else:
+                ticket.asked.append(Asked(row, result, device, s))
         self._fetch(ticket, one.logits, one.tokens[:count])
 
     def _expect(self, ticket: Ticket, result: RowResult, row: Row, device: DeviceRow, place: int) -> None:
         """Say who chooses the row's token."""
         if device.state.on_device and not row.draft:
-            ticket.chosen.append(Chosen(result, device, place))
+            ticket.chosen.append((result, device, place))
         else:
             ticket.asked.append(Asked(row, result, device, place))
 

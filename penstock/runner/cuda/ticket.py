@@ -17,15 +17,6 @@ from penstock.sampling.sampler import Sampler
 
 
 @dataclass
-class Chosen:
-    """Where the token of one of the plan's rows will be found."""
-
-    result: RowResult
-    device: DeviceRow
-    place: int                   # among the tokens the device chose
-
-
-@dataclass
 class Asked:
     """A row whose token the host chooses, from some of the step's logits."""
 
@@ -43,7 +34,7 @@ class Ticket:
     sampler: Sampler
     tokens: torch.Tensor | None = None          # pinned; there once `done` has happened
     done: torch.cuda.Event | None = None
-    chosen: list[Chosen] = field(default_factory=list)
+    chosen: list[tuple[RowResult, DeviceRow, int]] = field(default_factory=list)   # and its place among the tokens
     asked: list[Asked] = field(default_factory=list)
     logits: torch.Tensor | None = None          # [M, V], for those asked
     begun_s: float = 0.0
@@ -82,13 +73,13 @@ class Ticket:
             self.waited_s = time.perf_counter() - waiting
             if self.tokens is not None:
                 tokens = self.tokens.tolist()
-                for one in self.chosen:
-                    token = tokens[one.place]
+                for result, device, place in self.chosen:
+                    token = tokens[place]
                     if token == BAD:
-                        one.result.error = one.result.error or DAMAGED
-                    elif not one.result.error:
-                        one.result.tokens = (token,)
-                        one.device.state.append(token)
+                        result.error = result.error or DAMAGED
+                    elif not result.error:
+                        result.tokens = (token,)
+                        device.state.tokens.append(token)      # nothing else of it changes where the device chooses
         except Exception as error:      # whatever a step raises must reach the scheduler, which finds the cause
             return Result(self.number, error=f"{type(error).__name__}: {error}")
         return Result(self.number, self.results, forward_s=self.waited_s)
