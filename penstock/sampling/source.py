@@ -14,6 +14,7 @@ MAX_DEFINITIONS = 2000       # rules or references that may stand in each other:
 # Between JSON tokens: enough for a deeply indented text, too little to fill an answer with.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 HAIR = 1e-9
+LEAST = float(-2**63)
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)"\s*:\s*("(?:[^"\\]|\\.)*")')
 _RULE = re.compile(r"^\s*[\w.%?!@-]+\s*(?:\[[^\]]*\])?\s*(?:::=|:)", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(\\|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8})")
@@ -31,9 +32,19 @@ def llguidance_grammar(asked: StructuredOutputsParams) -> str:
         return LLMatcher.grammar_from_lark(_lark(asked.grammar))
     schema = '{"type": "object"}' if asked.json is None else str(asked.json)
     _limit("different references", len(set(_REFERENCE.findall(schema))))
+    if _has_least(json.loads(schema)):
+        raise InvalidRequest("structured_outputs: a number about -2**63 stands in the schema, which cannot be compiled: "
+                             "use one over -9223372036854775000")
     schema = _nudged(schema)
     layout = {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": WHITESPACE}
     return LLMatcher.grammar_from_json_schema(schema, None, layout)     # type: ignore[arg-type]
+
+
+def _has_least(part: Any) -> bool:
+    """Whether a number is as good as the least of 64 bits: llguidance ends the whole process over it."""
+    if isinstance(part, (dict, list)):
+        return any(map(_has_least, part.values() if isinstance(part, dict) else part))
+    return isinstance(part, (int, float)) and abs(part) < 2**64 and float(part) == LEAST
 
 
 def _nudged(schema: str) -> str:

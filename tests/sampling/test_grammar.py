@@ -361,3 +361,11 @@ def test_grammars_are_kept_while_used_and_for_a_while(grammars: Grammars) -> Non
         made.compile(StructuredOutputsParams(regex=f"r{number}"))
     assert made.compile(StructuredOutputsParams(regex="held")) is held
     assert len(made._kept) <= 64
+
+
+@pytest.mark.parametrize("number", [-2**63, -2**63 + 1, float(-2**63)])
+def test_the_least_of_64_bits_is_refused(grammars: Grammars, number: float) -> None:
+    """llguidance 1.9.1 overflows its stack over it, and takes the process with it."""
+    with pytest.raises(InvalidRequest, match="a number about -2"):
+        grammars.compile(StructuredOutputsParams(json={"enum": [{"a": [number]}, "y"]}))
+    grammars.compile(StructuredOutputsParams(json={"enum": [-9223372036854775000, 2**63 - 1]}))

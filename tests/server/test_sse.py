@@ -1,0 +1,16 @@
+"""Events that every client reads alike."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.server import sse
+
+
+@pytest.mark.parametrize("text", ["a\x85b", "a\u2028b", "\u2029", "a\nb\r\x0b\x0c\x1c\x1d\x1eb", "ä\u2027\u202a\x84é"])
+def test_an_event_is_one_line_to_whoever_splits_it(text: str) -> None:
+    for body in (sse.event({"t": text}), sse.named_event("n", {"t": text})):
+        data = [line for line in body.decode().splitlines() if line.startswith("data: ")]
+        assert len(body.decode().splitlines()) == body.count(b"\n") and json.loads(data[0][6:]) == {"t": text}
