@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -130,6 +131,8 @@ def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | N
     runner = CudaRunner(model, memory, grammars, settings.max_num_seqs, settings.max_num_batched_tokens,
                         settings.enforce_eager)
     runner.warm()
+    gc.collect()
+    gc.freeze()      # what has been loaded stays: looking through it again takes longer than a step
     return Engine(scheduler, LocalExecutor(runner), overlap=0 if model.spec.is_encoder else 1)
 
 

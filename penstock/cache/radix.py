@@ -54,6 +54,7 @@ class RadixCache:
         node = self._roots.get(salt)
         path: list[Node] = []
         size = self.block_size
+        tokens = tuple(tokens)               # whose parts are keys as they are
         for start in range(0, len(tokens) - size + 1, size):
             if node is None:
                 break
@@ -64,6 +65,8 @@ class RadixCache:
 
     def usable(self, path: Sequence[Node]) -> int:
         """The longest prefix of the path, in blocks, that every group can resume after."""
+        if all(group.spec.kind == "full" for group in self.groups):
+            return next((i for i, node in enumerate(path) if None in node.slots), len(path))
         accepted = [True] * len(path)
         for g, group in enumerate(self.groups):
             verdicts = group.spec.usable([node.slots[g] is not None for node in path], self.block_size)

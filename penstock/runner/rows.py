@@ -33,8 +33,11 @@ class DeviceRow:
         if last >= len(table):
             room = np.full(max(16, last + 1 - len(table), len(table)), -1, dtype=np.int32)
             table = self.tables[g] = np.concatenate((table, room))
-        for index, block in changes:
-            table[index] = block
+        if len(changes) == 1:
+            table[last] = changes[0][1]
+        else:
+            indices, blocks = np.array(changes).T
+            table[indices] = blocks
 
     def inputs(self, row: Row) -> list[int]:
         """The tokens at the row's positions, guesses included."""

@@ -33,7 +33,7 @@ def llguidance_grammar(asked: StructuredOutputsParams) -> str:
     schema = '{"type": "object"}' if asked.json is None else str(asked.json)
     _limit("different references", len(set(_REFERENCE.findall(schema))))
     if _has_least(json.loads(schema)):
-        raise InvalidRequest("structured_outputs: a number about -2**63 stands in the schema, which cannot be compiled: "
+        raise InvalidRequest("structured_outputs: a number about -2**63 stands in the schema, which cannot be read: "
                              "use one over -9223372036854775000")
     schema = _nudged(schema)
     layout = {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": WHITESPACE}

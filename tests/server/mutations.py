@@ -90,7 +90,7 @@ def _twice(chance: random.Random, body: dict[str, Any]) -> bytes:
 def _swap(chance: random.Random, body: dict[str, Any]) -> bytes:
     for _ in range(chance.randint(1, 2)):
         inside, key = chance.choice(list(_places(body)))
-        inside[key] = chance.choice(VALUES)
+        inside[key] = copy.deepcopy(chance.choice(VALUES))
     return _encoded(body)
 
 

@@ -6,13 +6,16 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.activation import KINDS, activation, gated_activation
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated
 
 BLOCK = 1024
 
 
 @triton.jit
-def _activation(x, out, x_row, width, GATED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _activation(x, out, x_row, width, GATED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
+                EARLY: tl.constexpr):
+    await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -22,7 +25,7 @@ def _activation(x, out, x_row, width, GATED: tl.constexpr, KIND: tl.constexpr, B
     tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=inside)
 
 
-def _run(x: Tensor, kind: str, gated: bool) -> Tensor:
+def activate(x: Tensor, kind: str, gated: bool) -> Tensor:
     if kind not in KINDS:
         raise ValueError(f"activation kind={kind!r} is not known: use one of {', '.join(KINDS)}")
     width = x.shape[1] // 2 if gated else x.shape[1]
@@ -30,15 +33,15 @@ def _run(x: Tensor, kind: str, gated: bool) -> Tensor:
     if out.numel():
         x = x if x.stride(1) == 1 else x.contiguous()
         grid = x.shape[0], triton.cdiv(width, BLOCK)
-        _activation[grid](x, out, x.stride(0), width, gated, kind, BLOCK, num_warps=4)
+        _activation[grid](x, out, x.stride(0), width, gated, kind, BLOCK, num_warps=4, **early(x))
     return out
 
 
 @activation.impl("cuda", exact=True)
 def _plain(x: Tensor, kind: str) -> Tensor:
-    return _run(x, kind, gated=False)
+    return activate(x, kind, gated=False)
 
 
 @gated_activation.impl("cuda", exact=True)
 def _gated(x: Tensor, kind: str) -> Tensor:
-    return _run(x, kind, gated=True)
+    return activate(x, kind, gated=True)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.attention import Work, attention
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import tanh
 
 TILE = 128               # rows of a tile: tokens times the query heads of a key head
@@ -59,8 +60,9 @@ def _attend(q, most, total, sums, start, end, table, k_cache, v_cache, position,
 def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops, scale, softcap, window, q_row, k_block,
             k_head, k_place, v_block, v_head, v_place, table_row, num_parts, num_all, num_heads, P: tl.constexpr,
             GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr,
-            PRECISION: tl.constexpr):
+            PRECISION: tl.constexpr, EARLY: tl.constexpr):
     """One of `num_parts` parts of the keys of a sequence with one query, for the query heads of one key head."""
+    await_others(EARLY)
     s, h, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + s)
     first = 0
@@ -105,8 +107,9 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
 def _common(q, k_cache, v_cache, table, lengths, members, tiles, alibi, parts, tops, scale, softcap, q_row, k_block,
             k_head, k_place, v_block, v_head, v_place, table_row, num_parts, num_all, num_heads, P: tl.constexpr,
             GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr,
-            PRECISION: tl.constexpr):
+            PRECISION: tl.constexpr, EARLY: tl.constexpr):
     """One part of the positions that a tile of sequences has in common; it follows the parts of their own."""
+    await_others(EARLY)
     tile, h, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(tiles + 4 * tile + 1)
     end = tl.load(tiles + 4 * tile + 3)
@@ -137,8 +140,10 @@ def _common(q, k_cache, v_cache, table, lengths, members, tiles, alibi, parts, t
 
 
 @triton.jit(do_not_specialize=["num_parts"])
-def _joined(parts, tops, out, num_parts, num_heads, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+def _joined(parts, tops, out, num_parts, num_heads, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+            EARLY: tl.constexpr):
     """The parts of one head of one sequence; one without keys has no weight."""
+    await_others(EARLY)
     s, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d, part = tl.arange(0, BLOCK), tl.arange(0, PARTS)
     at = (s * num_parts + part) * num_heads + h
@@ -236,16 +241,16 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
             q, k_cache, v_cache, table, lengths, shared and shared.skips, alibi, out, parts, tops, scale, cap, window,
             q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
             max(16, triton.next_power_of_2(group)), size, block, 64 if block <= 128 else 32, precision, num_warps=4,
-            num_stages=3 if q.dtype != torch.float32 else 1)
+            num_stages=3 if q.dtype != torch.float32 else 1, **early(q))
         if shared:
             _common[(len(shared.tiles), num_kv_heads, shared.num_parts)](
                 q, k_cache, v_cache, table, lengths, shared.members, shared.tiles, alibi, parts, tops, scale, cap,
                 q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
                 max(TILE, triton.next_power_of_2(group)), size, block, num, precision, num_warps=8,
-                num_stages=2 if q.dtype != torch.float32 else 1)
+                num_stages=2 if q.dtype != torch.float32 else 1, **early(q))
         if parts is not None:
             _joined[(work.num_single, num_heads)](parts, tops, out, num_all, num_heads, size, block,
-                                                  triton.next_power_of_2(num_all), num_warps=4)
+                                                  triton.next_power_of_2(num_all), num_warps=4, **early(q))
     if work.tiles is not None and len(work.tiles):
         _tile[(len(work.tiles), num_kv_heads)](
             q, k_cache, v_cache, table, query_start, lengths, work.tiles, alibi, out, scale, cap, window, q.stride(0),

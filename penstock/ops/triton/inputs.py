@@ -5,13 +5,15 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW, single_inputs
+from penstock.ops.triton.launch import await_others, early
 
 _ROW, _ID, _POSITION, _COMMON = (tl.constexpr(value) for value in (ROW, ID, POSITION, NUM_COMMON))
 
 
 @triton.jit(do_not_specialize=["num", "group"])
 def _inputs(numbers, last, table, ids, positions, lengths, slots, step_table, num, group, table_row, step_row,
-            P: tl.constexpr, BLOCK: tl.constexpr):
+            P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    await_others(EARLY)
     s = tl.program_id(0)
     row = tl.load(numbers + _ROW * num + s).to(tl.int64)
     given = tl.load(numbers + _ID * num + s).to(tl.int64)
@@ -41,4 +43,5 @@ def _inputs(numbers, last, table, ids, positions, lengths, slots, step_table, nu
 def _body(numbers: Tensor, last: Tensor, table: Tensor, group: int, block_size: int, ids: Tensor, positions: Tensor,
           lengths: Tensor, slots: Tensor, step_table: Tensor) -> None:
     _inputs[(numbers.shape[1],)](numbers, last, table, ids, positions, lengths, slots, step_table, numbers.shape[1],
-                                 group, table.stride(0), step_table.stride(0), block_size, 128, num_warps=1)
+                                 group, table.stride(0), step_table.stride(0), block_size, 128, num_warps=1,
+                                 **early(numbers))

@@ -5,92 +5,104 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.activation import activation as activate
-from penstock.ops.activation import gated_activation
 from penstock.ops.product import product
+from penstock.ops.triton.activation import activate
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.rms_norm import normed
+
+NARROW = 1024            # inputs
 
 
 @triton.jit
 def _gemv(x, weight, bias, residual, norm, out, num_out, width, eps, NORMED: tl.constexpr, GATED: tl.constexpr,
-          KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """One row times ROWS outputs. The norm's factor is applied to the sums, so that x is read once."""
+          KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """One row times ROWS outputs. The norm's factor is applied to the sums, so that x is read once; weights are read
+    one block ahead, the first before x is there."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    # An output beyond the last is the last once more: loads without a mask are wider.
-    row = tl.minimum(n, num_out - 1).to(tl.int64)
+    row = tl.minimum(n, num_out - 1).to(tl.int64)       # beyond the last it is the last once more
+    at = tl.arange(0, BLOCK)
+    place = weight + row[:, None] * width + at[None, :]
+    second = place + num_out.to(tl.int64) * width
+    w = tl.load(place, mask=(at < width)[None, :], other=0.0, eviction_policy="evict_first")
+    u = w
+    if GATED:
+        u = tl.load(second, mask=(at < width)[None, :], other=0.0, eviction_policy="evict_first")
+    await_others(EARLY)
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
     ups = tl.zeros((ROWS, BLOCK), tl.float32)
     squares = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, width, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        if WHOLE:
-            values = tl.load(x + at).to(tl.float32)
-            w = tl.load(weight + row[:, None] * width + at[None, :], eviction_policy="evict_first")
-        else:
-            inside = at < width
-            values = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-            w = tl.load(weight + row[:, None] * width + at[None, :], mask=inside[None, :], other=0.0)
+        values = tl.load(x + start + at, mask=start + at < width, other=0.0).to(tl.float32)
+        ahead = (start + BLOCK + at < width)[None, :]
+        next_w = tl.load(place + start + BLOCK, mask=ahead, other=0.0, eviction_policy="evict_first")
         if NORMED:
             squares += values * values
         if norm is not None:
-            values *= tl.load(norm + at, mask=at < width, other=0.0).to(tl.float32)
+            values *= tl.load(norm + start + at, mask=start + at < width, other=0.0).to(tl.float32)
         sums += w.to(tl.float32) * values[None, :]
+        w = next_w
         if GATED:
-            up = weight + (row + num_out)[:, None] * width + at[None, :]
-            if WHOLE:
-                w = tl.load(up, eviction_policy="evict_first")
-            else:
-                w = tl.load(up, mask=(at < width)[None, :], other=0.0)
-            ups += w.to(tl.float32) * values[None, :]
+            next_u = tl.load(second + start + BLOCK, mask=ahead, other=0.0, eviction_policy="evict_first")
+            ups += u.to(tl.float32) * values[None, :]
+            u = next_u
     y = tl.sum(sums, 1)
-    u = tl.sum(ups, 1)
+    ups_sum = tl.sum(ups, 1)
     if NORMED:
         factor = tl.rsqrt(tl.sum(squares) / width + eps)
         y *= factor
-        u *= factor
+        ups_sum *= factor
     if bias is not None:
         y += tl.load(bias + row).to(tl.float32)
         if GATED:
-            u += tl.load(bias + num_out + row).to(tl.float32)
+            ups_sum += tl.load(bias + num_out + row).to(tl.float32)
     y = activated(y, KIND)
     if GATED:
-        y *= u
+        y *= ups_sum
     if residual is not None:
         y += tl.load(residual + row).to(tl.float32)
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < num_out)
 
 
-def _shape(width: int, num_out: int) -> tuple[int, int, int]:
-    """Outputs a program, inputs at a time, warps: measured on an H200."""
+def _gemv_shape(width: int, num_out: int) -> tuple[int, int]:
+    """Outputs a program and inputs at a time, measured on an H200."""
     block = min(2048, triton.next_power_of_2(width))
     if width > 1024:
-        return 1, block, 4
-    return (4 if num_out >= 4096 else 1 if num_out < 2048 else 2), block, 4
+        return 1, block
+    return (4 if num_out >= 4096 else 1 if num_out < 2048 else 2), block
 
 
 def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
              gated: bool, norm: Tensor | None, eps: float) -> Tensor:
-    width = weight.shape[1]
-    num_out = weight.shape[0] // 2 if gated else weight.shape[0]
+    num_out, width = weight.shape[0] // 2 if gated else weight.shape[0], weight.shape[1]
     out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
-    rows, block, warps = _shape(width, num_out)
+    rows, block = _gemv_shape(width, num_out)
     _gemv[(triton.cdiv(num_out, rows),)](x, weight, bias, residual, norm, out, num_out, width, eps, eps > 0, gated,
-                                         activation or "", rows, block, width % block == 0, num_warps=warps)
+                                         activation or "", rows, block, num_warps=4, **early(x))
     return out
+
+
+def _gated(y: Tensor, activation: str | None) -> Tensor:
+    gate, up = y.chunk(2, -1)
+    return activate(y, activation, gated=True) if activation else gate * up
 
 
 @product.impl("cuda", exact=False)
 def _body(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
           activation: str | None = None, gated: bool = False, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """One row by a kernel that takes in what stands before and after the product; in a wide one reading gates and
+    values at once is slower than a kernel for their activation. More rows by cuBLAS."""
     if x.shape[0] == 1 and x.is_contiguous():
-        return _one_row(x, weight, bias, residual, activation, gated, norm, eps)
+        if not gated or weight.shape[1] <= NARROW:
+            return _one_row(x, weight, bias, residual, activation, gated, norm, eps)
+        y = _gated(_one_row(x, weight, bias, None, None, False, norm, eps), activation)
+        return y if residual is None else residual.add_(y)
     y = normed(x, norm, eps) if eps > 0 else x
     if bias is None and residual is not None and not gated and activation is None:
         return torch.addmm(residual, y, weight.t(), out=residual)
     y = torch.mm(y, weight.t()) if bias is None else torch.addmm(bias.to(y.dtype), y, weight.t())
     if gated:
-        y = gated_activation(y, activation) if activation else y.chunk(2, -1)[0] * y.chunk(2, -1)[1]
+        y = _gated(y, activation)
     elif activation is not None:
-        y = activate(y, activation)
+        y = activate(y, activation, gated=False)
     return y if residual is None else residual.add_(y)

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.qkv_write import qkv_write
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import fitted
 
 MOST_HEADS = 8           # in one program
@@ -53,9 +54,11 @@ def _turn_into(head, target, there, norm, cos, sin, position, eps, HALF: tl.cons
 @triton.jit
 def _write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, out, eps, num_heads, num_kv_heads,
            qkv_row, k_block, k_head, k_place, v_block, v_head, v_place, P: tl.constexpr, HALF: tl.constexpr,
-           SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, HEADS: tl.constexpr, ROOM: tl.constexpr):
+           SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, HEADS: tl.constexpr, ROOM: tl.constexpr,
+           EARLY: tl.constexpr):
     """Some heads of one token, all of one kind: queries go to `out`, keys and values to their slot; a slot under 0 is
     nobody's."""
+    await_others(EARLY)
     t, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     some = tl.arange(0, ROOM)
     h = part * HEADS + some
@@ -100,5 +103,6 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
             qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, out, eps, num_heads, num_kv_heads,
             qkv.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0),
             v_cache.stride(1), v_cache.stride(2), block_size, half, size, triton.next_power_of_2(half),
-            triton.next_power_of_2(size), together, triton.next_power_of_2(together), num_warps=2)
+            triton.next_power_of_2(size), together, triton.next_power_of_2(together), num_warps=2,
+            **early(qkv))
     return out

@@ -6,13 +6,15 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.rms_norm import rms_norm
+from penstock.ops.triton.launch import await_others, early
 
 MOST_VALUES = 1 << 16      # in one program
 
 
 @triton.jit
 def _rms_norm(x, weight, residual, out, x_row, x_head, residual_row, residual_head, num_heads, width, eps,
-              BLOCK: tl.constexpr):
+              BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    await_others(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
     inside = at < width
@@ -49,5 +51,5 @@ def normed(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None
     _rms_norm[given.shape[:2]](
         given, weight, added, out, given.stride(0), given.stride(1), 0 if added is None else added.stride(0),
         0 if added is None else added.stride(1), given.shape[1], width, eps, block,
-        num_warps=min(16, max(1, block // 512)))
+        num_warps=min(16, max(1, block // 512)), **early(x))
     return out

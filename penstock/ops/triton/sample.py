@@ -6,14 +6,17 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.sample import BAD, GOLDEN, PIECE, sample
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import mixed
 
 _BAD, _GOLDEN = tl.constexpr(BAD), tl.constexpr(GOLDEN)
 
 
 @triton.jit
-def _pieces(logits, temperature, rows, tops, sums, places, row_stride, size, num_pieces, PIECE: tl.constexpr):
+def _pieces(logits, temperature, rows, tops, sums, places, row_stride, size, num_pieces, PIECE: tl.constexpr,
+            EARLY: tl.constexpr):
     """Of one piece of one row the largest logit, where it first is, and the sum of the weights relative to it."""
+    await_others(EARLY)
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = piece * PIECE + tl.arange(0, PIECE)
     x = tl.load(logits + row * row_stride + token, mask=token < size, other=float("-inf")).to(tl.float32)
@@ -45,7 +48,8 @@ def _crossing(weights, share):
 
 @triton.jit
 def _choose(logits, temperature, keys, positions, rows, last, tops, sums, places, out, row_stride, size, num_pieces,
-            PIECE: tl.constexpr, BLOCK: tl.constexpr):
+            PIECE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     entry = row
     if rows is not None:
@@ -88,7 +92,7 @@ def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, 
     sums = torch.empty((num_rows, num_pieces), device=logits.device)
     places = torch.empty((num_rows, num_pieces), dtype=torch.int32, device=logits.device)
     _pieces[(num_rows, num_pieces)](logits, temperature, rows, tops, sums, places, logits.stride(0), size, num_pieces,
-                                    PIECE, num_warps=8)
+                                    PIECE, num_warps=8, **early(logits))
     _choose[(num_rows,)](logits, temperature, keys, positions, rows, last, tops, sums, places, out, logits.stride(0),
-                         size, num_pieces, PIECE, triton.next_power_of_2(num_pieces), num_warps=8)
+                         size, num_pieces, PIECE, triton.next_power_of_2(num_pieces), num_warps=8, **early(logits))
     return out

@@ -21,7 +21,7 @@ MOST_PARTS = 32
 
 def num_parts(num_single: int, num_kv_heads: int, num_processors: int) -> int:
     """In how many parts the keys of single queries are read, so that every processor has some."""
-    return max(1, min(MOST_PARTS, 4 * num_processors // max(1, num_single * num_kv_heads)))
+    return max(1, min(MOST_PARTS, 2 * num_processors // max(1, num_single * num_kv_heads)))
 
 
 @dataclass
@@ -68,9 +68,9 @@ class SingleSteps:
     def warm(self, size: int) -> None:
         """A step of nobody's rows, so that the kernels it takes are compiled; safe to call from several threads."""
         with torch.inference_mode():
-            one = self[size, False]
-            one.numbers.fill_(-1)
-            one.numbers[0] = self.rows.nobody
+            numbers = torch.full((self.num_numbers, size), -1, dtype=torch.int32, device=self.rows.last.device)
+            numbers[0] = self.rows.nobody
+            one = Recorded(numbers, numbers, self[size, False].step, numbers[0])
             one.logits = self._forward(one)
             self._sample(one)
 

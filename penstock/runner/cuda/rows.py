@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from penstock.engine.plan import Admission, Plan
@@ -35,17 +36,21 @@ class RowTensors:
     def enter(self, plan: Plan) -> None:
         """All new blocks of a plan's rows."""
         for g, table in enumerate(self.tables):
-            changes = [(row.row, index, block) for row in plan.rows if row.blocks for index, block in row.blocks[g]]
-            if changes:
-                rows, indices, blocks = self._sent(changes).t().contiguous()
-                table[rows, indices] = blocks.to(torch.int32)
+            changed = [row for row in plan.rows if row.blocks and row.blocks[g]]
+            if changed:
+                counts = [len(row.blocks[g]) for row in changed]
+                rows = np.repeat([row.row for row in changed], counts)
+                entries = np.concatenate([np.array(row.blocks[g], dtype=np.int64) for row in changed])
+                sent = torch.from_numpy(np.column_stack((rows, entries)).T.copy()).pin_memory()
+                where, indices, blocks = sent.to(self._device, non_blocking=True)
+                table[where, indices] = blocks.to(torch.int32)
 
     def take(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
         """Tokens that the host chose."""
         if rows:
             self.last[self._sent(list(rows))] = self._sent(list(tokens))
 
-    def _sent(self, values: list[int] | list[float] | list[tuple[int, int, int]]) -> torch.Tensor:
+    def _sent(self, values: list[int] | list[float]) -> torch.Tensor:
         return torch.tensor(values).pin_memory().to(self._device, non_blocking=True)
 
 

@@ -1,0 +1,33 @@
+"""Kernels that begin before the one before them has ended, and wait for it where they first need what it wrote."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+HOPPER = (9, 0)
+
+
+@triton.jit
+def await_others(EARLY: tl.constexpr):
+    """Go on once the kernels before this one have ended; let the next one begin to wait."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@lru_cache(maxsize=16)
+def _early(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
+
+
+def early(x: Tensor) -> dict[str, Any]:
+    """The options of a kernel that calls `await_others` on every path before it reads or writes."""
+    begins = _early(x.device)
+    return {"EARLY": begins, "launch_pdl": True} if begins else {"EARLY": False}
