@@ -124,7 +124,7 @@ def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | N
     scheduler = Scheduler(cache, max_num_seqs=settings.max_num_seqs,
                           max_num_batched_tokens=settings.max_num_batched_tokens,
                           policy=settings.scheduling_policy, capacity=settings.capacity)
-    if settings.device == "cpu":
+    if settings.device == "cpu" or isinstance(model, Encoder):
         return Engine(scheduler, LocalExecutor(Runner(model, memory, grammars)))
     from penstock.runner.cuda.runner import CudaRunner
 
@@ -133,7 +133,7 @@ def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | N
     runner.warm()
     gc.collect()
     gc.freeze()      # what has been loaded stays: looking through it again takes longer than a step
-    return Engine(scheduler, LocalExecutor(runner), overlap=0 if model.spec.is_encoder else 1)
+    return Engine(scheduler, LocalExecutor(runner), overlap=1)
 
 
 def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:

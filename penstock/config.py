@@ -17,10 +17,8 @@ LOGIT_ROWS = 64             # prompt log probabilities are made from so many row
 POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CAPACITIES = ("ondemand", "reserve")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8")
+KV_CACHE_DTYPES = (*DTYPES, "int8")
 DEVICES = ("auto", "cpu", "cuda")
-CPU_ONLY = ("int8",)        # of KV_CACHE_DTYPES
-GPU_ONLY = ("fp8",)
 AUTO_KV_DTYPE = "float16"
 QUANTIZATIONS = ("int8", "int4")
 ACTIVATION_DTYPES = ("auto", "float32", "int8")
@@ -101,7 +99,7 @@ class GpuFacts:
     bytes_per_step_token: int    # of a step's largest intermediate results
     vocab_size: int
     dtype: str = "bfloat16"      # of the checkpoint, where it is a 16-bit one
-    has_fp8: bool = True
+    checked: bool = True         # models of this architecture have been compared with others on a GPU
 
 
 @dataclass(frozen=True)
@@ -171,20 +169,26 @@ def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tupl
 
 
 def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
+    if config.device == "cuda" and facts.whole_prompts:
+        raise InvalidConfig("device=cuda, but embedding models run on CPUs only: leave it out, or set device=cpu")
     if config.device == "cuda" and facts.gpu is None:
         raise InvalidConfig("device=cuda, but torch sees no GPU: install a CUDA build of torch, or set device=cpu")
     if config.device != "auto":
         return config.device, "set by the user"
-    return ("cpu", "there is no GPU that torch can use") if facts.gpu is None else ("cuda", facts.gpu.name)
+    if facts.gpu is None:
+        return "cpu", "there is no GPU that torch can use"
+    if not facts.gpu.checked or facts.whole_prompts:
+        return "cpu", "models of this kind have not been checked on a GPU"
+    if config.quantization or config.kv_cache_dtype == "int8":
+        return "cpu", "quantization is for CPUs"
+    return "cuda", facts.gpu.name
 
 
 def _on_gpu(config: EngineConfig, gpu: GpuFacts) -> dict[str, tuple[Any, str]]:
     """What a GPU decides otherwise."""
-    if config.kv_cache_dtype in CPU_ONLY:
-        raise InvalidConfig(f"kv_cache_dtype={config.kv_cache_dtype} is for CPUs: set auto or fp8 on a GPU")
-    if config.kv_cache_dtype == "fp8" and not gpu.has_fp8:
-        raise InvalidConfig(f"kv_cache_dtype=fp8 needs a GPU of compute capability 8.9 or later; {gpu.name} is older: "
-                            "set auto")
+    for name, value in (("kv_cache_dtype", config.kv_cache_dtype), ("quantization", config.quantization)):
+        if value in ("int8", "int4"):
+            raise InvalidConfig(f"{name}={value} is for CPUs: leave it out on a GPU, or set device=cpu")
     derived: dict[str, tuple[Any, str]] = {}
     dtype = gpu.dtype if config.dtype == "auto" else config.dtype
     if config.dtype == "auto":
@@ -202,8 +206,6 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
-    if gpu is None and config.kv_cache_dtype in GPU_ONLY:
-        raise InvalidConfig(f"kv_cache_dtype={config.kv_cache_dtype} is for GPUs: set auto or int8 on a CPU")
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
     derived |= _on_gpu(config, gpu) if gpu else {}
     if config.max_num_seqs is None:

@@ -14,8 +14,7 @@ from penstock.engine.plan import Move
 from penstock.errors import InvalidConfig
 from penstock.runner.step import LayerCache
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8,
-          "fp8": torch.float8_e4m3fn}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 HUGE_PAGE = 1 << 21
 CPU = torch.device("cpu")
 

@@ -39,12 +39,10 @@ def activated(x, KIND: tl.constexpr):
 
 @triton.jit
 def fitted(x, DTYPE: tl.constexpr):
-    """x in that dtype; finite values beyond the range of a narrow one become its largest."""
+    """x in that dtype; finite values beyond the range of float16 become its largest."""
     x = x.to(tl.float32)
     if DTYPE == tl.float16:      # noqa: SIM300
         x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
-    elif DTYPE == tl.float8e4nv:      # noqa: SIM300
-        x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -448.0), 448.0), x)
     return x.to(DTYPE)
 
 

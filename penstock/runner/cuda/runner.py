@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
 
+import penstock.ops.triton  # noqa: F401  registers the bodies
 from penstock import ops
 from penstock.engine.plan import Output, Plan, Row, RowResult
-from penstock.models.decoder import Decoder, Encoder
-from penstock.ops import triton as bodies
+from penstock.models.decoder import Decoder
 from penstock.ops.triton.attention import tile_tokens
 from penstock.runner.cuda.graphs import SingleSteps, num_parts
 from penstock.runner.cuda.packed import Packed, most_numbers
@@ -21,17 +22,15 @@ from penstock.runner.cuda.staging import Staging
 from penstock.runner.cuda.ticket import Asked, Ticket
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import DeviceRow, Rows
-from penstock.runner.sampling import embedding, prompt_logprobs
+from penstock.runner.sampling import prompt_logprobs
 from penstock.runner.step import Step
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.likeliest import UnusableLogits
 from penstock.sampling.sampler import Sampler
 
-assert bodies.__all__
-
 
 class CudaRunner:
-    def __init__(self, model: Decoder | Encoder, memory: BlockMemory, grammars: Grammars | None, max_num_seqs: int,
+    def __init__(self, model: Decoder, memory: BlockMemory, grammars: Grammars | None, max_num_seqs: int,
                  max_num_batched_tokens: int, eager: bool = False) -> None:
         self.model, self.memory = model, memory
         self.device = memory.blocks.device
@@ -46,10 +45,8 @@ class CudaRunner:
             self._tensors = RowTensors(max_num_seqs, self.rows.num_groups, width, self.device)
             room = most_numbers(max_num_batched_tokens, max_num_seqs, self.rows.num_groups)
             self._staging = Staging(room, self.device)
-            self._singles = None
-            if isinstance(model, Decoder) and self.rows.num_groups:
-                self._singles = SingleSteps(model, self._caches, self._tensors, memory.block_size, max_num_seqs,
-                                            self._tile_tokens, eager)
+            self._singles = SingleSteps(model, self._caches, self._tensors, memory.block_size, max_num_seqs,
+                                        self._tile_tokens, eager)
         self._prefixes = Prefixes(memory.block_size)
         self._processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._last: Ticket | None = None
@@ -57,21 +54,20 @@ class CudaRunner:
 
     def warm(self) -> None:
         """Compile what the first steps take, several kernels at once."""
-        if self._singles is None or not isinstance(self.model, Decoder):
-            return
-        works = [partial(self._singles.warm, 1), partial(self._singles.warm, 2), partial(self._warm_tile, self.model)]
+        works: list[Callable[[], None]] = [
+            partial(self._singles.warm, 1), partial(self._singles.warm, 2), self._warm_tile]
         with ThreadPoolExecutor(len(works)) as threads:
             for done in [threads.submit(work) for work in works]:
                 done.result()
 
-    def _warm_tile(self, model: Decoder) -> None:
+    def _warm_tile(self) -> None:
         with torch.inference_mode():
             numbers = torch.arange(3, device=self.device)
             tables = [table[:1] for table in self._tensors.tables]
             step = Step(numbers[:2], numbers[:2], [torch.full_like(numbers[:2], -1) for _ in tables], tables,
                         (2 * numbers[:2]).int(), numbers[2:].int(),
                         ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=self.device)))
-            model.forward(step, self._caches)
+            self.model.forward(step, self._caches)
 
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""
@@ -96,17 +92,14 @@ class CudaRunner:
 
     def _launch(self, plan: Plan, ticket: Ticket) -> None:
         devices = [self.rows[row.row] for row in plan.rows]
-        if isinstance(self.model, Encoder):
-            self._tensors.enter(plan)
-            self._embed(self.model, plan, devices, ticket)
-        elif self._singles is not None and all(_is_single(row) for row in plan.rows):
-            self._run_singles(self._singles, plan, devices, ticket)
+        if all(_is_single(row) for row in plan.rows):
+            self._run_singles(plan, devices, ticket)
         else:
             self._tensors.enter(plan)
-            self._run_mixed(self.model, plan, devices, ticket)
+            self._run_mixed(plan, devices, ticket)
 
-    def _run_singles(self, singles: SingleSteps, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
-        count = len(plan.rows)
+    def _run_singles(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
+        count, singles = len(plan.rows), self._singles
         size = singles.size(count)
         groups = self._prefixes.find(plan.rows, devices) if self.rows.num_groups == 1 else []
         flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
@@ -157,8 +150,9 @@ class CudaRunner:
             ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ticket.done.record()
 
-    def _run_mixed(self, model: Decoder, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
+    def _run_mixed(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
         """Single tokens first; others after them."""
+        model = self.model
         order = sorted(range(len(plan.rows)), key=lambda index: plan.rows[index].count != 1)
         rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
         results = [ticket.results[index] for index in order]
@@ -167,7 +161,7 @@ class CudaRunner:
         hidden = model.forward(step, self._caches)
         for row, device, result, end in zip(rows, of, results, packed.ends):
             if row.prompt_logprobs:
-                self._prompt_logprobs(model, row, device, hidden[end - row.count:end], result)
+                self._prompt_logprobs(row, device, hidden[end - row.count:end], result)
         if not packed.at:
             ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ticket.done.record()
@@ -185,16 +179,9 @@ class CudaRunner:
     def _parts(self, packed: Packed) -> int:
         return num_parts(packed.num_single, self._kv_heads, self._processors)
 
-    def _embed(self, model: Encoder, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
-        packed = Packed(plan.rows, devices, self._tile_tokens)
-        step, _, _ = packed.send(self._staging, self._tensors, self.memory.block_size, 1)
-        pooled = model.pool(model.forward(step, self._caches), step.query_start).cpu()
-        ticket.results = [embedding(values) for values in pooled]
-
-    def _prompt_logprobs(self, model: Decoder, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult,
-                         ) -> None:
+    def _prompt_logprobs(self, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult) -> None:
         try:
-            prompt_logprobs(model, self.sampler, row, device.state, hidden, result)
+            prompt_logprobs(self.model, self.sampler, row, device.state, hidden, result)
         except UnusableLogits as error:
             result.error = str(error)
 
