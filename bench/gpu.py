@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--shape", action="append", choices=list(SHAPES))
     parser.add_argument("--kind", action="append", choices=KINDS)
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of LLM, for instance "
-                        "quantization=fp8")
+                        "enforce_eager=true")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     shapes, kinds = given.shape or list(SHAPES), given.kind or list(KINDS)

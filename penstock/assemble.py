@@ -64,8 +64,8 @@ def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
     kept = config.kv_cache_dtype
     if kept == "auto":
         kept = config.dtype if config.dtype == "float32" and _may_use_gpu(config) else AUTO_KV_DTYPE
-    layout = LAYOUTS[kept]
-    return sum(state.bytes_per_position for state in spec.states_of(layout) if state)
+    grouping = group_layers(spec.states_of(LAYOUTS[kept]), config.block_size)
+    return len(grouping.groups) * grouping.block_bytes // config.block_size
 
 
 def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,

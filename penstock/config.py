@@ -153,13 +153,19 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
-def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tuple[int, str]:
-    """What is left of the GPU's share once weights, a step's results and recorded steps have theirs."""
+def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
+    """Tokens of cache in what is left of the GPU's share once weights, a step's results and recorded steps have
+    theirs."""
+    wide = 2 if config.dtype == "float32" else 1
     seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or GPU_STEP_TOKENS
     share = int(config.gpu_memory_utilization * gpu.total_bytes) - (gpu.total_bytes - gpu.free_bytes)
-    logits = 2 * gpu.vocab_size * (sum(graph_sizes(seqs)) + 4 * LOGIT_ROWS)
-    left = share - gpu.weight_bytes - tokens * gpu.bytes_per_step_token - logits - GPU_RESERVE
-    fit = max(0, left) // max(1, facts.bytes_per_token)
+    logits = 2 * gpu.vocab_size * (2 * sum(graph_sizes(seqs)) + 4 * (LOGIT_ROWS + seqs))    # with shared prefixes, too
+    left = share - wide * (gpu.weight_bytes + tokens * gpu.bytes_per_step_token + logits) - GPU_RESERVE
+    return max(0, left) // max(1, facts.bytes_per_token)
+
+
+def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tuple[int, str]:
+    fit = _gpu_fit(config, facts, gpu)
     if fit < config.block_size:
         raise InvalidConfig(
             f"gpu_memory_utilization={config.gpu_memory_utilization} of {gpu.total_bytes / GIB:.1f} GiB "
@@ -181,6 +187,8 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         return "cpu", "models of this kind have not been checked on a GPU"
     if config.quantization or config.kv_cache_dtype == "int8":
         return "cpu", "quantization is for CPUs"
+    if config.kv_cache_tokens is None and _gpu_fit(config, facts, facts.gpu) < config.block_size:
+        return "cpu", "the GPU's memory has no room for the model"
     return "cuda", facts.gpu.name
 
 

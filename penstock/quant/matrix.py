@@ -9,6 +9,7 @@ from penstock import ops
 from penstock.quant.scheme import RmsNorm
 
 FOLDED_ROWS = 4096       # at a time
+LEAST_EPS = 1e-30        # a product without a norm has 0
 
 
 class Matrix:
@@ -41,4 +42,4 @@ class Matrix:
 
 
 def _parts(norm: RmsNorm | None) -> tuple[Tensor | None, float]:
-    return (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    return (None, 0.0) if norm is None else (norm.weight, max(norm.eps, LEAST_EPS))

@@ -41,7 +41,9 @@ class BlockMemory:
         self.dtype = DTYPES[kv_dtype]
         self.layout = LAYOUTS[kv_dtype]
         try:
-            self.blocks = _room(num_blocks * grouping.block_bytes, device).view(num_blocks, grouping.block_bytes)
+            # On a GPU steps are filled up with rows of nobody, whose slot is -1: the last block is theirs.
+            count = num_blocks if device.type == "cpu" else num_blocks + 1
+            self.blocks = _room(count * grouping.block_bytes, device).view(count, grouping.block_bytes)
         except (RuntimeError, TypeError, ValueError, OSError, OverflowError) as error:     # sizes past 64 bits too
             size = num_blocks * grouping.block_bytes / 2**30
             raise InvalidConfig(f"a cache of {size:.1f} GiB cannot be had: lower kv_cache_tokens") from error

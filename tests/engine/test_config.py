@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
-from penstock.config import GIB, LEAST_TOKENS, STEP_TOKENS, EngineConfig, Facts, Resolved, resolve
+from penstock.config import (
+    GIB,
+    GPU_RESERVE,
+    LEAST_TOKENS,
+    STEP_TOKENS,
+    EngineConfig,
+    Facts,
+    GpuFacts,
+    Resolved,
+    graph_sizes,
+    resolve,
+)
 from penstock.errors import InvalidConfig, PenstockError
 
 FACTS = Facts(context=2048, bytes_per_token=1024, free_memory_bytes=16 * GIB, num_cores=2)
@@ -127,3 +138,56 @@ def test_an_unknown_option_is_refused_and_the_known_ones_named() -> None:
 
 def test_a_budget_below_the_number_of_rows_is_allowed() -> None:
     assert resolved(max_num_batched_tokens=1, max_num_seqs=64).max_num_batched_tokens == 1
+
+
+GPU = GpuFacts("H200", total_bytes=140 * GIB, free_bytes=139 * GIB, weight_bytes=16 * GIB, bytes_per_step_token=200_000,
+               vocab_size=128_000)
+
+
+def on_gpu(**changed: Any) -> Facts:
+    return Facts(2048, 131_072, 16 * GIB, 2, gpu=replace(GPU, **changed))
+
+
+def test_a_gpu_that_is_there_is_taken() -> None:
+    table = why(resolved(on_gpu()))
+    assert table["device"] == ("cuda", "H200")
+    assert table["dtype"][0] == table["kv_cache_dtype"][0] == "bfloat16"
+    assert table["max_num_seqs"] == (256, "default on a GPU") and table["max_num_batched_tokens"][0] == 8192
+    left = 0.9 * 140 * GIB - 17 * GIB - GPU_RESERVE
+    assert 0.9 * left < table["kv_cache_tokens"][0] * 131_072 < left
+
+
+@pytest.mark.parametrize(("facts", "options", "reason"), [
+    (FACTS, {}, "there is no GPU that torch can use"),
+    (on_gpu(checked=False), {}, "models of this kind have not been checked on a GPU"),
+    (on_gpu(), {"quantization": "int8"}, "quantization is for CPUs"),
+    (on_gpu(free_bytes=20 * GIB), {}, "the GPU's memory has no room for the model"),
+    (on_gpu(), {"device": "cpu"}, "set by the user")])
+def test_else_the_cpu_is(facts: Facts, options: dict[str, Any], reason: str) -> None:
+    table = why(resolved(facts, **options))
+    assert table["device"] == ("cpu", reason)
+    assert table["max_num_seqs"][0] == 64 and table["kv_cache_dtype"][0] == "float16"
+
+
+def test_what_a_gpu_cannot_do_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="torch sees no GPU"):
+        resolved(device="cuda")
+    with pytest.raises(InvalidConfig, match="quantization=int4 is for CPUs"):
+        resolved(on_gpu(), device="cuda", quantization="int4")
+    with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 16.0 GiB of weights"):
+        resolved(on_gpu(), device="cuda", gpu_memory_utilization=0.1)
+    with pytest.raises(InvalidConfig, match="embedding models run on CPUs only"):
+        resolved(replace(on_gpu(), whole_prompts=True), device="cuda")
+
+
+def test_wide_weights_leave_less_cache() -> None:
+    narrow, wide = (resolved(on_gpu(), device="cuda", dtype=dtype).kv_cache_tokens for dtype in ("bfloat16", "float32"))
+    assert (narrow - wide) * 131_072 > 16 * GIB
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 8, 100, 256, 300])
+def test_every_number_of_sequences_has_a_recorded_step(most: int) -> None:
+    sizes = graph_sizes(most)
+    assert sizes == sorted(set(sizes)) and sizes[-1] == most
+    for count in range(1, most + 1):
+        assert next(size for size in sizes if size >= count) <= max(2 * count, count + 32)

@@ -83,6 +83,21 @@ def test_single_queries_and_tiles_in_one_step(num_parts: int, extra: dict[str, A
     near(found[used], expected[used], torch.float32)
 
 
+@pytest.mark.parametrize("work", [True, False])
+def test_what_lies_before_a_window_is_not_read(work: bool) -> None:
+    """A table keeps the blocks that a row has given up; they may hold anything by now."""
+    lengths = [150, 90, 200]
+    example = paged(7, [(1, length) for length in lengths], 4, 2, 16, window=33)
+    expected = attention.reference(**example)
+    given = as_on_gpu(example)
+    others = torch.full((1, *given["k_cache"].shape[1:]), torch.nan, device=DEVICE)
+    given["k_cache"] = torch.cat((given["k_cache"], others)).transpose(2, 3).contiguous().transpose(2, 3)
+    given["v_cache"] = torch.cat((given["v_cache"], others.transpose(2, 3))).contiguous()
+    given["table"] = torch.where(given["table"] < 0, len(given["k_cache"]) - 1, given["table"])
+    found = run(attention, given | ({"work": Work(3, None, 2)} if work else {}))
+    near(found, expected, torch.float32)
+
+
 @pytest.mark.parametrize("num_parts", [1, 3])
 @pytest.mark.parametrize("extra", [{}, {"softcap": 20.0}, {"alibi": torch.linspace(0.01, 0.5, 6)}])
 def test_common_positions_are_read_once_for_all(num_parts: int, extra: dict[str, Any]) -> None:

@@ -32,15 +32,16 @@ def _scores(q, k, j, position, slope, scale, softcap, window, MASKED: tl.constex
 
 
 @triton.jit
-def _attend(q, most, total, sums, start, end, table, k_cache, v_cache, position, slope, scale, softcap, window,
+def _attend(q, most, total, sums, start, low, end, table, k_cache, v_cache, position, slope, scale, softcap, window,
             k_block, k_place, v_block, v_place, P: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
             NUM: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """Go on over the keys start … end - 1, NUM at a time: the largest score, the weights' total, the values' sums."""
+    """Go on over the keys start … end - 1, NUM at a time, those under `low` left out: the largest score, the weights'
+    total, the values' sums."""
     d = tl.arange(0, BLOCK)
     for begin in range(start, end, NUM):
         j = begin + tl.arange(0, NUM)
-        there = j < end
-        block = tl.load(table + j // P, mask=there, other=-1).to(tl.int64)      # -1 before a window, too
+        there = (j >= low) & (j < end)       # what lies before a window is someone else's by now
+        block = tl.load(table + j // P, mask=there, other=-1).to(tl.int64)
         wanted = (block >= 0)[:, None] & (d < SIZE)[None, :]
         k = tl.load(k_cache + (block * k_block + (j % P) * k_place)[:, None] + d[None, :], mask=wanted, other=0.0)
         s = _scores(q, k.to(q.dtype), j, position, slope, scale, softcap, window, MASKED, PRECISION)
@@ -68,8 +69,10 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
     first = 0
     if skips is not None:
         first = tl.load(skips + s)
+    low = first
     if window > 0:
-        first = tl.maximum(0, length - window) // NUM * NUM
+        low = tl.maximum(0, length - window)
+        first = low // NUM * NUM
     share = tl.cdiv(tl.cdiv(length - first, NUM), num_parts) * NUM
     start = first + part * share
     end = tl.minimum(length, start + share)
@@ -85,7 +88,7 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
         slope = None
         if alibi is not None:
             slope = tl.load(alibi + head, mask=g < GROUP, other=0.0)
-        most, total, sums = _attend(query, most, total, sums, start, end, table + s * table_row,
+        most, total, sums = _attend(query, most, total, sums, start, low, end, table + s * table_row,
                                     k_cache + h * k_head, v_cache + h * v_head, position, slope, scale, softcap, window,
                                     k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, window > 0, PRECISION)
     if parts is None:
@@ -129,7 +132,7 @@ def _common(q, k_cache, v_cache, table, lengths, members, tiles, alibi, parts, t
         if alibi is not None:
             slope = tl.load(alibi + head, mask=there, other=0.0)
         position = tl.load(lengths + member, mask=there, other=1) - 1
-        most, total, sums = _attend(query, most, total, sums, start, tl.minimum(end, start + share),
+        most, total, sums = _attend(query, most, total, sums, start, 0, tl.minimum(end, start + share),
                                     table + tl.load(tiles + 4 * tile + 2).to(tl.int64) * table_row,
                                     k_cache + h * k_head, v_cache + h * v_head, position, slope, scale, softcap, 0,
                                     k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, False, PRECISION)
@@ -181,16 +184,18 @@ def _tile(q, k_cache, v_cache, table, query_start, lengths, tiles, alibi, out, s
     if alibi is not None:
         slope = tl.load(alibi + head, mask=there, other=0.0)
     start = 0
+    low = 0
     if window > 0:
-        start = tl.maximum(0, first - window + 1) // NUM * NUM
+        low = tl.maximum(0, first - window + 1)
+        start = low // NUM * NUM
         whole = start
     else:
         whole = (first + 1) // NUM * NUM              # keys that every query of the tile sees
-        most, total, sums = _attend(query, most, total, sums, start, whole, table + s * table_row,
+        most, total, sums = _attend(query, most, total, sums, start, low, whole, table + s * table_row,
                                     k_cache + h * k_head, v_cache + h * v_head, position, slope, scale, softcap, window,
                                     k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, False, PRECISION)
     end = tl.minimum(length, first + ROWS // GROUP)
-    most, total, sums = _attend(query, most, total, sums, whole, end, table + s * table_row, k_cache + h * k_head,
+    most, total, sums = _attend(query, most, total, sums, whole, low, end, table + s * table_row, k_cache + h * k_head,
                                 v_cache + h * v_head, position, slope, scale, softcap, window, k_block, k_place,
                                 v_block, v_place, P, SIZE, BLOCK, NUM, True, PRECISION)
     y = sums / total[:, None]

@@ -10,6 +10,8 @@ import torch
 from penstock.engine.plan import Admission, Plan
 from penstock.sampling.random import WORD, philox
 
+HOTTEST = 1e38           # a temperature that float32 holds
+
 
 class RowTensors:
     """Of `num_rows` rows and one more that is nobody's: last token, temperature, random key, blocks in each group."""
@@ -28,7 +30,7 @@ class RowTensors:
             return
         rows = self._sent([admission.row for admission in admissions])
         samplings = [(admission.request.sampling, admission) for admission in admissions]
-        self.temperature[rows] = self._sent([0.0 if sampling.greedy else sampling.temperature
+        self.temperature[rows] = self._sent([0.0 if sampling.greedy else min(float(sampling.temperature), HOTTEST)
                                              for sampling, _ in samplings])
         self.keys[rows] = self._sent([row_key(admission.request.seed, admission.sibling)
                                       for _, admission in samplings])

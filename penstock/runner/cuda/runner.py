@@ -38,7 +38,8 @@ class CudaRunner:
         self.sampler = Sampler()
         shape = next((shape for shape in model.spec.kv_shapes() if shape), (1, 1))
         self._kv_heads = shape[0]
-        self._tile_tokens = tile_tokens(model.spec.layers[0].attention.num_heads, self._kv_heads)
+        self._tile_tokens = min(tile_tokens(layer.attention.num_heads, shape[0]) for layer, shape in zip(
+            model.spec.layers, model.spec.kv_shapes()) if shape)
         width = -(-model.spec.max_model_len // memory.block_size)
         with torch.inference_mode():
             self._caches = memory.layer_caches(model.spec.kv_shapes())
@@ -54,8 +55,8 @@ class CudaRunner:
 
     def warm(self) -> None:
         """Compile what the first steps take, several kernels at once."""
-        works: list[Callable[[], None]] = [
-            partial(self._singles.warm, 1), partial(self._singles.warm, 2), self._warm_tile]
+        sizes = self._singles.sizes[:2]      # one row and more take different kernels
+        works: list[Callable[[], None]] = [*(partial(self._singles.warm, size) for size in sizes), self._warm_tile]
         with ThreadPoolExecutor(len(works)) as threads:
             for done in [threads.submit(work) for work in works]:
                 done.result()

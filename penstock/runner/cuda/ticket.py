@@ -42,12 +42,19 @@ class Ticket:
     error: str | None = None
 
     def settle(self) -> None:
-        """Choose what the host chooses: the next plan may read it."""
+        """Choose what the host chooses: the next plan may read it. What fails is this plan's failure."""
         asked, self.asked = self.asked, []
         if not asked or self.logits is None:
             return
+        try:
+            self._choose(asked, self.logits)
+        except Exception as error:      # whatever a step raises must reach the scheduler, which finds the cause
+            self.error = f"{type(error).__name__}: {error}"
+        self.logits = None
+
+    def _choose(self, asked: list[Asked], logits: torch.Tensor) -> None:
         places = [place for one in asked for place in range(one.first, one.first + 1 + len(one.row.draft))]
-        values = self.logits[places].float().cpu().numpy()
+        values = logits[places].float().cpu().numpy()
         first = 0
         rows, tokens = [], []
         for one in asked:
@@ -59,14 +66,13 @@ class Ticket:
                 rows.append(one.row.row)
                 tokens.append(one.result.tokens[-1])
         self.rows.take(rows, tokens)
-        self.logits = None
 
     def result(self) -> Result:
+        with torch.inference_mode():
+            self.settle()
         if self.error is not None:
             return Result(self.number, error=self.error)
         try:
-            with torch.inference_mode():
-                self.settle()
             waiting = time.perf_counter()
             if self.done is not None:
                 self.done.synchronize()
