@@ -195,7 +195,7 @@ def test_a_request_larger_than_the_cache(config_folder: str) -> None:
     (dict(tensor_parallel=2), ["unknown option 'tensor_parallel'", "max_num_seqs"]),
     (dict(max_num_seqs=0), ["max_num_seqs=0", "1 to 65536"]), (dict(max_num_seqs=10**9), ["max_num_seqs=1000000000"]),
     (dict(max_num_seqs="8"), ["max_num_seqs='8'", "a whole number"]), (dict(max_num_seqs=2.0), ["max_num_seqs=2.0"]),
-    (dict(max_num_seqs=True), ["max_num_seqs=True"]), (dict(max_num_seqs=None), ["max_num_seqs=None"]),
+    (dict(max_num_seqs=True), ["max_num_seqs=True"]), (dict(block_size=None), ["block_size=None"]),
     (dict(max_num_batched_tokens=0), ["max_num_batched_tokens=0", "1 or more"]),
     (dict(block_size=0), ["block_size=0", "1 to 256"]), (dict(block_size=512), ["block_size=512", "1 to 256"]),
     (dict(kv_cache_tokens=0), ["kv_cache_tokens=0", "1 or more"]),

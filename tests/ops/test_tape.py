@@ -94,7 +94,7 @@ def test_live_tensors_never_overlap() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", sorted(OPS))
+@pytest.mark.parametrize("name", sorted(name for name, op in OPS.items() if "cpu" in op.bodies))
 def test_every_op_can_be_replayed(name: str, path: str) -> None:
     """Each example on its own: the words of a call mean what its arguments meant."""
     op: Op[..., Any] = OPS[name]
