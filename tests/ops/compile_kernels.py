@@ -1,0 +1,82 @@
+"""Compile every Triton kernel for a GPU that need not be there: `python -m tests.ops.compile_kernels 90` for compute
+capability 9.0."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+import penstock.ops.triton
+from penstock.ops import OPS
+from penstock.ops.attention import Shared, Work, attention, paged
+from penstock.ops.triton import launch
+
+
+class Elsewhere:
+    """What Triton asks of a driver before it launches something."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+
+def _calls() -> Iterator[tuple[str, dict[str, Any]]]:
+    """An example of each op with a body, and attention in all its ways."""
+    for name, op in OPS.items():
+        if "cuda" in op.bodies and name != "attention":
+            assert op.examples is not None
+            yield name, [example for example in op.examples() if _fits(name, example)][-1]
+    tiles = torch.tensor([[3, 0]], dtype=torch.int32)
+    numbers = torch.zeros(4, dtype=torch.int32)
+    shared = Shared(numbers, numbers, numbers.view(1, 4), 2)
+    alibi = torch.linspace(0.1, 0.5, 8)
+    ways: list[tuple[Work, dict[str, Any]]] = [
+        (Work(3, tiles, 2, shared), {}), (Work(3, tiles, 1), {"window": 33}),
+        (Work(3, tiles, 2), {"softcap": 20.0, "alibi": alibi})]
+    for work, extra in ways:
+        example = paged(1, [(1, 130), (1, 64), (1, 20), (9, 70)], 8, 2, 128, dtype=torch.bfloat16, **extra)
+        yield "attention", example | {"q": example["q"].bfloat16(), "work": work}
+
+
+def _fits(name: str, example: dict[str, Any]) -> bool:
+    """Kernels only, not what a library or the reference does."""
+    first = next(value for value in example.values() if isinstance(value, torch.Tensor))
+    return first.shape[0] > 0 and (name != "product" or first.shape[0] == 1) and "k_scale" not in example
+
+
+def main(capability: int) -> None:
+    triton.runtime.driver.set_active(Elsewhere(capability))      # type: ignore[arg-type]
+    launch._early = lambda device: capability >= 90              # type: ignore[assignment]
+    compiled: Counter[str] = Counter()
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled[self.fn.__name__] += 1
+        return run(self, *args, grid=grid, warmup=True, **options)
+
+    JITFunction.run = compile_only                               # type: ignore[method-assign]
+    for name, example in _calls():
+        if "k_cache" in example:
+            example["k_cache"] = example["k_cache"].transpose(2, 3).contiguous().transpose(2, 3)
+        OPS[name].bodies["cuda"].function(**example)
+    assert attention.bodies and penstock.ops.triton.__all__
+    print(" ".join(sorted(compiled)))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

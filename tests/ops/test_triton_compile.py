@@ -1,0 +1,27 @@
+"""Every kernel compiles for the GPUs that are supported, whether or not there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+KERNELS = ("_activation", "_choose", "_common", "_gemv", "_inputs", "_joined", "_pieces", "_rms_norm", "_single",
+           "_tile", "_write")
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
+@pytest.mark.parametrize("capability", [
+    pytest.param(80, marks=pytest.mark.slow), pytest.param(89, marks=pytest.mark.slow), 90])
+def test_kernels_compile(capability: int, tmp_path: Path) -> None:
+    """Ampere, Ada and Hopper; the interpreter accepts much that a compiler does not."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    told = subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.ops.compile_kernels", str(capability)],
+                          env=environment | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True,
+                          cwd=Path(__file__).parents[2])
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert tuple(told.stdout.split()) == KERNELS
