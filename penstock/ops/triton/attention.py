@@ -32,6 +32,13 @@ def _scores(q, k, j, position, slope, scale, softcap, window, MASKED: tl.constex
 
 
 @triton.jit
+def _nothing(ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """What `_attend` begins with."""
+    return (tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
+            tl.zeros((ROWS, BLOCK), tl.float32))
+
+
+@triton.jit
 def _attend(q, most, total, sums, start, low, end, table, k_cache, v_cache, position, slope, scale, softcap, window,
             k_block, k_place, v_block, v_place, P: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
             NUM: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr):
@@ -79,9 +86,7 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
     g, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     head = h * GROUP + g
     inside = (g < GROUP)[:, None] & (d < SIZE)[None, :]
-    most = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    most, total, sums = _nothing(ROWS, BLOCK)
     if start < end:
         query = tl.load(q + s * q_row + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0)
         position = tl.zeros((ROWS,), tl.int32) + length - 1
@@ -125,9 +130,7 @@ def _common(q, k_cache, v_cache, table, lengths, members, tiles, alibi, parts, t
         head = h * GROUP + r % GROUP
         inside = there[:, None] & (d < SIZE)[None, :]
         query = tl.load(q + (member * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
-        most = tl.full((ROWS,), float("-inf"), tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
-        sums = tl.zeros((ROWS, BLOCK), tl.float32)
+        most, total, sums = _nothing(ROWS, BLOCK)
         slope = None
         if alibi is not None:
             slope = tl.load(alibi + head, mask=there, other=0.0)
@@ -177,9 +180,7 @@ def _tile(q, k_cache, v_cache, table, query_start, lengths, tiles, alibi, out, s
     inside = there[:, None] & (d < SIZE)[None, :]
     row = (begin + token).to(tl.int64)
     query = tl.load(q + (row * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
-    most = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    most, total, sums = _nothing(ROWS, BLOCK)
     slope = None
     if alibi is not None:
         slope = tl.load(alibi + head, mask=there, other=0.0)

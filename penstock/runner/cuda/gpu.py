@@ -11,10 +11,7 @@ from penstock.models.spec import ModelSpec
 CHECKED = ("LlamaForCausalLM", "Qwen3ForCausalLM")      # against transformers, on a GPU
 
 
-def gpu_facts(spec: ModelSpec, stored_dtype: str) -> GpuFacts | None:
-    """None where there is no GPU."""
-    if not torch.cuda.is_available():
-        return None
+def gpu_facts(spec: ModelSpec, stored_dtype: str) -> GpuFacts:
     free, total = torch.cuda.mem_get_info()
     free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else "bfloat16"

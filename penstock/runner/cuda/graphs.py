@@ -5,23 +5,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import torch
 
 from penstock import ops
 from penstock.config import graph_sizes
 from penstock.models.decoder import Decoder
-from penstock.ops.inputs import NUM_COMMON
+from penstock.ops.inputs import NUM_COMMON, ROW
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import num_tiles
 from penstock.runner.step import LayerCache, Step
 
 MOST_PARTS = 32
-
-
-def num_parts(num_single: int, num_kv_heads: int, num_processors: int) -> int:
-    """In how many parts the keys of single queries are read, so that every processor has some."""
-    return max(1, min(MOST_PARTS, 2 * num_processors // max(1, num_single * num_kv_heads)))
+Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 
 
 @dataclass
@@ -31,7 +29,6 @@ class Recorded:
     flat: torch.Tensor                            # all that is sent, `numbers` first
     numbers: torch.Tensor
     step: Step
-    rows: torch.Tensor                            # [S]
     logits: torch.Tensor | None = None
     tokens: torch.Tensor | None = None
     forward: torch.cuda.CUDAGraph | None = None
@@ -69,10 +66,14 @@ class SingleSteps:
         """A step of nobody's rows, so that the kernels it takes are compiled; safe to call from several threads."""
         with torch.inference_mode():
             numbers = torch.full((self.num_numbers, size), -1, dtype=torch.int32, device=self.rows.last.device)
-            numbers[0] = self.rows.nobody
-            one = Recorded(numbers, numbers, self[size, False].step, numbers[0])
+            numbers[ROW] = self.rows.nobody
+            one = Recorded(numbers, numbers, self[size, False].step)
             one.logits = self._forward(one)
             self._sample(one)
+
+    def num_parts(self, num_single: int) -> int:
+        """In how many parts the keys of single queries are read, so that every processor has some."""
+        return max(1, min(MOST_PARTS, 2 * self._processors // max(1, num_single * self._kv_heads)))
 
     def size(self, num_sequences: int) -> int:
         return self.sizes[bisect_left(self.sizes, num_sequences)]
@@ -81,18 +82,22 @@ class SingleSteps:
         """How many numbers are sent: the rows', and where positions are shared who shares which."""
         return self.num_numbers * size + (2 * size + 4 * num_tiles(size, self._tile_tokens) if shared else 0)
 
+    def split(self, flat: Numbers, size: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Its parts: the rows' numbers, and of shared positions members, skips and tiles, which may be empty."""
+        end = self.num_numbers * size
+        return (flat[:end].reshape(self.num_numbers, size), flat[end:end + size], flat[end + size:end + 2 * size],
+                flat[end + 2 * size:].reshape(-1, 4))
+
     def __getitem__(self, key: tuple[int, bool]) -> Recorded:
         if key not in self._known:
             size, is_shared = key
             flat = self._numbers[:self.num_flat(size, is_shared)]
-            end = self.num_numbers * size
-            shared = ops.Shared(flat[end:end + size], flat[end + size:end + 2 * size],
-                                flat[end + 2 * size:].view(-1, 4)) if is_shared else None
+            numbers, members, skips, tiles = self.split(flat, size)
+            shared = ops.Shared(members, skips, tiles) if is_shared else None
             step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
                         [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
-                        ops.Work(size, None, num_parts(size, self._kv_heads, self._processors), shared))
-            numbers = flat[:end].view(self.num_numbers, size)
-            self._known[key] = Recorded(flat, numbers, step, numbers[0])
+                        ops.Work(size, None, self.num_parts(size), shared))
+            self._known[key] = Recorded(flat, numbers, step)
         return self._known[key]
 
     def run(self, size: int, shared: bool) -> Recorded:
@@ -125,4 +130,5 @@ class SingleSteps:
 
     def _sample(self, one: Recorded) -> torch.Tensor:
         assert one.logits is not None
-        return ops.sample(one.logits, self.rows.temperature, self.rows.keys, one.step.lengths, one.rows, self.rows.last)
+        return ops.sample(one.logits, self.rows.temperature, self.rows.keys, one.step.lengths, one.numbers[ROW],
+                          self.rows.last)

@@ -29,11 +29,10 @@ class RowTensors:
         if not admissions:
             return
         rows = self._sent([admission.row for admission in admissions])
-        samplings = [(admission.request.sampling, admission) for admission in admissions]
+        samplings = [admission.request.sampling for admission in admissions]
         self.temperature[rows] = self._sent([0.0 if sampling.greedy else min(float(sampling.temperature), HOTTEST)
-                                             for sampling, _ in samplings])
-        self.keys[rows] = self._sent([row_key(admission.request.seed, admission.sibling)
-                                      for _, admission in samplings])
+                                             for sampling in samplings])
+        self.keys[rows] = self._sent([row_key(admission.request.seed, admission.sibling) for admission in admissions])
 
     def enter(self, plan: Plan) -> None:
         """All new blocks of a plan's rows."""

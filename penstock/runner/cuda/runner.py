@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,8 +12,9 @@ import penstock.ops.triton  # noqa: F401  registers the bodies
 from penstock import ops
 from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
+from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.ops.triton.attention import tile_tokens
-from penstock.runner.cuda.graphs import SingleSteps, num_parts
+from penstock.runner.cuda.graphs import SingleSteps
 from penstock.runner.cuda.packed import Packed, most_numbers
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import Prefixes, fill
@@ -36,8 +36,6 @@ class CudaRunner:
         self.device = memory.blocks.device
         self.rows = Rows(len(memory.grouping.groups), grammars)
         self.sampler = Sampler()
-        shape = next((shape for shape in model.spec.kv_shapes() if shape), (1, 1))
-        self._kv_heads = shape[0]
         self._tile_tokens = min(tile_tokens(layer.attention.num_heads, shape[0]) for layer, shape in zip(
             model.spec.layers, model.spec.kv_shapes()) if shape)
         width = -(-model.spec.max_model_len // memory.block_size)
@@ -49,7 +47,6 @@ class CudaRunner:
             self._singles = SingleSteps(model, self._caches, self._tensors, memory.block_size, max_num_seqs,
                                         self._tile_tokens, eager)
         self._prefixes = Prefixes(memory.block_size)
-        self._processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._last: Ticket | None = None
         self.timeline: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # of steps
 
@@ -72,8 +69,7 @@ class CudaRunner:
 
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""
-        ticket = Ticket(plan.number, [RowResult() for _ in plan.rows], self._tensors, self.sampler,
-                        begun_s=time.perf_counter())
+        ticket = Ticket(plan.number, [RowResult() for _ in plan.rows], self._tensors, self.sampler)
         try:
             with torch.inference_mode():
                 if self._last is not None:
@@ -82,10 +78,10 @@ class CudaRunner:
                 self._tensors.admit(plan.admissions)
                 if plan.moves:
                     self.memory.move(plan.moves)
-                begun = None if self.timeline is None else _now()
+                begun = None if self.timeline is None else _now(timed=True)
                 self._launch(plan, ticket)
                 if begun is not None and self.timeline is not None:
-                    self.timeline.append((begun, _now()))
+                    self.timeline.append((begun, _now(timed=True)))
         except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
             ticket.error = f"{type(error).__name__}: {error}"
         self._last = ticket
@@ -104,14 +100,12 @@ class CudaRunner:
         size = singles.size(count)
         groups = self._prefixes.find(plan.rows, devices) if self.rows.num_groups == 1 else []
         flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
-        end = singles.num_numbers * size
-        numbers = flat[:end].reshape(singles.num_numbers, size)
+        numbers, *sharing = singles.split(flat, size)
         if groups:
-            fill(groups, self._tile_tokens, flat[end:end + size], flat[end + size:end + 2 * size],
-                 flat[end + 2 * size:].reshape(-1, 4))
-        numbers[0, count:] = self._tensors.nobody
-        numbers[1:3, count:] = numbers[3:] = -1
-        numbers[:3, :count] = [
+            fill(groups, self._tile_tokens, *sharing)
+        numbers[:] = -1
+        numbers[ROW, count:] = self._tensors.nobody
+        numbers[[ROW, ID, POSITION], :count] = [
             [row.row for row in plan.rows],
             [tokens[row.start] if row.start < len(tokens := device.state.tokens) else -1
              for row, device in zip(plan.rows, devices)],
@@ -121,7 +115,8 @@ class CudaRunner:
             if any(row.blocks):
                 for g, changes in enumerate(row.blocks):
                     if changes:
-                        numbers[3 + 2 * g:5 + 2 * g, s] = changes[-1]
+                        first = NUM_COMMON + 2 * g
+                        numbers[first:first + 2, s] = changes[-1]
                         several |= len(changes) > 1
         if several:
             self._tensors.enter(plan)
@@ -129,10 +124,7 @@ class CudaRunner:
         one = singles.run(size, bool(groups))
         assert one.tokens is not None and one.logits is not None
         for s, (row, device, result) in enumerate(zip(plan.rows, devices, ticket.results)):
-            if device.state.on_device:
-                ticket.chosen.append((result, device, s))
-            else:
-                ticket.asked.append(Asked(row, result, device, s))
+            self._expect(ticket, result, row, device, s)
         self._fetch(ticket, one.logits, one.tokens[:count])
 
     def _expect(self, ticket: Ticket, result: RowResult, row: Row, device: DeviceRow, place: int) -> None:
@@ -148,8 +140,7 @@ class CudaRunner:
         if ticket.chosen:
             ticket.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             ticket.tokens.copy_(tokens, non_blocking=True)
-            ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ticket.done.record()
+            ticket.done = _now()
 
     def _run_mixed(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
         """Single tokens first; others after them."""
@@ -158,14 +149,14 @@ class CudaRunner:
         rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
         results = [ticket.results[index] for index in order]
         packed = Packed(rows, of, self._tile_tokens)
-        step, at, row_of = packed.send(self._staging, self._tensors, self.memory.block_size, self._parts(packed))
+        step, at, row_of = packed.send(self._staging, self._tensors, self.memory.block_size,
+                                     self._singles.num_parts(packed.num_single))
         hidden = model.forward(step, self._caches)
         for row, device, result, end in zip(rows, of, results, packed.ends):
             if row.prompt_logprobs:
                 self._prompt_logprobs(row, device, hidden[end - row.count:end], result)
         if not packed.at:
-            ticket.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ticket.done.record()
+            ticket.done = _now()
             return
         logits = model.logits(hidden, at)
         place = 0
@@ -177,9 +168,6 @@ class CudaRunner:
                             self._tensors.last)
         self._fetch(ticket, logits, tokens)
 
-    def _parts(self, packed: Packed) -> int:
-        return num_parts(packed.num_single, self._kv_heads, self._processors)
-
     def _prompt_logprobs(self, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult) -> None:
         try:
             prompt_logprobs(self.model, self.sampler, row, device.state, hidden, result)
@@ -187,8 +175,8 @@ class CudaRunner:
             result.error = str(error)
 
 
-def _now() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def _now(timed: bool = False) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
     event.record()
     return event
 

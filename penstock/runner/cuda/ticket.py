@@ -37,7 +37,6 @@ class Ticket:
     chosen: list[tuple[RowResult, DeviceRow, int]] = field(default_factory=list)   # and its place among the tokens
     asked: list[Asked] = field(default_factory=list)
     logits: torch.Tensor | None = None          # [M, V], for those asked
-    begun_s: float = 0.0
     waited_s: float = 0.0
     error: str | None = None
 
