@@ -55,7 +55,7 @@ def await_loaded(server: RunningServer, expected: list[str]) -> None:
 
 def test_keep_alive(small: RunningServer) -> None:
     assert names(small, "/api/tags") == ["one", "two"] and names(small, "/api/ps") == ["one"]
-    assert chat(small, "two:latest", keep_alive="10m").json()["done_reason"] == "length"
+    assert chat(small, "two:latest", keep_alive="10m").json()["done_reason"] in ("stop", "length")
     assert names(small, "/api/ps") == ["one", "two"]
     assert chat(small, "two", messages=[], keep_alive=0).json()["done_reason"] == "unload"
     await_loaded(small, ["one"])
