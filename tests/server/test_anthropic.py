@@ -61,7 +61,7 @@ def test_stream(client: anthropic.Anthropic) -> None:
         assert "".join(stream.text_stream) == PARIS
         message = stream.get_final_message()
     assert message.stop_reason == "end_turn" and message.usage.output_tokens == 8
-    raw = client.messages.create(model="smollm2", max_tokens=4, messages=ASK, stream=True)
+    raw = client.messages.create(model="smollm2", max_tokens=4, messages=ASK, stream=True, extra_body=GREEDY)
     kinds = [event.type for event in raw]
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]

@@ -51,7 +51,7 @@ def test_stream(client: openai.OpenAI) -> None:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         response = stream.get_final_response()
     assert text == response.output_text == PARIS
-    raw = list(client.responses.create(model="smollm2", input=ASK, max_output_tokens=4, stream=True))
+    raw = list(client.responses.create(model="smollm2", input=ASK, temperature=0, max_output_tokens=4, stream=True))
     assert [event.sequence_number for event in raw] == list(range(len(raw)))
     assert raw[-1].type == "response.incomplete"
     assert raw[-1].response.incomplete_details.reason == "max_output_tokens"  # type: ignore[union-attr]
