@@ -20,7 +20,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 DEVICES = ("auto", "cpu", "cuda")
 AUTO_KV_DTYPE = "float16"
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 ACTIVATION_DTYPES = ("auto", "float32", "int8")
 LOAD_FORMATS = ("auto", "dummy")
 
@@ -99,6 +99,7 @@ class GpuFacts:
     bytes_per_step_token: int    # of a step's largest intermediate results
     vocab_size: int
     dtype: str = "bfloat16"      # of the checkpoint, where it is a 16-bit one
+    has_fp8: bool = True
     checked: bool = True         # models of this architecture have been compared with others on a GPU
 
 
@@ -185,7 +186,7 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         return "cpu", "there is no GPU that torch can use"
     if not facts.gpu.checked or facts.whole_prompts:
         return "cpu", "models of this kind have not been checked on a GPU"
-    if config.quantization or config.kv_cache_dtype == "int8":
+    if config.quantization in ("int8", "int4") or config.kv_cache_dtype == "int8":
         return "cpu", "quantization is for CPUs"
     if config.kv_cache_tokens is None and _gpu_fit(config, facts, facts.gpu) < config.block_size:
         return "cpu", "the GPU's memory has no room for the model"
@@ -197,6 +198,9 @@ def _on_gpu(config: EngineConfig, gpu: GpuFacts) -> dict[str, tuple[Any, str]]:
     for name, value in (("kv_cache_dtype", config.kv_cache_dtype), ("quantization", config.quantization)):
         if value in ("int8", "int4"):
             raise InvalidConfig(f"{name}={value} is for CPUs: leave it out on a GPU, or set device=cpu")
+    if config.quantization == "fp8" and not gpu.has_fp8:
+        raise InvalidConfig(f"quantization=fp8 needs a GPU of compute capability 8.9 or later; {gpu.name} is older: "
+                            "leave it out")
     derived: dict[str, tuple[Any, str]] = {}
     dtype = gpu.dtype if config.dtype == "auto" else config.dtype
     if config.dtype == "auto":
@@ -214,6 +218,8 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
+    if gpu is None and config.quantization == "fp8":
+        raise InvalidConfig("quantization=fp8 is for GPUs: set int8 or int4 on a CPU, or leave it out")
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
     derived |= _on_gpu(config, gpu) if gpu else {}
     if config.max_num_seqs is None:

@@ -28,8 +28,9 @@ class Build:
     model's device."""
 
     def __init__(self, spec: ModelSpec, take: Callable[[str], Tensor], hold: Callable[[str, Tensor | None], Scheme],
-                 device: torch.device = CPU) -> None:
+                 device: torch.device = CPU, final: Callable[[Scheme], Scheme] | None = None) -> None:
         self.spec, self.take, self.hold, self.device = spec, take, hold, device
+        self._final = final          # what becomes of a layer's matrices once norms are part of them
         self.names = spec.parameters().keys()
         self.ropes: dict[described.Rope, layers.RopeTable] = {}
 
@@ -85,6 +86,13 @@ class Build:
         return layers.Mlp(self.linear(f"{name}.up"), self.linear(f"{name}.down"), mlp.activation)
 
     def block(self, name: str, block: blocks.AnyBlock) -> AnyBlock:
+        made = self._block(name, block)
+        if self._final is not None:
+            for linear in (made.attention.qkv, made.attention.out, _first(made.mlp), made.mlp.down):
+                linear.scheme = self._final(linear.scheme)
+        return made
+
+    def _block(self, name: str, block: blocks.AnyBlock) -> AnyBlock:
         mlp = self.mlp(f"{name}.mlp", block.mlp)
         if isinstance(block, blocks.PostNormBlock):
             return layers.PostNormBlock(self.any_attention(f"{name}.attention", block.attention), mlp,

@@ -22,6 +22,8 @@ from penstock.models.names import IGNORED, Layout
 from penstock.models.pooling import Pooling, read_pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
+from penstock.quant.fp8 import Fp8
+from penstock.quant.matrix import Matrix
 from penstock.quant.packed import Packed, Stored
 from penstock.quant.rounding import quantize
 from penstock.quant.scheme import Scheme
@@ -210,7 +212,7 @@ def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources
         if scheme is not None:
             return scheme
         weight = take(name)
-        if options.quantization and weight.shape[1] >= LEAST_QUANTIZED:
+        if options.quantization and not options.on_gpu and weight.shape[1] >= LEAST_QUANTIZED:
             # A head or an embedding in 4 bits costs more quality than its bytes are worth.
             kind = "int8" if name.startswith(OUTER) else options.quantization
             return Packed.from_stored([quantize(weight, kind)], bias, options.x_bits(name))
@@ -241,6 +243,13 @@ def _reported(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tu
     return taking, holding
 
 
+def _as_fp8(scheme: Scheme) -> Scheme:
+    """The library multiplies 8-bit floats where sizes are multiples of 16."""
+    if not isinstance(scheme, Matrix) or scheme.num_out % 16 or scheme.num_in % 16:
+        return scheme
+    return Fp8(scheme.weight, scheme.bias)
+
+
 def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.dtype | None = torch.float32,
                quantization: str | None = None, rounded: bool = True, seed: int = 0, dummy: bool = False,
                progress: Progress | None = None, device: torch.device = CPU) -> Decoder | Encoder:
@@ -268,7 +277,8 @@ def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.d
     if progress:
         take, hold = _reported(take, hold, spec, progress)
     try:
-        return Build(spec, take, hold, device).model(pooling)
+        final = _as_fp8 if quantization == "fp8" else None
+        return Build(spec, take, hold, device, final).model(pooling)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise

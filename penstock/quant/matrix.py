@@ -26,10 +26,10 @@ class Matrix:
 
     def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
                norm: RmsNorm | None = None) -> Tensor:
-        return ops.product(x, self.weight, self.bias, residual, activation, False, *_parts(norm))
+        return ops.product(x, self.weight, self.bias, residual, activation, False, *norm_parts(norm))
 
     def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
-        return ops.product(x, self.weight, self.bias, None, activation, True, *_parts(norm))
+        return ops.product(x, self.weight, self.bias, None, activation, True, *norm_parts(norm))
 
     def fold(self, norm: Tensor) -> None:
         """Multiply each input's column by its weight in the norm before this product."""
@@ -41,5 +41,5 @@ class Matrix:
         return F.embedding(ids, self.weight)
 
 
-def _parts(norm: RmsNorm | None) -> tuple[Tensor | None, float]:
+def norm_parts(norm: RmsNorm | None) -> tuple[Tensor | None, float]:
     return (None, 0.0) if norm is None else (norm.weight, max(norm.eps, LEAST_EPS))

@@ -15,7 +15,7 @@ NARROW = 1024            # inputs
 
 
 @triton.jit
-def _gemv(x, weight, bias, residual, norm, out, num_out, width, eps, NORMED: tl.constexpr, GATED: tl.constexpr,
+def _gemv(x, weight, scale, bias, residual, norm, out, num_out, width, eps, NORMED: tl.constexpr, GATED: tl.constexpr,
           KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One row times ROWS outputs. The norm's factor is applied to the sums, so that x is read once; weights are read
     one block ahead, the first before x is there."""
@@ -52,6 +52,10 @@ def _gemv(x, weight, bias, residual, norm, out, num_out, width, eps, NORMED: tl.
         factor = tl.rsqrt(tl.sum(squares) / width + eps)
         y *= factor
         ups_sum *= factor
+    if scale is not None:
+        y *= tl.load(scale + row)
+        if GATED:
+            ups_sum *= tl.load(scale + num_out + row)
     if bias is not None:
         y += tl.load(bias + row).to(tl.float32)
         if GATED:
@@ -72,13 +76,18 @@ def _gemv_shape(width: int, num_out: int) -> tuple[int, int]:
     return (4 if num_out >= 4096 else 1 if num_out < 2048 else 2), block
 
 
-def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
-             gated: bool, norm: Tensor | None, eps: float) -> Tensor:
+def one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
+            gated: bool, norm: Tensor | None, eps: float, scale: Tensor | None = None) -> Tensor:
+    """The product of one row, its weight's outputs times scale[O] where there is one. In a wide one reading gates and
+    values at once is slower than a kernel for their activation."""
+    if gated and weight.shape[1] > NARROW:
+        y = _gated(one_row(x, weight, bias, None, None, False, norm, eps, scale), activation)
+        return y if residual is None else residual.add_(y)
     num_out, width = weight.shape[0] // 2 if gated else weight.shape[0], weight.shape[1]
     out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
     rows, block = _gemv_shape(width, num_out)
-    _gemv[(triton.cdiv(num_out, rows),)](x, weight, bias, residual, norm, out, num_out, width, eps, eps > 0, gated,
-                                         activation or "", rows, block, num_warps=4, **early(x))
+    _gemv[(triton.cdiv(num_out, rows),)](x, weight, scale, bias, residual, norm, out, num_out, width, eps, eps > 0,
+                                         gated, activation or "", rows, block, num_warps=4, **early(x))
     return out
 
 
@@ -90,13 +99,9 @@ def _gated(y: Tensor, activation: str | None) -> Tensor:
 @product.impl("cuda", exact=False)
 def _body(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
           activation: str | None = None, gated: bool = False, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
-    """One row by a kernel that takes in what stands before and after the product; in a wide one reading gates and
-    values at once is slower than a kernel for their activation. More rows by cuBLAS."""
+    """One row by a kernel that takes in what stands before and after the product, more by cuBLAS."""
     if x.shape[0] == 1 and x.is_contiguous():
-        if not gated or weight.shape[1] <= NARROW:
-            return _one_row(x, weight, bias, residual, activation, gated, norm, eps)
-        y = _gated(_one_row(x, weight, bias, None, None, False, norm, eps), activation)
-        return y if residual is None else residual.add_(y)
+        return one_row(x, weight, bias, residual, activation, gated, norm, eps)
     y = normed(x, norm, eps) if eps > 0 else x
     if bias is None and residual is not None and not gated and activation is None:
         return torch.addmm(residual, y, weight.t(), out=residual)
