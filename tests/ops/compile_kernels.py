@@ -17,6 +17,7 @@ import penstock.ops.triton  # noqa: F401  registers the bodies
 from penstock.ops import OPS
 from penstock.ops.attention import Shared, Work, paged
 from penstock.ops.triton import launch
+from penstock.ops.wishes import make_wishes
 
 
 class Elsewhere:
@@ -41,6 +42,10 @@ def _calls() -> Iterator[tuple[str, dict[str, Any]]]:
         if "cuda" in op.bodies and name != "attention":
             assert op.examples is not None
             yield name, [example for example in op.examples() if _fits(name, example)][-1]
+    yield "sample", {"logits": torch.zeros((2, 9000), dtype=torch.bfloat16), "temperature": torch.zeros(3),
+                     "keys": torch.zeros(3, dtype=torch.int64), "positions": torch.zeros(2, dtype=torch.int64),
+                     "rows": torch.zeros(2, dtype=torch.int32), "last": torch.zeros(3, dtype=torch.int64),
+                     "wishes": make_wishes(3, 9000)}
     tiles = torch.tensor([[3, 0]], dtype=torch.int32)
     numbers = torch.zeros(4, dtype=torch.int32)
     shared = Shared(numbers, numbers, numbers.view(1, 4), 2)

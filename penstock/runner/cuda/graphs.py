@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,20 +21,36 @@ from penstock.runner.step import LayerCache, Step
 
 MOST_PARTS = 32
 Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Tokens [S], and what some rows ask to be told of them."""
+
+    tokens: torch.Tensor
+    report: torch.Tensor | None = None
+
+
+@dataclass
+class Half(Generic[Made]):
+    """Half a step; without a graph it is launched kernel by kernel."""
+
+    function: Callable[[], Made]
+    made: Made | None = None
+    graph: torch.cuda.CUDAGraph | None = None
+    num_runs: int = 0
 
 
 @dataclass
 class Recorded:
-    """A step's two halves; without graphs they are launched kernel by kernel."""
+    """A step's logits, and the choice from them, plain or with what rows wish."""
 
     flat: torch.Tensor                            # all that is sent, `numbers` first
     numbers: torch.Tensor
     step: Step
-    logits: torch.Tensor | None = None
-    tokens: torch.Tensor | None = None
-    forward: torch.cuda.CUDAGraph | None = None
-    sample: torch.cuda.CUDAGraph | None = None
-    num_runs: int = 0
+    forward: Half[torch.Tensor]
+    choice: dict[bool, Half[Chosen]]
 
 
 class SingleSteps:
@@ -67,9 +84,8 @@ class SingleSteps:
         with torch.inference_mode():
             numbers = torch.full((self.num_numbers, size), -1, dtype=torch.int32, device=self.rows.last.device)
             numbers[ROW] = self.rows.nobody
-            one = Recorded(numbers, numbers, self[size, False].step)
-            one.logits = self._forward(one)
-            self._sample(one)
+            step = self[size, False].step
+            self.choose(self._forward(numbers, step), step.lengths, numbers[ROW], wishing=False)
 
     def num_parts(self, num_single: int) -> int:
         """In how many parts the keys of single queries are read, so that every processor has some."""
@@ -97,38 +113,42 @@ class SingleSteps:
             step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
                         [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
                         ops.Work(size, None, self.num_parts(size), shared))
-            self._known[key] = Recorded(flat, numbers, step)
+            forward = Half(partial(self._forward, numbers, step))
+            choice = {wishing: Half(partial(self._choose, forward, step, numbers[ROW], wishing))
+                      for wishing in (False, True)}
+            self._known[key] = Recorded(flat, numbers, step, forward, choice)
         return self._known[key]
 
-    def run(self, size: int, shared: bool) -> Recorded:
-        """The step whose numbers have been sent: its logits, and the tokens chosen from them."""
-        one = self[size, shared]
-        one.num_runs += 1
-        if one.forward is None and one.num_runs == 2 and not self.eager:
-            one.forward, one.logits = self._record(lambda: self._forward(one))
-            one.sample, one.tokens = self._record(lambda: self._sample(one))
-        if one.forward is not None and one.sample is not None:
-            one.forward.replay()
-            one.sample.replay()
+    def run(self, half: Half[Made]) -> Made:
+        """From the second time on as a graph."""
+        half.num_runs += 1
+        if half.graph is None and half.num_runs == 2 and not self.eager:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                half.made = half.function()
+            half.graph = graph
+        if half.graph is not None:
+            half.graph.replay()
         else:
-            one.logits = self._forward(one)
-            one.tokens = self._sample(one)
-        return one
+            half.made = half.function()
+        assert half.made is not None
+        return half.made
 
-    def _record(self, function: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = function()
-        return graph, result
-
-    def _forward(self, one: Recorded) -> torch.Tensor:
-        step = one.step
+    def _forward(self, numbers: torch.Tensor, step: Step) -> torch.Tensor:
         for g, table in enumerate(self.rows.tables):
-            ops.single_inputs(one.numbers, self.rows.last, table, g, self.block_size, step.ids, step.positions,
+            ops.single_inputs(numbers, self.rows.last, table, g, self.block_size, step.ids, step.positions,
                               step.lengths, step.slots[g], step.tables[g])
         return self.model.logits(self.model.forward(step, self.caches))
 
-    def _sample(self, one: Recorded) -> torch.Tensor:
-        assert one.logits is not None
-        return ops.sample(one.logits, self.rows.temperature, self.rows.keys, one.step.lengths, one.numbers[ROW],
-                          self.rows.last)
+    def _choose(self, forward: Half[torch.Tensor], step: Step, rows: torch.Tensor, wishing: bool) -> Chosen:
+        assert forward.made is not None
+        return self.choose(forward.made, step.lengths, rows, wishing)
+
+    def choose(self, logits: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, wishing: bool) -> Chosen:
+        """A token of each row of logits, whose texts have these lengths."""
+        known, wishes = self.rows, self.rows.wishes.tensors
+        tokens = ops.sample(logits, known.temperature, known.keys, lengths, rows, known.last,
+                            wishes if wishing else None)
+        if not wishing:
+            return Chosen(tokens)
+        return Chosen(tokens, ops.report(logits, tokens, rows, wishes.numbers, (wishes.near, wishes.near_ids)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -14,7 +14,7 @@ from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.ops.triton.attention import tile_tokens
-from penstock.runner.cuda.graphs import SingleSteps
+from penstock.runner.cuda.graphs import Chosen, SingleSteps
 from penstock.runner.cuda.packed import Packed, most_numbers
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import Prefixes, fill
@@ -41,7 +41,7 @@ class CudaRunner:
         width = -(-model.spec.max_model_len // memory.block_size)
         with torch.inference_mode():
             self._caches = memory.layer_caches(model.spec.kv_shapes())
-            self._tensors = RowTensors(max_num_seqs, self.rows.num_groups, width, self.device)
+            self._tensors = RowTensors(max_num_seqs, self.rows.num_groups, width, model.spec.vocab_size, self.device)
             room = most_numbers(max_num_batched_tokens, max_num_seqs, self.rows.num_groups)
             self._staging = Staging(room, self.device)
             self._singles = SingleSteps(model, self._caches, self._tensors, memory.block_size, max_num_seqs,
@@ -75,7 +75,7 @@ class CudaRunner:
                 if self._last is not None:
                     self._last.settle()
                 self.rows.apply(plan)
-                self._tensors.admit(plan.admissions)
+                self._tensors.admit(plan.admissions, [self.rows[one.row].state for one in plan.admissions])
                 if plan.moves:
                     self.memory.move(plan.moves)
                 begun = None if self.timeline is None else _now(timed=True)
@@ -121,25 +121,43 @@ class CudaRunner:
         if several:
             self._tensors.enter(plan)
         self._staging.send(len(flat), singles[size, bool(groups)].flat)
-        one = singles.run(size, bool(groups))
-        assert one.tokens is not None and one.logits is not None
-        for s, (row, device, result) in enumerate(zip(plan.rows, devices, ticket.results)):
-            self._expect(ticket, result, row, device, s)
-        self._fetch(ticket, one.logits, one.tokens[:count])
+        one = singles[size, bool(groups)]
+        logits = singles.run(one.forward)
+        wishing = self._expect(ticket, list(zip(plan.rows, devices, ticket.results, range(count))))
+        self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
 
-    def _expect(self, ticket: Ticket, result: RowResult, row: Row, device: DeviceRow, place: int) -> None:
-        """Say who chooses the row's token."""
-        if device.state.on_device and not row.draft:
-            ticket.chosen.append((result, device, place))
-        else:
-            ticket.asked.append(Asked(row, result, device, place))
+    def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> bool:
+        """Say who chooses each row's token, given with its place among the logits; whether any of those that the device
+        chooses asks for more than a temperature. Where it matters which tokens came before, they are awaited, while the
+        device is busy with this step's logits."""
+        others = []
+        for row, device, result, place in rows:
+            if device.state.simple and not row.draft:
+                ticket.chosen.append((result, device, place))
+            else:
+                others.append((row, device, result, place))
+        if not others:
+            return False
+        if self._last is not None and any(device.state.late for _, device, _, _ in others):
+            self._last.arrive()
+        wishing = []
+        for row, device, result, place in others:
+            state, length = device.state, row.start + row.count
+            if state.on_device and not row.draft and state.free and (not state.late or len(state.tokens) == length):
+                ticket.chosen.append((result, device, place))
+                wishing.append((row.row, state, length - state.num_prompt))
+            else:
+                ticket.asked.append(Asked(row, result, device, place))
+        self._tensors.wishes.allow(wishing)
+        return bool(wishing)
 
-    def _fetch(self, ticket: Ticket, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+    def _fetch(self, ticket: Ticket, logits: torch.Tensor, chosen: Chosen, count: int) -> None:
         if ticket.asked:
             ticket.logits = logits
         if ticket.chosen:
-            ticket.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-            ticket.tokens.copy_(tokens, non_blocking=True)
+            ticket.tokens = _coming(chosen.tokens[:count])
+            if chosen.report is not None and any(one.state.num_logprobs is not None for _, one, _ in ticket.chosen):
+                ticket.report = _coming(chosen.report[:count])
             ticket.done = _now()
 
     def _run_mixed(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
@@ -159,20 +177,25 @@ class CudaRunner:
             ticket.done = _now()
             return
         logits = model.logits(hidden, at)
-        place = 0
+        place, expected = 0, []
         for row, device, result in zip(rows, of, results):
             if row.output is Output.SAMPLE:
-                self._expect(ticket, result, row, device, place)
+                expected.append((row, device, result, place))
                 place += 1 + len(row.draft)
-        tokens = ops.sample(logits, self._tensors.temperature, self._tensors.keys, step.positions[at] + 1, row_of,
-                            self._tensors.last)
-        self._fetch(ticket, logits, tokens)
+        wishing = self._expect(ticket, expected)
+        self._fetch(ticket, logits, self._singles.choose(logits, step.positions[at] + 1, row_of, wishing), place)
 
     def _prompt_logprobs(self, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult) -> None:
         try:
             prompt_logprobs(self.model, self.sampler, row, device.state, hidden, result)
         except UnusableLogits as error:
             result.error = str(error)
+
+
+def _coming(values: torch.Tensor) -> torch.Tensor:
+    """On their way to the host."""
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return pinned.copy_(values, non_blocking=True)
 
 
 def _now(timed: bool = False) -> torch.cuda.Event:
