@@ -99,6 +99,7 @@ class GpuFacts:
     bytes_per_step_token: int    # of a step's largest intermediate results
     vocab_size: int
     dtype: str = "bfloat16"      # of the checkpoint, where it is a 16-bit one
+    bytes_per_sequence: int = 0  # of what its sampling asks for
     has_fp8: bool = True
     checked: bool = True         # models of this architecture have been compared with others on a GPU
 
@@ -161,7 +162,8 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or GPU_STEP_TOKENS
     share = int(config.gpu_memory_utilization * gpu.total_bytes) - (gpu.total_bytes - gpu.free_bytes)
     logits = 2 * gpu.vocab_size * (2 * sum(graph_sizes(seqs)) + 4 * (LOGIT_ROWS + seqs))    # with shared prefixes, too
-    left = share - wide * (gpu.weight_bytes + tokens * gpu.bytes_per_step_token + logits) - GPU_RESERVE
+    wishes = (seqs + 1) * gpu.bytes_per_sequence
+    left = share - wide * (gpu.weight_bytes + tokens * gpu.bytes_per_step_token + logits) - wishes - GPU_RESERVE
     return max(0, left) // max(1, facts.bytes_per_token)
 
 

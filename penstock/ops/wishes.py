@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ class Wishes:
     near_ids: Tensor       # [R, ROOM] int32, likewise
 
 
+NAMES = tuple(field.name for field in fields(Wishes))
+
+
 def make_wishes(num_entries: int, vocab_size: int, device: torch.device | str = "cpu") -> Wishes:
     """Entries that ask for nothing."""
     def zeros(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -43,8 +46,9 @@ def make_wishes(num_entries: int, vocab_size: int, device: torch.device | str = 
                   zeros(ROOM, torch.int32))
 
 
-def wishes_bytes(num_entries: int, vocab_size: int) -> int:
-    return num_entries * (vocab_size * 6 + vocab_size // 8 + 8 * (MOST_BIASED + ROOM) + 4 * NUM_WISHES + 4)
+def wishes_bytes(vocab_size: int) -> int:
+    """Of one entry."""
+    return sum(getattr(made, name).nbytes for made in [make_wishes(1, vocab_size, "meta")] for name in NAMES)
 
 
 def edited(logits: Tensor, wishes: Wishes, rows: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def drawn(logits: torch.Tensor, wishes: w.Wishes, heat: float | torch.Tensor, se
     keys = torch.arange(len(wishes.numbers)) * 0x9E3779B97F4A7C1 + seed
     last = torch.zeros(len(wishes.numbers), dtype=torch.int64)
     given = [value.to(DEVICE) for value in (logits, temperature, keys, torch.arange(count) + 3)]
-    theirs = w.Wishes(*(getattr(wishes, name).cpu().clone() for name in w.Wishes.__dataclass_fields__))
+    theirs = w.Wishes(*(getattr(wishes, name).cpu().clone() for name in w.NAMES))
     reference: Any = sample.reference
     expected = reference(*(value.cpu() for value in given), rows.cpu(), last.clone(), theirs)
     found = sample.bodies["cuda"].function(*given, rows, last.to(DEVICE), wishes)
@@ -73,7 +73,7 @@ def test_the_reference_keeps_what_the_host_keeps(one: dict[str, float]) -> None:
     wishes = asked(3000, [one])
     rows = torch.zeros(1, dtype=torch.int64)
     left = w.kept(logits, torch.tensor([0.7]), w.Wishes(*(getattr(wishes, name).cpu() for name in
-                                                         w.Wishes.__dataclass_fields__)), rows)
+                                                         w.NAMES)), rows)
     params = SamplingParams(temperature=0.7, top_k=int(one.get("k", 0)), top_p=one.get("p", 1.0),
                             min_p=one.get("m", 0.0))
     values = logits[0].numpy()

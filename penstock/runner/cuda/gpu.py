@@ -7,6 +7,7 @@ import torch
 from penstock.config import GpuFacts
 from penstock.models.layer import Attention, GatedMlp
 from penstock.models.spec import ModelSpec
+from penstock.ops.wishes import wishes_bytes
 
 FP8_CAPABILITY = (8, 9)
 CHECKED = ("LlamaForCausalLM", "Qwen3ForCausalLM")      # against transformers, on a GPU
@@ -17,8 +18,8 @@ def gpu_facts(spec: ModelSpec, stored_dtype: str) -> GpuFacts:
     free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else "bfloat16"
     return GpuFacts(torch.cuda.get_device_name(), total, free, 2 * spec.num_parameters, bytes_per_step_token(spec),
-                    spec.vocab_size, dtype, torch.cuda.get_device_capability() >= FP8_CAPABILITY,
-                    spec.architecture in CHECKED)
+                    spec.vocab_size, dtype, wishes_bytes(spec.vocab_size),
+                    torch.cuda.get_device_capability() >= FP8_CAPABILITY, spec.architecture in CHECKED)
 
 
 def bytes_per_step_token(spec: ModelSpec) -> int:
