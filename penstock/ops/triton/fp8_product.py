@@ -18,9 +18,14 @@ _LARGEST, _LEAST, _GROWN = tl.constexpr(LARGEST), tl.constexpr(LEAST), tl.conste
 
 
 @triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _store_codes(y, out, scales, row, at, inside, width):
-    """A row y as 8-bit floats. The largest is 448 by its scale; NaN stays, and infinity over infinity becomes it."""
-    scale = tl.maximum(tl.max(tl.abs(y), 0), _LEAST) / _LARGEST
+    """A row y as 8-bit floats, none over 448 by their scale. NaN and infinity pass into the scale."""
+    scale = _larger(tl.reduce(tl.abs(y), 0, _larger), _LEAST) / _LARGEST
     tl.store(out + row * width + at, (y / scale).to(out.dtype.element_ty), mask=inside)
     tl.store(scales + row, scale)
 
