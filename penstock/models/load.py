@@ -22,6 +22,7 @@ from penstock.models.names import IGNORED, Layout
 from penstock.models.pooling import Pooling, read_pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
+from penstock.ops.fp8_product import fits
 from penstock.quant.fp8 import Fp8
 from penstock.quant.matrix import Matrix
 from penstock.quant.packed import Packed, Stored
@@ -244,10 +245,10 @@ def _reported(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tu
 
 
 def _as_fp8(scheme: Scheme) -> Scheme:
-    """The library multiplies 8-bit floats where sizes are multiples of 16."""
-    if not isinstance(scheme, Matrix) or scheme.num_out % 16 or scheme.num_in % 16:
-        return scheme
-    return Fp8(scheme.weight, scheme.bias)
+    """A matrix in 8-bit floats where it can be."""
+    if isinstance(scheme, Matrix) and fits(scheme.num_out, scheme.num_in):
+        return Fp8(scheme.weight, scheme.bias)
+    return scheme
 
 
 def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.dtype | None = torch.float32,
