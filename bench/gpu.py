@@ -61,7 +61,7 @@ def header(chosen: argparse.Namespace, versions: dict[str, Any], measured: dict[
 def run(chosen: argparse.Namespace, shape: str, document: Document) -> int:
     """One shape in its own processes; how many of them failed. With `--ready` the kernels that the first one compiles
     are those that the second one finds."""
-    measured = {name: document[name] for name in document if name.endswith("_s") and isinstance(document[name], float | int)}
+    measured = {name: value for name, value in document.items() if name.endswith(("tb_s", "tflop_s"))}
     common: dict[str, Any] = {"shape": shape, "options": engine_options(chosen), "kinds": chosen.kinds,
                               "ceilings": measured, "counters": chosen.counters, "profile": chosen.profile,
                               "score": chosen.score, "start": "as found"}

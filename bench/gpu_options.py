@@ -22,8 +22,8 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m bench.gpu", description="Output tokens per second on one GPU, random "
-                                   "weights of real shapes, beside what the device could do at best.")
+    made = argparse.ArgumentParser(prog="python -m bench.gpu", description="Output tokens per second on one GPU, "
+                                   "random weights of real shapes, beside what the device could do at best.")
     add = made.add_argument
     add("--shape", dest="shapes", action="append", choices=list(SHAPES), help="may be repeated (default: all)")
     add("--set", "--case", "--kind", dest="kinds", action="append", choices=KINDS,

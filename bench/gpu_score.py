@@ -1,4 +1,4 @@
-"""How far an engine's log probabilities are from transformers' on the same random weights, and what quantizing costs."""
+"""How far an engine's log probabilities are from transformers' on the same random weights."""
 
 from __future__ import annotations
 
@@ -65,8 +65,10 @@ def dummy_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, see
             yield name, tensor
             continue
         above = module.rpartition(".")[0]
-        for (part, _), rows in zip(merge.parts, tensor.split([rows for _, rows in merge.parts])):
-            yield f"{above}.{part}.{suffix}", rows
+        first = 0
+        for part, rows in merge.parts:
+            yield f"{above}.{part}.{suffix}", tensor[first:first + rows]
+            first += rows
 
 
 def oracle(folder: str, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Any:
@@ -74,8 +76,9 @@ def oracle(folder: str, spec: ModelSpec, dtype: torch.dtype, device: torch.devic
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
+    auto: Any = transformers.AutoModelForCausalLM
     with device:
-        made = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        made = auto.from_config(config, dtype=dtype).eval()
     places: dict[str, Tensor] = {}
     for name, parameter in made.named_parameters():
         stored = spec.names.find(name)
@@ -122,5 +125,6 @@ def score(folder: str, spec: ModelSpec, dtype: str, device: str, sets: Scored) -
         exact = model.float()
         for name, (sequences, own) in sets.items():
             best = oracle_logprobs(exact, sequences, where)
-            found[f"{name}_to_float32"] = {"penstock": distance(own, best), "transformers": distance(theirs[name], best)}
+            found[f"{name}_to_float32"] = {"penstock": distance(own, best),
+                                           "transformers": distance(theirs[name], best)}
     return found
