@@ -55,7 +55,14 @@ def main(words: Sequence[str] | None = None) -> int:
 def header(chosen: argparse.Namespace, versions: dict[str, Any], measured: dict[str, float]) -> Document:
     rivals = {f"{shape} {kind}" if kind != "bf16" else shape: figures for (shape, kind), figures in RIVALS.items()}
     return {"date": datetime.date.today().isoformat(), **limits.commit(ROOT), **versions, **measured,
-            "command": " ".join(["python -m bench.gpu", *sys.argv[1:]]), "vllm_0.24_out_tok_s": rivals, "cases": []}
+            "command": command(sys.argv[1:]), "vllm_0.24_out_tok_s": rivals, "cases": []}
+
+
+def command(words: Sequence[str]) -> str:
+    """How to have the same again; where it was written to is of no use to others."""
+    kept = [word for before, word in zip(["", *words], words) if "--output" not in (before, word)
+            and not word.startswith("--output=")]
+    return " ".join(["python -m bench.gpu", *kept])
 
 
 def run(chosen: argparse.Namespace, shape: str, document: Document) -> int:

@@ -143,7 +143,7 @@ class Case:
         return found
 
     def _traced(self, run: Run, steps: list[roofline.Counted]) -> dict[bool, Trace]:
-        """Kernel by kernel, some steps of single tokens and some others; a profiler that fails is no reason to end."""
+        """Kernel by kernel, some steps of single tokens and some others."""
         traces: dict[bool, Trace] = {}
         for kind, window in windows([step.num_prompt == 0 for step in steps]).items():
             with Tracer(self.llm.service.engine, window) as tracer:

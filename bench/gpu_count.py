@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +70,7 @@ class Recorder:
 def _now() -> Any:
     import torch
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
@@ -148,8 +150,10 @@ class Tracer:
 
         if self._number == self._window.start:
             torch.cuda.synchronize()
-            self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-            self._profile.start()
+            profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            with _tolerated():
+                profile.start()
+                self._profile = profile
         elif self._number == self._window.stop:
             self._end()
         self._number += 1
@@ -166,8 +170,18 @@ class Tracer:
         if profile is None:
             return
         torch.cuda.synchronize()
-        profile.stop()
-        events = [Activity(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
-                  for event in profile.profiler.kineto_results.events()
-                  if "CUDA" in str(event.device_type()) and event.duration_ns()]
-        self.found = trace(events, len(self._window))
+        with _tolerated():
+            profile.stop()
+            events = [Activity(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
+                      for event in profile.profiler.kineto_results.events()
+                      if "CUDA" in str(event.device_type()) and event.duration_ns()]
+            self.found = trace(events, len(self._window))
+
+
+@contextmanager
+def _tolerated() -> Iterator[None]:
+    """A profiler that fails is no reason to end."""
+    try:
+        yield
+    except Exception as error:
+        print(f"note: nothing was traced ({type(error).__name__}: {error})", file=sys.stderr)

@@ -21,6 +21,7 @@ BF16 = torch.bfloat16
 BLOCK = 16                              # positions of a cache block
 MOST_SETS = 400
 MOST_PARTS = 32                         # in which one sequence's keys are read
+ALIGNED = 4                             # numbers of 4 bytes: for other places kernels are compiled anew
 EPS = 1e-5
 
 
@@ -140,7 +141,7 @@ class Maker:
     def _tables(self, order: Tensor, num_rows: int, num_blocks: int, num_sets: int) -> list[Tensor]:
         """Block tables, no block in two of them where the pool has enough."""
         size = num_rows * num_blocks
-        firsts = [(size * at) % max(1, len(order) - size + 1) for at in range(num_sets)]
+        firsts = [size * at % max(1, len(order) - size + 1) // ALIGNED * ALIGNED for at in range(num_sets)]
         return [order[first:first + size].view(num_rows, num_blocks) for first in firsts]
 
     def attention(self) -> Iterator[OpCase]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench import gpu, roofline
 from bench.gpu_case import Case, Settings
-from bench.gpu_count import Activity, trace, windows
+from bench.gpu_count import Activity, Recorder, trace, windows
 from bench.gpu_options import engine_options, parse
 from bench.gpu_sets import KINDS, RIVALS, SHAPES, START, TARGETS, TITLES, is_met, num_common, requests, target
 from penstock.engine.plan import Output, Plan, Row
@@ -101,6 +102,45 @@ def test_a_trace_tells_launch_gaps_from_waiting_for_the_host() -> None:
     assert list(found.kernels) == ["a", "Memcpy HtoD (Pinned)", "b"] and found.kernels["a"] == 0.05
 
 
+class Clock:
+    """Moments on a device whose stream is always as far as the host, two seconds after the last one."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        Clock.now += 2.0
+        self.at = Clock.now
+
+    def elapsed_time(self, other: Clock) -> float:
+        return 1e3 * (other.at - self.at)
+
+    def synchronize(self) -> None: ...
+
+
+def test_a_step_begins_where_its_numbers_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of two kinds: the second one sends nothing."""
+    class Staging:
+        def send(self, count: int) -> int:
+            return count
+
+    staging = Staging()
+
+    class Executor:
+        runner = SimpleNamespace(_staging=staging)
+
+        def start(self, plan: Plan) -> int:
+            return staging.send(7) if plan.number != 1 else 0
+
+    monkeypatch.setattr("bench.gpu_count._now", Clock)
+    engine = SimpleNamespace(executor=Executor())
+    inner = engine.executor
+    with Recorder(engine) as recorder:
+        assert [engine.executor.start(Plan(number, ())) for number in range(3)] == [7, 0, 7]
+    assert engine.executor is inner and "send" not in vars(staging) and len(recorder.plans) == 3
+    # begin, sent, end; begin, end; begin, sent, end
+    assert recorder.times() == [roofline.Timed(2.0, 0.0), roofline.Timed(2.0, 2.0), roofline.Timed(2.0, 4.0)]
+
+
 def test_windows_lie_in_the_middle_of_the_longest_runs() -> None:
     found = windows([False] * 3 + [True] * 20 + [False] * 5)
     assert found == {True: range(9, 17), False: range(23, 28)}
@@ -117,6 +157,42 @@ def test_options_are_passed_on_when_given_only() -> None:
     assert (chosen.kinds, chosen.shapes, chosen.score) == (["nano", "bs1"], ["qwen3-0.6b"], 8)
     with pytest.raises(SystemExit):
         parse(["--score", "-1"])
+
+
+def test_the_command_is_kept_without_the_place_of_its_results() -> None:
+    assert gpu.command(["--set", "nano", "--output", "a/b.json", "--score"]) == "python -m bench.gpu --set nano --score"
+    assert gpu.command(["--output=a/b.json"]) == "python -m bench.gpu"
+
+
+def test_children_are_run_and_their_lines_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                                               ) -> None:
+    """With `--ready` a cold start comes first, with the folder of kernels that the measured one finds filled."""
+    seen: list[tuple[str, str, str]] = []
+
+    class Child:
+        returncode = 0
+
+        def __init__(self, command: list[str], env: dict[str, str], **options: Any) -> None:
+            task = json.loads(command[-1])
+            seen.append((task["do"], task["start"], env["TRITON_CACHE_DIR"]))
+            self.stdout = [json.dumps({"engine": "penstock", "shape": task["shape"], "kind": task["do"]}) + "\n", "x\n"]
+            assert task["ceilings"] == CEILINGS and task["options"] == {"quantization": "fp8"}
+
+        def __enter__(self) -> Child:
+            return self
+
+        def __exit__(self, *exception: object) -> None: ...
+
+    monkeypatch.setattr("subprocess.Popen", Child)
+    chosen = parse(["--ready", "--quantization", "fp8", "--score", "--shape", "llama-3.1-8b"])
+    document: dict[str, Any] = {**CEILINGS, "vllm_0.24_out_tok_s": {}, "cases": []}
+    assert gpu.run(chosen, "llama-3.1-8b", document) == 0
+    assert [(do, start) for do, start, _ in seen] == [("start", "cold"), ("measure", "warm"), ("divergence", "warm")]
+    assert len({folder for *_, folder in seen}) == 1
+    assert [case["kind"] for case in document["cases"]] == ["start", "measure", "divergence"]
+    Child.returncode = 1
+    assert gpu.run(chosen, "llama-3.1-8b", document) == 3 and len(document["failures"]) == 3
+    assert "ended with status 1" in capsys.readouterr().err
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
