@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from pathlib import Path
 
 M_ARENA_MAX = -8            # of glibc's malloc.h
+PR_SET_PDEATHSIG = 1        # of prctl.h
 
 
 def free_memory_bytes() -> int:
@@ -27,3 +29,9 @@ def hold_few_heaps() -> None:
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is not None and hasattr(libc, "mallopt"):
         libc.mallopt(M_ARENA_MAX, 2)
+
+
+def die_with_parent() -> None:
+    """Also when this process is stopped and cannot see that a pipe has ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
