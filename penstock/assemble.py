@@ -20,7 +20,7 @@ from penstock.cache.layout import LAYOUTS
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.engine.engine import Engine
 from penstock.engine.scheduler import Scheduler
-from penstock.machine import free_memory_bytes
+from penstock.machine import free_memory_bytes, held_collector
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
 from penstock.models.load import load_model
@@ -76,6 +76,7 @@ def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
     return len(grouping.groups) * grouping.block_bytes // config.block_size
 
 
+@held_collector()
 def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
              progress: Progress | None = None) -> Assembly:
     path = find_model(model, config.revision, show_progress)

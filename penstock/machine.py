@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 M_ARENA_MAX = -8            # of glibc's malloc.h
@@ -35,3 +38,15 @@ def die_with_parent() -> None:
     """Also when this process is stopped and cannot see that a pipe has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def held_collector() -> Iterator[None]:
+    """No garbage is looked for inside the block: imports and models make much that stays."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -3,6 +3,8 @@ into Triton's cache on disk, where another process finds them."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -61,10 +63,12 @@ _run = JITFunction.run
 
 
 def _length(function: Any) -> int:
-    called = {name: value for name, value in function.fn.__globals__.items()
-              if isinstance(value, JITFunction) and value is not function}
+    """Of its source and of ours that it calls."""
     source: str = function.src
-    return len(source) + sum(source.count(f"{name}(") * _length(value) for name, value in called.items())
+    called = Counter(re.findall(r"\b(\w+)\(", source.partition(":\n")[2]))
+    return len(source) + sum(count * _length(value) for name, count in called.items()
+                             if isinstance(value := function.fn.__globals__.get(name), JITFunction)
+                             and value is not function and value.fn.__module__.startswith("penstock."))
 
 
 def stand_in(capability: tuple[int, int]) -> None:
@@ -76,7 +80,7 @@ def stand_in(capability: tuple[int, int]) -> None:
             op.bodies["meta"] = op.bodies["cuda"]
 
 
-def wanted(work: Callable[[], None]) -> dict[tuple[str, str], Call]:
+def wanted(work: Callable[[], object]) -> dict[tuple[str, str], Call]:
     """The kernels that `work` asks for, each once; none is compiled."""
     calls: dict[tuple[str, str], Call] = {}
     asked = None
