@@ -156,13 +156,15 @@ def moved(take: Take, device: torch.device) -> Take:
 
 def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: torch.device = CPU) -> Take:
     """Random weights, each from the seed and its own name: the same whatever else is loaded, and in what order. They
-    are made on the device."""
+    are made on the device; on the meta device they have shapes only."""
     shapes: Shapes = spec.parameters()
 
     def take(name: str) -> Tensor:
         shape = shapes[name]
         if len(shape) == 1 and name.endswith(".weight"):
             return torch.ones(shape, device=device)
+        if device.type == "meta":
+            return torch.empty(shape, dtype=dtype if len(shape) == 2 else None, device=device)
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
         values = torch.randn(shape, generator=generator, device=device) * spec.init_std
@@ -274,7 +276,7 @@ def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.d
         take = moved(from_checkpoint(checkpoint, sources, dtype), device)
         if spec.is_encoder and checkpoint.path.is_dir():
             pooling = read_pooling(checkpoint.path)
-    hold = storage(take, Options(dtype, quantization, rounded, device.type == "cuda"), checkpoint, sources)
+    hold = storage(take, Options(dtype, quantization, rounded, device.type != "cpu"), checkpoint, sources)
     if progress:
         take, hold = _reported(take, hold, spec, progress)
     try:

@@ -15,8 +15,10 @@ from penstock import ops
 from penstock.config import graph_sizes
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import NUM_COMMON, ROW
+from penstock.ops.triton.attention import tile_tokens
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import num_tiles
+from penstock.runner.memory import BlockMemory
 from penstock.runner.step import LayerCache, Step
 
 MOST_PARTS = 32
@@ -57,16 +59,16 @@ class SingleSteps:
     """Of each size: its tensors, all in the same places, and once it has run its graphs."""
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache | None], rows: RowTensors, block_size: int,
-                 max_num_seqs: int, tile_tokens: int, eager: bool) -> None:
+                 max_num_seqs: int, tile_tokens: int, num_processors: int, eager: bool) -> None:
         self.model, self.caches, self.rows, self.block_size = model, caches, rows, block_size
         self.sizes = graph_sizes(max_num_seqs)
         self.eager = eager
         device = rows.last.device
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._processors = num_processors
         self._kv_heads = max((shape[0] for shape in model.spec.kv_shapes() if shape), default=1)
         num_groups = len(rows.tables)
         self.num_numbers = NUM_COMMON + 2 * num_groups
-        self._tile_tokens = tile_tokens
+        self.tile_tokens = tile_tokens
         self._numbers = torch.zeros(self.num_flat(max_num_seqs, True), dtype=torch.int32, device=device)
         whole = torch.int64
         self._ids = torch.zeros(max_num_seqs, dtype=whole, device=device)
@@ -77,15 +79,16 @@ class SingleSteps:
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self._known: dict[tuple[int, bool], Recorded] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = None if eager else torch.cuda.graph_pool_handle()
 
-    def warm(self, size: int) -> None:
+    def warm(self, size: int, shared: bool = False, wishing: bool = False) -> None:
         """A step of nobody's rows, so that the kernels it takes are compiled; safe to call from several threads."""
         with torch.inference_mode():
-            numbers = torch.full((self.num_numbers, size), -1, dtype=torch.int32, device=self.rows.last.device)
-            numbers[ROW] = self.rows.nobody
-            step = self[size, False].step
-            self.choose(self._forward(numbers, step), step.lengths, numbers[ROW], wishing=False)
+            one = self._made(torch.zeros(self.num_flat(size, shared), dtype=torch.int32, device=self.rows.last.device),
+                             size, shared)
+            one.numbers.fill_(-1)
+            one.numbers[ROW] = self.rows.nobody
+            self.choose(self._forward(one.numbers, one.step), one.step.lengths, one.numbers[ROW], wishing)
 
     def num_parts(self, num_single: int) -> int:
         """In how many parts the keys of single queries are read, so that every processor has some."""
@@ -96,7 +99,7 @@ class SingleSteps:
 
     def num_flat(self, size: int, shared: bool) -> int:
         """How many numbers are sent: the rows', and where positions are shared who shares which."""
-        return self.num_numbers * size + (2 * size + 4 * num_tiles(size, self._tile_tokens) if shared else 0)
+        return self.num_numbers * size + (2 * size + 4 * num_tiles(size, self.tile_tokens) if shared else 0)
 
     def split(self, flat: Numbers, size: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         """Its parts: the rows' numbers, and of shared positions members, skips and tiles, which may be empty."""
@@ -106,18 +109,19 @@ class SingleSteps:
 
     def __getitem__(self, key: tuple[int, bool]) -> Recorded:
         if key not in self._known:
-            size, is_shared = key
-            flat = self._numbers[:self.num_flat(size, is_shared)]
-            numbers, members, skips, tiles = self.split(flat, size)
-            shared = ops.Shared(members, skips, tiles) if is_shared else None
-            step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
-                        [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
-                        ops.Work(size, None, self.num_parts(size), shared))
-            forward = Half(partial(self._forward, numbers, step))
-            choice = {wishing: Half(partial(self._choose, forward, step, numbers[ROW], wishing))
-                      for wishing in (False, True)}
-            self._known[key] = Recorded(flat, numbers, step, forward, choice)
+            self._known[key] = self._made(self._numbers[:self.num_flat(*key)], *key)
         return self._known[key]
+
+    def _made(self, flat: torch.Tensor, size: int, is_shared: bool) -> Recorded:
+        numbers, members, skips, tiles = self.split(flat, size)
+        shared = ops.Shared(members, skips, tiles) if is_shared else None
+        step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
+                    [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
+                    ops.Work(size, None, self.num_parts(size), shared))
+        forward = Half(partial(self._forward, numbers, step))
+        choice = {wishing: Half(partial(self._choose, forward, step, numbers[ROW], wishing))
+                  for wishing in (False, True)}
+        return Recorded(flat, numbers, step, forward, choice)
 
     def run(self, half: Half[Made]) -> Made:
         """From the second time on as a graph."""
@@ -152,3 +156,15 @@ class SingleSteps:
         if not wishing:
             return Chosen(tokens)
         return Chosen(tokens, ops.report(logits, tokens, rows, wishes.numbers, (wishes.near, wishes.near_ids)))
+
+
+def single_steps(model: Decoder, memory: BlockMemory, max_num_seqs: int, num_processors: int, eager: bool,
+                 ) -> SingleSteps:
+    """All that steps of single tokens read and write, on the memory's device."""
+    spec = model.spec
+    width = -(-spec.max_model_len // memory.block_size)
+    rows = RowTensors(max_num_seqs, len(memory.grouping.groups), width, spec.vocab_size, memory.blocks.device)
+    tokens = min(tile_tokens(layer.attention.num_heads, shape[0])
+                 for layer, shape in zip(spec.layers, spec.kv_shapes()) if shape)
+    return SingleSteps(model, memory.layer_caches(spec.kv_shapes()), rows, memory.block_size, max_num_seqs, tokens,
+                       num_processors, eager)

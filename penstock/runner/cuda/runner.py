@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import torch
 
 import penstock.ops.triton  # noqa: F401  registers the bodies
-from penstock import ops
 from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
-from penstock.ops.triton.attention import tile_tokens
-from penstock.runner.cuda.graphs import Chosen, SingleSteps
+from penstock.runner.cuda.graphs import Chosen, single_steps
 from penstock.runner.cuda.packed import Packed, most_numbers
-from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import Prefixes, fill
 from penstock.runner.cuda.staging import Staging
 from penstock.runner.cuda.ticket import Asked, Ticket
+from penstock.runner.cuda.warm import first_steps
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import DeviceRow, Rows
 from penstock.runner.sampling import prompt_logprobs
-from penstock.runner.step import Step
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.likeliest import UnusableLogits
 from penstock.sampling.sampler import Sampler
@@ -36,36 +32,23 @@ class CudaRunner:
         self.device = memory.blocks.device
         self.rows = Rows(len(memory.grouping.groups), grammars)
         self.sampler = Sampler()
-        self._tile_tokens = min(tile_tokens(layer.attention.num_heads, shape[0]) for layer, shape in zip(
-            model.spec.layers, model.spec.kv_shapes()) if shape)
-        width = -(-model.spec.max_model_len // memory.block_size)
+        num_processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         with torch.inference_mode():
-            self._caches = memory.layer_caches(model.spec.kv_shapes())
-            self._tensors = RowTensors(max_num_seqs, self.rows.num_groups, width, model.spec.vocab_size, self.device)
             room = most_numbers(max_num_batched_tokens, max_num_seqs, self.rows.num_groups)
             self._staging = Staging(room, self.device)
-            self._singles = SingleSteps(model, self._caches, self._tensors, memory.block_size, max_num_seqs,
-                                        self._tile_tokens, eager)
+            self._singles = single_steps(model, memory, max_num_seqs, num_processors, eager)
+        self._caches, self._tensors = self._singles.caches, self._singles.rows
+        self._tile_tokens = self._singles.tile_tokens
         self._prefixes = Prefixes(memory.block_size)
         self._last: Ticket | None = None
         self.timeline: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # of steps
 
     def warm(self) -> None:
         """Compile what the first steps take, several kernels at once."""
-        sizes = self._singles.sizes[:2]      # one row and more take different kernels
-        works: list[Callable[[], None]] = [*(partial(self._singles.warm, size) for size in sizes), self._warm_tile]
+        works = first_steps(self._singles)
         with ThreadPoolExecutor(len(works)) as threads:
             for done in [threads.submit(work) for work in works]:
                 done.result()
-
-    def _warm_tile(self) -> None:
-        with torch.inference_mode():
-            numbers = torch.arange(3, device=self.device)
-            tables = [table[:1] for table in self._tensors.tables]
-            step = Step(numbers[:2], numbers[:2], [torch.full_like(numbers[:2], -1) for _ in tables], tables,
-                        (2 * numbers[:2]).int(), numbers[2:].int(),
-                        ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=self.device)))
-            self.model.forward(step, self._caches)
 
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""

@@ -1,0 +1,43 @@
+"""Steps of nobody's rows: they ask for the kernels that real ones take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from penstock import ops
+from penstock.runner.cuda.graphs import SingleSteps
+from penstock.runner.step import Step
+
+Work = Callable[[], None]
+
+
+def first_steps(singles: SingleSteps) -> list[Work]:
+    """What the first request takes; one row and more take different kernels. They may run side by side."""
+    return [*(partial(singles.warm, size) for size in singles.sizes[:2]), partial(_mixed, singles)]
+
+
+def later_steps(singles: SingleSteps) -> list[Work]:
+    """What comes with rows that wish more than a temperature, and with more rows: one size for each number of parts that
+    keys are read in, with and without positions in common."""
+    sizes = {singles.num_parts(size): size for size in reversed(singles.sizes[2:])}
+    shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
+    return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, True),
+            *(partial(singles.warm, size, is_shared) for size in sizes.values() for is_shared in shared)]
+
+
+def _mixed(singles: SingleSteps, wishing: bool = False) -> None:
+    """A prompt of two tokens, and the token after it."""
+    rows, model = singles.rows, singles.model
+    with torch.inference_mode():
+        numbers = torch.arange(3, device=rows.last.device)
+        tables = [table[:1] for table in rows.tables]
+        step = Step(numbers[:2], numbers[:2], [torch.full_like(numbers[:2], -1) for _ in tables], tables,
+                    (2 * numbers[:2]).int(), numbers[2:].int(),
+                    ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device)))
+        hidden = model.forward(step, singles.caches)
+        at = torch.ones(1, dtype=torch.int64, device=rows.last.device)
+        nobody = torch.full((1,), rows.nobody, dtype=torch.int32, device=rows.last.device)
+        singles.choose(model.logits(hidden, at), step.positions[at] + 1, nobody, wishing)
