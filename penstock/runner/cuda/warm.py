@@ -20,8 +20,8 @@ def first_steps(singles: SingleSteps) -> list[Work]:
 
 
 def later_steps(singles: SingleSteps) -> list[Work]:
-    """What comes with rows that wish more than a temperature, and with more rows: one size for each number of parts that
-    keys are read in, with and without positions in common."""
+    """What comes with rows that wish more than a temperature, and with more rows: one size for each number of parts
+    that keys are read in, with and without positions in common."""
     sizes = {singles.num_parts(size): size for size in reversed(singles.sizes[2:])}
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
     return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, True),
