@@ -6,6 +6,26 @@ have them, [N, K, D, P].
 
 from __future__ import annotations
 
-from penstock.ops.triton import activation, attention, fp8_product, inputs, product, qkv_write, rms_norm, sample
+from penstock.ops.triton import (
+    activation,
+    add,
+    attention,
+    cache_write,
+    encoder_attention,
+    fp8_product,
+    inputs,
+    layer_norm,
+    pooling,
+    product,
+    qkv_write,
+    rms_norm,
+    rope,
+    sample,
+    scale,
+    softcap,
+)
 
-__all__ = ["activation", "attention", "fp8_product", "inputs", "product", "qkv_write", "rms_norm", "sample"]
+__all__ = [
+    "activation", "add", "attention", "cache_write", "encoder_attention", "fp8_product", "inputs", "layer_norm",
+    "pooling", "product", "qkv_write", "rms_norm", "rope", "sample", "scale", "softcap",
+]

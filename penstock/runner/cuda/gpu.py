@@ -15,7 +15,8 @@ CHECKED = ("LlamaForCausalLM", "Qwen3ForCausalLM")      # against transformers, 
 def gpu_facts(spec: ModelSpec, stored_dtype: str) -> GpuFacts:
     free, total = torch.cuda.mem_get_info()
     free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else "bfloat16"
+    usual = "float16" if spec.is_encoder else "bfloat16"     # an embedding shows what is lost; no encoder needs the range
+    dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else usual
     return GpuFacts(torch.cuda.get_device_name(), total, free, 2 * spec.num_parameters, bytes_per_step_token(spec),
                     spec.vocab_size, dtype, torch.cuda.get_device_capability() >= FP8_CAPABILITY,
                     spec.architecture in CHECKED)

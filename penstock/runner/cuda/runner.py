@@ -15,6 +15,7 @@ from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.ops.triton.attention import tile_tokens
 from penstock.runner.cuda.graphs import SingleSteps
+from penstock.runner.cuda.moment import now
 from penstock.runner.cuda.packed import Packed, most_numbers
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import Prefixes, fill
@@ -78,10 +79,10 @@ class CudaRunner:
                 self._tensors.admit(plan.admissions)
                 if plan.moves:
                     self.memory.move(plan.moves)
-                begun = None if self.timeline is None else _now(timed=True)
+                begun = None if self.timeline is None else now(timed=True)
                 self._launch(plan, ticket)
                 if begun is not None and self.timeline is not None:
-                    self.timeline.append((begun, _now(timed=True)))
+                    self.timeline.append((begun, now(timed=True)))
         except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
             ticket.error = f"{type(error).__name__}: {error}"
         self._last = ticket
@@ -140,7 +141,7 @@ class CudaRunner:
         if ticket.chosen:
             ticket.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             ticket.tokens.copy_(tokens, non_blocking=True)
-            ticket.done = _now()
+            ticket.done = now()
 
     def _run_mixed(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
         """Single tokens first; others after them."""
@@ -156,7 +157,7 @@ class CudaRunner:
             if row.prompt_logprobs:
                 self._prompt_logprobs(row, device, hidden[end - row.count:end], result)
         if not packed.at:
-            ticket.done = _now()
+            ticket.done = now()
             return
         logits = model.logits(hidden, at)
         place = 0
@@ -173,12 +174,6 @@ class CudaRunner:
             prompt_logprobs(self.model, self.sampler, row, device.state, hidden, result)
         except UnusableLogits as error:
             result.error = str(error)
-
-
-def _now(timed: bool = False) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def _is_single(row: Row) -> bool:
