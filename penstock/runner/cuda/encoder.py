@@ -95,5 +95,5 @@ class EncoderRunner:
 def _tokens(row: Row, device: DeviceRow) -> list[int]:
     known = device.inputs(row)
     if row.start or len(known) != row.count:
-        raise RuntimeError(f"row {row.row} has {row.count} tokens from {row.start} on in a step: an encoder's are whole")
+        raise RuntimeError(f"row {row.row} has {row.count} tokens from {row.start} on: an encoder's must be whole")
     return known

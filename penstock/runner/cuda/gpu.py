@@ -9,13 +9,17 @@ from penstock.models.layer import Attention, GatedMlp
 from penstock.models.spec import ModelSpec
 
 FP8_CAPABILITY = (8, 9)
-CHECKED = ("LlamaForCausalLM", "Qwen3ForCausalLM")      # against transformers, on a GPU
+# Compared with transformers on a GPU by tests/gpu.
+CHECKED = ("BertModel", "BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
+           "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM",
+           "MistralForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
+           "Qwen3ForCausalLM", "Starcoder2ForCausalLM")
 
 
 def gpu_facts(spec: ModelSpec, stored_dtype: str) -> GpuFacts:
     free, total = torch.cuda.mem_get_info()
     free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    usual = "float16" if spec.is_encoder else "bfloat16"     # an embedding shows what is lost; no encoder needs the range
+    usual = "float16" if spec.is_encoder else "bfloat16"     # an embedding shows every bit that is lost
     dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else usual
     return GpuFacts(torch.cuda.get_device_name(), total, free, 2 * spec.num_parameters, bytes_per_step_token(spec),
                     spec.vocab_size, dtype, torch.cuda.get_device_capability() >= FP8_CAPABILITY,
