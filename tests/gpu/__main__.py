@@ -50,15 +50,22 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._ready = False
         self._errors: IO[str] = tempfile.TemporaryFile("w+")       # noqa: SIM115
 
-    def run(self, name: str) -> Outcome:
-        process = self._process
-        if process is None or process.poll() is not None:
-            process = self._process = subprocess.Popen(
+    def begin(self) -> subprocess.Popen[str]:
+        """The process; it imports what it needs while others do other things."""
+        if self._process is None or self._process.poll() is not None:
+            self._ready = False
+            self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "tests.gpu", "--work"], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=self._errors, text=True)
-            self._line(process)
+        return self._process
+
+    def run(self, name: str) -> Outcome:
+        process = self.begin()
+        if not self._ready:
+            self._ready = bool(self._line(process))
         begun = time.perf_counter()
         watch = threading.Timer(LIMIT_S, process.kill)
         watch.start()
@@ -92,14 +99,13 @@ class Worker:
                 self._process.kill()
 
 
-def run_all(names: list[str], jobs: int) -> list[Outcome]:
+def run_all(names: list[str], workers: list[Worker]) -> list[Outcome]:
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         waiting.put(name)
     outcomes: list[Outcome] = []
 
-    def share() -> None:
-        worker = Worker()
+    def share(worker: Worker) -> None:
         while True:
             try:
                 name = waiting.get_nowait()
@@ -112,7 +118,7 @@ def run_all(names: list[str], jobs: int) -> list[Outcome]:
                 print("    " + outcome.trace.strip().replace("\n", "\n    "), flush=True)
         worker.close()
 
-    threads = [threading.Thread(target=share) for _ in range(min(jobs, len(names)))]
+    threads = [threading.Thread(target=share, args=[worker]) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -124,7 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--only", action="append", default=[], help="checks whose name has these words; repeatable")
     parser.add_argument("--ops", action="store_true", help="the ops alone, with all their examples")
-    parser.add_argument("--jobs", type=int, default=max(1, min(6, (os.cpu_count() or 2) // 2)), help="processes")
+    parser.add_argument("--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes")
     parser.add_argument("--list", action="store_true", help="name the checks")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -139,13 +145,17 @@ def main() -> int:
     if options.ops:
         os.environ["PENSTOCK_ALL_EXAMPLES"] = "1"
     begun = time.perf_counter()
+    workers = [Worker() for _ in range(0 if options.list else options.jobs)]
+    for worker in workers:
+        worker.begin()
     names = [name for name in load() if (not options.ops or name.startswith("op "))
              and all(words in name for words in options.only)]
     names.sort(key=lambda name: not name.startswith(LONG))
     if options.list or not names:
         print("\n".join(names) or "no check has such a name")
+    outcomes = run_all([] if options.list else names, workers)
+    if not outcomes:
         return 0 if names else 2
-    outcomes = run_all(names, options.jobs)
     failed = [outcome.name for outcome in outcomes if not outcome.passed]
     skipped = sum(outcome.skipped for outcome in outcomes)
     print(f"{len(outcomes) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped in "

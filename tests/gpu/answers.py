@@ -62,6 +62,7 @@ class Judged:
     differences: list[float] = field(default_factory=list)       # of told log probabilities
     theirs: list[float] = field(default_factory=list)            # at the same places
     theirs_most: float = 0.0
+    theirs_chosen: int = 0
 
     @property
     def mean(self) -> float:
@@ -79,9 +80,11 @@ def judge(made: Made, outputs: Sequence[RequestOutput], narrow: bool, into: Judg
         tokens = prompt + list(answer.token_ids)
         expected = log_probabilities(made.model, tokens[:-1])
         alike = log_probabilities(made.narrow(), tokens[:-1]) if narrow else None
-        if alike is not None:
-            into.theirs_most = max(into.theirs_most, float((alike - expected)[len(prompt) - 1:].abs().max()))
         after = expected[len(prompt) - 1:]
+        if alike is not None:
+            same = alike[len(prompt) - 1:]
+            into.theirs_most = max(into.theirs_most, float((same - after).abs().max()))
+            into.theirs_chosen += int((same.argmax(-1) == after.argmax(-1)).sum())
         taken = torch.tensor(list(answer.token_ids), device=after.device)
         best, own = after.max(-1), after.gather(1, taken[:, None])[:, 0]
         into.regret = max(into.regret, float((best.values - own).max()))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from penstock import LLM, BeamSearchParams, SamplingParams
+from penstock.types import StructuredOutputsParams
 from tests.gpu.answers import ask, ids, prompts
 from tests.gpu.check import Figures, Skip, check, require
 from tests.gpu.models import engine, log_probabilities, made
@@ -131,23 +133,16 @@ def beams() -> Figures:
     return {"most |Δ|": most}
 
 
-def _with_tokenizer(folder: Any) -> None:
-    from tests.llm.tiny import write_tokenizer
-
-    write_tokenizer(folder)
-
-
 @check()
 def grammars() -> Figures:
     """An answer that must be one of a few, and one that must match an expression, beside a plain row."""
-    try:
-        import llguidance  # noqa: F401
+    missing = [name for name in ("llguidance", "jinja2", "tokenizers") if find_spec(name) is None]
+    if missing:
+        raise Skip(f"{', '.join(missing)} not installed")
+    from tests.llm.tiny import write_tokenizer
 
-        from penstock.types import StructuredOutputsParams
-    except ImportError as missing:
-        raise Skip(f"{missing.name} is not installed") from None
     one = made("LlamaForCausalLM")
-    _with_tokenizer(one.folder)
+    write_tokenizer(one.folder)
     wanted = [StructuredOutputsParams(choice=["yes", "no"]), StructuredOutputsParams(regex="[0-9]{4}-[0-9]{2}")]
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=40, structured_outputs=each)
               for i, each in enumerate(wanted)] + [SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = ("_activation", "_choose", "_common", "_gemv", "_inputs", "_joined", "_pieces", "_rms_norm", "_single",
-           "_tile", "_write")
+KERNELS = ("_activation", "_add", "_choose", "_common", "_encoder", "_finished", "_gemv", "_inputs", "_joined",
+           "_layer_norm", "_pieces", "_pooling", "_rms_norm", "_rope", "_rounded", "_scale", "_single", "_softcap",
+           "_store", "_tile", "_write")
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
