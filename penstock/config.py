@@ -190,15 +190,13 @@ def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tupl
 
 
 def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
-    if config.device == "cuda" and facts.whole_prompts:
-        raise InvalidConfig("device=cuda, but embedding models run on CPUs only: leave it out, or set device=cpu")
     if config.device == "cuda" and facts.gpu is None:
         raise InvalidConfig("device=cuda, but torch sees no GPU: install a CUDA build of torch, or set device=cpu")
     if config.device != "auto":
         return config.device, "set by the user"
     if facts.gpu is None:
         return "cpu", "there is no GPU that torch can use"
-    if not facts.gpu.checked or facts.whole_prompts:
+    if not facts.gpu.checked:
         return "cpu", "models of this kind have not been checked on a GPU"
     if config.quantization in ("int8", "int4") or config.kv_cache_dtype == "int8":
         return "cpu", "quantization is for CPUs"

@@ -176,8 +176,13 @@ def test_what_a_gpu_cannot_do_is_refused() -> None:
         resolved(on_gpu(), device="cuda", quantization="int4")
     with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 16.0 GiB of weights"):
         resolved(on_gpu(), device="cuda", gpu_memory_utilization=0.1)
-    with pytest.raises(InvalidConfig, match="embedding models run on CPUs only"):
-        resolved(replace(on_gpu(), whole_prompts=True), device="cuda")
+
+
+def test_an_embedding_model_on_a_gpu_computes_a_whole_prompt_in_one_step() -> None:
+    facts = replace(on_gpu(), context=20_000, bytes_per_token=0, whole_prompts=True)
+    table = why(resolved(facts))
+    assert table["device"] == ("cuda", "H200") and table["kv_cache_tokens"][0] == 20_000
+    assert table["max_num_batched_tokens"] == (20_000, "an embedding model computes a prompt in one step")
 
 
 def test_wide_weights_leave_less_cache() -> None:

@@ -62,6 +62,8 @@ def _calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     for cache, work, extra in kinds:
         example = paged(1, [(1, 130), (1, 64), (1, 20), (9, 70)], 8, 2, 128, dtype=cache, **extra)
         yield "attention", example | {"q": example["q"].bfloat16(), "work": work}
+    q = torch.zeros((9, 4, 64), dtype=torch.bfloat16)
+    yield "encoder_attention", {"q": q, "k": q, "v": q, "query_start": tiles.new_tensor([0, 9]), "scale": 0.125}
 
 
 def _fits(name: str, example: dict[str, Any]) -> bool:

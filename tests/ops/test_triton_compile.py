@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = ("_activation", "_choose", "_common", "_gemv", "_inputs", "_joined", "_pieces", "_report", "_rms_norm",
-           "_single", "_tile", "_told", "_write", "cut", "cut_sums")
+KERNELS = ("_activation", "_add", "_choose", "_common", "_encoder", "_gemv", "_inputs", "_joined", "_layer_norm",
+           "_pieces", "_pooling", "_report", "_rms_norm", "_rope", "_scale", "_single", "_softcap", "_store", "_tile",
+           "_told", "_write", "cut", "cut_sums")
 FP8_KERNELS = ("_finished", "_rounded")      # not for Ampere
 
 

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 from penstock.ops.triton import (
     activation,
+    add,
     attention,
+    cache_write,
+    encoder_attention,
     fp8_mlp,
     fp8_product,
     inputs,
+    layer_norm,
+    pooling,
     product,
     qkv_write,
     report,
     rms_norm,
+    rope,
     sample,
+    scale,
+    softcap,
 )
 
 __all__ = [
-    "activation", "attention", "fp8_mlp", "fp8_product", "inputs", "product", "qkv_write", "report", "rms_norm",
-    "sample",
+    "activation", "add", "attention", "cache_write", "encoder_attention", "fp8_mlp", "fp8_product", "inputs",
+    "layer_norm", "pooling", "product", "qkv_write", "report", "rms_norm", "rope", "sample", "scale", "softcap",
 ]

@@ -16,7 +16,11 @@ from penstock.ops.fp8_product import fits
 from penstock.ops.wishes import wishes_bytes
 
 FP8_CAPABILITY = (8, 9)
-CHECKED = ("LlamaForCausalLM", "Qwen3ForCausalLM")      # against transformers, on a GPU
+# Compared with transformers on a GPU by tests/gpu.
+CHECKED = ("BertModel", "BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
+           "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM",
+           "MistralForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
+           "Qwen3ForCausalLM", "Starcoder2ForCausalLM")
 
 
 PROCESSORS, MAJOR, MINOR = 16, 75, 76      # of the driver's device attributes
@@ -67,10 +71,12 @@ def likely_facts(spec: ModelSpec, stored_dtype: str, seen: Glimpse) -> GpuFacts:
 
 def _facts(spec: ModelSpec, stored_dtype: str, name: str, total: int, free: int,
            capability: tuple[int, int]) -> GpuFacts:
-    dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else "bfloat16"
-    return GpuFacts(name, total, free, 2 * spec.num_parameters, bytes_per_step_token(spec), spec.vocab_size, dtype,
-                    wishes_bytes(spec.vocab_size), capability >= FP8_CAPABILITY, spec.architecture in CHECKED,
-                    fp8_bytes(spec), layer_bytes(spec))
+    usual = "float16" if spec.is_encoder else "bfloat16"     # an embedding shows every bit that is lost
+    dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else usual
+    wishes = 0 if spec.is_encoder else wishes_bytes(spec.vocab_size)
+    return GpuFacts(name, total, free, 2 * spec.num_parameters, bytes_per_step_token(spec), spec.vocab_size, dtype, wishes,
+                    capability >= FP8_CAPABILITY, spec.architecture in CHECKED, fp8_bytes(spec), layer_bytes(spec))
+
 
 
 def fp8_bytes(spec: ModelSpec) -> int:
