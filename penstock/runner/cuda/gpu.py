@@ -74,8 +74,9 @@ def _facts(spec: ModelSpec, stored_dtype: str, name: str, total: int, free: int,
     usual = "float16" if spec.is_encoder else "bfloat16"     # an embedding shows every bit that is lost
     dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else usual
     wishes = 0 if spec.is_encoder else wishes_bytes(spec.vocab_size)
-    return GpuFacts(name, total, free, 2 * spec.num_parameters, bytes_per_step_token(spec), spec.vocab_size, dtype, wishes,
-                    capability >= FP8_CAPABILITY, spec.architecture in CHECKED, fp8_bytes(spec), layer_bytes(spec))
+    return GpuFacts(name, total, free, 2 * spec.num_parameters, bytes_per_step_token(spec), spec.vocab_size, dtype,
+                    wishes, capability >= FP8_CAPABILITY, spec.architecture in CHECKED, fp8_bytes(spec),
+                    layer_bytes(spec))
 
 
 
