@@ -37,6 +37,7 @@ from penstock.ops.softcap import softcap
 __all__ = [
     "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "Shared", "Work", "above", "activation", "add", "argmax",
     "attention", "cache_write", "cpu", "embedding", "encoder_attention", "fp8_product", "gated_activation", "gather",
-    "int_product", "int_rows", "layer_norm", "linear", "log_softmax", "op", "pack_panels", "packed_linear", "packed_rows", "product", "qkv_write",
-    "rms_norm", "rope", "sample", "scale", "single_inputs", "softcap", "unpack_panels", "weight_sums",
+    "int_product", "int_rows", "layer_norm", "linear", "log_softmax", "op", "pack_panels", "packed_linear",
+    "packed_rows", "product", "qkv_write", "rms_norm", "rope", "sample", "scale", "single_inputs", "softcap",
+    "unpack_panels", "weight_sums",
 ]

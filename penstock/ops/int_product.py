@@ -1,12 +1,12 @@
 """A matrix product with a weight of 8- or 4-bit integers, and what stands before and after it.
 
-How a GPU holds such a weight [O, C], in G = ceil(C/32) groups of 32 inputs: as words[O, G, bits] of 32 bits, and scales of
-float16. With 8 bits scales[O, G] has a scale for each group, and a value is scale · (code − 128); with 4 bits
+How a GPU holds such a weight [O, C], in G = ceil(C/32) groups of 32 inputs: as words[O, G, bits] of 32 bits, and scales
+of float16. With 8 bits scales[O, G] has a scale for each group, and a value is scale · (code − 128); with 4 bits
 scales[O, G, 2] has a minimum, too, and a value is scale · code + minimum.
 
-Four words, which a thread reads at once, are a *unit*: 16 inputs in 8 bits, 32 in 4. Field i of word j in a unit, the lowest
-bits being field 0, is the code of input 4 i + j: with codes so many inputs apart in a word, the inputs that meet field i of
-a thread's words lie side by side.
+Four words, which a thread reads at once, are a *unit*: 16 inputs in 8 bits, 32 in 4. Field i of word j in a unit, the
+lowest bits being field 0, is the code of input 4 i + j: so the inputs that meet field i of a thread's four words lie
+side by side.
 """
 
 from __future__ import annotations

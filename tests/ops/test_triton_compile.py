@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = ("_activation", "_choose", "_common", "_gemv", "_inputs", "_joined", "_pieces", "_rms_norm", "_single",
+KERNELS = ("_activation", "_choose", "_common", "_finished", "_gemv", "_inputs", "_int_finished", "_int_row",
+           "_int_rows", "_int_tile", "_joined", "_pieces", "_rms_norm", "_rounded", "_single",
            "_tile", "_write")
 
 

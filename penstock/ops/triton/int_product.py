@@ -25,7 +25,8 @@ def _units(part, total, added, scale, minimum, BITS: tl.constexpr):
     """What units add to outputs [R, U], for sums part[R, 4 U] of fields times inputs, and the inputs' own: total[4 U],
     and added[4 U] as they met the fields. What `field` has beside a code is taken off again."""
     UNITS: tl.constexpr = scale.shape[1]
-    y, whole = tl.sum(tl.reshape(part, (scale.shape[0], UNITS, 4)), 2), tl.sum(tl.reshape(total, (UNITS, 4)), 1)[None, :]
+    y = tl.sum(tl.reshape(part, (scale.shape[0], UNITS, 4)), 2)
+    whole = tl.sum(tl.reshape(total, (UNITS, 4)), 1)[None, :]
     if BITS == 4:
         return (16 * scale) * (y - tl.sum(tl.reshape(added, (UNITS, 4)), 1)[None, :]) + minimum * whole
     else:

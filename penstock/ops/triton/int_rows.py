@@ -91,7 +91,8 @@ def _int_rows(ids, words, scales, out, num_rows, num_units, width, one, BITS: tl
     known = (place < num_rows)[:, None]
     w = tl.load(words + (row * num_units * 4)[:, None] + word[None, :], mask=known & (word < num_units * 4)[None, :],
                 other=0)
-    scale, minimum = scaling(scales, (row * num_units)[:, None] + unit[None, :], known & (unit < num_units)[None, :], BITS)
+    at = (row * num_units)[:, None] + unit[None, :]
+    scale, minimum = scaling(scales, at, known & (unit < num_units)[None, :], BITS)
     INPUTS: tl.constexpr = UNITS * 128 // BITS
     k = tl.program_id(1) * INPUTS + tl.arange(0, INPUTS)
     y = widened(w, scale, minimum, one, BITS, True, out.dtype.element_ty)

@@ -53,19 +53,21 @@ class CudaRunner:
     def warm(self) -> None:
         """Compile what the first steps take, several kernels at once."""
         sizes = self._singles.sizes[:2]      # one row and more take different kernels
-        works: list[Callable[[], None]] = [*(partial(self._singles.warm, size) for size in sizes), self._warm_tile]
+        works: list[Callable[[], None]] = [*(partial(self._singles.warm, size) for size in sizes),
+                                           *(partial(self._warm_tile, count) for count in self.model.row_counts)]
         with ThreadPoolExecutor(len(works)) as threads:
             for done in [threads.submit(work) for work in works]:
                 done.result()
 
-    def _warm_tile(self) -> None:
+    def _warm_tile(self, num_tokens: int) -> None:
+        """Two tokens of one sequence, the others of none."""
         with torch.inference_mode():
-            numbers = torch.arange(3, device=self.device)
+            zeros = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
+            starts = torch.arange(0, 4, 2, dtype=torch.int32, device=self.device)
             tables = [table[:1] for table in self._tensors.tables]
-            step = Step(numbers[:2], numbers[:2], [torch.full_like(numbers[:2], -1) for _ in tables], tables,
-                        (2 * numbers[:2]).int(), numbers[2:].int(),
+            step = Step(zeros, zeros, [torch.full_like(zeros, -1) for _ in tables], tables, starts, starts[1:].clone(),
                         ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=self.device)))
-            self.model.forward(step, self._caches)
+            self.model.logits(self.model.forward(step, self._caches))
 
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""
