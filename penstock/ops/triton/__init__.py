@@ -15,6 +15,8 @@ from penstock.ops.triton import (
     fp8_mlp,
     fp8_product,
     inputs,
+    int_product,
+    int_rows,
     layer_norm,
     pooling,
     product,
@@ -29,5 +31,6 @@ from penstock.ops.triton import (
 
 __all__ = [
     "activation", "add", "attention", "cache_write", "encoder_attention", "fp8_mlp", "fp8_product", "inputs",
-    "layer_norm", "pooling", "product", "qkv_write", "report", "rms_norm", "rope", "sample", "scale", "softcap",
+    "int_product", "int_rows", "layer_norm", "pooling", "product", "qkv_write", "report", "rms_norm", "rope", "sample",
+    "scale", "softcap",
 ]

@@ -11,6 +11,7 @@ import torch
 
 from penstock.config import GpuFacts
 from penstock.models.layer import Attention, GatedMlp
+from penstock.models.load import OUTER
 from penstock.models.spec import ModelSpec
 from penstock.ops.fp8_product import fits
 from penstock.ops.wishes import wishes_bytes
@@ -76,8 +77,7 @@ def _facts(spec: ModelSpec, stored_dtype: str, name: str, total: int, free: int,
     wishes = 0 if spec.is_encoder else wishes_bytes(spec.vocab_size)
     return GpuFacts(name, total, free, 2 * spec.num_parameters, bytes_per_step_token(spec), spec.vocab_size, dtype,
                     wishes, capability >= FP8_CAPABILITY, spec.architecture in CHECKED, fp8_bytes(spec),
-                    layer_bytes(spec))
-
+                    layer_bytes(spec), *matrix_bytes(spec))
 
 
 def fp8_bytes(spec: ModelSpec) -> int:
@@ -96,6 +96,13 @@ def layer_bytes(spec: ModelSpec) -> int:
         if name.startswith("layers."):
             sizes[name.split(".")[1]] += 2 * prod(shape)
     return max(sizes.values(), default=0)
+
+
+def matrix_bytes(spec: ModelSpec) -> tuple[int, int]:
+    """Of embedding and head together, and of the largest matrix, at 16 bits."""
+    shapes = spec.parameters()
+    return (sum(2 * prod(shape) for name, shape in shapes.items() if name.startswith(OUTER)),
+            max(2 * prod(shape) for shape in shapes.values()))
 
 
 def bytes_per_step_token(spec: ModelSpec) -> int:

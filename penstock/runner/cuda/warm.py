@@ -12,11 +12,13 @@ from penstock.runner.cuda.graphs import SingleSteps
 from penstock.runner.step import Step
 
 Work = Callable[[], None]
+FIRST_PROMPT = 100         # tokens, more or less
 
 
 def first_steps(singles: SingleSteps) -> list[Work]:
     """What the first request takes; one row and more take different kernels. They may run side by side."""
-    return [*(partial(singles.warm, size) for size in singles.sizes[:2]), partial(_mixed, singles)]
+    return [*(partial(singles.warm, size) for size in singles.sizes[:2]), partial(_mixed, singles, FIRST_PROMPT),
+            partial(_mixed, singles)]
 
 
 def later_steps(singles: SingleSteps) -> list[Work]:
@@ -24,18 +26,19 @@ def later_steps(singles: SingleSteps) -> list[Work]:
     that keys are read in, with and without positions in common."""
     sizes = {singles.num_parts(size): size for size in reversed(singles.sizes[2:])}
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
-    return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, True),
+    return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, wishing=True),
+            *(partial(_mixed, singles, count) for count in singles.model.row_counts),
             *(partial(singles.warm, size, is_shared) for size in sizes.values() for is_shared in shared)]
 
 
-def _mixed(singles: SingleSteps, wishing: bool = False) -> None:
-    """A prompt of two tokens, and the token after it."""
+def _mixed(singles: SingleSteps, num_tokens: int = 2, wishing: bool = False) -> None:
+    """A prompt of two tokens, others of none, and the token after it."""
     rows, model = singles.rows, singles.model
     with torch.inference_mode():
-        numbers = torch.arange(3, device=rows.last.device)
+        zeros = torch.zeros(num_tokens, dtype=torch.int64, device=rows.last.device)
+        starts = torch.arange(0, 4, 2, dtype=torch.int32, device=rows.last.device)
         tables = [table[:1] for table in rows.tables]
-        step = Step(numbers[:2], numbers[:2], [torch.full_like(numbers[:2], -1) for _ in tables], tables,
-                    (2 * numbers[:2]).int(), numbers[2:].int(),
+        step = Step(zeros, zeros, [torch.full_like(zeros, -1) for _ in tables], tables, starts, starts[1:].clone(),
                     ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device)))
         hidden = model.forward(step, singles.caches)
         at = torch.ones(1, dtype=torch.int64, device=rows.last.device)
