@@ -56,7 +56,7 @@ class EngineConfig:
     kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: float16, on a GPU as the weights; int8 "
                                  "is for CPUs, fp8 for GPUs", KV_CACHE_DTYPES)
     max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", least=1)
-    max_num_seqs: int | None = option(None, "most sequences in one step", least=1, most=65536)
+    max_num_seqs: int | None = option(None, "most sequences in one step", least=1, most=65535)
     max_num_batched_tokens: int | None = option(None, "most tokens in one step; longer prompts are cut", least=1)
     kv_cache_tokens: int | None = option(None, "size of the key/value cache, in tokens", least=1)
     block_size: int = option(16, "positions per cache block", least=1, most=256)

@@ -110,7 +110,7 @@ def test_a_length_over_the_context_is_refused() -> None:
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"max_num_seqs": 0}, "max_num_seqs=0 is out of range: it must be 1 to 65536"),
+    ({"max_num_seqs": 0}, "max_num_seqs=0 is out of range: it must be 1 to 65535"),
     ({"max_num_batched_tokens": -1}, "max_num_batched_tokens=-1 is out of range: it must be 1 or more"),
     ({"max_num_batched_tokens": 2.5}, "max_num_batched_tokens=2.5 is not understood: it must be a whole number"),
     ({"max_num_seqs": True}, "max_num_seqs=True is not understood: it must be a whole number"),

@@ -81,7 +81,7 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
             PRECISION: tl.constexpr, EARLY: tl.constexpr):
     """One of `num_parts` parts of the keys of a sequence with one query, for the query heads of one key head."""
     await_others(EARLY)
-    s, h, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    h, s, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + s)
     first = 0
     if skips is not None:
@@ -261,7 +261,7 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
         if num_all > 1:
             parts = torch.empty((work.num_single, num_all, num_heads, size), device=q.device)
             tops = torch.empty((work.num_single, num_all, num_heads, 2), device=q.device)
-        _single[(work.num_single, num_kv_heads, work.num_parts)](
+        _single[(num_kv_heads, work.num_single, work.num_parts)](
             q, k_cache, v_cache, table, lengths, shared and shared.skips, alibi, out, parts, tops, scale, cap, window,
             q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
             max(16, triton.next_power_of_2(group)), size, block, 64 if block <= 128 else 32, precision, num_warps=4,

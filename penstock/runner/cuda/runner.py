@@ -81,9 +81,12 @@ class CudaRunner:
             self._run_mixed(plan, devices, ticket)
 
     def _run_singles(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
+        """The longest first: what is computed last runs beside little else, and should not take long."""
         count, singles = len(plan.rows), self._singles
+        order = sorted(range(count), key=[-row.start for row in plan.rows].__getitem__)
+        rows, devices = [plan.rows[index] for index in order], [devices[index] for index in order]
         size = singles.size(count)
-        groups = self._prefixes.find(plan.rows, devices) if self.rows.num_groups == 1 else []
+        groups = self._prefixes.find(rows, devices) if self.rows.num_groups == 1 else []
         flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
         numbers, *sharing = singles.split(flat, size)
         if groups:
@@ -91,12 +94,12 @@ class CudaRunner:
         numbers[:] = -1
         numbers[ROW, count:] = self._tensors.nobody
         numbers[[ROW, ID, POSITION], :count] = [
-            [row.row for row in plan.rows],
+            [row.row for row in rows],
             [tokens[row.start] if row.start < len(tokens := device.state.tokens) else -1
-             for row, device in zip(plan.rows, devices)],
-            [row.start for row in plan.rows]]
+             for row, device in zip(rows, devices)],
+            [row.start for row in rows]]
         several = False
-        for s, row in enumerate(plan.rows):
+        for s, row in enumerate(rows):
             if any(row.blocks):
                 for g, changes in enumerate(row.blocks):
                     if changes:
@@ -108,7 +111,8 @@ class CudaRunner:
         self._staging.send(len(flat), singles[size, bool(groups)].flat)
         one = singles[size, bool(groups)]
         logits = singles.run(one.forward)
-        wishing = self._expect(ticket, list(zip(plan.rows, devices, ticket.results, range(count))))
+        results = [ticket.results[index] for index in order]
+        wishing = self._expect(ticket, list(zip(rows, devices, results, range(count))))
         self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
 
     def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> bool:
