@@ -25,7 +25,7 @@ from penstock.ops.packed_linear import packed_linear
 from penstock.ops.packed_rows import packed_rows
 from penstock.ops.product import product
 from penstock.ops.qkv_write import qkv_write
-from penstock.ops.registry import OPS, Op, op
+from penstock.ops.registry import OPS, Op, op, take_exact
 from penstock.ops.rms_norm import rms_norm
 from penstock.ops.rope import rope
 from penstock.ops.sample import sample
@@ -36,5 +36,5 @@ __all__ = [
     "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "Shared", "Work", "above", "activation", "add", "argmax",
     "attention", "cache_write", "cpu", "embedding", "encoder_attention", "fp8_product", "gated_activation", "gather",
     "layer_norm", "linear", "log_softmax", "op", "pack_panels", "packed_linear", "packed_rows", "product", "qkv_write",
-    "rms_norm", "rope", "sample", "scale", "single_inputs", "softcap", "unpack_panels", "weight_sums",
+    "rms_norm", "rope", "sample", "scale", "single_inputs", "softcap", "take_exact", "unpack_panels", "weight_sums",
 ]

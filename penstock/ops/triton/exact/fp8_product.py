@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock.ops.fp8_product import fp8_product
+from penstock.ops.triton.exact.product import multiply
+from penstock.ops.triton.fp8_product import rounded
+
+
+@fp8_product.impl("cuda", exact=True)
+def _body(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
+          activation: str | None = None, gated: bool = False, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """A row alone is rounded to 8-bit floats, too."""
+    codes, scales = rounded(x, norm, eps)
+    return multiply(codes, weight, bias, residual, activation, gated, x.dtype, scales, scale)
