@@ -129,7 +129,7 @@ def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | N
     from penstock.runner.cuda.runner import CudaRunner
 
     runner = CudaRunner(model, memory, grammars, settings.max_num_seqs, settings.max_num_batched_tokens,
-                        settings.enforce_eager)
+                        settings.enforce_eager, settings.deterministic)
     runner.warm()
     gc.collect()
     gc.freeze()      # what has been loaded stays: looking through it again takes longer than a step

@@ -14,6 +14,8 @@ from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.ops.triton.attention import tile_tokens
+from penstock.ops.triton.exact.attention import tile_tokens as exact_tile_tokens
+from penstock.ops.triton.exact.product import ROWS
 from penstock.runner.cuda.graphs import SingleSteps
 from penstock.runner.cuda.packed import Packed, most_numbers
 from penstock.runner.cuda.rows import RowTensors
@@ -31,12 +33,14 @@ from penstock.sampling.sampler import Sampler
 
 class CudaRunner:
     def __init__(self, model: Decoder, memory: BlockMemory, grammars: Grammars | None, max_num_seqs: int,
-                 max_num_batched_tokens: int, eager: bool = False) -> None:
+                 max_num_batched_tokens: int, eager: bool = False, deterministic: bool = False) -> None:
         self.model, self.memory = model, memory
+        self.max_num_batched_tokens, self.deterministic = max_num_batched_tokens, deterministic
         self.device = memory.blocks.device
         self.rows = Rows(len(memory.grouping.groups), grammars)
         self.sampler = Sampler()
-        self._tile_tokens = min(tile_tokens(layer.attention.num_heads, shape[0]) for layer, shape in zip(
+        of_tile = exact_tile_tokens if deterministic else tile_tokens
+        self._tile_tokens = min(of_tile(layer.attention.num_heads, shape[0]) for layer, shape in zip(
             model.spec.layers, model.spec.kv_shapes()) if shape)
         width = -(-model.spec.max_model_len // memory.block_size)
         with torch.inference_mode():
@@ -52,24 +56,34 @@ class CudaRunner:
 
     def warm(self) -> None:
         """Compile what the first steps take, several kernels at once."""
-        sizes = self._singles.sizes[:2]      # one row and more take different kernels
-        works: list[Callable[[], None]] = [*(partial(self._singles.warm, size) for size in sizes), self._warm_tile]
-        with ThreadPoolExecutor(len(works)) as threads:
+        most = self._singles.sizes[-1]
+        sizes = set(self._singles.sizes[:2])      # one row and more take different kernels
+        lengths = {2}
+        if self.deterministic:                    # and here every so many rows
+            sizes = {self._singles.size(min(size, most)) for size in (1, *ROWS[1:], most)}
+            longest = self.max_num_batched_tokens
+            lengths |= {longest, *(rows for rows in ROWS if most < rows < longest)}
+        works: list[Callable[[], None]] = [*(partial(self._singles.warm, size) for size in sorted(sizes)),
+                                           *(partial(self._warm_tile, length) for length in sorted(lengths))]
+        with ThreadPoolExecutor(len(works), initializer=ops.take_exact, initargs=(self.deterministic,)) as threads:
             for done in [threads.submit(work) for work in works]:
                 done.result()
 
-    def _warm_tile(self) -> None:
+    def _warm_tile(self, num_tokens: int) -> None:
+        """A step of one tile, among tokens of nobody."""
         with torch.inference_mode():
-            numbers = torch.arange(3, device=self.device)
+            ids = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
             tables = [table[:1] for table in self._tensors.tables]
-            step = Step(numbers[:2], numbers[:2], [torch.full_like(numbers[:2], -1) for _ in tables], tables,
-                        (2 * numbers[:2]).int(), numbers[2:].int(),
+            step = Step(ids, ids, [torch.full_like(ids, -1) for _ in tables], tables,
+                        torch.tensor([0, num_tokens], dtype=torch.int32, device=self.device),
+                        torch.full((1,), 2, dtype=torch.int32, device=self.device),
                         ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=self.device)))
             self.model.forward(step, self._caches)
 
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""
         ticket = Ticket(plan.number, [RowResult() for _ in plan.rows], self._tensors, self.sampler)
+        ops.take_exact(self.deterministic)
         try:
             with torch.inference_mode():
                 if self._last is not None:
@@ -98,7 +112,8 @@ class CudaRunner:
     def _run_singles(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
         count, singles = len(plan.rows), self._singles
         size = singles.size(count)
-        groups = self._prefixes.find(plan.rows, devices) if self.rows.num_groups == 1 else []
+        may_share = self.rows.num_groups == 1 and not self.deterministic
+        groups = self._prefixes.find(plan.rows, devices) if may_share else []
         flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
         numbers, *sharing = singles.split(flat, size)
         if groups:
@@ -164,8 +179,8 @@ class CudaRunner:
             if row.output is Output.SAMPLE:
                 self._expect(ticket, result, row, device, place)
                 place += 1 + len(row.draft)
-        tokens = ops.sample(logits, self._tensors.temperature, self._tensors.keys, step.positions[at] + 1, row_of,
-                            self._tensors.last)
+        tokens = ops.sample(logits, self._tensors.temperature, self._tensors.keys, (step.positions[at] + 1).int(),
+                            row_of, self._tensors.last)       # of the types that a step of single tokens has
         self._fetch(ticket, logits, tokens)
 
     def _prompt_logprobs(self, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult) -> None:

@@ -17,7 +17,8 @@ from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.rms_norm import normed
 
-FEW, MANY = 64, 128      # rows that one tile takes side by side; outputs and rows of a tile of many rows
+ROWS = 16, 32, 64, 128   # of a tile
+FEW, MANY = ROWS[-2:]    # outputs of a tile of few rows, and of the largest one
 PROGRAMS = 256           # for a few rows at least, where the inputs are enough
 LEAST_BLOCKS = 4         # of a part
 FINISHED = 1024          # outputs of a program that adds parts
@@ -161,7 +162,7 @@ def split(num_out: int, width: int, block: int) -> tuple[int, int]:
 
 def rows_of_tile(num_rows: int, dtype: torch.dtype) -> int:
     most = 32 if dtype == torch.float32 else MANY         # float32 has no such instructions
-    return min(most, max(16, triton.next_power_of_2(num_rows)))
+    return min(most, next((rows for rows in ROWS if rows >= num_rows), MANY))
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
