@@ -115,6 +115,8 @@ def main() -> None:
     parser.add_argument("--kind", action="append", choices=KINDS)
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of LLM, for instance "
                         "enforce_eager=true")
+    parser.add_argument("--deterministic", action="append_const", dest="option", const="deterministic=true",
+                        help="what exact bodies cost")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     shapes, kinds = given.shape or list(SHAPES), given.kind or list(KINDS)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = ("_activation", "_choose", "_common", "_gemv", "_inputs", "_joined", "_pieces", "_rms_norm", "_single",
-           "_tile", "_write")
+KERNELS = ("_activation", "_choose", "_common", "_ended", "_exact", "_finished", "_gemv", "_in_order", "_inputs",
+           "_joined", "_parts", "_pieces", "_product", "_rms_norm", "_rounded", "_single", "_tile", "_write")
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
