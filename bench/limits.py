@@ -72,6 +72,8 @@ def _cpuinfo() -> dict[str, str]:
 def commit(root: Path) -> dict[str, Any]:
     """The commit, and whether the tree differs from it (results aside)."""
     def git(*words: str) -> str:
+        if not shutil.which("git"):
+            return ""
         return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True).stdout.strip()
 
     changed = [line for line in git("status", "--porcelain").splitlines() if "bench/results" not in line]

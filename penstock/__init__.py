@@ -34,4 +34,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOME[name]), name)
+    from penstock.machine import held_collector
+
+    with held_collector():
+        return getattr(import_module(_HOME[name]), name)

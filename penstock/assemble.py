@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from penstock.cache.group import group_layers
+from penstock.cache.group import Grouping, group_layers
 from penstock.cache.kv import KVCache
 from penstock.cache.layout import LAYOUTS
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.engine.engine import Engine
 from penstock.engine.scheduler import Scheduler
-from penstock.machine import free_memory_bytes
+from penstock.machine import free_memory_bytes, held_collector
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
 from penstock.models.load import load_model
@@ -32,10 +34,16 @@ from penstock.sampling.grammars import Grammars
 from penstock.sampling.lexicon import Lexicon
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
+if TYPE_CHECKING:
+    from penstock.runner.cuda.ahead import Ahead
+    from penstock.runner.cuda.graphs import SingleSteps
+
 Progress = Callable[[int, int], None]
 Made = TypeVar("Made")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+META = torch.device("meta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -68,6 +76,7 @@ def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
     return len(grouping.groups) * grouping.block_bytes // config.block_size
 
 
+@held_collector()
 def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
              progress: Progress | None = None) -> Assembly:
     path = find_model(model, config.revision, show_progress)
@@ -77,24 +86,37 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         described = checkpoint.config if checkpoint else read_config(path)
         generation = checkpoint.generation_config if checkpoint else read_generation_config(path)
         spec = spec_from_config(described, config.max_model_len)
-        facts = Facts(spec.max_positions, bytes_per_token(spec, config), free_memory_bytes(), cpu.available_cores(),
-                      whole_prompts=spec.is_encoder, gpu=_gpu(spec, described, config))
-        settings = resolve(config, facts)
-        if settings.max_model_len != spec.max_model_len:
-            spec = spec_from_config(described, settings.max_model_len)
+        ahead = _compile_ahead(spec, described, config)
+        spec, settings = _resolved(spec, described, config, _gpu(spec, described, config))
         tokenizer = None if config.skip_tokenizer_init else _aside(_tokenizer, path, checkpoint, config)
         cpu.set_num_threads(settings.threads)
-        loaded = load_model(checkpoint, spec, dtype=DTYPES.get(settings.dtype), quantization=settings.quantization,
-                            rounded=settings.activation_dtype == "int8", seed=settings.seed, dummy=dummy,
-                            progress=progress, device=torch.device(settings.device))
+        loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress)
     finally:
         if checkpoint:
             checkpoint.close()
     made = tokenizer.result() if tokenizer else None
     grammars = Grammars(partial(make_lexicon, made)) if made else None
-    return Assembly(path, spec, settings, generation, made, _engine(loaded, settings, grammars),
+    return Assembly(path, spec, settings, generation, made, _engine(loaded, settings, grammars, ahead),
                     checkpoint.quantization if checkpoint else "dummy", checkpoint.num_bytes if checkpoint else 0,
                     grammars)
+
+
+def _resolved(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, gpu: GpuFacts | None,
+              ) -> tuple[ModelSpec, Resolved]:
+    """The settings, and the spec for the longest sequence that they allow."""
+    settings = resolve(config, Facts(spec.max_positions, bytes_per_token(spec, config), free_memory_bytes(),
+                                     cpu.available_cores(), whole_prompts=spec.is_encoder, gpu=gpu))
+    if settings.max_model_len != spec.max_model_len:
+        spec = spec_from_config(described, settings.max_model_len)
+    return spec, settings
+
+
+def _load(checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved, device: torch.device,
+          progress: Progress | None = None) -> Decoder | Encoder:
+    dummy = settings.load_format == "dummy" or device == META
+    return load_model(checkpoint, spec, dtype=DTYPES.get(settings.dtype), quantization=settings.quantization,
+                      rounded=settings.activation_dtype == "int8", seed=settings.seed, dummy=dummy, progress=progress,
+                      device=device)
 
 
 def make_lexicon(tokenizer: Tokenizer) -> Lexicon:
@@ -111,15 +133,66 @@ def _gpu(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig) ->
         return None
     from penstock.runner.cuda.gpu import gpu_facts
 
-    return gpu_facts(spec, str(described.get("dtype") or described.get("torch_dtype") or ""))
+    return gpu_facts(spec, _stored_dtype(described))
 
 
-def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | None) -> Engine:
+def _stored_dtype(described: Mapping[str, Any]) -> str:
+    return str(described.get("dtype") or described.get("torch_dtype") or "")
+
+
+def _compile_ahead(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig) -> Ahead | None:
+    """Have the kernels compiled that a GPU will probably need, before it is opened. Without them it goes on as well."""
+    from penstock.runner.cuda import gpu
+
+    driver = gpu.cuda_driver() if config.device != "cpu" and torch.version.cuda and find_spec("triton") else None
+    if driver is None or spec.is_encoder or (config.device == "auto" and spec.architecture not in gpu.CHECKED):
+        return None
+    glimpse = _aside(gpu.glimpse, driver)
+    try:
+        # This imports Triton, which takes as long as starting the driver.
+        from penstock.ops.triton.elsewhere import hash_compiler
+        from penstock.runner.cuda.ahead import begin
+
+        seen = glimpse.result()
+        if seen is None:
+            return None
+        spec, settings = _resolved(spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen))
+        if settings.device != "cuda":
+            return None
+        wanted = repr((spec.embedding, spec.layers, spec.norm, spec.head,
+                       replace(settings.config, kv_cache_tokens=None, seed=0)))
+        begun = begin(partial(outline, spec, settings, seen.num_processors), wanted, seen, cpu.available_cores())
+        _aside(hash_compiler)
+        return begun
+    except Exception as error:
+        _log.debug("kernels are not compiled ahead: %r", error)
+        return None
+
+
+def outline(spec: ModelSpec, settings: Resolved, num_processors: int) -> SingleSteps:
+    """The steps of a GPU's engine on the meta device."""
+    from penstock.runner.cuda.graphs import single_steps
+
+    model = _load(None, spec, settings, META)
+    assert isinstance(model, Decoder)
+    with torch.inference_mode():
+        return single_steps(model, _memory(1, spec, settings, META), settings.max_num_seqs, num_processors, True,
+                            settings.deterministic)
+
+
+def _grouping(spec: ModelSpec, settings: Resolved) -> Grouping:
+    return group_layers(spec.states_of(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
+
+
+def _memory(num_blocks: int, spec: ModelSpec, settings: Resolved, device: torch.device) -> BlockMemory:
+    return BlockMemory(num_blocks, settings.block_size, _grouping(spec, settings), settings.kv_cache_dtype, device)
+
+
+def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | None, ahead: Ahead | None) -> Engine:
     """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
-    grouping = group_layers(model.spec.states_of(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
+    grouping = _grouping(model.spec, settings)
     num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
-    memory = BlockMemory(num_blocks, settings.block_size, grouping, settings.kv_cache_dtype,
-                         torch.device(settings.device))
+    memory = _memory(num_blocks, model.spec, settings, torch.device(settings.device))
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
     scheduler = Scheduler(cache, max_num_seqs=settings.max_num_seqs,
                           max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -130,6 +203,8 @@ def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | N
 
     runner = CudaRunner(model, memory, grammars, settings.max_num_seqs, settings.max_num_batched_tokens,
                         settings.enforce_eager, settings.deterministic)
+    if ahead:
+        ahead.wait()
     runner.warm()
     gc.collect()
     gc.freeze()      # what has been loaded stays: looking through it again takes longer than a step

@@ -17,7 +17,7 @@ LOGIT_ROWS = 64             # prompt log probabilities are made from so many row
 POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CAPACITIES = ("ondemand", "reserve")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES = (*DTYPES, "int8")
+KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 AUTO_KV_DTYPE = "float16"
 QUANTIZATIONS = ("int8", "int4", "fp8")
@@ -48,10 +48,11 @@ class EngineConfig:
     enforce_eager: bool = option(False, "launch a GPU's kernels one by one instead of replaying recorded steps")
     deterministic: bool = option(False, "on a GPU too the same answer, bit for bit, whatever else runs; slower there")
     dtype: str = option("auto", "how matrices are held; auto: as stored, quantized ones packed", DTYPES)
-    quantization: str | None = option(None, "pack a checkpoint's unquantized matrices at load", QUANTIZATIONS)
+    quantization: str | None = option(None, "pack a checkpoint's unquantized matrices at load; fp8 is for GPUs, "
+                                      "the others are for CPUs", QUANTIZATIONS)
     activation_dtype: str = option("auto", "what packed matrices are multiplied with", ACTIVATION_DTYPES)
-    kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: float16, on a GPU as the weights",
-                                 KV_CACHE_DTYPES)
+    kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: float16, on a GPU as the weights; int8 "
+                                 "is for CPUs, fp8 for GPUs", KV_CACHE_DTYPES)
     max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", least=1)
     max_num_seqs: int | None = option(None, "most sequences in one step", least=1, most=65536)
     max_num_batched_tokens: int | None = option(None, "most tokens in one step; longer prompts are cut", least=1)
@@ -100,8 +101,11 @@ class GpuFacts:
     bytes_per_step_token: int    # of a step's largest intermediate results
     vocab_size: int
     dtype: str = "bfloat16"      # of the checkpoint, where it is a 16-bit one
+    bytes_per_sequence: int = 0  # of what its sampling asks for
     has_fp8: bool = True
     checked: bool = True         # models of this architecture have been compared with others on a GPU
+    fp8_bytes: int = 0           # of weights, those of the layers' matrices in 8-bit floats
+    layer_bytes: int = 0         # of the widest layer's weights, at 16 bits
 
 
 @dataclass(frozen=True)
@@ -155,14 +159,23 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
+def _gpu_weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
+    return (2 if config.dtype == "float32" else 1) * (
+        gpu.fp8_bytes if config.quantization == "fp8" else gpu.weight_bytes)
+
+
 def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     """Tokens of cache in what is left of the GPU's share once weights, a step's results and recorded steps have
-    theirs."""
+    theirs; none where loading already takes more."""
     wide = 2 if config.dtype == "float32" else 1
     seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or GPU_STEP_TOKENS
     share = int(config.gpu_memory_utilization * gpu.total_bytes) - (gpu.total_bytes - gpu.free_bytes)
     logits = 2 * gpu.vocab_size * (2 * sum(graph_sizes(seqs)) + 4 * (LOGIT_ROWS + seqs))    # with shared prefixes, too
-    left = share - wide * (gpu.weight_bytes + tokens * gpu.bytes_per_step_token + logits) - GPU_RESERVE
+    wishes = (seqs + 1) * gpu.bytes_per_sequence
+    weights = _gpu_weight_bytes(config, gpu)
+    if config.quantization == "fp8" and share < weights + wide * gpu.layer_bytes:      # one is there in both forms
+        return 0
+    left = share - weights - wide * (tokens * gpu.bytes_per_step_token + logits) - wishes - GPU_RESERVE
     return max(0, left) // max(1, facts.bytes_per_token)
 
 
@@ -171,8 +184,9 @@ def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tupl
     if fit < config.block_size:
         raise InvalidConfig(
             f"gpu_memory_utilization={config.gpu_memory_utilization} of {gpu.total_bytes / GIB:.1f} GiB "
-            f"({gpu.free_bytes / GIB:.1f} free) leaves no room for a cache beside {gpu.weight_bytes / GIB:.1f} GiB of "
-            "weights: raise it, quantize, or lower max_num_batched_tokens")
+            f"({gpu.free_bytes / GIB:.1f} free) leaves no room for a cache beside "
+            f"{_gpu_weight_bytes(config, gpu) / GIB:.1f} GiB of weights: raise it, quantize, or lower "
+            "max_num_batched_tokens")
     return fit, f"what is left of {config.gpu_memory_utilization:g} of the GPU's memory"
 
 
@@ -199,9 +213,9 @@ def _on_gpu(config: EngineConfig, gpu: GpuFacts) -> dict[str, tuple[Any, str]]:
     for name, value in (("kv_cache_dtype", config.kv_cache_dtype), ("quantization", config.quantization)):
         if value in ("int8", "int4"):
             raise InvalidConfig(f"{name}={value} is for CPUs: leave it out on a GPU, or set device=cpu")
-    if config.quantization == "fp8" and not gpu.has_fp8:
-        raise InvalidConfig(f"quantization=fp8 needs a GPU of compute capability 8.9 or later; {gpu.name} is older: "
-                            "leave it out")
+        if value == "fp8" and not gpu.has_fp8:
+            raise InvalidConfig(f"{name}=fp8 needs a GPU of compute capability 8.9 or later; {gpu.name} is older: "
+                                "leave it out")
     derived: dict[str, tuple[Any, str]] = {}
     dtype = gpu.dtype if config.dtype == "auto" else config.dtype
     if config.dtype == "auto":
@@ -219,8 +233,9 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
-    if gpu is None and config.quantization == "fp8":
-        raise InvalidConfig("quantization=fp8 is for GPUs: set int8 or int4 on a CPU, or leave it out")
+    for name in ("kv_cache_dtype", "quantization"):
+        if gpu is None and getattr(config, name) == "fp8":
+            raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({device[1]}): set int8, or leave it out")
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
     derived |= _on_gpu(config, gpu) if gpu else {}
     if config.max_num_seqs is None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 M_ARENA_MAX = -8            # of glibc's malloc.h
+PR_SET_PDEATHSIG = 1        # of prctl.h
 
 
 def free_memory_bytes() -> int:
@@ -27,3 +32,21 @@ def hold_few_heaps() -> None:
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is not None and hasattr(libc, "mallopt"):
         libc.mallopt(M_ARENA_MAX, 2)
+
+
+def die_with_parent() -> None:
+    """Also when this process is stopped and cannot see that a pipe has ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def held_collector() -> Iterator[None]:
+    """No garbage is looked for inside the block: imports and models make much that stays."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

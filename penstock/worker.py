@@ -5,7 +5,6 @@ The first line of standard input says what to load; after that the pipe only tel
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -22,13 +21,12 @@ from penstock.config import EngineConfig
 from penstock.engine.ipc import Pulse, Station, Wire
 from penstock.engine.messages import Failed, Found, Ready
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.machine import hold_few_heaps
+from penstock.machine import die_with_parent, hold_few_heaps
 from penstock.types import Request
 
 if TYPE_CHECKING:
     from penstock.sampling.grammars import Grammars
 
-PR_SET_PDEATHSIG = 1
 STDIN = 0
 ORPHANED = 3
 TOKENIZER_KEYS = ("tokenizer.", "general.architecture")
@@ -44,7 +42,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    _die_with_parent()
+    die_with_parent()
     hold_few_heaps()
     task = msgspec.json.decode(_first_line(), type=Task)
     threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
@@ -116,12 +114,6 @@ def _found(path: Path, config: EngineConfig) -> Found:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _die_with_parent() -> None:
-    """Also when this process is stopped and cannot see the pipe's end."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _first_line() -> bytes:

@@ -23,7 +23,7 @@ ALLOWED = {
     "layers": ("quant", "ops", "errors"),
     "models": ("layers", "quant", "ops", "cache", "errors"),
     "sampling": ("ops", "engine", "types", "errors"),
-    "runner": ("sampling", "models", "layers", "ops", "cache", "engine", "types", "config", "errors"),
+    "runner": ("sampling", "models", "layers", "ops", "cache", "engine", "machine", "types", "config", "errors"),
     "text": ("types", "errors", "hub"),
     "hub": ("errors", "progress"),
     "version": (), "interrupts": (),

@@ -59,6 +59,8 @@ class KVCache:
         self.copies: list[Copy] = []
         self.num_copied = 0
         self.recurrent = [g for g, group in enumerate(self.groups) if group.spec.kind == "recurrent"]
+        # The last path looked for: who asks whether to wait for a prefix asks for the prefix next.
+        self._asked: tuple[Sequence[int], int, Hashable, int, list[Node]] | None = None
         self._unchanged: tuple[tuple[tuple[int, int], ...], ...] = ((),) * len(self.groups)
         self._paged = [g for g, group in enumerate(self.groups) if group.spec.kind != "recurrent"]
         self._windows = [g for g, group in enumerate(self.groups) if group.spec.kind == "window"]
@@ -87,8 +89,12 @@ class KVCache:
     def _path(self, salt: Hashable, tokens: Sequence[int]) -> list[Node]:
         if not self.enable_prefix_caching or not self.groups:
             return []
-        path = self.tree.match(salt, tokens[:len(tokens) - 1])
-        return path[:self.tree.usable(path)]
+        asked, self._asked = self._asked, None
+        if asked is None or asked[0] is not tokens or asked[1:4] != (len(tokens), salt, self.tree.version):
+            path = self.tree.match(salt, tokens[:len(tokens) - 1])
+            asked = (tokens, len(tokens), salt, self.tree.version, path[:self.tree.usable(path)])
+        self._asked = asked
+        return asked[4]
 
     def attach(self, salt: Hashable, tokens: Sequence[int]) -> tuple[Holding, int]:
         """A holding that starts with the longest usable cached prefix, and that prefix's length.
@@ -102,12 +108,10 @@ class KVCache:
         for g in self._paged:
             first = self.groups[g].spec.first_needed(len(path) * size) // size
             holding.first[g] = first
-            holding.tables[g] = [ABSENT] * first
-            for index in range(first, len(path)):
-                slot = path[index].slots[g]
-                assert slot is not None
-                self.pool.share(slot[0])
-                self._enter(holding, g, index, slot[0])
+            blocks = [slot[0] for node in path[first:] if (slot := node.slots[g]) is not None]
+            self.pool.share_all(blocks)
+            holding.tables[g] = [ABSENT] * first + blocks
+            holding.changed[g] = dict(enumerate(blocks, start=first))
         for g in self.recurrent if path else ():
             slot = path[-1].slots[g]
             assert slot is not None

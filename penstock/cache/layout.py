@@ -23,4 +23,5 @@ class KvLayout:
         return 2 * num_heads * (self.numbers_bytes(head_size) + self.scale_bytes)
 
 
-LAYOUTS = {"float32": KvLayout(4), "bfloat16": KvLayout(2), "float16": KvLayout(2), "int8": KvLayout(1, scale_bytes=4)}
+LAYOUTS = {"float32": KvLayout(4), "bfloat16": KvLayout(2), "float16": KvLayout(2),
+           "int8": KvLayout(1, scale_bytes=4), "fp8": KvLayout(1)}

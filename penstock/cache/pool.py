@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class BlockPool:
@@ -53,6 +53,15 @@ class BlockPool:
         if self._cached[block] and self.refs[block] == 1:
             self._num_idle -= 1
         self.refs[block] += 1
+
+    def share_all(self, blocks: Sequence[int]) -> None:
+        refs, cached = self.refs, self._cached
+        for block in blocks:
+            if refs[block] == 1 and cached[block]:
+                self._num_idle -= 1
+            elif refs[block] < 1:
+                raise RuntimeError(f"block {block} has no owner to share it")
+            refs[block] += 1
 
     def release(self, block: int, after: int = -1) -> None:
         """Give up one ownership; `after` is the last plan in which that owner named the block."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from penstock.cache.group import Group
 from penstock.cache.pool import BlockPool
-from penstock.cache.salt import key_of, root_of
+from penstock.cache.salt import Salt, key_of, root_of
 
 Key = tuple[Hashable, ...]
 Slot = tuple[int, ...]      # the blocks one group holds at a node: one, or a whole snapshot
@@ -36,6 +36,7 @@ class RadixCache:
         self.groups = groups
         self.block_size = block_size
         self.num_evicted = 0
+        self.version = 0                     # grows when a path may be another than before
         self._roots: dict[Hashable, Node] = {}
         self._clock = 0
         self._owner: dict[int, tuple[Node, int]] = {}                 # block -> where it is held
@@ -50,15 +51,16 @@ class RadixCache:
 
     def match(self, salt: Hashable, tokens: Sequence[int]) -> list[Node]:
         """The nodes of the longest path whose keys are the beginning of `tokens`."""
-        under, salt = salt, root_of(salt)
-        node = self._roots.get(salt)
+        node = self._roots.get(root_of(salt))
         path: list[Node] = []
         size = self.block_size
+        salted = isinstance(salt, Salt)
         tokens = tuple(tokens)               # whose parts are keys as they are
         for start in range(0, len(tokens) - size + 1, size):
             if node is None:
                 break
-            node = node.children.get(key_of(under, tokens, start, size))
+            key = key_of(salt, tokens, start, size) if salted else tokens[start:start + size]
+            node = node.children.get(key)
             if node is not None:
                 path.append(node)
         return path
@@ -83,6 +85,7 @@ class RadixCache:
         """The child of `node` under `key`, made if it is not there."""
         child = node.children.get(key)
         if child is None:
+            self.version += 1
             child = node.children[key] = Node(node, key, len(self.groups))
         self._clock += 1
         child.used = self._clock
@@ -92,6 +95,7 @@ class RadixCache:
         """Become one of the owners of these blocks."""
         if node.slots[g] is not None:
             raise RuntimeError("the slot is taken")
+        self.version += 1
         node.slots[g] = slot
         for block in slot:
             self.pool.cache(block)
@@ -154,6 +158,7 @@ class RadixCache:
         slot = node.slots[g]
         if slot is None:
             return
+        self.version += 1
         node.slots[g] = None
         for block in slot:
             del self._owner[block]
@@ -164,6 +169,7 @@ class RadixCache:
         """Take out empty nodes upwards; a parent that became a leaf may be evicted next."""
         while node.parent is not None and not node.children and not node.pins and all(s is None for s in node.slots):
             parent = node.parent
+            self.version += 1
             del parent.children[node.key]
             node = parent
         if node.parent is None and not node.children and not node.pins:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.cache.salt import key_of, root_of
+from penstock.cache.salt import Salt, key_of, root_of
 from penstock.engine.sequence import Sequence
 
 
@@ -36,15 +36,21 @@ class PendingPrefixes:
         index = hit // self.block_size
         if not self._keys or (index + 1) * self.block_size > len(sequence.request.tokens) - 1:
             return False
-        return self._chain(sequence)[index] in self._keys
+        sequence.awaits = self._chain(sequence)[index]
+        return sequence.awaits in self._keys
+
+    def still_awaited(self, sequence: Sequence) -> bool:
+        """Whether the block that it was last said to wait for is still being computed."""
+        return sequence.awaits in self._keys
 
     def _chain(self, sequence: Sequence) -> list[int]:
         """A key per whole block of the prompt, each over everything before it."""
         if sequence.chain is None:
-            tokens, size = sequence.request.tokens, self.block_size
-            key, chain = hash(root_of(sequence.salt)), []
+            tokens, size, salt = sequence.request.tokens, self.block_size, sequence.salt
+            salted = isinstance(salt, Salt)
+            key, chain = hash(root_of(salt)), []
             for start in range(0, len(tokens) - size + 1, size):
-                key = hash((key, key_of(sequence.salt, tokens, start, size)))
+                key = hash((key, key_of(salt, tokens, start, size) if salted else tokens[start:start + size]))
                 chain.append(key)
             sequence.chain = chain
         return sequence.chain

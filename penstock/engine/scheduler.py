@@ -269,7 +269,8 @@ class Scheduler:
             return True
         if not self._reads_cache(sequence) or not self.cache.enable_prefix_caching:
             return False
-        return self.roster.prefixes.awaited(sequence, self._match(sequence))
+        prefixes = self.roster.prefixes
+        return prefixes.still_awaited(sequence) or prefixes.awaited(sequence, self._match(sequence))
 
     def _admit(self, sequence: Sequence, budget: int, alone: bool = False, cold: bool = False) -> int:
         """Give the sequence a row and its first tokens of this step; 0 if there is no room for it now."""

@@ -8,7 +8,7 @@ from penstock.layers.norm import Norm, RmsNorm
 from penstock.quant.scheme import Scheme
 
 
-def _ready(x: Tensor, norm: Norm | None) -> tuple[Tensor, RmsNorm | None]:
+def ready(x: Tensor, norm: Norm | None) -> tuple[Tensor, RmsNorm | None]:
     """x normed by what no product can do itself, and the norm that is left."""
     return (x, norm) if norm is None or isinstance(norm, RmsNorm) else (norm(x), None)
 
@@ -21,11 +21,11 @@ class Linear:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
                  norm: Norm | None = None) -> Tensor:
-        x, norm = _ready(x, norm)
+        x, norm = ready(x, norm)
         return self.scheme.matmul(x, residual, activation, norm)
 
     def gated(self, x: Tensor, activation: str, norm: Norm | None = None) -> Tensor:
-        x, norm = _ready(x, norm)
+        x, norm = ready(x, norm)
         return self.scheme.gated(x, activation, norm)
 
     @property

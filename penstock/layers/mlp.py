@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, ready
 from penstock.layers.norm import Norm
+from penstock.quant.fp8 import Fp8
 
 
 class Mlp:
@@ -21,4 +22,8 @@ class GatedMlp:
         self.gate_up, self.down, self.activation = gate_up, down, activation
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, norm: Norm | None = None) -> Tensor:
+        first, second = self.gate_up.scheme, self.down.scheme
+        if isinstance(first, Fp8) and isinstance(second, Fp8):
+            x, norm = ready(x, norm)
+            return first.mlp(x, self.activation, second, residual, norm)
         return self.down(self.gate_up.gated(x, self.activation, norm), residual)

@@ -104,7 +104,7 @@ class Build:
             return layers.ParallelBlock(attention, mlp, self.some_norm(f"{name}.attention_norm", block.attention_norm),
                                         mlp_norm)
         attention_norm = self.norm(f"{name}.attention_norm", block.attention_norm)
-        if self.device.type == "cuda":
+        if self.device.type != "cpu":
             attention_norm, mlp_norm = folded(attention_norm, attention.qkv), folded(mlp_norm, _first(mlp))
         return layers.Block(attention, mlp, attention_norm, mlp_norm,
                             self.norm(f"{name}.attention_out_norm", block.attention_out_norm),

@@ -22,6 +22,7 @@ from penstock.models.names import IGNORED, Layout
 from penstock.models.pooling import Pooling, read_pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
+from penstock.ops.fp8_product import fits
 from penstock.quant.fp8 import Fp8
 from penstock.quant.matrix import Matrix
 from penstock.quant.packed import Packed, Stored
@@ -155,13 +156,15 @@ def moved(take: Take, device: torch.device) -> Take:
 
 def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: torch.device = CPU) -> Take:
     """Random weights, each from the seed and its own name: the same whatever else is loaded, and in what order. They
-    are made on the device."""
+    are made on the device; on the meta device they have shapes only."""
     shapes: Shapes = spec.parameters()
 
     def take(name: str) -> Tensor:
         shape = shapes[name]
         if len(shape) == 1 and name.endswith(".weight"):
             return torch.ones(shape, device=device)
+        if device.type == "meta":
+            return torch.empty(shape, dtype=dtype if len(shape) == 2 else None, device=device)
         digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
         generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
         values = torch.randn(shape, generator=generator, device=device) * spec.init_std
@@ -244,10 +247,10 @@ def _reported(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tu
 
 
 def _as_fp8(scheme: Scheme) -> Scheme:
-    """The library multiplies 8-bit floats where sizes are multiples of 16."""
-    if not isinstance(scheme, Matrix) or scheme.num_out % 16 or scheme.num_in % 16:
-        return scheme
-    return Fp8(scheme.weight, scheme.bias)
+    """A matrix in 8-bit floats where it can be."""
+    if isinstance(scheme, Matrix) and fits(scheme.num_out, scheme.num_in):
+        return Fp8(scheme.weight, scheme.bias)
+    return scheme
 
 
 def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.dtype | None = torch.float32,
@@ -273,7 +276,7 @@ def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.d
         take = moved(from_checkpoint(checkpoint, sources, dtype), device)
         if spec.is_encoder and checkpoint.path.is_dir():
             pooling = read_pooling(checkpoint.path)
-    hold = storage(take, Options(dtype, quantization, rounded, device.type == "cuda"), checkpoint, sources)
+    hold = storage(take, Options(dtype, quantization, rounded, device.type != "cpu"), checkpoint, sources)
     if progress:
         take, hold = _reported(take, hold, spec, progress)
     try:

@@ -14,6 +14,7 @@ from penstock.ops.cache_write import cache_write
 from penstock.ops.choose import above, argmax, weight_sums
 from penstock.ops.embedding import embedding
 from penstock.ops.encoder_attention import encoder_attention
+from penstock.ops.fp8_mlp import fp8_mlp
 from penstock.ops.fp8_product import fp8_product
 from penstock.ops.gather import gather
 from penstock.ops.inputs import single_inputs
@@ -26,6 +27,7 @@ from penstock.ops.packed_rows import packed_rows
 from penstock.ops.product import product
 from penstock.ops.qkv_write import qkv_write
 from penstock.ops.registry import OPS, Op, op, take_exact
+from penstock.ops.report import report
 from penstock.ops.rms_norm import rms_norm
 from penstock.ops.rope import rope
 from penstock.ops.sample import sample
@@ -34,7 +36,8 @@ from penstock.ops.softcap import softcap
 
 __all__ = [
     "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "Shared", "Work", "above", "activation", "add", "argmax",
-    "attention", "cache_write", "cpu", "embedding", "encoder_attention", "fp8_product", "gated_activation", "gather",
-    "layer_norm", "linear", "log_softmax", "op", "pack_panels", "packed_linear", "packed_rows", "product", "qkv_write",
-    "rms_norm", "rope", "sample", "scale", "single_inputs", "softcap", "take_exact", "unpack_panels", "weight_sums",
+    "attention", "cache_write", "cpu", "embedding", "encoder_attention", "fp8_mlp", "fp8_product", "gated_activation",
+    "gather", "layer_norm", "linear", "log_softmax", "op", "pack_panels", "packed_linear", "packed_rows", "product",
+    "qkv_write", "report", "rms_norm", "rope", "sample", "scale", "single_inputs", "softcap", "take_exact",
+    "unpack_panels", "weight_sums",
 ]

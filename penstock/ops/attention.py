@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.ops.cache import cache_pool
+from penstock.ops.cache import bits, cache_pool
 from penstock.ops.cache_write import cache_write
 from penstock.ops.example import normal, permutation
 from penstock.ops.registry import Example, op
@@ -112,7 +112,8 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_
         first = max(0, length - (end - begin) - window + 1) if window else 0
         j = torch.arange(first, length, device=q.device)
         blocks = table[s].long()[j // size]
-        k, v = k_cache[blocks, :, :, j % size].float(), v_cache[blocks, :, j % size].float()
+        k = bits(k_cache)[blocks, :, :, j % size].view(k_cache.dtype).float()
+        v = bits(v_cache)[blocks, :, j % size].view(v_cache.dtype).float()
         if k_scale is not None and v_scale is not None:
             k, v = (x * y[blocks, :, j % size].unsqueeze(-1) for x, y in ((k, k_scale), (v, v_scale)))
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))

@@ -1,7 +1,7 @@
 """How keys and values lie in the paged cache: what the ops that write and read it agree on.
 
 Keys are [N, K, D, P], so that neighbouring positions of one dimension are neighbours in memory, values [N, K, P, D].
-An int8 cache holds codes and, per position and head, a float32 scale [N, K, P] for each.
+An int8 cache holds codes and, per position and head, a float32 scale [N, K, P] for each; one of 8-bit floats has none.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LARGEST = torch.finfo(torch.float16).max
+FP8 = torch.float8_e4m3fn
+LARGEST = {torch.float16: torch.finfo(torch.float16).max, FP8: torch.finfo(FP8).max}
 LEAST_SCALED = 2.0**-100               # rows smaller than this are stored as zeros
 
 
@@ -36,7 +37,14 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x rounded to the cache's dtype; finite values beyond float16's range become its largest."""
-    if dtype is torch.float16:
-        x = torch.where(x.isfinite(), x.clamp(-LARGEST, LARGEST), x)
+    """x rounded to the cache's dtype; finite values beyond its range become its largest. An 8-bit float has no
+    infinity: NaN takes its place."""
+    largest = LARGEST.get(dtype)
+    if largest is not None:
+        x = torch.where(x.isfinite(), x.clamp(-largest, largest), torch.nan if dtype is FP8 else x)
     return x.to(dtype)
+
+
+def bits(x: Tensor) -> Tensor:
+    """8-bit floats as their bits, which every version of torch can take by index and put; anything else as it is."""
+    return x.view(torch.uint8) if x.dtype is FP8 else x

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from penstock.ops.cache import cache_pool, quantized, stored
+from penstock.ops.cache import bits, cache_pool, quantized, stored
 from penstock.ops.example import normal, permutation
 from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachSlot
@@ -41,5 +41,5 @@ def cache_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: T
         k_cache[block, :, :, place], k_scale[block, :, place] = quantized(k)
         v_cache[block, :, place], v_scale[block, :, place] = quantized(v)
     else:
-        k_cache[block, :, :, place] = stored(k, k_cache.dtype)
-        v_cache[block, :, place] = stored(v, v_cache.dtype)
+        bits(k_cache)[block, :, :, place] = bits(stored(k, k_cache.dtype))
+        bits(v_cache)[block, :, place] = bits(stored(v, v_cache.dtype))

@@ -16,18 +16,24 @@ from penstock.ops.rows import EachRow
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 LEAST = 1e-12              # of a row's largest value
+MULTIPLE = 16              # the library multiplies 8-bit floats where both sizes are such
+
+
+def fits(num_out: int, num_in: int) -> bool:
+    """Whether a weight of that shape can be of 8-bit floats."""
+    return num_out % MULTIPLE == 0 and num_in % MULTIPLE == 0
 
 
 def _examples() -> Iterator[Example]:
     assert product.examples is not None
     for example in product.examples():
-        if example["x"].dtype == torch.bfloat16 and not any(size % 16 for size in example["weight"].shape):
+        if example["x"].dtype == torch.bfloat16 and fits(*example["weight"].shape):
             weight, scale = quantized(example.pop("weight").float())
             yield {"x": example.pop("x"), "weight": weight, "scale": scale, **example}
 
 
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of x as 8-bit floats, and what a code of 1 stands for in each."""
+    """Rows of x as 8-bit floats, and what a code of 1 stands for in each; NaN and infinity make NaN of their row."""
     scale = x.float().abs().amax(-1).clamp(min=LEAST) / LARGEST
     return (x.float() / scale[:, None]).clamp(-LARGEST, LARGEST).to(FP8), scale
 

@@ -10,8 +10,10 @@ from torch import Tensor
 from penstock.ops.example import integers, normal, permutation
 from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachRow
+from penstock.ops.wishes import Wishes, counted, edited, kept
 
 BAD = -1                   # in place of a token where logits are no numbers
+NOTHING = -2               # where a mask leaves no token
 PIECE = 4096               # tokens under one sum
 GOLDEN = 0x9E3779B9
 _WORD = (1 << 32) - 1
@@ -68,18 +70,23 @@ def _crossing(weights: Tensor, share: Tensor) -> Tensor:
 
 @op(tolerance={torch.float32: 0.0}, examples=_examples, rows=_Sampled("logits", "positions"))
 def sample(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, rows: Tensor | None = None,
-           last: Tensor | None = None) -> Tensor:
+           last: Tensor | None = None, wishes: Wishes | None = None) -> Tensor:
     """A token of each row of logits[S, V], with the probabilities softmax(logits / temperature); the first likeliest
     where temperature[S] is 0 → [S] int64. What is drawn follows from the row's key and position alone: first a piece
     of the vocabulary, then a token of it.
 
     With rows[S], a row's temperature and key are those of its entry rows[s], and its token is entered into last[rows]
-    too. A row with a NaN, or without a finite largest logit, gets BAD.
+    too; with wishes, what its entry wishes is done first, and the token counted there where the row has penalties. A
+    row with a NaN, or without a finite largest logit, gets BAD, and one whose mask leaves nothing NOTHING.
     """
     if rows is not None:
         temperature, keys = temperature[rows], keys[rows]
     num_rows, size = logits.shape
-    x = torch.nn.functional.pad(logits.float(), (0, -size % PIECE), value=-torch.inf)
+    raw_top = logits.float().amax(-1)
+    x = logits.float()
+    if wishes is not None and rows is not None:
+        x = kept(edited(logits, wishes, rows), temperature, wishes, rows)
+    x = torch.nn.functional.pad(x, (0, -size % PIECE), value=-torch.inf)
     heat = torch.where(temperature > 0, temperature, 1.0)[:, None]
     top = x.amax(-1, keepdim=True)
     weights = torch.exp((x - top) / heat).view(num_rows, x.shape[1] // PIECE, PIECE)
@@ -87,8 +94,11 @@ def sample(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor,
     piece = _crossing(weights.sum(-1), pieces)
     within = weights[torch.arange(num_rows), piece.clamp(max=weights.shape[1] - 1)]
     drawn = piece * PIECE + _crossing(within, tokens)
-    bad = logits.isnan().any(-1) | ~top[:, 0].isfinite()
-    chosen = torch.where(bad, BAD, torch.where(temperature > 0, drawn, x.argmax(-1)))
+    chosen = torch.where(temperature > 0, drawn, x.argmax(-1))
+    chosen = torch.where(top[:, 0] == -torch.inf, NOTHING, chosen)
+    chosen = torch.where(logits.isnan().any(-1) | ~raw_top.isfinite(), BAD, chosen)
     if rows is not None and last is not None:
         last[rows] = chosen
+    if rows is not None and wishes is not None:
+        counted(wishes, rows[chosen >= 0], chosen[chosen >= 0])
     return chosen

@@ -14,7 +14,8 @@ from penstock.engine.plan import Move
 from penstock.errors import InvalidConfig
 from penstock.runner.step import LayerCache
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+          "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 HUGE_PAGE = 1 << 21
 CPU = torch.device("cpu")
 

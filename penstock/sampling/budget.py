@@ -44,6 +44,11 @@ class Budget:
     def remaining(self) -> int:
         return self.max_tokens - len(self._tokens)
 
+    @property
+    def free(self) -> bool:
+        """Whether no token would be replaced by another."""
+        return self.remaining - 1 > self._ways[-1].wake
+
     def instead_of(self, token: int) -> int | None:
         """The token to take in place of one that leaves no way to an end; None: it may be taken."""
         left = self.remaining - 1

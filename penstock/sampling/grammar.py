@@ -10,6 +10,7 @@ import numpy as np
 from penstock.sampling.lexicon import Lexicon
 from penstock.sampling.likeliest import Array, NothingAllowed
 from penstock.sampling.masks import NEVER
+from penstock.sampling.words import add, every_token, no_token, remove
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -51,13 +52,30 @@ class Grammar:
         """A whole match that nothing can follow."""
         return self._num_after > 0 or self.matcher.is_stopped() and self.matcher.is_accepting()
 
+    def words(self, size: int) -> Array:
+        """What the grammar allows next of `size` tokens, as bits."""
+        if self._num_after:
+            return every_token(size)
+        self._compute_bits()
+        words = no_token(size)
+        known = min(len(words), len(self._bits))
+        words[:known] = self._bits[:known]
+        remove(words, np.arange(self.lexicon.size, self.lexicon.size + 32))
+        remove(words, self._never)
+        if self.matcher.is_accepting():
+            add(words, self._ends)
+        return words
+
+    def _compute_bits(self) -> None:
+        self._check()
+        self.matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._check()
+
     def mask(self, logits: Array) -> None:
         """Rule out, in place, what the grammar does not allow next."""
         if self._num_after:
             return
-        self._check()
-        self.matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        self._check()
+        self._compute_bits()
         ends = self._ends[self._ends < len(logits)]
         kept = logits[ends]
         allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[:min(len(logits), self.lexicon.size)]

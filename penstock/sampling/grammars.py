@@ -117,16 +117,21 @@ class Grammars:
             raise InvalidRequest(f"structured_outputs: {MAX_COMPILING} grammars are being compiled for longer than "
                                  f"{self.compile_s:g} s already: try again later, or give simpler ones")
         outcome: list[CompiledGrammar | Exception] = []
+        begun = threading.Event()
 
         def work() -> None:
             try:
+                self.lexicon.tokenizer      # noqa: B018  made once for all grammars: none of them is charged for it
+                begun.set()
                 outcome.append(self._compiled(asked))
             except Exception as error:
                 outcome.append(error)
             finally:
+                begun.set()
                 self._slots.release()
 
         thread = _spacious(work)
+        begun.wait()
         thread.join(self.compile_s)
         if not outcome:
             raise InvalidRequest(f"structured_outputs: the grammar was not compiled within {self.compile_s:g} s: give "

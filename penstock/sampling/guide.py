@@ -17,6 +17,14 @@ class Guide:
     def finished(self) -> bool:
         return self.grammar.complete or self.budget.remaining <= 0 and self.grammar.may_end
 
+    @property
+    def free(self) -> bool:
+        """Whether the next token may be any that the grammar allows: the end is far, and there is one to come."""
+        return not self.finished and self.budget.free
+
+    def words(self, size: int) -> Array:
+        return self.grammar.words(size)
+
     def mask(self, logits: Array) -> None:
         self.grammar.mask(logits)
 

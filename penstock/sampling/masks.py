@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.sampling.likeliest import Array
+from penstock.sampling.words import add, every_token, no_token, remove
 from penstock.types import Request
 
 NEVER = np.float32(-np.inf)
@@ -36,6 +37,35 @@ class Masks:
     def ever(self) -> bool:
         """Whether there is a position at which they are active."""
         return self._always or self._min_tokens > 0
+
+    @property
+    def bias(self) -> tuple[Array, Array]:
+        """Tokens and what is added to their logits."""
+        return self._biased, self._bias
+
+    @property
+    def forbid(self) -> bool:
+        """Whether any token is ever ruled out."""
+        return self._allowed is not None or bool(self._bad_words) or self._min_tokens > 0
+
+    @property
+    def late(self) -> bool:
+        """Whether what is ruled out depends on the token before."""
+        return any(start for start, _ in self._bad_words)
+
+    def stage(self, num_generated: int) -> int:
+        """Words of the same stage are the same, unless they are late."""
+        return int(num_generated < self._min_tokens)
+
+    def words(self, tokens: list[int], num_prompt: int, num_generated: int, size: int) -> Array:
+        """Which tokens are not ruled out, as bits; `tokens` is all the text where it matters."""
+        words = every_token(size) if self._allowed is None else no_token(size)
+        if self._allowed is not None:
+            add(words, self._allowed)
+        remove(words, self._bad_ends(tokens, num_prompt) if self.late else _ids([end for _, end in self._bad_words]))
+        if num_generated < self._min_tokens:
+            remove(words, self._stops)
+        return words
 
     def active(self, num_generated: int) -> bool:
         return self._always or num_generated < self._min_tokens

@@ -50,6 +50,10 @@ class Penalties:
     def active(self) -> bool:
         return self._everywhere is not None or self._generated is not None
 
+    @property
+    def strengths(self) -> tuple[float, float, float]:
+        return self.repetition, self.frequency, self.presence
+
     def add(self, token: int) -> None:
         for counts in (self._everywhere, self._generated):
             if counts is not None:

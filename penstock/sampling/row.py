@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.errors import InvalidRequest
+from penstock.ops.wishes import MOST_BIASED, MOST_LOGPROBS
 from penstock.sampling.grammar import GrammarFailed
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.guide import Guide
@@ -33,14 +34,21 @@ class RowState:
         sampling = request.sampling
         self.unfiltered = (sampling.top_k <= 0 and sampling.min_p <= 0 and sampling.top_p >= 1
                            and sampling.typical_p >= 1)
-        # A GPU can choose by itself: nothing is asked but a temperature.
-        self.on_device = (self.unfiltered or sampling.greedy) and self._is_plain()
+        # Nothing is asked but a temperature.
+        self.simple = (self.unfiltered or sampling.greedy) and self._is_plain()
+        # A GPU can choose by itself, unless a grammar is near its end.
+        self.on_device = self.simple or self._suits_device()
         # Nothing is asked but the likeliest token.
         self.plain = sampling.greedy and self._is_plain()
 
     def _is_plain(self) -> bool:
         return (self.request.beam is None and self.num_logprobs is None and not self._masks.ever and not self._counts
                 and self.request.sampling.structured_outputs is None)
+
+    def _suits_device(self) -> bool:
+        sampling = self.request.sampling
+        return (self.request.beam is None and (sampling.greedy or sampling.typical_p >= 1)
+                and (self.num_logprobs or 0) <= MOST_LOGPROBS and len(self._masks.bias[0]) <= MOST_BIASED)
 
     def _guide(self, grammars: Grammars | None) -> Guide | None:
         """Where the answer stands in its grammar, with the tokens it already has."""
@@ -57,6 +65,45 @@ class RowState:
         except (InvalidRequest, GrammarFailed) as error:
             self.failure = str(error)
             return None
+
+    @property
+    def free(self) -> bool:
+        """Whether the row's own tokens ask for nothing that only a host does."""
+        return self.failure is None and (self.guide is None or self.guide.free)
+
+    @property
+    def masked(self) -> bool:
+        return self._masks.forbid or self.request.sampling.structured_outputs is not None
+
+    @property
+    def late(self) -> bool:
+        """Whether which tokens are allowed is known only once the one before is."""
+        return self.guide is not None or self._masks.late
+
+    @property
+    def penal(self) -> bool:
+        return self._counts
+
+    def stage(self, num_generated: int) -> int:
+        """Words of the same stage are the same, unless they are late."""
+        return self._masks.stage(num_generated)
+
+    def words(self, num_generated: int, size: int) -> Array:
+        """Which tokens may come next, as bits; raises GrammarFailed."""
+        words = self._masks.words(self.tokens, self.num_prompt, num_generated, size)
+        return words if self.guide is None else words & self.guide.words(size)
+
+    def wishes(self) -> list[float]:
+        """The columns of `ops.wishes`; greedy rows need no filters."""
+        sampling = self.request.sampling
+        filters = [0.0, 1.0, 0.0] if sampling.greedy else [
+            float(max(0, sampling.top_k)), float(sampling.top_p), float(sampling.min_p)]
+        asked = 0.0 if self.num_logprobs is None else self.num_logprobs + 1.0
+        return [*filters, *self._penalties.strengths, float(len(self._masks.bias[0])), float(self.masked), asked]
+
+    @property
+    def bias(self) -> tuple[Array, Array]:
+        return self._masks.bias
 
     @property
     def num_generated(self) -> int:

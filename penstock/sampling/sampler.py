@@ -132,8 +132,12 @@ def _likeliest_allowed(edited: Array, row: RowState) -> int:
     try:
         return likeliest(edited)
     except UnusableLogits as error:
-        sampling, bad_words = row.request.sampling, row.request.bad_words
-        allowed = "all" if sampling.allowed_token_ids is None else len(sampling.allowed_token_ids)
-        grammar = "" if sampling.structured_outputs is None else "structured_outputs, "
-        raise NothingAllowed(f"{grammar}allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
-                             f"({sampling.min_tokens}) leave no token to choose: allow more tokens") from error
+        raise NothingAllowed(nothing_allowed(row)) from error
+
+
+def nothing_allowed(row: RowState) -> str:
+    sampling, bad_words = row.request.sampling, row.request.bad_words
+    allowed = "all" if sampling.allowed_token_ids is None else len(sampling.allowed_token_ids)
+    grammar = "" if sampling.structured_outputs is None else "structured_outputs, "
+    return (f"{grammar}allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
+            f"({sampling.min_tokens}) leave no token to choose: allow more tokens")

@@ -16,7 +16,9 @@ from triton.runtime.jit import JITFunction
 import penstock.ops.triton  # noqa: F401  registers the bodies
 from penstock.ops import OPS
 from penstock.ops.attention import Shared, Work, paged
+from penstock.ops.cache import FP8
 from penstock.ops.triton import launch
+from penstock.ops.wishes import make_wishes
 
 
 class Elsewhere:
@@ -35,12 +37,20 @@ class Elsewhere:
         return GPUTarget("cuda", self.capability, 32)
 
 
-def _calls() -> Iterator[tuple[str, dict[str, Any]]]:
-    """An example of each op with a body, and attention in all its ways."""
+def _calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """An example of each op with a body, and attention in all its ways, with a cache of 8-bit floats where the chip has
+    them."""
     for name, op in OPS.items():
-        if "cuda" in op.bodies and name != "attention":
+        if "cuda" in op.bodies and name != "attention" and (has_fp8 or not name.startswith("fp8")):
             assert op.examples is not None
-            yield name, [example for example in op.examples() if _fits(name, example)][-1]
+            given = [example for example in op.examples() if _fits(name, example)][-1]
+            yield name, given
+            if "k_cache" in given and has_fp8:
+                yield name, given | {cache: given[cache].to(FP8) for cache in ("k_cache", "v_cache")}
+    yield "sample", {"logits": torch.zeros((2, 9000), dtype=torch.bfloat16), "temperature": torch.zeros(3),
+                     "keys": torch.zeros(3, dtype=torch.int64), "positions": torch.zeros(2, dtype=torch.int64),
+                     "rows": torch.zeros(2, dtype=torch.int32), "last": torch.zeros(3, dtype=torch.int64),
+                     "wishes": make_wishes(3, 9000)}
     tiles = torch.tensor([[3, 0]], dtype=torch.int32)
     numbers = torch.zeros(4, dtype=torch.int32)
     shared = Shared(numbers, numbers, numbers.view(1, 4), 2)
@@ -48,18 +58,19 @@ def _calls() -> Iterator[tuple[str, dict[str, Any]]]:
     ways: list[tuple[Work, dict[str, Any]]] = [
         (Work(3, tiles, 2, shared), {}), (Work(3, tiles, 1), {"window": 33}),
         (Work(3, tiles, 2), {"softcap": 20.0, "alibi": alibi})]
-    for work, extra in ways:
-        example = paged(1, [(1, 130), (1, 64), (1, 20), (9, 70)], 8, 2, 128, dtype=torch.bfloat16, **extra)
+    kinds = [*((torch.bfloat16, *way) for way in ways), *((FP8, *way) for way in ways[:1] if has_fp8)]
+    for cache, work, extra in kinds:
+        example = paged(1, [(1, 130), (1, 64), (1, 20), (9, 70)], 8, 2, 128, dtype=cache, **extra)
         yield "attention", example | {"q": example["q"].bfloat16(), "work": work}
 
 
-def _exact_calls(capability: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Products of few rows and of many, parts side by side and one after the other."""
     for num_rows, gated in ((1, False), (40, True), (70, False), (2000, True), (2000, False)):
         x, weight = torch.zeros(num_rows, 512, dtype=torch.bfloat16), torch.zeros(2048, 512, dtype=torch.bfloat16)
         after = {"activation": "silu", "gated": True} if gated else {"residual": torch.zeros_like(x).repeat(1, 4)}
         yield "product", {"x": x, "weight": weight, "eps": 1e-5, **after}
-        if capability >= 89:
+        if has_fp8:
             yield "fp8_product", {"x": x, "weight": weight.to(torch.float8_e4m3fn), "scale": torch.ones(2048), **after}
     yield "product", {"x": torch.zeros(3, 100), "weight": torch.zeros(64, 100), "bias": torch.zeros(64)}
     work = Work(3, torch.tensor([[3, 0]], dtype=torch.int32))
@@ -85,9 +96,13 @@ def main(capability: int) -> None:
         compiled[self.fn.__name__] += 1
         return run(self, *args, grid=grid, warmup=True, **options)
 
+    def unmultiplied(codes: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype, **scales: Any) -> torch.Tensor:
+        return torch.empty((codes.shape[0], weight.shape[1]), dtype=out_dtype)
+
     JITFunction.run = compile_only                               # type: ignore[method-assign]
-    usual = [(OPS[name].bodies["cuda"], example) for name, example in _calls()]
-    exact = [(OPS[name].exact_bodies["cuda"], example) for name, example in _exact_calls(capability)]
+    torch._scaled_mm = unmultiplied                              # type: ignore[assignment]
+    usual = [(OPS[name].bodies["cuda"], example) for name, example in _calls(capability >= 89)]
+    exact = [(OPS[name].exact_bodies["cuda"], example) for name, example in _exact_calls(capability >= 89)]
     for body, example in usual + exact:
         if "k_cache" in example:
             example["k_cache"] = example["k_cache"].transpose(2, 3).contiguous().transpose(2, 3)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,12 +17,14 @@ import torch
 os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
-from penstock import LLM, SamplingParams  # noqa: E402
+from penstock import LLM, SamplingParams, StructuredOutputsParams  # noqa: E402
 from penstock.ops import registry  # noqa: E402
 from penstock.runner.cuda.runner import CudaRunner  # noqa: E402
+from penstock.runner.cuda.ticket import Ticket  # noqa: E402
+from penstock.runner.cuda.wishes import WishRows  # noqa: E402
 from penstock.runner.local import LocalExecutor  # noqa: E402
 from penstock.runner.memory import BlockMemory  # noqa: E402
-from tests.llm.tiny import dummy, runner, write_config  # noqa: E402
+from tests.llm.tiny import dummy, runner, write_config, write_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
 SEQUENCES = 6                             # so that 5 are filled up with one of nobody's
@@ -36,9 +41,22 @@ class Moment:
     def synchronize(self) -> None: ...
 
 
-@pytest.fixture(params=["LlamaForCausalLM", "Gemma2ForCausalLM"])
-def both(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LLM, LLM]]:
+@contextmanager
+def engines(folder: str, **more: Any) -> Iterator[tuple[LLM, LLM]]:
     """An engine with a CPU's runner, and one with a GPU's, one plan ahead."""
+    options: dict[str, Any] = {"max_num_seqs": SEQUENCES, "max_num_batched_tokens": 48, "kv_cache_dtype": "float32"}
+    with dummy(folder, **options, **more) as usual, dummy(folder, **options, **more) as other:
+        theirs = runner(other.service)
+        memory = BlockMemory(len(theirs.memory.blocks) + 1, 16, theirs.memory.grouping, "float32")
+        engine = other.service.engine
+        made = CudaRunner(theirs.model, memory, theirs.rows.grammars, SEQUENCES, 48, eager=True)  # type: ignore[arg-type]
+        made.warm()
+        engine.executor, engine.overlap = LocalExecutor(made), 1
+        yield usual, other
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "REFERENCE_ONLY", {"cpu"})
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     empty = torch.empty
@@ -46,16 +64,12 @@ def both(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "Event", Moment)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=4))
-    folder = write_config(tmp_path, request.param)
-    options: dict[str, Any] = {"max_num_seqs": SEQUENCES, "max_num_batched_tokens": 48, "kv_cache_dtype": "float32"}
-    with dummy(folder, **options) as usual, dummy(folder, **options) as other:
-        theirs = runner(other.service)
-        memory = BlockMemory(len(theirs.memory.blocks) + 1, 16, theirs.memory.grouping, "float32")
-        engine = other.service.engine
-        made = CudaRunner(theirs.model, memory, None, SEQUENCES, 48, eager=True)       # type: ignore[arg-type]
-        made.warm()
-        engine.executor, engine.overlap = LocalExecutor(made), 1
-        yield usual, other
+
+
+@pytest.fixture(params=["LlamaForCausalLM", "Gemma2ForCausalLM"])
+def both(request: pytest.FixtureRequest, tmp_path: Path, no_gpu: None) -> Iterator[tuple[LLM, LLM]]:
+    with engines(write_config(tmp_path, request.param)) as made:
+        yield made
 
 
 def answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Any]:
@@ -79,14 +93,62 @@ def test_chunks_and_single_tokens_in_any_company(both: tuple[LLM, LLM]) -> None:
     assert stats["num_running"] == stats["num_used_blocks"] == 0 and stats["num_cached_tokens"] > 0
 
 
-def test_what_only_the_host_chooses(both: tuple[LLM, LLM]) -> None:
+ON_HOST: list[dict[str, Any]] = [
+    {}, {"typical_p": 0.4, "temperature": 0.9}, {"logprobs": 40}, {"prompt_logprobs": 1},
+    {"n": 2, "typical_p": 0.8, "temperature": 1}, {"repetition_penalty": 1.3, "logprobs": 33}]
+ON_DEVICE: list[dict[str, Any]] = [
+    {}, {"repetition_penalty": 1.4}, {"frequency_penalty": 0.9, "presence_penalty": -0.4}, {"logprobs": 2},
+    {"allowed_token_ids": [3, 4, 5], "logprobs": 0}, {"logit_bias": {4: 6.0, 9: -8.0}},
+    {"top_k": 1, "temperature": 0.9}, {"top_p": 1e-6, "temperature": 2.0},
+    {"min_p": 1.0, "temperature": 1.0, "logprobs": 5}]
+
+
+@pytest.mark.parametrize("kinds", [ON_HOST, ON_DEVICE])
+def test_whoever_chooses_the_choice_is_the_same(both: tuple[LLM, LLM], kinds: list[dict[str, Any]]) -> None:
     usual, other = both
-    kinds: list[dict[str, Any]] = [
-        {}, {"top_k": 3, "temperature": 0.9}, {"repetition_penalty": 1.4}, {"allowed_token_ids": [3, 4, 5]},
-        {"logprobs": 2}, {"prompt_logprobs": 1}, {"n": 2, "top_p": 0.8, "temperature": 1}]
     params = [asking(seed=7, **kind) for kind in kinds]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(kinds))]
-    assert answers(other, prompts, params) == answers(usual, prompts, params)
+    choose = Ticket._choose
+    with mock.patch.object(Ticket, "_choose", autospec=True, side_effect=choose) as by_host:
+        assert answers(other, prompts, params) == answers(usual, prompts, params)
+    assert by_host.called == (kinds is ON_HOST)
+
+
+def test_stops_that_wait_and_words_that_do_not_come(both: tuple[LLM, LLM]) -> None:
+    """min_tokens ends in the middle of an answer; a bad word's last token is ruled out after its first."""
+    usual, other = both
+    free = answers(usual, PROMPTS[:1], [asking()])[0][0][0]
+    kinds: list[dict[str, Any]] = [
+        {"min_tokens": 6, "stop_token_ids": [free[2], free[7]]}, {"stop_token_ids": [free[2]]},
+        {"min_tokens": 2, "stop_token_ids": [free[1], free[4]], "logprobs": 1}]
+    params = [asking(**kind) for kind in kinds]
+    assert answers(other, PROMPTS[:1] * 3, params) == answers(usual, PROMPTS[:1] * 3, params)
+
+
+def test_structured_answers(tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the device while they are far from their end, by the host near it."""
+    folder = write_config(tmp_path, vocab_size=320)
+    write_tokenizer(tmp_path)
+    structures = [StructuredOutputsParams(regex="[0-9]{3,30}"), StructuredOutputsParams(choice=["aa", "ab"]),
+                  StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}, "minItems": 2})]
+    params = [SamplingParams(temperature=0, max_tokens=length, structured_outputs=structure, bad_words=words)
+              for structure in structures for length in (90, 6) for words in ([], ["12"])]
+    num_late = 0
+    allow = WishRows.allow
+
+    def allowing(self: WishRows, rows: Any) -> None:
+        nonlocal num_late
+        num_late += sum(state.late for _, state, _ in rows)
+        allow(self, rows)
+
+    monkeypatch.setattr(WishRows, "allow", allowing)
+    with engines(folder, skip_tokenizer_init=False) as (usual, other):
+        assert answers(other, [[5, 6, 7]] * len(params), params) == answers(usual, [[5, 6, 7]] * len(params), params)
+        drawn = [SamplingParams(temperature=1.2, max_tokens=120, top_p=0.9, seed=seed, structured_outputs=structures[0])
+                 for seed in range(9)]
+        for output in other.generate([[5, 6, 7]] * 9, drawn, use_tqdm=False):
+            assert re.fullmatch("[0-9]{3,30}", output.outputs[0].text)
+    assert num_late > 50
 
 
 def test_draws_of_the_device_depend_on_seed_and_position_alone(both: tuple[LLM, LLM]) -> None:

@@ -326,6 +326,14 @@ def test_bombs_are_compiled_or_refused_in_time(grammars: Grammars, begin: Begin)
     assert outcomes[:2] == ["refused", "compiled"] and set(outcomes) == {"refused", "compiled"}
 
 
+def test_no_grammar_is_charged_for_the_vocabulary(grammars: Grammars) -> None:
+    def slowly() -> Any:
+        time.sleep(2.2)
+        return grammars.lexicon
+
+    assert Grammars(slowly, compile_s=2.0).compile(StructuredOutputsParams(regex="ab")).closing
+
+
 def test_a_slow_compiler_is_left_behind(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     """And others compile meanwhile, until too many are left behind."""
     slow = Grammars(lambda: grammars.lexicon, compile_s=0.05)

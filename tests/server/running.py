@@ -53,7 +53,7 @@ class RunningServer:
             time.sleep(0.02)
         raise RuntimeError("the server did not become ready:\n" + "\n".join(self.log))
 
-    def wait_for(self, text: str, timeout_s: float = 30.0) -> None:
+    def wait_for(self, text: str, timeout_s: float = 120.0) -> None:
         """Until a line of the log has that text."""
         end = time.monotonic() + timeout_s
         while not any(text in line for line in self.log):

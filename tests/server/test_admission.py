@@ -120,6 +120,6 @@ def test_overloaded_server_refuses_at_once_and_serves_the_rest(tiny_model: Path)
 
 def test_deadline(tiny_model: Path) -> None:
     with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1") as server:
-        answer = httpx.post(f"{server.url}/v1/completions", timeout=60, json={
+        answer = httpx.post(f"{server.url}/v1/completions", timeout=240, json={
             "prompt": [20], "max_tokens": 4000, "ignore_eos": True, "timeout": 0.3})
         assert answer.status_code == 408 and answer.json()["error"]["code"] == "timeout"

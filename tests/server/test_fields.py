@@ -81,15 +81,15 @@ def test_honoured(server: RunningServer, name: str) -> None:
         del body["max_tokens"]
     if name in ("response_format",):
         body["max_tokens"] = 60
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=240)
     assert answer.status_code == 200, answer.text
     if holds is not None:
         assert holds(answer.json()), answer.text
     if name.endswith("_penalty"):
-        plain = httpx.post(f"{server.url}/v1/chat/completions", json={**body, name: 0}, timeout=60).json()
+        plain = httpx.post(f"{server.url}/v1/chat/completions", json={**body, name: 0}, timeout=240).json()
         assert _text(answer.json()) != _text(plain)
     if name == "seed":
-        again, other = (httpx.post(f"{server.url}/v1/chat/completions", json={**body, "seed": seed}, timeout=60).json()
+        again, other = (httpx.post(f"{server.url}/v1/chat/completions", json={**body, "seed": seed}, timeout=240).json()
                         for seed in (5, 6))
         assert _text(again) == _text(answer.json()) != _text(other)
     if holds is None:
@@ -99,7 +99,7 @@ def test_honoured(server: RunningServer, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
 def test_without_effect(server: RunningServer, name: str) -> None:
     body = {"messages": HI, "temperature": 0, "max_tokens": 24, name: WITHOUT_EFFECT[name]}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=240)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] == "The capital of France is Paris."
 
@@ -142,7 +142,7 @@ WITH: dict[str, dict[str, Any]] = {"include_stop_str_in_output": {"stop": ["Fran
 def test_vllm_extras(server: RunningServer, name: str) -> None:
     body = {"messages": HI, "temperature": 1.0 if name in ("top_k", "min_p") else 0, "max_tokens": 24, "seed": 1,
             **WITH.get(name, {}), name: VLLM[name]}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=240)
     assert answer.status_code == 200, answer.text
     text = answer.json()["choices"][0]["message"]["content"]
     assert SHOWS.get(name, lambda t: t)(text), text
@@ -164,6 +164,6 @@ def test_invalid_structures_are_400(server: RunningServer) -> None:
         {"choice": ["an answer that no budget of eight tokens has room for, however it is cut"]},
     ]
     for structure in structures:
-        answer = httpx.post(f"{server.url}/v1/chat/completions", timeout=60, json={
+        answer = httpx.post(f"{server.url}/v1/chat/completions", timeout=240, json={
             "messages": HI, "max_tokens": 8, "structured_outputs": structure})
         assert answer.status_code == 400, (structure, answer.text)

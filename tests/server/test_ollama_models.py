@@ -42,7 +42,7 @@ def names(server: RunningServer, path: str) -> list[str]:
 
 
 def chat(server: RunningServer, model: str, **more: Any) -> httpx.Response:
-    return httpx.post(server.url + "/api/chat", timeout=60, json={
+    return httpx.post(server.url + "/api/chat", timeout=240, json={
         "model": model, "messages": HI, "options": SHORT, "stream": False, **more})
 
 
@@ -67,7 +67,7 @@ def test_keep_alive(small: RunningServer) -> None:
 
 
 def test_a_pulled_model_is_served_until_it_is_deleted(small: RunningServer, home: Path) -> None:
-    pulled = httpx.post(small.url + "/api/pull", json={"model": "smollm2:latest"}, timeout=60)
+    pulled = httpx.post(small.url + "/api/pull", json={"model": "smollm2:latest"}, timeout=240)
     assert pulled.text.splitlines()[-1] == '{"status":"success"}'
     assert names(small, "/api/tags") == ["one", "smollm2", "two"]
     assert httpx.post(small.url + "/api/pull", json={"model": "smollm2", "stream": False}).json() == {

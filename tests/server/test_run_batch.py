@@ -111,6 +111,6 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         assert time.monotonic() < end and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130 and "run it again" in said
     assert [result["custom_id"] for result in read(target)] == ["short"]

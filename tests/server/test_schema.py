@@ -69,7 +69,7 @@ def exchange(server: RunningServer, mode: GenerationMode, num_examples: int, sub
         operations.append(result.ok())
     chosen = [one for one in operations if one.body and pooling == any(word in one.path for word in POOLING)]
     assert len(chosen) >= 4
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=240) as client:
         for operation in chosen:
             with subtests.test(operation.path):
                 ask(client, operation, mode, num_examples)

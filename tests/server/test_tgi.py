@@ -68,7 +68,7 @@ def test_why_an_answer_ended() -> None:
 
 
 def post(server: RunningServer, path: str, **parameters: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json={"inputs": PROMPT, "parameters": parameters}, timeout=60)
+    return httpx.post(server.url + path, json={"inputs": PROMPT, "parameters": parameters}, timeout=240)
 
 
 def test_generate(server: RunningServer) -> None:

@@ -6,6 +6,21 @@ have them, [N, K, D, P].
 
 from __future__ import annotations
 
-from penstock.ops.triton import activation, attention, exact, fp8_product, inputs, product, qkv_write, rms_norm, sample
+from penstock.ops.triton import (
+    activation,
+    attention,
+    exact,
+    fp8_mlp,
+    fp8_product,
+    inputs,
+    product,
+    qkv_write,
+    report,
+    rms_norm,
+    sample,
+)
 
-__all__ = ["activation", "attention", "exact", "fp8_product", "inputs", "product", "qkv_write", "rms_norm", "sample"]
+__all__ = [
+    "activation", "attention", "exact", "fp8_mlp", "fp8_product", "inputs", "product", "qkv_write", "report", "rms_norm",
+    "sample",
+]

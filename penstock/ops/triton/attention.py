@@ -9,10 +9,20 @@ from torch import Tensor
 
 from penstock.ops.attention import Work, attention
 from penstock.ops.triton.launch import await_others, early
-from penstock.ops.triton.numbers import tanh
+from penstock.ops.triton.numbers import fitted, tanh
 
 TILE = 128               # rows of a tile: tokens times the query heads of a key head
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _beside(q, cache):
+    """Queries as they meet that cache's values: an 8-bit float becomes a float16 in one instruction, for which a
+    bfloat16 takes four."""
+    if cache.dtype.element_ty == tl.float8e4nv:      # noqa: SIM102  not every Triton joins them at compile time
+        if q.dtype == tl.bfloat16:
+            q = fitted(q, tl.float16)
+    return q
 
 
 @triton.jit
@@ -89,6 +99,7 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
     most, total, sums = _nothing(ROWS, BLOCK)
     if start < end:
         query = tl.load(q + s * q_row + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0)
+        query = _beside(query, k_cache)
         position = tl.zeros((ROWS,), tl.int32) + length - 1
         slope = None
         if alibi is not None:
@@ -130,6 +141,7 @@ def _common(q, k_cache, v_cache, table, lengths, members, tiles, alibi, parts, t
         head = h * GROUP + r % GROUP
         inside = there[:, None] & (d < SIZE)[None, :]
         query = tl.load(q + (member * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
+        query = _beside(query, k_cache)
         most, total, sums = _nothing(ROWS, BLOCK)
         slope = None
         if alibi is not None:
@@ -180,6 +192,7 @@ def _tile(q, k_cache, v_cache, table, query_start, lengths, tiles, alibi, out, s
     inside = there[:, None] & (d < SIZE)[None, :]
     row = (begin + token).to(tl.int64)
     query = tl.load(q + (row * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
+    query = _beside(query, k_cache)
     most, total, sums = _nothing(ROWS, BLOCK)
     slope = None
     if alibi is not None:

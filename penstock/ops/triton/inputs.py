@@ -10,7 +10,7 @@ from penstock.ops.triton.launch import await_others, early
 _ROW, _ID, _POSITION, _COMMON = (tl.constexpr(value) for value in (ROW, ID, POSITION, NUM_COMMON))
 
 
-@triton.jit(do_not_specialize=["num", "group"])
+@triton.jit(do_not_specialize=["num", "group", "table_row", "step_row"])
 def _inputs(numbers, last, table, ids, positions, lengths, slots, step_table, num, group, table_row, step_row,
             P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     await_others(EARLY)

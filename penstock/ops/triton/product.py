@@ -68,11 +68,11 @@ def _gemv(x, weight, scale, bias, residual, norm, out, num_out, width, eps, NORM
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < num_out)
 
 
-def _gemv_shape(width: int, num_out: int) -> tuple[int, int]:
-    """Outputs a program and inputs at a time, measured on an H200."""
+def _gemv_shape(width: int, num_out: int, itemsize: int) -> tuple[int, int]:
+    """Outputs a program and inputs at a time, measured on an H200; 8-bit weights take two outputs for as many bytes."""
     block = min(2048, triton.next_power_of_2(width))
     if width > 1024:
-        return 1, block
+        return 2 if itemsize == 1 else 1, block
     return (4 if num_out >= 4096 else 1 if num_out < 2048 else 2), block
 
 
@@ -85,7 +85,7 @@ def one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
         return y if residual is None else residual.add_(y)
     num_out, width = weight.shape[0] // 2 if gated else weight.shape[0], weight.shape[1]
     out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
-    rows, block = _gemv_shape(width, num_out)
+    rows, block = _gemv_shape(width, num_out, weight.itemsize)
     _gemv[(triton.cdiv(num_out, rows),)](x, weight, scale, bias, residual, norm, out, num_out, width, eps, eps > 0,
                                          gated, activation or "", rows, block, num_warps=4, **early(x))
     return out

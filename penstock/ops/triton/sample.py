@@ -5,36 +5,99 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.sample import BAD, GOLDEN, PIECE, sample
+from penstock.ops.sample import BAD, GOLDEN, NOTHING, PIECE, sample
+from penstock.ops.triton.cut import LOWEST, cut, cut_sums, within
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import mixed
+from penstock.ops.triton.search import PIVOTS
+from penstock.ops.wishes import (
+    FREQUENCY,
+    MASKED,
+    MOST_BIASED,
+    MOST_COUNTED,
+    NUM_BIASED,
+    NUM_WISHES,
+    PRESENCE,
+    REPETITION,
+    ROOM,
+    Wishes,
+)
 
-_BAD, _GOLDEN = tl.constexpr(BAD), tl.constexpr(GOLDEN)
+_BAD, _NOTHING, _GOLDEN = tl.constexpr(BAD), tl.constexpr(NOTHING), tl.constexpr(GOLDEN)
+_REPETITION, _FREQUENCY, _PRESENCE = tl.constexpr(REPETITION), tl.constexpr(FREQUENCY), tl.constexpr(PRESENCE)
+_NUM_BIASED, _MASKED = tl.constexpr(NUM_BIASED), tl.constexpr(MASKED)
+_MOST_BIASED, _MOST_COUNTED, _NUM_WISHES = (tl.constexpr(MOST_BIASED), tl.constexpr(MOST_COUNTED),
+                                            tl.constexpr(NUM_WISHES))
+NOWHERE = tl.constexpr(2147483647)
+PARTS = 4                  # of a piece, whose largest logits are told
+BLOCK = 1024
+AT_ONCE = tl.constexpr(16)
 
 
 @triton.jit
-def _pieces(logits, temperature, rows, tops, sums, places, row_stride, size, num_pieces, PIECE: tl.constexpr,
-            EARLY: tl.constexpr):
-    """Of one piece of one row the largest logit, where it first is, and the sum of the weights relative to it."""
+def _fitting(x):
+    return tl.minimum(tl.maximum(x, -3.4028234663852886e38), 3.4028234663852886e38)
+
+
+@triton.jit
+def _edited(x, token, size, entry, numbers, counts, words, biased, bias):
+    """Logits of some tokens with the entry's biases, penalties and mask."""
+    wish = numbers + entry * _NUM_WISHES
+    inside = token < size
+    num_biased = tl.load(wish + _NUM_BIASED).to(tl.int32)
+    for first in range(0, num_biased, AT_ONCE):
+        some = first + tl.arange(0, AT_ONCE)
+        ids = tl.load(biased + entry * _MOST_BIASED + some, mask=some < num_biased, other=-1)
+        added = tl.load(bias + entry * _MOST_BIASED + some, mask=some < num_biased, other=0.0)
+        same = token[:, None] == ids[None, :]
+        sums = tl.sum(tl.where(same, added[None, :], 0.0), 1)
+        x = tl.where(tl.max(same.to(tl.int32), 1) > 0, x + sums, x)
+    repetition = tl.load(wish + _REPETITION)
+    frequency, presence = tl.load(wish + _FREQUENCY), tl.load(wish + _PRESENCE)
+    if (repetition != 1) | (frequency != 0) | (presence != 0):
+        count = tl.load(counts + entry * size + token, mask=inside, other=0).to(tl.int32)
+        possible = (x > LOWEST) & (x == x)
+        if repetition != 1:
+            x = tl.where((count > 0) & possible, _fitting(tl.where(x > 0, x / repetition, x * repetition)), x)
+        times = (count >> 1).to(tl.float32)
+        x = tl.where((times > 0) & possible, _fitting(x - (frequency * times + presence)), x)
+    if tl.load(wish + _MASKED) > 0:
+        num_words = (size + 31) // 32
+        word = tl.load(words + entry * num_words + token // 32, mask=inside, other=0)
+        x = tl.where(((word >> (token % 32)) & 1) > 0, x, LOWEST)
+    return x
+
+
+@triton.jit
+def _pieces(logits, temperature, rows, tops, sums, places, numbers, counts, words, biased, bias, edited, heads,
+            row_stride, size, num_pieces, PIECE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr):
+    """Of one piece of one row the largest logit, where it first is, and the sum of the weights relative to it; where
+    rows have wishes, these come first and what they make of the logits is kept."""
     await_others(EARLY)
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = piece * PIECE + tl.arange(0, PIECE)
-    x = tl.load(logits + row * row_stride + token, mask=token < size, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + row * row_stride + token, mask=token < size, other=LOWEST).to(tl.float32)
     entry = row
     if rows is not None:
         entry = tl.load(rows + row).to(tl.int64)
     heat = tl.load(temperature + entry)
     heat = tl.where(heat > 0, heat, 1.0)
-    broken = tl.max((x != x).to(tl.int32), 0)
+    raw_top = tl.max(x, 0)
+    broken = (tl.max((x != x).to(tl.int32), 0) > 0) | (raw_top == float("inf"))
+    if numbers is not None:
+        x = _edited(x, token, size, entry, numbers, counts, words, biased, bias)
+        tl.store(edited + row * size + token, x, mask=token < size)
     top = tl.max(x, 0)
-    base = tl.where(top == float("-inf"), 0.0, top)
+    base = tl.where(top == LOWEST, 0.0, top)
     total = tl.sum(tl.exp((x - base) / heat), 0)
-    place = tl.min(tl.where(x == top, token, 2147483647), 0)
-    top = tl.where((broken > 0) | (top == float("inf")), float("nan"), top)
+    place = tl.min(tl.where(x == top, token, NOWHERE), 0)
     at = row * num_pieces + piece
-    tl.store(tops + at, top)
+    tl.store(tops + at, tl.where(broken, float("nan"), top))
     tl.store(sums + at, total)
-    tl.store(places + at, place)
+    tl.store(places + at, tl.where(raw_top == LOWEST, NOWHERE, place))
+    if heads is not None:
+        part = tl.arange(0, PARTS)
+        tl.store(heads + at * PARTS + part, tl.max(tl.reshape(x, (PARTS, PIECE // PARTS)), 1))
 
 
 @triton.jit
@@ -47,8 +110,8 @@ def _crossing(weights, share):
 
 
 @triton.jit
-def _choose(logits, temperature, keys, positions, rows, last, tops, sums, places, out, row_stride, size, num_pieces,
-            PIECE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _choose(logits, temperature, keys, positions, rows, last, tops, sums, places, numbers, counts, bounds, lasts, out,
+            row_stride, size, num_pieces, PIECE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     entry = row
@@ -56,12 +119,15 @@ def _choose(logits, temperature, keys, positions, rows, last, tops, sums, places
         entry = tl.load(rows + row).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < num_pieces
-    top = tl.load(tops + row * num_pieces + at, mask=inside, other=float("-inf"))
+    top = tl.load(tops + row * num_pieces + at, mask=inside, other=LOWEST)
     broken = tl.max((top != top).to(tl.int32), 0)
     largest = tl.max(top, 0)
+    place = tl.load(places + row * num_pieces + at, mask=inside, other=NOWHERE)
     heat = tl.load(temperature + entry)
-    if (broken > 0) | (largest == float("-inf")):
+    if (broken > 0) | (tl.min(place, 0) == NOWHERE):
         token = largest.to(tl.int64) * 0 + _BAD
+    elif largest == LOWEST:
+        token = largest.to(tl.int64) * 0 + _NOTHING
     elif heat > 0:
         key, position = tl.load(keys + entry), tl.load(positions + row).to(tl.uint32)
         first = mixed(key.to(tl.uint32) ^ mixed(position))
@@ -69,20 +135,27 @@ def _choose(logits, temperature, keys, positions, rows, last, tops, sums, places
         weight = tl.load(sums + row * num_pieces + at, mask=inside, other=0.0) * tl.exp((top - largest) / heat)
         piece = _crossing(weight, (first >> 8).to(tl.float32) * 5.9604644775390625e-08)
         some = piece * PIECE + tl.arange(0, PIECE)
-        x = tl.load(logits + row * row_stride + some, mask=some < size, other=float("-inf")).to(tl.float32)
-        within = tl.exp((x - tl.max(x, 0)) / heat)
-        token = (piece * PIECE + _crossing(within, (second >> 8).to(tl.float32) * 5.9604644775390625e-08)).to(tl.int64)
+        x = tl.load(logits + row * row_stride + some, mask=some < size, other=LOWEST).to(tl.float32)
+        if bounds is not None:
+            x = within(x, some, tl.load(bounds + row), tl.load(lasts + row))
+        weights = tl.exp((x - tl.max(x, 0)) / heat)
+        token = (piece * PIECE + _crossing(weights, (second >> 8).to(tl.float32) * 5.9604644775390625e-08)).to(tl.int64)
     else:
-        place = tl.load(places + row * num_pieces + at, mask=inside, other=2147483647)
-        token = tl.min(tl.where(top == largest, place, 2147483647), 0).to(tl.int64)
+        token = tl.min(tl.where(top == largest, place, NOWHERE), 0).to(tl.int64)
     tl.store(out + row, token)
     if last is not None:
         tl.store(last + entry, token)
+    if numbers is not None:
+        wish = numbers + entry * _NUM_WISHES
+        penal = (tl.load(wish + _REPETITION) != 1) | (tl.load(wish + _FREQUENCY) != 0)
+        if (penal | (tl.load(wish + _PRESENCE) != 0)) & (token >= 0):
+            count = tl.load(counts + entry * size + token).to(tl.int32)
+            tl.store(counts + entry * size + token, tl.minimum(count + 2, _MOST_COUNTED).to(tl.int16))
 
 
 @sample.impl("cuda", exact=True)
 def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, rows: Tensor | None = None,
-          last: Tensor | None = None) -> Tensor:
+          last: Tensor | None = None, wishes: Wishes | None = None) -> Tensor:
     num_rows, size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if not num_rows:
@@ -91,8 +164,33 @@ def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, 
     tops = torch.empty((num_rows, num_pieces), device=logits.device)
     sums = torch.empty((num_rows, num_pieces), device=logits.device)
     places = torch.empty((num_rows, num_pieces), dtype=torch.int32, device=logits.device)
-    _pieces[(num_rows, num_pieces)](logits, temperature, rows, tops, sums, places, logits.stride(0), size, num_pieces,
-                                    PIECE, num_warps=8, **early(logits))
-    _choose[(num_rows,)](logits, temperature, keys, positions, rows, last, tops, sums, places, out, logits.stride(0),
-                         size, num_pieces, PIECE, triton.next_power_of_2(num_pieces), num_warps=8, **early(logits))
+    grid, pieces = (num_rows, num_pieces), triton.next_power_of_2(num_pieces)
+    if wishes is None or rows is None:
+        _pieces[grid](logits, temperature, rows, tops, sums, places, None, None, None, None, None, None, None,
+                      logits.stride(0), size, num_pieces, PIECE, PARTS, num_warps=8, **early(logits))
+        _choose[(num_rows,)](logits, temperature, keys, positions, rows, last, tops, sums, places, None, None, None,
+                             None, out, logits.stride(0), size, num_pieces, PIECE, pieces, num_warps=8,
+                             **early(logits))
+        return out
+    numbers, counts, edited = wishes.numbers, wishes.counts, _room(wishes.edited, num_rows)
+    near, near_ids = _room(wishes.near, num_rows), _room(wishes.near_ids, num_rows)
+    heads = torch.empty((num_rows, num_pieces * PARTS), device=logits.device)
+    bounds = torch.empty(num_rows, device=logits.device)
+    lasts = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    _pieces[grid](logits, temperature, rows, tops, sums, places, numbers, counts, wishes.words, wishes.biased,
+                  wishes.bias, edited, heads, logits.stride(0), size, num_pieces, PIECE, PARTS, num_warps=8,
+                  **early(logits))
+    cut[(num_rows,)](edited, numbers, temperature, rows, tops, sums, heads, near, near_ids, bounds, lasts, size,
+                     num_pieces, num_pieces * PARTS, NUM_WISHES, ROOM, PIECE, pieces, PIVOTS, BLOCK, num_warps=8,
+                     **early(logits))
+    cut_sums[grid](edited, temperature, rows, tops, sums, bounds, lasts, size, num_pieces, PIECE, num_warps=8,
+                   **early(logits))
+    _choose[(num_rows,)](edited, temperature, keys, positions, rows, last, tops, sums, places, numbers, counts, bounds,
+                         lasts, out, size, size, num_pieces, PIECE, pieces, num_warps=8, **early(logits))
     return out
+
+
+def _room(room: Tensor, num_rows: int) -> Tensor:
+    """Of a workspace the first rows; a larger one where a step has more rows than there are entries."""
+    return room if num_rows <= len(room) else torch.empty((num_rows, room.shape[1]), dtype=room.dtype,
+                                                          device=room.device)

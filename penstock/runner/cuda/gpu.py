@@ -1,24 +1,94 @@
-"""What torch says of the GPU."""
+"""What torch says of the GPU, and what its driver says before torch opens it."""
 
 from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
 
 import torch
 
 from penstock.config import GpuFacts
 from penstock.models.layer import Attention, GatedMlp
 from penstock.models.spec import ModelSpec
+from penstock.ops.fp8_product import fits
+from penstock.ops.wishes import wishes_bytes
 
 FP8_CAPABILITY = (8, 9)
 CHECKED = ("LlamaForCausalLM", "Qwen3ForCausalLM")      # against transformers, on a GPU
 
 
+PROCESSORS, MAJOR, MINOR = 16, 75, 76      # of the driver's device attributes
+
+
+@dataclass(frozen=True)
+class Glimpse:
+    """Of the first GPU."""
+
+    capability: tuple[int, int]
+    num_processors: int
+    total_bytes: int
+
+
+def cuda_driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def glimpse(driver: ctypes.CDLL) -> Glimpse | None:
+    """The GPU is not opened for it, so a process may be forked afterwards."""
+    device, size = ctypes.c_int(), ctypes.c_size_t()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    if driver.cuDeviceTotalMem_v2(ctypes.byref(size), device):
+        return None
+    values = []
+    for attribute in (MAJOR, MINOR, PROCESSORS):
+        value = ctypes.c_int()
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+            return None
+        values.append(value.value)
+    return Glimpse((values[0], values[1]), values[2], size.value)
+
+
 def gpu_facts(spec: ModelSpec, stored_dtype: str) -> GpuFacts:
     free, total = torch.cuda.mem_get_info()
     free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return _facts(spec, stored_dtype, torch.cuda.get_device_name(), total, free, torch.cuda.get_device_capability())
+
+
+def likely_facts(spec: ModelSpec, stored_dtype: str, seen: Glimpse) -> GpuFacts:
+    """The same as far as it can be known, all memory taken for free."""
+    return _facts(spec, stored_dtype, "", seen.total_bytes, seen.total_bytes, seen.capability)
+
+
+def _facts(spec: ModelSpec, stored_dtype: str, name: str, total: int, free: int,
+           capability: tuple[int, int]) -> GpuFacts:
     dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else "bfloat16"
-    return GpuFacts(torch.cuda.get_device_name(), total, free, 2 * spec.num_parameters, bytes_per_step_token(spec),
-                    spec.vocab_size, dtype, torch.cuda.get_device_capability() >= FP8_CAPABILITY,
-                    spec.architecture in CHECKED)
+    return GpuFacts(name, total, free, 2 * spec.num_parameters, bytes_per_step_token(spec), spec.vocab_size, dtype,
+                    wishes_bytes(spec.vocab_size), capability >= FP8_CAPABILITY, spec.architecture in CHECKED,
+                    fp8_bytes(spec), layer_bytes(spec))
+
+
+def fp8_bytes(spec: ModelSpec) -> int:
+    """Of all weights, the layers' matrices in 8-bit floats where they can be, the rest at 16 bits."""
+    total = 2 * spec.num_parameters
+    for name, shape in spec.parameters().items():
+        if name.startswith("layers.") and len(shape) == 2 and fits(*shape):
+            total += 4 * shape[0] - prod(shape)
+    return total
+
+
+def layer_bytes(spec: ModelSpec) -> int:
+    """Of the widest layer's weights at 16 bits."""
+    sizes: Counter[str] = Counter()
+    for name, shape in spec.parameters().items():
+        if name.startswith("layers."):
+            sizes[name.split(".")[1]] += 2 * prod(shape)
+    return max(sizes.values(), default=0)
 
 
 def bytes_per_step_token(spec: ModelSpec) -> int:

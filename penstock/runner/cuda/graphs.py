@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -14,42 +15,61 @@ from penstock import ops
 from penstock.config import graph_sizes
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import NUM_COMMON, ROW
+from penstock.ops.triton.attention import tile_tokens
+from penstock.ops.triton.exact.attention import tile_tokens as exact_tile_tokens
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import num_tiles
+from penstock.runner.memory import BlockMemory
 from penstock.runner.step import LayerCache, Step
 
 MOST_PARTS = 32
 Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Tokens [S], and what some rows ask to be told of them."""
+
+    tokens: torch.Tensor
+    report: torch.Tensor | None = None
+
+
+@dataclass
+class Half(Generic[Made]):
+    """Half a step; without a graph it is launched kernel by kernel."""
+
+    function: Callable[[], Made]
+    made: Made | None = None
+    graph: torch.cuda.CUDAGraph | None = None
+    num_runs: int = 0
 
 
 @dataclass
 class Recorded:
-    """A step's two halves; without graphs they are launched kernel by kernel."""
+    """A step's logits, and the choice from them, plain or with what rows wish."""
 
     flat: torch.Tensor                            # all that is sent, `numbers` first
     numbers: torch.Tensor
     step: Step
-    logits: torch.Tensor | None = None
-    tokens: torch.Tensor | None = None
-    forward: torch.cuda.CUDAGraph | None = None
-    sample: torch.cuda.CUDAGraph | None = None
-    num_runs: int = 0
+    forward: Half[torch.Tensor]
+    choice: dict[bool, Half[Chosen]]
 
 
 class SingleSteps:
     """Of each size: its tensors, all in the same places, and once it has run its graphs."""
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache | None], rows: RowTensors, block_size: int,
-                 max_num_seqs: int, tile_tokens: int, eager: bool) -> None:
+                 max_num_seqs: int, tile_tokens: int, num_processors: int, eager: bool, deterministic: bool) -> None:
         self.model, self.caches, self.rows, self.block_size = model, caches, rows, block_size
         self.sizes = graph_sizes(max_num_seqs)
-        self.eager = eager
+        self.eager, self.deterministic = eager, deterministic
         device = rows.last.device
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._processors = num_processors
         self._kv_heads = max((shape[0] for shape in model.spec.kv_shapes() if shape), default=1)
         num_groups = len(rows.tables)
         self.num_numbers = NUM_COMMON + 2 * num_groups
-        self._tile_tokens = tile_tokens
+        self.tile_tokens = tile_tokens
         self._numbers = torch.zeros(self.num_flat(max_num_seqs, True), dtype=torch.int32, device=device)
         whole = torch.int64
         self._ids = torch.zeros(max_num_seqs, dtype=whole, device=device)
@@ -60,16 +80,17 @@ class SingleSteps:
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self._known: dict[tuple[int, bool], Recorded] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = None if eager else torch.cuda.graph_pool_handle()
 
-    def warm(self, size: int) -> None:
+    def warm(self, size: int, shared: bool = False, wishing: bool = False) -> None:
         """A step of nobody's rows, so that the kernels it takes are compiled; safe to call from several threads."""
+        ops.take_exact(self.deterministic)
         with torch.inference_mode():
-            numbers = torch.full((self.num_numbers, size), -1, dtype=torch.int32, device=self.rows.last.device)
-            numbers[ROW] = self.rows.nobody
-            one = Recorded(numbers, numbers, self[size, False].step)
-            one.logits = self._forward(one)
-            self._sample(one)
+            one = self._made(torch.zeros(self.num_flat(size, shared), dtype=torch.int32, device=self.rows.last.device),
+                             size, shared)
+            one.numbers.fill_(-1)
+            one.numbers[ROW] = self.rows.nobody
+            self.choose(self._forward(one.numbers, one.step), one.step.lengths, one.numbers[ROW], wishing)
 
     def num_parts(self, num_single: int) -> int:
         """In how many parts the keys of single queries are read, so that every processor has some."""
@@ -80,7 +101,7 @@ class SingleSteps:
 
     def num_flat(self, size: int, shared: bool) -> int:
         """How many numbers are sent: the rows', and where positions are shared who shares which."""
-        return self.num_numbers * size + (2 * size + 4 * num_tiles(size, self._tile_tokens) if shared else 0)
+        return self.num_numbers * size + (2 * size + 4 * num_tiles(size, self.tile_tokens) if shared else 0)
 
     def split(self, flat: Numbers, size: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         """Its parts: the rows' numbers, and of shared positions members, skips and tiles, which may be empty."""
@@ -90,45 +111,63 @@ class SingleSteps:
 
     def __getitem__(self, key: tuple[int, bool]) -> Recorded:
         if key not in self._known:
-            size, is_shared = key
-            flat = self._numbers[:self.num_flat(size, is_shared)]
-            numbers, members, skips, tiles = self.split(flat, size)
-            shared = ops.Shared(members, skips, tiles) if is_shared else None
-            step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
-                        [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
-                        ops.Work(size, None, self.num_parts(size), shared))
-            self._known[key] = Recorded(flat, numbers, step)
+            self._known[key] = self._made(self._numbers[:self.num_flat(*key)], *key)
         return self._known[key]
 
-    def run(self, size: int, shared: bool) -> Recorded:
-        """The step whose numbers have been sent: its logits, and the tokens chosen from them."""
-        one = self[size, shared]
-        one.num_runs += 1
-        if one.forward is None and one.num_runs == 2 and not self.eager:
-            one.forward, one.logits = self._record(lambda: self._forward(one))
-            one.sample, one.tokens = self._record(lambda: self._sample(one))
-        if one.forward is not None and one.sample is not None:
-            one.forward.replay()
-            one.sample.replay()
+    def _made(self, flat: torch.Tensor, size: int, is_shared: bool) -> Recorded:
+        numbers, members, skips, tiles = self.split(flat, size)
+        shared = ops.Shared(members, skips, tiles) if is_shared else None
+        step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
+                    [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
+                    ops.Work(size, None, self.num_parts(size), shared))
+        forward = Half(partial(self._forward, numbers, step))
+        choice = {wishing: Half(partial(self._choose, forward, step, numbers[ROW], wishing))
+                  for wishing in (False, True)}
+        return Recorded(flat, numbers, step, forward, choice)
+
+    def run(self, half: Half[Made]) -> Made:
+        """From the second time on as a graph."""
+        half.num_runs += 1
+        if half.graph is None and half.num_runs == 2 and not self.eager:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                half.made = half.function()
+            half.graph = graph
+        if half.graph is not None:
+            half.graph.replay()
         else:
-            one.logits = self._forward(one)
-            one.tokens = self._sample(one)
-        return one
+            half.made = half.function()
+        assert half.made is not None
+        return half.made
 
-    def _record(self, function: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = function()
-        return graph, result
-
-    def _forward(self, one: Recorded) -> torch.Tensor:
-        step = one.step
+    def _forward(self, numbers: torch.Tensor, step: Step) -> torch.Tensor:
         for g, table in enumerate(self.rows.tables):
-            ops.single_inputs(one.numbers, self.rows.last, table, g, self.block_size, step.ids, step.positions,
+            ops.single_inputs(numbers, self.rows.last, table, g, self.block_size, step.ids, step.positions,
                               step.lengths, step.slots[g], step.tables[g])
         return self.model.logits(self.model.forward(step, self.caches))
 
-    def _sample(self, one: Recorded) -> torch.Tensor:
-        assert one.logits is not None
-        return ops.sample(one.logits, self.rows.temperature, self.rows.keys, one.step.lengths, one.numbers[ROW],
-                          self.rows.last)
+    def _choose(self, forward: Half[torch.Tensor], step: Step, rows: torch.Tensor, wishing: bool) -> Chosen:
+        assert forward.made is not None
+        return self.choose(forward.made, step.lengths, rows, wishing)
+
+    def choose(self, logits: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, wishing: bool) -> Chosen:
+        """A token of each row of logits, whose texts have these lengths."""
+        known, wishes = self.rows, self.rows.wishes.tensors
+        tokens = ops.sample(logits, known.temperature, known.keys, lengths.int(), rows, known.last,
+                            wishes if wishing else None)
+        if not wishing:
+            return Chosen(tokens)
+        return Chosen(tokens, ops.report(logits, tokens, rows, wishes.numbers, (wishes.near, wishes.near_ids)))
+
+
+def single_steps(model: Decoder, memory: BlockMemory, max_num_seqs: int, num_processors: int, eager: bool,
+                 deterministic: bool = False) -> SingleSteps:
+    """All that steps of single tokens read and write, on the memory's device."""
+    spec = model.spec
+    width = -(-spec.max_model_len // memory.block_size)
+    rows = RowTensors(max_num_seqs, len(memory.grouping.groups), width, spec.vocab_size, memory.blocks.device)
+    of_tile = exact_tile_tokens if deterministic else tile_tokens
+    tokens = min(of_tile(layer.attention.num_heads, shape[0])
+                 for layer, shape in zip(spec.layers, spec.kv_shapes()) if shape)
+    return SingleSteps(model, memory.layer_caches(spec.kv_shapes()), rows, memory.block_size, max_num_seqs, tokens,
+                       num_processors, eager, deterministic)

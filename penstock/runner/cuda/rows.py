@@ -8,26 +8,32 @@ import numpy as np
 import torch
 
 from penstock.engine.plan import Admission, Plan
+from penstock.runner.cuda.staging import sent
+from penstock.runner.cuda.wishes import WishRows
 from penstock.sampling.random import WORD, philox
+from penstock.sampling.row import RowState
 
 HOTTEST = 1e38           # a temperature that float32 holds
 
 
 class RowTensors:
-    """Of `num_rows` rows and one more that is nobody's: last token, temperature, random key, blocks in each group."""
+    """Of `num_rows` rows and one more that is nobody's: last token, temperature, random key, what else is wished of its
+    sampling, blocks in each group."""
 
-    def __init__(self, num_rows: int, num_groups: int, table_width: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, num_groups: int, table_width: int, vocab_size: int, device: torch.device) -> None:
         self.nobody = num_rows
         self.last = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(num_rows + 1, device=device)
         self.keys = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self.tables = [torch.zeros((num_rows + 1, table_width), dtype=torch.int32, device=device)
                        for _ in range(num_groups)]
+        self.wishes = WishRows(num_rows, vocab_size, device)
         self._device = device
 
-    def admit(self, admissions: Sequence[Admission]) -> None:
+    def admit(self, admissions: Sequence[Admission], states: Sequence[RowState]) -> None:
         if not admissions:
             return
+        self.wishes.admit([(admission.row, state) for admission, state in zip(admissions, states)])
         rows = self._sent([admission.row for admission in admissions])
         samplings = [admission.request.sampling for admission in admissions]
         self.temperature[rows] = self._sent([0.0 if sampling.greedy else min(float(sampling.temperature), HOTTEST)
@@ -52,7 +58,7 @@ class RowTensors:
             self.last[self._sent(list(rows))] = self._sent(list(tokens))
 
     def _sent(self, values: list[int] | list[float]) -> torch.Tensor:
-        return torch.tensor(values).pin_memory().to(self._device, non_blocking=True)
+        return sent(values, self._device)
 
 
 def row_key(seed: int, sibling: int) -> int:

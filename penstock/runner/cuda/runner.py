@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import torch
 
@@ -13,19 +12,15 @@ from penstock import ops
 from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
-from penstock.ops.triton.attention import tile_tokens
-from penstock.ops.triton.exact.attention import tile_tokens as exact_tile_tokens
-from penstock.ops.triton.exact.product import ROWS
-from penstock.runner.cuda.graphs import SingleSteps
+from penstock.runner.cuda.graphs import Chosen, single_steps
 from penstock.runner.cuda.packed import Packed, most_numbers
-from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import Prefixes, fill
 from penstock.runner.cuda.staging import Staging
 from penstock.runner.cuda.ticket import Asked, Ticket
+from penstock.runner.cuda.warm import first_steps
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import DeviceRow, Rows
 from penstock.runner.sampling import prompt_logprobs
-from penstock.runner.step import Step
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.likeliest import UnusableLogits
 from penstock.sampling.sampler import Sampler
@@ -35,50 +30,27 @@ class CudaRunner:
     def __init__(self, model: Decoder, memory: BlockMemory, grammars: Grammars | None, max_num_seqs: int,
                  max_num_batched_tokens: int, eager: bool = False, deterministic: bool = False) -> None:
         self.model, self.memory = model, memory
-        self.max_num_batched_tokens, self.deterministic = max_num_batched_tokens, deterministic
+        self.deterministic = deterministic
         self.device = memory.blocks.device
         self.rows = Rows(len(memory.grouping.groups), grammars)
         self.sampler = Sampler()
-        of_tile = exact_tile_tokens if deterministic else tile_tokens
-        self._tile_tokens = min(of_tile(layer.attention.num_heads, shape[0]) for layer, shape in zip(
-            model.spec.layers, model.spec.kv_shapes()) if shape)
-        width = -(-model.spec.max_model_len // memory.block_size)
+        num_processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         with torch.inference_mode():
-            self._caches = memory.layer_caches(model.spec.kv_shapes())
-            self._tensors = RowTensors(max_num_seqs, self.rows.num_groups, width, self.device)
             room = most_numbers(max_num_batched_tokens, max_num_seqs, self.rows.num_groups)
             self._staging = Staging(room, self.device)
-            self._singles = SingleSteps(model, self._caches, self._tensors, memory.block_size, max_num_seqs,
-                                        self._tile_tokens, eager)
+            self._singles = single_steps(model, memory, max_num_seqs, num_processors, eager, deterministic)
+        self._caches, self._tensors = self._singles.caches, self._singles.rows
+        self._tile_tokens = self._singles.tile_tokens
         self._prefixes = Prefixes(memory.block_size)
         self._last: Ticket | None = None
         self.timeline: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # of steps
 
     def warm(self) -> None:
         """Compile what the first steps take, several kernels at once."""
-        most = self._singles.sizes[-1]
-        sizes = set(self._singles.sizes[:2])      # one row and more take different kernels
-        lengths = {2}
-        if self.deterministic:                    # and here every so many rows
-            sizes = {self._singles.size(min(size, most)) for size in (1, *ROWS[1:], most)}
-            longest = self.max_num_batched_tokens
-            lengths |= {longest, *(rows for rows in ROWS if most < rows < longest)}
-        works: list[Callable[[], None]] = [*(partial(self._singles.warm, size) for size in sorted(sizes)),
-                                           *(partial(self._warm_tile, length) for length in sorted(lengths))]
-        with ThreadPoolExecutor(len(works), initializer=ops.take_exact, initargs=(self.deterministic,)) as threads:
+        works = first_steps(self._singles)
+        with ThreadPoolExecutor(len(works)) as threads:
             for done in [threads.submit(work) for work in works]:
                 done.result()
-
-    def _warm_tile(self, num_tokens: int) -> None:
-        """A step of one tile, among tokens of nobody."""
-        with torch.inference_mode():
-            ids = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
-            tables = [table[:1] for table in self._tensors.tables]
-            step = Step(ids, ids, [torch.full_like(ids, -1) for _ in tables], tables,
-                        torch.tensor([0, num_tokens], dtype=torch.int32, device=self.device),
-                        torch.full((1,), 2, dtype=torch.int32, device=self.device),
-                        ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=self.device)))
-            self.model.forward(step, self._caches)
 
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""
@@ -89,7 +61,7 @@ class CudaRunner:
                 if self._last is not None:
                     self._last.settle()
                 self.rows.apply(plan)
-                self._tensors.admit(plan.admissions)
+                self._tensors.admit(plan.admissions, [self.rows[one.row].state for one in plan.admissions])
                 if plan.moves:
                     self.memory.move(plan.moves)
                 begun = None if self.timeline is None else _now(timed=True)
@@ -136,25 +108,44 @@ class CudaRunner:
         if several:
             self._tensors.enter(plan)
         self._staging.send(len(flat), singles[size, bool(groups)].flat)
-        one = singles.run(size, bool(groups))
-        assert one.tokens is not None and one.logits is not None
-        for s, (row, device, result) in enumerate(zip(plan.rows, devices, ticket.results)):
-            self._expect(ticket, result, row, device, s)
-        self._fetch(ticket, one.logits, one.tokens[:count])
+        one = singles[size, bool(groups)]
+        logits = singles.run(one.forward)
+        wishing = self._expect(ticket, list(zip(plan.rows, devices, ticket.results, range(count))))
+        wishing |= self.deterministic      # another's wishes are no reason to choose a row's token by other kernels
+        self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
 
-    def _expect(self, ticket: Ticket, result: RowResult, row: Row, device: DeviceRow, place: int) -> None:
-        """Say who chooses the row's token."""
-        if device.state.on_device and not row.draft:
-            ticket.chosen.append((result, device, place))
-        else:
-            ticket.asked.append(Asked(row, result, device, place))
+    def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> bool:
+        """Say who chooses each row's token, given with its place among the logits; whether any of those that the device
+        chooses asks for more than a temperature. Where it matters which tokens came before, they are awaited, while the
+        device is busy with this step's logits."""
+        others = []
+        for row, device, result, place in rows:
+            if device.state.simple and not row.draft:
+                ticket.chosen.append((result, device, place))
+            else:
+                others.append((row, device, result, place))
+        if not others:
+            return False
+        if self._last is not None and any(device.state.late for _, device, _, _ in others):
+            self._last.arrive()
+        wishing = []
+        for row, device, result, place in others:
+            state, length = device.state, row.start + row.count
+            if state.on_device and not row.draft and state.free and (not state.late or len(state.tokens) == length):
+                ticket.chosen.append((result, device, place))
+                wishing.append((row.row, state, length - state.num_prompt))
+            else:
+                ticket.asked.append(Asked(row, result, device, place))
+        self._tensors.wishes.allow(wishing)
+        return bool(wishing)
 
-    def _fetch(self, ticket: Ticket, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+    def _fetch(self, ticket: Ticket, logits: torch.Tensor, chosen: Chosen, count: int) -> None:
         if ticket.asked:
             ticket.logits = logits
         if ticket.chosen:
-            ticket.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-            ticket.tokens.copy_(tokens, non_blocking=True)
+            ticket.tokens = _coming(chosen.tokens[:count])
+            if chosen.report is not None and any(one.state.num_logprobs is not None for _, one, _ in ticket.chosen):
+                ticket.report = _coming(chosen.report[:count])
             ticket.done = _now()
 
     def _run_mixed(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
@@ -174,20 +165,25 @@ class CudaRunner:
             ticket.done = _now()
             return
         logits = model.logits(hidden, at)
-        place = 0
+        place, expected = 0, []
         for row, device, result in zip(rows, of, results):
             if row.output is Output.SAMPLE:
-                self._expect(ticket, result, row, device, place)
+                expected.append((row, device, result, place))
                 place += 1 + len(row.draft)
-        tokens = ops.sample(logits, self._tensors.temperature, self._tensors.keys, (step.positions[at] + 1).int(),
-                            row_of, self._tensors.last)       # of the types that a step of single tokens has
-        self._fetch(ticket, logits, tokens)
+        wishing = self._expect(ticket, expected) or self.deterministic
+        self._fetch(ticket, logits, self._singles.choose(logits, step.positions[at] + 1, row_of, wishing), place)
 
     def _prompt_logprobs(self, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult) -> None:
         try:
             prompt_logprobs(self.model, self.sampler, row, device.state, hidden, result)
         except UnusableLogits as error:
             result.error = str(error)
+
+
+def _coming(values: torch.Tensor) -> torch.Tensor:
+    """On their way to the host."""
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return pinned.copy_(values, non_blocking=True)
 
 
 def _now(timed: bool = False) -> torch.cuda.Event:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 NUM_BUFFERS = 4       # more than the steps that can be under way
+
+
+def sent(values: Sequence[object] | np.ndarray, device: torch.device) -> torch.Tensor:
+    """A few numbers, or rows of them, on the device once it gets there."""
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Staging:

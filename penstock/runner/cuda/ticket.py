@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 import torch
 
 from penstock.engine.plan import Result, Row, RowResult
-from penstock.ops.sample import BAD
+from penstock.ops.report import NO_TOKEN as LIST_END
+from penstock.ops.sample import BAD, NOTHING
+from penstock.ops.wishes import MOST_LOGPROBS
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.rows import DeviceRow
 from penstock.runner.sampling import take
 from penstock.sampling.likeliest import DAMAGED
-from penstock.sampling.sampler import Sampler
+from penstock.sampling.sampler import NO_TOKEN, Sampled, Sampler, nothing_allowed
+from penstock.types import Logprob, TokenLogprobs
 
 
 @dataclass
@@ -33,12 +36,14 @@ class Ticket:
     rows: RowTensors
     sampler: Sampler
     tokens: torch.Tensor | None = None          # pinned; there once `done` has happened
+    report: torch.Tensor | None = None          # likewise, of the same rows, where any asks for log probabilities
     done: torch.cuda.Event | None = None
     chosen: list[tuple[RowResult, DeviceRow, int]] = field(default_factory=list)   # and its place among the tokens
     asked: list[Asked] = field(default_factory=list)
     logits: torch.Tensor | None = None          # [M, V], for those asked
     waited_s: float = 0.0
     error: str | None = None
+    arrived: bool = False
 
     def settle(self) -> None:
         """Choose what the host chooses: the next plan may read it. What fails is this plan's failure."""
@@ -56,6 +61,7 @@ class Ticket:
         values = logits[places].float().cpu().numpy()
         first = 0
         rows, tokens = [], []
+        penal: tuple[list[int], list[int]] = ([], [])
         for one in asked:
             last = first + 1 + len(one.row.draft)
             state = one.device.state
@@ -64,13 +70,17 @@ class Ticket:
             if one.result.tokens:
                 rows.append(one.row.row)
                 tokens.append(one.result.tokens[-1])
+                if state.on_device and state.penal:
+                    penal[0].extend([one.row.row] * len(one.result.tokens))
+                    penal[1].extend(one.result.tokens)
         self.rows.take(rows, tokens)
+        self.rows.wishes.count(*penal)
 
-    def result(self) -> Result:
-        with torch.inference_mode():
-            self.settle()
-        if self.error is not None:
-            return Result(self.number, error=self.error)
+    def arrive(self) -> None:
+        """Wait for what the device chose, and take it in; what fails is this plan's failure."""
+        if self.arrived or self.error is not None:
+            return
+        self.arrived = True
         try:
             waiting = time.perf_counter()
             if self.done is not None:
@@ -79,12 +89,40 @@ class Ticket:
             if self.tokens is not None:
                 tokens = self.tokens.tolist()
                 for result, device, place in self.chosen:
-                    token = tokens[place]
-                    if token == BAD:
-                        result.error = result.error or DAMAGED
-                    elif not result.error:
-                        result.tokens = (token,)
-                        device.state.tokens.append(token)      # nothing else of it changes where the device chooses
+                    self._take(result, device, tokens[place], place)
         except Exception as error:      # whatever a step raises must reach the scheduler, which finds the cause
-            return Result(self.number, error=f"{type(error).__name__}: {error}")
+            self.error = f"{type(error).__name__}: {error}"
+
+    def _take(self, result: RowResult, device: DeviceRow, token: int, place: int) -> None:
+        state = device.state
+        if token == BAD:
+            result.error = result.error or DAMAGED
+        elif state.simple:
+            if not result.error:
+                result.tokens = (token,)
+                state.tokens.append(token)      # nothing else of it changes
+        elif token == NOTHING:
+            take(state, [Sampled(NO_TOKEN, error=nothing_allowed(state), unfit=True)], result)
+        else:
+            told = None
+            if state.num_logprobs is not None and self.report is not None:
+                told = _told(token, self.report[place].tolist())
+            take(state, [Sampled(token, told)], result)
+
+    def result(self) -> Result:
+        with torch.inference_mode():
+            self.settle()
+        self.arrive()
+        if self.error is not None:
+            return Result(self.number, error=self.error)
         return Result(self.number, self.results, forward_s=self.waited_s)
+
+
+def _told(token: int, line: list[float]) -> TokenLogprobs:
+    """The chosen token first, then the likeliest, from a row of `ops.report`."""
+    told = {token: Logprob(line[0], int(line[1]))}
+    for place, (other, value) in enumerate(zip(line[2:2 + MOST_LOGPROBS], line[2 + MOST_LOGPROBS:]), start=1):
+        if other == LIST_END:
+            break
+        told.setdefault(int(other), Logprob(value, place))
+    return told

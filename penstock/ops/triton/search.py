@@ -1,0 +1,120 @@
+"""Finding a row's likeliest tokens without sorting it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+PIVOTS = 16
+
+
+@triton.jit
+def ordered(x):
+    """Whole numbers in the order of float32 numbers that are no NaN."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def unordered(n):
+    """The number that `ordered` makes this of."""
+    bits = n.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weighed(x, top, heat, least):
+    """exp((x - top) / heat), or 0 where that is under `least`; with heat 0 everything at least weighs 1."""
+    if heat > 0:
+        w = tl.exp((x - top) / heat)
+        y = tl.where(w >= least, w, 0.0)
+    else:
+        y = tl.where(x > float("-inf"), 1.0, 0.0)
+    return y
+
+
+@triton.jit
+def reaching(values, count, needed, low, high, top, heat, least, COUNTED: tl.constexpr, PIVOTS: tl.constexpr,
+             BLOCK: tl.constexpr):
+    """The largest number, as `ordered` has it, so that the values of it and more weigh `needed`; `low` if there is
+    none.
+
+    Of values[count] those count that `weighed` gives more than 0: each as 1 if COUNTED, else as it weighs. What is
+    looked for is at least `low` and under `high`.
+    """
+    at = tl.arange(0, BLOCK)
+    number = tl.arange(0, PIVOTS)
+    low, high = low.to(tl.int64), high.to(tl.int64)
+    while high - low > 1:
+        step = (high - low + PIVOTS - 1) // PIVOTS
+        pivots = low + step * (number + 1).to(tl.int64)
+        sums = tl.zeros((PIVOTS, BLOCK), tl.float32)
+        for start in range(0, count, BLOCK):
+            x = tl.load(values + start + at, mask=start + at < count, other=float("-inf")).to(tl.float32)
+            w = weighed(x, top, heat, least)
+            if COUNTED:
+                w = (w > 0).to(tl.float32)
+            sums += tl.where(ordered(x).to(tl.int64)[None, :] >= pivots[:, None], w[None, :], 0.0)
+        enough = tl.sum(((tl.sum(sums, 1) >= needed) & (pivots < high)).to(tl.int64), 0)
+        high = tl.minimum(high, low + step * (enough + 1))
+        low += step * enough
+    return low
+
+
+@triton.jit
+def above(values, count, bound, top, heat, least, BLOCK: tl.constexpr):
+    """Of values[count] over `bound`, as `ordered` has it: how many there are, and what they weigh; and how many are
+    equal to it."""
+    at = tl.arange(0, BLOCK)
+    more = tl.zeros((BLOCK,), tl.float32)
+    mass = tl.zeros((BLOCK,), tl.float32)
+    equal = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, count, BLOCK):
+        x = tl.load(values + start + at, mask=start + at < count, other=float("-inf")).to(tl.float32)
+        w = weighed(x, top, heat, least)
+        place = ordered(x).to(tl.int64)
+        over = place > bound
+        more += tl.where(over & (w > 0), 1.0, 0.0)
+        mass += tl.where(over, w, 0.0)
+        equal += tl.where((place == bound) & (w > 0), 1.0, 0.0)
+    return tl.sum(more, 0), tl.sum(mass, 0), tl.sum(equal, 0)
+
+
+@triton.jit
+def nth_equal(values, ids, count, bound, n, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+    """The token of the n-th value, from 1, that is equal to `bound`; ids[count] are ascending, with WHOLE of no use."""
+    at = tl.arange(0, BLOCK)
+    met = n * 0
+    token = count * 0 - 1
+    for start in range(0, count, BLOCK):
+        inside = start + at < count
+        x = tl.load(values + start + at, mask=inside, other=float("-inf")).to(tl.float32)
+        equal = ((ordered(x).to(tl.int64) == bound) & inside).to(tl.int32)
+        place = met + tl.cumsum(equal, 0)
+        this = start + at
+        if not WHOLE:
+            this = tl.load(ids + start + at, mask=inside, other=-1)
+        token = tl.maximum(token, tl.max(tl.where((equal > 0) & (place == n), this, -1), 0))
+        met += tl.sum(equal, 0)
+    return token
+
+
+@triton.jit
+def gathered(values, tops, num_pieces, size, floor, near, near_ids, ROOM: tl.constexpr, PIECE: tl.constexpr,
+             BLOCK: tl.constexpr):
+    """Write the values of `floor` or more, and their tokens, one after the other; tops[num_pieces] are the largest of
+    each PIECE. How many there are: if more than ROOM, not all were written."""
+    at = tl.arange(0, BLOCK)
+    count = size * 0
+    for piece in range(0, num_pieces):
+        if (tl.load(tops + piece) >= floor) & (count <= ROOM):
+            for start in range(0, PIECE, BLOCK):
+                token = piece * PIECE + start + at
+                x = tl.load(values + token, mask=token < size, other=float("-inf")).to(tl.float32)
+                fits = (x >= floor) & (x > float("-inf"))
+                place = count + tl.cumsum(fits.to(tl.int32), 0) - 1
+                tl.store(near + place, x, mask=fits & (place < ROOM))
+                tl.store(near_ids + place, token, mask=fits & (place < ROOM))
+                count += tl.sum(fits.to(tl.int32), 0)
+    tl.debug_barrier()
+    return count

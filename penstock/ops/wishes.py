@@ -1,0 +1,99 @@
+"""What rows ask of their sampling beyond a temperature, in tensors on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+TOP_K, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE, NUM_BIASED, MASKED, NUM_LOGPROBS = range(9)
+NUM_WISHES = 16                                        # columns, some of no use yet
+NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)     # NUM_LOGPROBS counts from 1; 0 asks for none
+MOST_BIASED = 512
+MOST_LOGPROBS = 32
+ROOM = 4096                                            # candidates looked at closely
+LARGEST = torch.finfo(torch.float32).max
+MOST_COUNTED = 32766                                   # in counts
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Of R entries, which a step's rows name."""
+
+    numbers: Tensor        # [R, NUM_WISHES] float32
+    counts: Tensor         # [R, V] int16: twice how often a token was generated, and 1 if the prompt has it
+    words: Tensor          # [R, ceil(V / 32)] int32: a bit for each token that is allowed, where MASKED
+    biased: Tensor         # [R, MOST_BIASED] int32: tokens
+    bias: Tensor           # [R, MOST_BIASED] float32
+    edited: Tensor         # [R, V] float32, of no meaning between calls
+    near: Tensor           # [R, ROOM] float32, likewise
+    near_ids: Tensor       # [R, ROOM] int32, likewise
+
+
+NAMES = tuple(field.name for field in fields(Wishes))
+
+
+def make_wishes(num_entries: int, vocab_size: int, device: torch.device | str = "cpu") -> Wishes:
+    """Entries that ask for nothing."""
+    def zeros(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros((num_entries, width), dtype=dtype, device=device)
+
+    numbers = zeros(NUM_WISHES)
+    numbers[:, :len(NEUTRAL)] = torch.tensor(NEUTRAL, device=device)
+    return Wishes(numbers, zeros(vocab_size, torch.int16), zeros(-(-vocab_size // 32), torch.int32),
+                  zeros(MOST_BIASED, torch.int32), zeros(MOST_BIASED), zeros(vocab_size), zeros(ROOM),
+                  zeros(ROOM, torch.int32))
+
+
+def wishes_bytes(vocab_size: int) -> int:
+    """Of one entry."""
+    return sum(getattr(made, name).nbytes for made in [make_wishes(1, vocab_size, "meta")] for name in NAMES)
+
+
+def edited(logits: Tensor, wishes: Wishes, rows: Tensor) -> Tensor:
+    """Logits [S, V] with each row's biases, penalties and mask, float32."""
+    x = logits.float().clone()
+    numbers = wishes.numbers[rows]
+    for s, row in enumerate(rows.tolist()):
+        count = int(numbers[s, NUM_BIASED])
+        x[s].index_add_(0, wishes.biased[row, :count].long(), wishes.bias[row, :count])
+    counts = wishes.counts[rows].int()
+    repetition = numbers[:, REPETITION, None]
+    repeated = torch.where(x > 0, x / repetition, x * repetition)
+    possible = x > -torch.inf
+    x = torch.where((counts > 0) & (repetition != 1) & possible, repeated.clamp(-LARGEST, LARGEST), x)
+    times = counts >> 1
+    less = x - (numbers[:, FREQUENCY, None] * times + numbers[:, PRESENCE, None])
+    touched = (times > 0) & ((numbers[:, FREQUENCY, None] != 0) | (numbers[:, PRESENCE, None] != 0)) & possible
+    x = torch.where(touched, less.clamp(-LARGEST, LARGEST), x)
+    token = torch.arange(x.shape[1], device=x.device)
+    allowed = (wishes.words[rows][:, token // 32] >> (token % 32)) & 1
+    return torch.where((allowed == 0) & (numbers[:, MASKED, None] > 0), -torch.inf, x)
+
+
+def kept(x: Tensor, temperature: Tensor, wishes: Wishes, rows: Tensor) -> Tensor:
+    """x [S, V] with -inf for what a row's min_p, top_k and top_p leave out; each sees what the one before left. Of
+    equal logits those with the lowest ids come first. Rows of temperature 0 are left alone."""
+    numbers = wishes.numbers[rows]
+    heat = torch.where(temperature > 0, temperature, 1.0)[:, None]
+    weights = torch.exp((x - x.amax(-1, keepdim=True)) / heat)
+    ordered, order = x.sort(dim=-1, descending=True, stable=True)
+    ordered_weights = weights.gather(-1, order)
+    place = torch.arange(x.shape[1], device=x.device)
+    top_k = numbers[:, TOP_K, None]
+    stays = (ordered_weights >= numbers[:, MIN_P, None]) & ((place < top_k) | (top_k <= 0)) & (ordered > -torch.inf)
+    left = torch.where(stays, ordered_weights, 0.0).double()
+    needed = numbers[:, TOP_P, None].double() * left.sum(-1, keepdim=True)
+    before = left.cumsum(-1) - left
+    stays &= (before < needed) | (numbers[:, TOP_P, None] >= 1)
+    stays = torch.zeros_like(stays).scatter(-1, order, stays)
+    return torch.where(stays | (temperature <= 0)[:, None], x, -torch.inf)
+
+
+def counted(wishes: Wishes, rows: Tensor, tokens: Tensor) -> None:
+    """Enter generated tokens into the counts of those of rows[n] that have penalties; no row twice."""
+    numbers = wishes.numbers[rows]
+    penal = (numbers[:, REPETITION] != 1) | (numbers[:, FREQUENCY] != 0) | (numbers[:, PRESENCE] != 0)
+    index = rows[penal].long(), tokens[penal].long()
+    wishes.counts[index] = (wishes.counts[index].int() + 2).clamp(max=MOST_COUNTED).to(torch.int16)

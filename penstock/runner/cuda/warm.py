@@ -1,0 +1,60 @@
+"""Steps of nobody's rows: they ask for the kernels that real ones take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from penstock import ops
+from penstock.ops.triton.exact.product import ROWS
+from penstock.runner.cuda.graphs import SingleSteps
+from penstock.runner.step import Step
+
+Work = Callable[[], None]
+MANY_ROWS = 8192
+
+
+def first_steps(singles: SingleSteps) -> list[Work]:
+    """What the first request takes; one row and more take different kernels. They may run side by side."""
+    wishing = singles.deterministic
+    return [*(partial(singles.warm, size, False, wishing) for size in singles.sizes[:2]),
+            partial(_mixed, singles, wishing)]
+
+
+def later_steps(singles: SingleSteps) -> list[Work]:
+    """What comes with rows that wish more than a temperature, and with more rows: one size for each number of parts that
+    keys are read in, with and without positions in common."""
+    if singles.deterministic:
+        return _of_tiles(singles)
+    sizes = {singles.num_parts(size): size for size in reversed(singles.sizes[2:])}
+    shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
+    return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, True),
+            *(partial(singles.warm, size, is_shared) for size in sizes.values() for is_shared in shared)]
+
+
+def _of_tiles(singles: SingleSteps) -> list[Work]:
+    """Steps of as many rows as exact products have kinds of tiles for, and of so many that one program goes through all
+    parts of a product."""
+    most = singles.sizes[-1]
+    sizes = {singles.size(min(rows, most)) for rows in (*ROWS[1:], most)} - set(singles.sizes[:2])
+    return [*(partial(singles.warm, size, False, True) for size in sorted(sizes)),
+            *(partial(_mixed, singles, True, rows) for rows in (*ROWS[1:], MANY_ROWS))]
+
+
+def _mixed(singles: SingleSteps, wishing: bool = False, num_tokens: int = 2) -> None:
+    """A prompt of so many tokens, all but two of them nobody's, and the token after it."""
+    rows, model = singles.rows, singles.model
+    ops.take_exact(singles.deterministic)
+    with torch.inference_mode():
+        ids = torch.zeros(num_tokens, dtype=torch.int64, device=rows.last.device)
+        tables = [table[:1] for table in rows.tables]
+        step = Step(ids, ids, [torch.full_like(ids, -1) for _ in tables], tables,
+                    (num_tokens * torch.arange(2, device=rows.last.device)).int(),
+                    torch.full((1,), 2, dtype=torch.int32, device=rows.last.device),
+                    ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device)))
+        hidden = model.forward(step, singles.caches)
+        at = torch.ones(1, dtype=torch.int64, device=rows.last.device)
+        nobody = torch.full((1,), rows.nobody, dtype=torch.int32, device=rows.last.device)
+        singles.choose(model.logits(hidden, at), step.positions[at] + 1, nobody, wishing)

@@ -1,0 +1,176 @@
+"""Both sides of compiling ahead, each in a process of its own: `python -m tests.runner.compiling WORK FOLDER`.
+
+`ahead` compiles for the model in FOLDER, without a GPU. `engine` answers requests with a GPU's runner whose tensors are
+a CPU's and whose kernels are compiled but never run, and prints the kernels that were not in the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.runtime.jit import JITFunction
+
+from penstock import LLM, SamplingParams
+from penstock.assemble import META, _load, _resolved, outline
+from penstock.cache.group import group_layers
+from penstock.cache.layout import LAYOUTS
+from penstock.config import EngineConfig, Resolved
+from penstock.models.registry import spec_from_config
+from penstock.models.spec import ModelSpec
+from penstock.ops import OPS
+from penstock.ops.triton import elsewhere, launch
+from penstock.ops.triton.outline import Outlines
+from penstock.runner.cuda import ahead as aheads
+from penstock.runner.cuda.ahead import begin
+from penstock.runner.cuda.gpu import Glimpse, likely_facts
+from penstock.runner.cuda.runner import CudaRunner
+from penstock.runner.cuda.warm import first_steps, later_steps
+from penstock.runner.local import LocalExecutor
+from penstock.runner.memory import BlockMemory
+from penstock.runner.step import LayerCache
+from tests.llm.tiny import dummy
+
+GPU = Glimpse((9, 0), 132, 140 << 30)
+OPTIONS: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 1000, "max_num_batched_tokens": 256}
+
+
+def described(folder: str) -> tuple[ModelSpec, Resolved]:
+    config = json.loads((Path(folder) / "config.json").read_text())
+    spec = spec_from_config(config, OPTIONS["max_model_len"])
+    options = EngineConfig(load_format="dummy", skip_tokenizer_init=True, device="cuda", **OPTIONS)
+    return _resolved(spec, config, options, likely_facts(spec, "bfloat16", GPU))
+
+
+def ahead(folder: str) -> None:
+    spec, settings = described(folder)
+    elsewhere.compile_driver = lambda: None          # there is no driver to link with
+    begun = begin(partial(outline, spec, settings, GPU.num_processors), folder, GPU, num_cores=4)
+    assert begun is not None
+    begun.wait()
+    while not list(Path(os.environ["TRITON_CACHE_DIR"]).glob("penstock-*")) and Path(f"/proc/{begun._pid}").exists():
+        time.sleep(0.05)
+    assert begin(partial(outline, spec, settings, GPU.num_processors), folder, GPU, num_cores=4) is None
+
+
+def notes(folder: str) -> None:
+    """What is noted with our outlines of torch's functions, and with torch's own."""
+    spec, settings = described(folder)
+    elsewhere.stand_in(GPU.capability)
+
+    def noted() -> set[tuple[str, str]]:
+        singles = outline(spec, settings, GPU.num_processors)
+        return set(elsewhere.wanted(lambda: [step() for step in (*first_steps(singles), *later_steps(singles))]))
+
+    with Outlines():
+        ours = noted()
+    assert "sympy" not in sys.modules and "torch._dynamo" not in sys.modules
+    assert ours == noted() and len(ours) > 10
+
+
+def trouble(folder: str) -> None:
+    """A foreman that fails, and one that says nothing: neither keeps the engine from starting, and both end."""
+    def fail() -> Any:
+        raise RuntimeError("planted")
+
+    aheads.PATIENCE_S = 1.0
+    silent: Any = partial(time.sleep, 600)
+    for outlined in (fail, silent):
+        begin_s = time.monotonic()
+        begun = begin(outlined, folder, GPU, num_cores=4)
+        assert begun is not None
+        begun.wait()
+        deadline = begin_s + 60
+        while Path(f"/proc/{begun._pid}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert not list(Path(os.environ["TRITON_CACHE_DIR"]).glob("penstock-*"))
+
+
+class Memory(BlockMemory):
+    """On a CPU, laid out as on a GPU."""
+
+    def _cache(self, offset: int, num_heads: int, head_size: int, group: int) -> LayerCache:
+        keys = self._view(offset, self.dtype, num_heads, self.block_size, head_size)
+        return replace(super()._cache(offset, num_heads, head_size, group), k=keys.transpose(2, 3))
+
+
+class Moment:
+    def __init__(self, enable_timing: bool = False) -> None: ...
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def materialized(thing: Any) -> Any:
+    """Tensors on the meta device replaced by zeros, in everything that this one holds."""
+    if isinstance(thing, torch.Tensor):
+        return torch.zeros_like(thing, device="cpu") if thing.is_meta else thing
+    if isinstance(thing, (list, tuple)):
+        return type(thing)(materialized(part) for part in thing)
+    if type(thing).__module__.startswith(("penstock.layers", "penstock.quant", "penstock.models.decoder")):
+        for name, value in vars(thing).items():
+            setattr(thing, name, materialized(value))
+    return thing
+
+
+def stand_in() -> list[str]:
+    """Make this process one whose GPU computes zeros; the list fills with the kernels that are compiled."""
+    elsewhere.stand_in(GPU.capability)
+    jit: Any = JITFunction
+    run, missed = jit.run, []
+    jit.run = lambda self, *args, warmup, **options: run(self, *args, warmup=True, **options)
+
+    def listen(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            missed.append(src.name)
+
+    knobs.compilation.listener = listen
+    launches: Any = launch
+    launches._early = lambda device: True
+    for op in OPS.values():
+        op.bodies.pop("cpu", None)
+        if "cuda" in op.bodies:
+            op.bodies["cpu"] = op.bodies["cuda"]
+    library: Any = torch
+    library.empty = lambda *sizes, pin_memory=False, **options: torch.zeros(*sizes, **options)
+    library.mm = lambda a, b: a.new_zeros(a.shape[0], b.shape[1])
+    library.addmm = lambda r, a, b, out=None: a.new_zeros(a.shape[0], b.shape[1]) if out is None else out
+    library.Tensor.pin_memory = lambda self: self
+    library.cuda.Event = Moment
+    library.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=GPU.num_processors)
+    return missed
+
+
+def engine(folder: str) -> None:
+    spec, settings = described(folder)
+    llm: LLM = dummy(folder, kv_cache_tokens=32768, **OPTIONS)
+    model: Any = _load(None, spec, settings, META)
+    missed = stand_in()
+    materialized(model)
+    grouping = group_layers(spec.states_of(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
+    memory = Memory(3000, settings.block_size, grouping, settings.kv_cache_dtype)
+    runner = CudaRunner(model, memory, None, settings.max_num_seqs, settings.max_num_batched_tokens, eager=True)
+    llm.service.engine.executor, llm.service.engine.overlap = LocalExecutor(runner), 1
+    runner.warm()
+    for count, length in ((1, 128), (1, 300), (2, 20), (3, 290), (9, 40), (20, 7), (40, 5), (64, 9)):
+        prompts = [[(7 * i + j) % 90 + 3 for j in range(length)] for i in range(count)]
+        params = SamplingParams(temperature=0 if count % 2 else 1, max_tokens=4, ignore_eos=True)
+        llm.generate(prompts, params, use_tqdm=False)
+    prefix = list(range(3, 63)) * 5
+    llm.generate([[*prefix, i] for i in range(8)], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+    print(" ".join(sorted(missed)))
+
+
+if __name__ == "__main__":
+    work, where = sys.argv[1:]
+    {"ahead": ahead, "engine": engine, "notes": notes, "trouble": trouble}[work](where)

@@ -1,0 +1,61 @@
+"""Kernels compiled ahead are those that an engine asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.llm.tiny import write_config
+
+ROOT = Path(__file__).parents[2]
+KINDS = {
+    "LlamaForCausalLM": {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
+    "Qwen3ForCausalLM": {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}}
+SIZES = {"intermediate_size": 1024, "vocab_size": 3000, "num_hidden_layers": 3, "max_position_embeddings": 2048}
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None or sys.platform != "linux", reason="no Triton")
+
+
+def run(work: str, folder: str, cache: Path) -> str:
+    """In a process where Triton compiles; here it may have been told to interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PENSTOCK_COMPILERS": "2"}
+    told = subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.runner.compiling", work, folder], cwd=ROOT,
+                          env=environment, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr[-3000:]
+    return told.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_finds_all_its_kernels(kind: str, tmp_path: Path) -> None:
+    """Prompts, single tokens in many numbers, a prefix in common: none of it compiles anything."""
+    folder = write_config(tmp_path / "model", kind, **KINDS[kind], **SIZES)
+    run("ahead", folder, tmp_path / "cache")
+    assert run("engine", folder, tmp_path / "cache") == ""
+    (next((tmp_path / "cache").glob("*/_tile.json")).parent / "__grp___tile.json").unlink()
+    assert run("engine", folder, tmp_path / "cache") == "_tile"
+
+
+def test_kernels_are_noted_without_torchs_compiler(tmp_path: Path) -> None:
+    """And they are the ones that torch's own functions of the meta device lead to."""
+    folder = write_config(tmp_path / "model", "Qwen3ForCausalLM", **KINDS["Qwen3ForCausalLM"], **SIZES)
+    run("notes", folder, tmp_path / "cache")
+
+
+def test_trouble_ahead_keeps_nobody(tmp_path: Path) -> None:
+    run("trouble", str(tmp_path), tmp_path / "cache")
+
+
+def test_how_many_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.runner.cuda.ahead import num_processes
+
+    monkeypatch.delenv("PENSTOCK_COMPILERS", raising=False)
+    assert [num_processes(cores) for cores in (1, 3, 4, 16, 64)] == [0, 0, 2, 8, 8]
+    monkeypatch.setenv("PENSTOCK_COMPILERS", "0")
+    assert num_processes(16) == 0
