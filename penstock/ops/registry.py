@@ -66,8 +66,8 @@ class Op(Generic[P, R]):
         body = (self.exact_bodies if _CHOICE.exact else self.bodies).get(device)
         if body is None or device in REFERENCE_ONLY:
             if _CHOICE.exact and not self.rowwise and device not in REFERENCE_ONLY:
-                raise InvalidConfig(f"deterministic=True, but this model takes {self.name}, of which {device} has no exact "
-                                    "body: leave deterministic out, or set device=cpu")
+                raise InvalidConfig(f"deterministic=True, but this model takes {self.name}, of which {device} has no "
+                                    "exact body: leave deterministic out, or set device=cpu")
             return self.reference(*args, **kwargs)
         result: R = body.function(*args, **kwargs)
         return result

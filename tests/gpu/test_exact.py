@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +64,19 @@ class Known:
     """A model, the answers its prompts get alone, and the tokens a device chooses for each alone."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
-        self.make = partial(LLM, str(folder), **({
-            "load_format": "dummy", "skip_tokenizer_init": True, "progress": False, "device": "cuda",
-            "deterministic": True, "dtype": "bfloat16", "max_model_len": 1024, "kv_cache_tokens": 80_000} | options))
+        self.folder, self.options = str(folder), options
         self.llm: LLM = self.make()
         self.answers: list[Answer] = alone(self.llm, prompts(), params())
-        self.tokens = []
+        self.tokens: list[list[int]] = []
         for i in range(NUM_PROMPTS):
             self.llm.reset_prefix_cache()
             self.tokens += chosen_there(self.llm, [i])
+
+    def make(self, **options: Any) -> LLM:
+        usual: dict[str, Any] = {
+            "load_format": "dummy", "skip_tokenizer_init": True, "progress": False, "device": "cuda",
+            "deterministic": True, "dtype": "bfloat16", "max_model_len": 1024, "kv_cache_tokens": 80_000}
+        return LLM(self.folder, **(usual | self.options | options))
 
 
 @pytest.fixture(scope="module", params=list(KINDS))

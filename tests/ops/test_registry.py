@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_exact_bodies_alone_are_taken_where_asked(registry: None, exact_first: b
         with pytest.raises(InvalidConfig, match="takes quadruple, of which cpu has no exact body"):
             quadruple(torch.ones(1))
         for exact in (exact_first, not exact_first):
-            quadruple.impl("cpu", exact=exact)(lambda x, more=40 if exact else 4: x + more)
+            quadruple.impl("cpu", exact=exact)(partial(torch.add, 40 if exact else 4))
         with pytest.raises(ValueError, match="quadruple has a fast cpu body already"):
             quadruple.impl("cpu", exact=False)
         assert quadruple(torch.ones(1)).item() == 41

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-KERNELS = ("_activation", "_choose", "_common", "_ended", "_exact", "_gemv", "_in_order", "_inputs", "_joined", "_parts",
-           "_pieces", "_product", "_report", "_rms_norm", "_single", "_tile", "_told", "_write", "cut", "cut_sums")
+KERNELS = ("_activation", "_choose", "_common", "_ended", "_exact", "_gemv", "_in_order", "_inputs", "_joined",
+           "_parts", "_pieces", "_product", "_report", "_rms_norm", "_single", "_tile", "_told", "_write", "cut",
+           "cut_sums")
 FP8_KERNELS = ("_finished", "_rounded")      # not for Ampere
 
 

@@ -21,6 +21,6 @@ from penstock.ops.triton import (
 )
 
 __all__ = [
-    "activation", "attention", "exact", "fp8_mlp", "fp8_product", "inputs", "product", "qkv_write", "report", "rms_norm",
-    "sample",
+    "activation", "attention", "exact", "fp8_mlp", "fp8_product", "inputs", "product", "qkv_write", "report",
+    "rms_norm", "sample",
 ]

@@ -24,8 +24,8 @@ def first_steps(singles: SingleSteps) -> list[Work]:
 
 
 def later_steps(singles: SingleSteps) -> list[Work]:
-    """What comes with rows that wish more than a temperature, and with more rows: one size for each number of parts that
-    keys are read in, with and without positions in common."""
+    """What comes with rows that wish more than a temperature, and with more rows: one size for each number of parts
+    that keys are read in, with and without positions in common."""
     if singles.deterministic:
         return _of_tiles(singles)
     sizes = {singles.num_parts(size): size for size in reversed(singles.sizes[2:])}

@@ -114,7 +114,7 @@ def _in_order(parts, tops, lengths, out, num_parts, num_heads, WINDOW: tl.conste
 
 
 def rows_of_tile(num_heads: int, num_kv_heads: int) -> int:
-    return max(LEAST_ROWS, triton.next_power_of_2(num_heads // num_kv_heads))
+    return max(LEAST_ROWS, int(triton.next_power_of_2(num_heads // num_kv_heads)))
 
 
 def tile_tokens(num_heads: int, num_kv_heads: int) -> int:

@@ -56,29 +56,13 @@ def _added(x, weight, row, out, share, width, x_row, OUTS: tl.constexpr, ROWS: t
 
 
 @triton.jit
-def _scaled(y, own, scale, bias):
-    """Sums in their own unit, and the bias."""
+def _scaled(y, own, scale, bias, at, inside):
+    """Sums in their own unit, with the bias."""
     if scale is not None:
-        y = y * own * scale
+        y = y * own * tl.load(scale + at, mask=inside, other=0.0)
     if bias is not None:
-        y = y + bias
+        y = y + tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
     return y
-
-
-@triton.jit
-def _loaded(values, at, inside):
-    found = None
-    if values is not None:
-        found = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
-    return found
-
-
-@triton.jit
-def _column(values, at, inside):
-    found = None
-    if values is not None:
-        found = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)[:, None]
-    return found
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -115,9 +99,9 @@ def _ended(parts, own, scale, bias, residual, out, num_rows, num_out, num_parts,
     factor = None
     if own is not None:
         factor = tl.load(own + t)
-    y = activated(_scaled(y, factor, _loaded(scale, n, inside), _loaded(bias, n, inside)), KIND)
+    y = activated(_scaled(y, factor, scale, bias, n, inside), KIND)
     if GATED:
-        y = y * _scaled(up, factor, _loaded(scale, num_out + n, inside), _loaded(bias, num_out + n, inside))
+        y = y * _scaled(up, factor, scale, bias, num_out + n, inside)
     if residual is not None:
         y = tl.load(residual + t * residual_row + n, mask=inside, other=0.0).to(tl.float32) + y
     tl.store(out + t * num_out + n, y.to(out.dtype.element_ty), mask=inside)
@@ -136,20 +120,20 @@ def _product(x, weight, own, scale, bias, residual, out, num_rows, num_out, widt
     n = (first + place % size) * OUTS + tl.arange(0, OUTS)
     t = place // size * ROWS + tl.arange(0, ROWS)
     row, column = tl.minimum(t, num_rows - 1), tl.minimum(n, num_out - 1)
-    there = n < num_out
-    inside = there[:, None] & (t < num_rows)[None, :]
+    at, there = n[:, None], (n < num_out)[:, None]
+    inside = there & (t < num_rows)[None, :]
     factor = None
     if own is not None:
         factor = tl.load(own + row)[None, :]
     y = _added(x, weight, row, column, share, width, x_row, OUTS, ROWS, BLOCK, PRECISION)
-    y = activated(_scaled(y, factor, _column(scale, n, there), _column(bias, n, there)), KIND)
+    y = activated(_scaled(y, factor, scale, bias, at, there), KIND)
     if GATED:
         up = _added(x, weight, row, num_out + column, share, width, x_row, OUTS, ROWS, BLOCK, PRECISION)
-        y = y * _scaled(up, factor, _column(scale, num_out + n, there), _column(bias, num_out + n, there))
+        y = y * _scaled(up, factor, scale, bias, num_out + at, there)
     line = t.to(tl.int64)[None, :]
     if residual is not None:
-        y = tl.load(residual + line * residual_row + n[:, None], mask=inside, other=0.0).to(tl.float32) + y
-    tl.store(out + line * num_out + n[:, None], y.to(out.dtype.element_ty), mask=inside)
+        y = tl.load(residual + line * residual_row + at, mask=inside, other=0.0).to(tl.float32) + y
+    tl.store(out + line * num_out + at, y.to(out.dtype.element_ty), mask=inside)
 
 
 def split(num_out: int, width: int, block: int) -> tuple[int, int]:
