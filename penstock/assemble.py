@@ -36,7 +36,9 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from penstock.runner.cuda.ahead import Ahead
+    from penstock.runner.cuda.encoder import EncoderRunner
     from penstock.runner.cuda.graphs import SingleSteps
+    from penstock.runner.cuda.runner import CudaRunner
 
 Progress = Callable[[int, int], None]
 Made = TypeVar("Made")
@@ -197,18 +199,26 @@ def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | N
     scheduler = Scheduler(cache, max_num_seqs=settings.max_num_seqs,
                           max_num_batched_tokens=settings.max_num_batched_tokens,
                           policy=settings.scheduling_policy, capacity=settings.capacity)
-    if settings.device == "cpu" or isinstance(model, Encoder):
+    if settings.device == "cpu":
         return Engine(scheduler, LocalExecutor(Runner(model, memory, grammars)))
-    from penstock.runner.cuda.runner import CudaRunner
-
-    runner = CudaRunner(model, memory, grammars, settings.max_num_seqs, settings.max_num_batched_tokens,
-                        settings.enforce_eager, settings.deterministic)
+    runner = _gpu_runner(model, memory, settings, grammars)
     if ahead:
         ahead.wait()
     runner.warm()
     gc.collect()
     gc.freeze()      # what has been loaded stays: looking through it again takes longer than a step
     return Engine(scheduler, LocalExecutor(runner), overlap=1)
+
+
+def _gpu_runner(model: Decoder | Encoder, memory: BlockMemory, settings: Resolved, grammars: Grammars | None,
+                ) -> CudaRunner | EncoderRunner:
+    from penstock.runner.cuda.encoder import EncoderRunner
+    from penstock.runner.cuda.runner import CudaRunner
+
+    seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+    if isinstance(model, Encoder):
+        return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
+    return CudaRunner(model, memory, grammars, seqs, tokens, settings.enforce_eager, settings.deterministic)
 
 
 def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:

@@ -13,6 +13,9 @@ LEAST_TOKENS = 8192         # of cache, where memory allows
 CPU_SEQS, GPU_SEQS = 64, 256
 GPU_STEP_TOKENS = 8192
 GPU_RESERVE = 3 * GIB       # what the driver, cuBLAS and the recorded steps take, and what is lost between allocations
+INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}      # a value: of layers, of embedding and head
+INT_SCRATCH = GIB // 8      # where integers are widened on a GPU
+INT_LOADING = GIB           # what rounding to integers takes
 LOGIT_ROWS = 64             # prompt log probabilities are made from so many rows of logits at a time
 POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CAPACITIES = ("ondemand", "reserve")
@@ -48,8 +51,8 @@ class EngineConfig:
     enforce_eager: bool = option(False, "launch a GPU's kernels one by one instead of replaying recorded steps")
     deterministic: bool = option(False, "on a GPU too the same answer, bit for bit, whatever else runs; slower there")
     dtype: str = option("auto", "how matrices are held; auto: as stored, quantized ones packed", DTYPES)
-    quantization: str | None = option(None, "pack a checkpoint's unquantized matrices at load; fp8 is for GPUs, "
-                                      "the others are for CPUs", QUANTIZATIONS)
+    quantization: str | None = option(None, "round a checkpoint's unquantized matrices at load; fp8 is for GPUs",
+                                      QUANTIZATIONS)
     activation_dtype: str = option("auto", "what packed matrices are multiplied with", ACTIVATION_DTYPES)
     kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: float16, on a GPU as the weights; int8 "
                                  "is for CPUs, fp8 for GPUs", KV_CACHE_DTYPES)
@@ -106,6 +109,8 @@ class GpuFacts:
     checked: bool = True         # models of this architecture have been compared with others on a GPU
     fp8_bytes: int = 0           # of weights, those of the layers' matrices in 8-bit floats
     layer_bytes: int = 0         # of the widest layer's weights, at 16 bits
+    outer_bytes: int = 0         # of weight_bytes, embedding's and head's
+    largest_bytes: int = 0       # of one matrix at 16 bits
 
 
 @dataclass(frozen=True)
@@ -159,23 +164,27 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
-def _gpu_weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
+def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
+    if config.quantization in INT_BYTES:
+        layer, outer = INT_BYTES[config.quantization]
+        return int((layer * (gpu.weight_bytes - gpu.outer_bytes) + outer * gpu.outer_bytes) / 2) + INT_SCRATCH
     return (2 if config.dtype == "float32" else 1) * (
         gpu.fp8_bytes if config.quantization == "fp8" else gpu.weight_bytes)
 
 
 def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     """Tokens of cache in what is left of the GPU's share once weights, a step's results and recorded steps have
-    theirs; none where loading already takes more."""
+    theirs; none where loading already takes more, since a matrix lies beside what becomes of it."""
     wide = 2 if config.dtype == "float32" else 1
     seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or GPU_STEP_TOKENS
     share = int(config.gpu_memory_utilization * gpu.total_bytes) - (gpu.total_bytes - gpu.free_bytes)
     logits = 2 * gpu.vocab_size * (2 * sum(graph_sizes(seqs)) + 4 * (LOGIT_ROWS + seqs))    # with shared prefixes, too
     wishes = (seqs + 1) * gpu.bytes_per_sequence
-    weights = _gpu_weight_bytes(config, gpu)
-    if config.quantization == "fp8" and share < weights + wide * gpu.layer_bytes:      # one is there in both forms
+    room = share - _weight_bytes(config, gpu)
+    if (config.quantization in INT_BYTES and room < 4 * gpu.largest_bytes + INT_LOADING
+            or config.quantization == "fp8" and room < wide * gpu.layer_bytes):
         return 0
-    left = share - weights - wide * (tokens * gpu.bytes_per_step_token + logits) - wishes - GPU_RESERVE
+    left = room - wide * (tokens * gpu.bytes_per_step_token + logits) - wishes - GPU_RESERVE
     return max(0, left) // max(1, facts.bytes_per_token)
 
 
@@ -185,24 +194,22 @@ def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tupl
         raise InvalidConfig(
             f"gpu_memory_utilization={config.gpu_memory_utilization} of {gpu.total_bytes / GIB:.1f} GiB "
             f"({gpu.free_bytes / GIB:.1f} free) leaves no room for a cache beside "
-            f"{_gpu_weight_bytes(config, gpu) / GIB:.1f} GiB of weights: raise it, quantize, or lower "
+            f"{_weight_bytes(config, gpu) / GIB:.1f} GiB of weights: raise it, quantize, or lower "
             "max_num_batched_tokens")
     return fit, f"what is left of {config.gpu_memory_utilization:g} of the GPU's memory"
 
 
 def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
-    if config.device == "cuda" and facts.whole_prompts:
-        raise InvalidConfig("device=cuda, but embedding models run on CPUs only: leave it out, or set device=cpu")
     if config.device == "cuda" and facts.gpu is None:
         raise InvalidConfig("device=cuda, but torch sees no GPU: install a CUDA build of torch, or set device=cpu")
     if config.device != "auto":
         return config.device, "set by the user"
     if facts.gpu is None:
         return "cpu", "there is no GPU that torch can use"
-    if not facts.gpu.checked or facts.whole_prompts:
+    if not facts.gpu.checked:
         return "cpu", "models of this kind have not been checked on a GPU"
-    if config.quantization in ("int8", "int4") or config.kv_cache_dtype == "int8":
-        return "cpu", "quantization is for CPUs"
+    if config.kv_cache_dtype == "int8":
+        return "cpu", "an int8 cache is for CPUs"
     if config.kv_cache_tokens is None and _gpu_fit(config, facts, facts.gpu) < config.block_size:
         return "cpu", "the GPU's memory has no room for the model"
     return "cuda", facts.gpu.name
@@ -210,9 +217,9 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
 
 def _on_gpu(config: EngineConfig, gpu: GpuFacts) -> dict[str, tuple[Any, str]]:
     """What a GPU decides otherwise."""
+    if config.kv_cache_dtype == "int8":
+        raise InvalidConfig("kv_cache_dtype=int8 is for CPUs: leave it out on a GPU, or set device=cpu")
     for name, value in (("kv_cache_dtype", config.kv_cache_dtype), ("quantization", config.quantization)):
-        if value in ("int8", "int4"):
-            raise InvalidConfig(f"{name}={value} is for CPUs: leave it out on a GPU, or set device=cpu")
         if value == "fp8" and not gpu.has_fp8:
             raise InvalidConfig(f"{name}=fp8 needs a GPU of compute capability 8.9 or later; {gpu.name} is older: "
                                 "leave it out")

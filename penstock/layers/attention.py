@@ -72,4 +72,5 @@ class EncoderAttention:
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None = None,
                  residual: Tensor | None = None) -> Tensor:
         q, k, v = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size).unbind(dim=1)
-        return self.out(ops.encoder_attention(q, k, v, step.query_start, self.scale).flatten(1), residual)
+        y = ops.encoder_attention(q, k, v, step.query_start, self.scale, step.work)
+        return self.out(y.flatten(1), residual)

@@ -21,6 +21,11 @@ class Decoder:
                  norm: AnyNorm | None, head: layers.Head) -> None:
         self.spec, self.embedding, self.blocks, self.norm, self.head = spec, embedding, list(blocks), norm, head
 
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Numbers of rows, over one, for which products take different kernels."""
+        return getattr(self.blocks[0].mlp.down.scheme, "row_counts", (2,)) if self.blocks else (2,)
+
     def forward(self, step: layers.Step, caches: Sequence[layers.LayerCache | None]) -> Tensor:
         """The step's tokens → hidden [T, C]; each layer's keys and values are written to its cache on the way."""
         x = self.embedding(step)

@@ -24,9 +24,10 @@ from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
 from penstock.ops.fp8_product import fits
 from penstock.quant.fp8 import Fp8
+from penstock.quant.ints import Ints
 from penstock.quant.matrix import Matrix
 from penstock.quant.packed import Packed, Stored
-from penstock.quant.rounding import quantize
+from penstock.quant.rounding import QUANTIZERS, quantize
 from penstock.quant.scheme import Scheme
 
 Take = Callable[[str], Tensor]
@@ -201,7 +202,11 @@ class Options:
 
 
 def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources: Sources) -> Hold:
-    """How each matrix is held: packed as the file has it, quantized at load, or dense."""
+    """How each matrix is held: packed as the file has it, quantized at load, or dense.
+
+    Head and embedding are held in 8 bits where the others are in 4, on a GPU as on a CPU, and whether or not they are
+    one matrix: logits show every error of the last product, and an embedding is read a row at a time.
+    """
 
     def packed(name: str, bias: Tensor | None) -> Scheme | None:
         if checkpoint is None or options.dtype is not None or options.on_gpu or cpu.path() == "reference":
@@ -215,11 +220,13 @@ def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources
         if scheme is not None:
             return scheme
         weight = take(name)
-        if options.quantization and not options.on_gpu and weight.shape[1] >= LEAST_QUANTIZED:
+        if options.quantization in QUANTIZERS and weight.shape[1] >= LEAST_QUANTIZED:
             # A head or an embedding in 4 bits costs more quality than its bytes are worth.
             kind = "int8" if name.startswith(OUTER) else options.quantization
+            if options.on_gpu:
+                return Ints(weight, bias, kind, options.dtype or torch.bfloat16)
             return Packed.from_stored([quantize(weight, kind)], bias, options.x_bits(name))
-        return dense(weight, bias)
+        return dense(weight.to(options.dtype) if options.on_gpu and options.dtype else weight, bias)
 
     return hold
 
@@ -266,17 +273,19 @@ def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.d
         raise InvalidConfig(f"quantization={quantization} needs the compiled kernels: install Penstock with a "
                             "compiler, and leave PENSTOCK_CPU unset")
     pooling, sources = Pooling(), Sources()
+    # A GPU's integers are made of what the checkpoint holds, as a CPU's are, not of that rounded to 16 bits first.
+    kept = None if device.type == "cuda" and quantization in QUANTIZERS else dtype
     if dummy:
-        take = from_seed(spec, seed, dtype, device)
+        take, take_kept = (from_seed(spec, seed, each, device) for each in (dtype, kept))
         checkpoint = None
     elif checkpoint is None:
         raise InvalidModel("no checkpoint to load from: name a model folder or a .gguf file, or ask for dummy weights")
     else:
         sources = match(checkpoint, spec)
-        take = moved(from_checkpoint(checkpoint, sources, dtype), device)
+        take, take_kept = (moved(from_checkpoint(checkpoint, sources, each), device) for each in (dtype, kept))
         if spec.is_encoder and checkpoint.path.is_dir():
             pooling = read_pooling(checkpoint.path)
-    hold = storage(take, Options(dtype, quantization, rounded, device.type != "cpu"), checkpoint, sources)
+    hold = storage(take_kept, Options(dtype, quantization, rounded, device.type != "cpu"), checkpoint, sources)
     if progress:
         take, hold = _reported(take, hold, spec, progress)
     try:

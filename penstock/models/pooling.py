@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
+from penstock import ops
 from penstock.errors import InvalidModel
 
 Mode = Literal["mean", "cls"]
@@ -68,12 +67,5 @@ def read_pooling(folder: Path) -> Pooling:
 
 
 def pool(hidden: Tensor, query_start: Tensor, pooling: Pooling) -> Tensor:
-    """hidden [T, C] → [S, C]. Each sequence is summed on its own and in float64, so company changes nothing."""
-    rows = []
-    for begin, end in pairwise(query_start.tolist()):
-        tokens = hidden[begin:end].double()
-        row = tokens[0] if pooling.mode == "cls" else tokens.sum(0) / (end - begin)
-        if pooling.normalize:
-            row = row / row.square().sum().sqrt().clamp(min=1e-12)
-        rows.append(row.float())
-    return torch.stack(rows) if rows else hidden.new_zeros(0, hidden.shape[1])
+    """hidden [T, C] → [S, C] float32; the company of a sequence changes nothing."""
+    return ops.pooling(hidden, query_start, pooling.mode == "cls", pooling.normalize)

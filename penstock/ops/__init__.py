@@ -18,12 +18,15 @@ from penstock.ops.fp8_mlp import fp8_mlp
 from penstock.ops.fp8_product import fp8_product
 from penstock.ops.gather import gather
 from penstock.ops.inputs import single_inputs
+from penstock.ops.int_product import int_product
+from penstock.ops.int_rows import int_rows
 from penstock.ops.layer_norm import layer_norm
 from penstock.ops.linear import PANEL, linear, pack_panels, unpack_panels
 from penstock.ops.log_softmax import log_softmax
 from penstock.ops.packed import FORMATS, Format, PackedWeight
 from penstock.ops.packed_linear import packed_linear
 from penstock.ops.packed_rows import packed_rows
+from penstock.ops.pooling import pooling
 from penstock.ops.product import product
 from penstock.ops.qkv_write import qkv_write
 from penstock.ops.registry import OPS, Op, op, take_exact
@@ -37,7 +40,7 @@ from penstock.ops.softcap import softcap
 __all__ = [
     "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "Shared", "Work", "above", "activation", "add", "argmax",
     "attention", "cache_write", "cpu", "embedding", "encoder_attention", "fp8_mlp", "fp8_product", "gated_activation",
-    "gather", "layer_norm", "linear", "log_softmax", "op", "pack_panels", "packed_linear", "packed_rows", "product",
-    "qkv_write", "report", "rms_norm", "rope", "sample", "scale", "single_inputs", "softcap", "take_exact",
-    "unpack_panels", "weight_sums",
+    "gather", "int_product", "int_rows", "layer_norm", "linear", "log_softmax", "op", "pack_panels", "packed_linear",
+    "packed_rows", "pooling", "product", "qkv_write", "report", "rms_norm", "rope", "sample", "scale", "single_inputs",
+    "softcap", "take_exact", "unpack_panels", "weight_sums",
 ]

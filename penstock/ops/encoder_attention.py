@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from penstock.ops.attention import Work
 from penstock.ops.example import normal
 from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachSequence
@@ -23,7 +24,8 @@ def _examples() -> Iterator[Example]:
 
 @op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}, examples=_examples,
     rows=EachSequence())
-def encoder_attention(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float) -> Tensor:
+def encoder_attention(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float,
+                      work: Work | None = None) -> Tensor:
     """q, k, v [T, H, D] → [T, H, D]; a token sees all of its sequence query_start[s]:query_start[s+1]."""
     out = torch.empty_like(q)
     starts = query_start.tolist()

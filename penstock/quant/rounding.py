@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -49,6 +51,20 @@ def _int4(blocks: Tensor) -> Tensor:
 
 
 QUANTIZERS = {"int8": (8, 34, _int8), "int4": (3, 20, _int4)}       # GGUF type, bytes of a block
+PARTS_ON_GPU = 1 << 24                 # values worked on at a time
+
+
+def coded(weight: Tensor, quantization: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some rows of a float matrix after others, rounded as by `quantize`, but where the matrix lies: codes [R, G, 32],
+    of 8 bits 128 too large, and float16 scales [R, G], of 4 bits with minimums [R, G, 2]."""
+    num_rows = max(1, PARTS_ON_GPU // weight.shape[1])
+    for first in range(0, len(weight), num_rows):
+        blocks = QUANTIZERS[quantization][2](_blocks(weight[first:first + num_rows]))
+        if quantization == "int8":
+            yield blocks[..., 2:].contiguous() ^ 128, blocks[..., :2].contiguous().view(torch.float16).squeeze(-1)
+        else:
+            nibbles = blocks[..., 4:]
+            yield torch.cat([nibbles & 15, nibbles >> 4], -1), blocks[..., :4].contiguous().view(torch.float16)
 
 
 def quantize(weight: Tensor, quantization: str) -> Stored:

@@ -10,6 +10,7 @@ import pytest
 from penstock.config import (
     GIB,
     GPU_RESERVE,
+    INT_SCRATCH,
     LEAST_TOKENS,
     STEP_TOKENS,
     EngineConfig,
@@ -20,6 +21,7 @@ from penstock.config import (
     resolve,
 )
 from penstock.errors import InvalidConfig, PenstockError
+from penstock.ops.int_product import SCRATCH_BYTES
 
 FACTS = Facts(context=2048, bytes_per_token=1024, free_memory_bytes=16 * GIB, num_cores=2)
 
@@ -164,29 +166,55 @@ def test_a_gpu_that_is_there_is_taken() -> None:
 @pytest.mark.parametrize(("facts", "options", "reason"), [
     (FACTS, {}, "there is no GPU that torch can use"),
     (on_gpu(checked=False), {}, "models of this kind have not been checked on a GPU"),
-    (on_gpu(), {"quantization": "int8"}, "quantization is for CPUs"),
+    (on_gpu(), {"kv_cache_dtype": "int8"}, "an int8 cache is for CPUs"),
     (on_gpu(free_bytes=20 * GIB), {}, "the GPU's memory has no room for the model"),
     (on_gpu(), {"device": "cpu"}, "set by the user")])
 def test_else_the_cpu_is(facts: Facts, options: dict[str, Any], reason: str) -> None:
     table = why(resolved(facts, **options))
     assert table["device"] == ("cpu", reason)
-    assert table["max_num_seqs"][0] == 64 and table["kv_cache_dtype"][0] == "float16"
+    assert table["max_num_seqs"][0] == 64 and table["kv_cache_dtype"][0] == options.get("kv_cache_dtype", "float16")
 
 
 def test_what_a_gpu_cannot_do_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="torch sees no GPU"):
         resolved(device="cuda")
-    with pytest.raises(InvalidConfig, match="quantization=int4 is for CPUs"):
-        resolved(on_gpu(), device="cuda", quantization="int4")
+    with pytest.raises(InvalidConfig, match="kv_cache_dtype=int8 is for CPUs"):
+        resolved(on_gpu(), device="cuda", kv_cache_dtype="int8")
     with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 16.0 GiB of weights"):
         resolved(on_gpu(), device="cuda", gpu_memory_utilization=0.1)
-    with pytest.raises(InvalidConfig, match="embedding models run on CPUs only"):
-        resolved(replace(on_gpu(), whole_prompts=True), device="cuda")
+
+
+def test_an_embedding_model_on_a_gpu_computes_a_whole_prompt_in_one_step() -> None:
+    facts = replace(on_gpu(), context=20_000, bytes_per_token=0, whole_prompts=True)
+    table = why(resolved(facts))
+    assert table["device"] == ("cuda", "H200") and table["kv_cache_tokens"][0] == 20_000
+    assert table["max_num_batched_tokens"] == (20_000, "an embedding model computes a prompt in one step")
 
 
 def test_wide_weights_leave_less_cache() -> None:
     narrow, wide = (resolved(on_gpu(), device="cuda", dtype=dtype).kv_cache_tokens for dtype in ("bfloat16", "float32"))
     assert (narrow - wide) * 131_072 > 16 * GIB
+
+
+def test_integers_leave_more_cache() -> None:
+    """Of 16 GiB 2 are embedding and head, which stay at 8 bits."""
+    facts = on_gpu(outer_bytes=2 * GIB, largest_bytes=GIB)
+    plain, *others = (resolved(facts, quantization=kind) for kind in (None, "int8", "int4"))
+    for settings, weights in zip(others, (8.5, 14 / 3.2 + 17 / 16)):
+        assert settings.device == "cuda" and settings.dtype == "bfloat16"
+        gained = (settings.kv_cache_tokens - plain.kv_cache_tokens) * 131_072
+        assert abs(gained - (16 - weights) * GIB + INT_SCRATCH) < GIB / 1000
+    assert INT_SCRATCH == SCRATCH_BYTES
+
+
+def test_a_matrix_must_fit_beside_the_integers() -> None:
+    """On a GPU of 20 GiB, where the model would not fit in 16 bits."""
+    facts = on_gpu(total_bytes=20 * GIB, free_bytes=20 * GIB, bytes_per_step_token=20_000, largest_bytes=GIB)
+    assert why(resolved(facts))["device"][1] == "the GPU's memory has no room for the model"
+    assert resolved(facts, quantization="int4").device == "cuda"
+    large = replace(facts, gpu=replace(facts.gpu, largest_bytes=3 * GIB))       # type: ignore[type-var]
+    with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 5.1 GiB of weights"):
+        resolved(large, quantization="int4", device="cuda")
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 8, 100, 256, 300])

@@ -18,7 +18,7 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 
-def make(architecture: str, like: Mapping[str, Any], seed: int = 0) -> Any:
+def make(architecture: str, like: Mapping[str, Any], seed: int = 0, spread: float = 0.15) -> Any:
     """A model of the class with every parameter random: matrices wide enough that logits differ, norms about 1."""
     model_class = getattr(transformers, architecture)
     config = model_class.config_class(**like)
@@ -29,7 +29,7 @@ def make(architecture: str, like: Mapping[str, Any], seed: int = 0) -> Any:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim > 1:
-            parameter.data = 0.15 * noise
+            parameter.data = spread * noise
         else:
             parameter.data = (0.0 if name.endswith("bias") else 1.0) + 0.2 * noise
     return model

@@ -17,6 +17,7 @@ import penstock.ops.triton  # noqa: F401  registers the bodies
 from penstock.ops import OPS
 from penstock.ops.attention import Shared, Work, paged
 from penstock.ops.cache import FP8
+from penstock.ops.int_product import TILES, int_example
 from penstock.ops.triton import launch
 from penstock.ops.wishes import make_wishes
 
@@ -51,6 +52,7 @@ def _calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
                      "keys": torch.zeros(3, dtype=torch.int64), "positions": torch.zeros(2, dtype=torch.int64),
                      "rows": torch.zeros(2, dtype=torch.int32), "last": torch.zeros(3, dtype=torch.int64),
                      "wishes": make_wishes(3, 9000)}
+    yield from (("int_product", example) for example in _int_products())
     tiles = torch.tensor([[3, 0]], dtype=torch.int32)
     numbers = torch.zeros(4, dtype=torch.int32)
     shared = Shared(numbers, numbers, numbers.view(1, 4), 2)
@@ -62,6 +64,22 @@ def _calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     for cache, work, extra in kinds:
         example = paged(1, [(1, 130), (1, 64), (1, 20), (9, 70)], 8, 2, 128, dtype=cache, **extra)
         yield "attention", example | {"q": example["q"].bfloat16(), "work": work}
+    q = torch.zeros((9, 4, 64), dtype=torch.bfloat16)
+    yield "encoder_attention", {"q": q, "k": q, "v": q, "query_start": tiles.new_tensor([0, 9]), "scale": 0.125}
+
+
+def _int_products() -> Iterator[dict[str, Any]]:
+    """One row over several blocks, with all around it, and gated; each tile of rows."""
+    norm, bias = torch.ones(14336), torch.zeros(128)
+    for bits in (8, 4):
+        for width, extra in ((14336, {"norm": norm, "eps": 1e-5, "bias": bias}),
+                             (1024, {"gated": True, "activation": "silu", "eps": 1e-5})):
+            words, scales = int_example(1, bits, 128, width)
+            yield {"x": torch.ones(1, width, dtype=torch.bfloat16), "words": words, "scales": scales, **extra}
+        for num_rows in TILES:
+            words, scales = int_example(1, bits, 128, 1024)
+            yield {"x": torch.ones(num_rows, 1024, dtype=torch.bfloat16), "words": words, "scales": scales,
+                   "bias": bias, "gated": num_rows > 16, "activation": "silu"}
 
 
 def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:

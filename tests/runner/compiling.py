@@ -168,6 +168,9 @@ def engine(folder: str) -> None:
         llm.generate(prompts, params, use_tqdm=False)
     prefix = list(range(3, 63)) * 5
     llm.generate([[*prefix, i] for i in range(8)], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+    wishes = SamplingParams(max_tokens=4, ignore_eos=True, temperature=1, top_p=0.9, logprobs=3, repetition_penalty=1.1)
+    for count in (1, 5):
+        llm.generate([[i, 9, 8] for i in range(count)], wishes, use_tqdm=False)
     print(" ".join(sorted(missed)))
 
 

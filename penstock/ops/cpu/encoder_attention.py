@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.ops.attention import Work
 from penstock.ops.cpu.library import Kernel, empty_like, integers, rows
 from penstock.ops.encoder_attention import encoder_attention
 
@@ -10,7 +11,8 @@ _kernel = Kernel("encoder_attention", "pnpnpnpnnnfp")
 
 
 @encoder_attention.impl("cpu", exact=True)
-def _encoder_attention(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float) -> Tensor:
+def _encoder_attention(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float,
+                       work: Work | None = None) -> Tensor:
     q, k, v = rows("q", q), rows("k", k), rows("v", v)
     query_start = integers(query_start, torch.int32)
     if not q.shape == k.shape == v.shape:

@@ -8,19 +8,30 @@ from __future__ import annotations
 
 from penstock.ops.triton import (
     activation,
+    add,
     attention,
+    cache_write,
+    encoder_attention,
     exact,
     fp8_mlp,
     fp8_product,
     inputs,
+    int_product,
+    int_rows,
+    layer_norm,
+    pooling,
     product,
     qkv_write,
     report,
     rms_norm,
+    rope,
     sample,
+    scale,
+    softcap,
 )
 
 __all__ = [
-    "activation", "attention", "exact", "fp8_mlp", "fp8_product", "inputs", "product", "qkv_write", "report",
-    "rms_norm", "sample",
+    "activation", "add", "attention", "cache_write", "encoder_attention", "exact", "fp8_mlp", "fp8_product", "inputs",
+    "int_product", "int_rows", "layer_norm", "pooling", "product", "qkv_write", "report", "rms_norm", "rope", "sample",
+    "scale", "softcap",
 ]

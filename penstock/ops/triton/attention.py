@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.attention import Work, attention
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, early, is_roomy
 from penstock.ops.triton.numbers import fitted, tanh
 
 TILE = 128               # rows of a tile: tokens times the query heads of a key head
@@ -221,6 +221,11 @@ def tile_tokens(num_heads: int, num_kv_heads: int) -> int:
     return max(1, TILE // (num_heads // num_kv_heads))
 
 
+def _stages(q: Tensor, block: int) -> int:
+    """A tile of wide heads with keys read ahead takes more than the 99 KiB that Ada has."""
+    return 1 if q.dtype == torch.float32 or (block > 128 and not is_roomy(q.device)) else 2
+
+
 def make_work(query_start: list[int], num_heads: int, num_kv_heads: int, device: torch.device) -> Work:
     """For a step of which only the numbers on the device are at hand; it waits for them."""
     step = tile_tokens(num_heads, num_kv_heads)
@@ -266,7 +271,7 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
                 q, k_cache, v_cache, table, lengths, shared.members, shared.tiles, alibi, parts, tops, scale, cap,
                 q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
                 max(TILE, triton.next_power_of_2(group)), size, block, num, precision, num_warps=8,
-                num_stages=2 if q.dtype != torch.float32 else 1, **early(q))
+                num_stages=_stages(q, block), **early(q))
         if parts is not None:
             _joined[(work.num_single, num_heads)](parts, tops, out, num_all, num_heads, size, block,
                                                   triton.next_power_of_2(num_all), num_warps=4, **early(q))
@@ -274,5 +279,5 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
         _tile[(len(work.tiles), num_kv_heads)](
             q, k_cache, v_cache, table, query_start, lengths, work.tiles, alibi, out, scale, cap, window, q.stride(0),
             *strides, num_heads, block_size, group, max(TILE, triton.next_power_of_2(group)), size, block, num,
-            precision, num_warps=8, num_stages=2 if q.dtype != torch.float32 else 1)
+            precision, num_warps=8, num_stages=_stages(q, block))
     return out

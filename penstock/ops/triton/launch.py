@@ -30,6 +30,12 @@ def _early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
 
 
+@lru_cache(maxsize=16)
+def is_roomy(device: torch.device) -> bool:
+    """Whether a program may have more than 99 KiB of shared memory, as on Hopper and on A100."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) in ((8, 0), HOPPER, (10, 0))
+
+
 def early(x: Tensor) -> dict[str, Any]:
     """The options of a kernel that calls `await_others` on every path before it reads or writes."""
     begins = _early(x.device)

@@ -27,7 +27,7 @@ def _rms_norm(x, weight, residual, out, x_row, x_head, residual_row, residual_he
     tl.store(out + (row * num_heads + head) * width + at, y.to(out.dtype.element_ty), mask=inside)
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows_of(x: Tensor) -> Tensor:
     """[T, H, D] with its last dimension in one piece."""
     x = x.view(x.shape[0], 1, x.shape[1]) if x.dim() == 2 else x
     return x if x.stride(2) == 1 else x.contiguous()
@@ -46,7 +46,7 @@ def normed(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None
         raise ValueError(f"a norm over {width} values is over {MOST_VALUES}")
     if not out.numel():
         return out
-    given, added = _rows(x), None if residual is None else _rows(residual)
+    given, added = rows_of(x), None if residual is None else rows_of(residual)
     block = triton.next_power_of_2(width)
     _rms_norm[given.shape[:2]](
         given, weight, added, out, given.stride(0), given.stride(1), 0 if added is None else added.stride(0),

@@ -11,12 +11,17 @@ import torch
 
 from penstock.config import GpuFacts
 from penstock.models.layer import Attention, GatedMlp
+from penstock.models.load import OUTER
 from penstock.models.spec import ModelSpec
 from penstock.ops.fp8_product import fits
 from penstock.ops.wishes import wishes_bytes
 
 FP8_CAPABILITY = (8, 9)
-CHECKED = ("LlamaForCausalLM", "Qwen3ForCausalLM")      # against transformers, on a GPU
+# Compared with transformers on a GPU by tests/gpu.
+CHECKED = ("BertModel", "BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
+           "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM",
+           "MistralForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
+           "Qwen3ForCausalLM", "Starcoder2ForCausalLM")
 
 
 PROCESSORS, MAJOR, MINOR = 16, 75, 76      # of the driver's device attributes
@@ -67,10 +72,12 @@ def likely_facts(spec: ModelSpec, stored_dtype: str, seen: Glimpse) -> GpuFacts:
 
 def _facts(spec: ModelSpec, stored_dtype: str, name: str, total: int, free: int,
            capability: tuple[int, int]) -> GpuFacts:
-    dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else "bfloat16"
+    usual = "float16" if spec.is_encoder else "bfloat16"     # an embedding shows every bit that is lost
+    dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else usual
+    wishes = 0 if spec.is_encoder else wishes_bytes(spec.vocab_size)
     return GpuFacts(name, total, free, 2 * spec.num_parameters, bytes_per_step_token(spec), spec.vocab_size, dtype,
-                    wishes_bytes(spec.vocab_size), capability >= FP8_CAPABILITY, spec.architecture in CHECKED,
-                    fp8_bytes(spec), layer_bytes(spec))
+                    wishes, capability >= FP8_CAPABILITY, spec.architecture in CHECKED, fp8_bytes(spec),
+                    layer_bytes(spec), *matrix_bytes(spec))
 
 
 def fp8_bytes(spec: ModelSpec) -> int:
@@ -89,6 +96,13 @@ def layer_bytes(spec: ModelSpec) -> int:
         if name.startswith("layers."):
             sizes[name.split(".")[1]] += 2 * prod(shape)
     return max(sizes.values(), default=0)
+
+
+def matrix_bytes(spec: ModelSpec) -> tuple[int, int]:
+    """Of embedding and head together, and of the largest matrix, at 16 bits."""
+    shapes = spec.parameters()
+    return (sum(2 * prod(shape) for name, shape in shapes.items() if name.startswith(OUTER)),
+            max(2 * prod(shape) for shape in shapes.values()))
 
 
 def bytes_per_step_token(spec: ModelSpec) -> int:

@@ -13,6 +13,7 @@ from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.runner.cuda.graphs import Chosen, single_steps
+from penstock.runner.cuda.moment import now
 from penstock.runner.cuda.packed import Packed, most_numbers
 from penstock.runner.cuda.shared import Prefixes, fill
 from penstock.runner.cuda.staging import Staging
@@ -64,10 +65,10 @@ class CudaRunner:
                 self._tensors.admit(plan.admissions, [self.rows[one.row].state for one in plan.admissions])
                 if plan.moves:
                     self.memory.move(plan.moves)
-                begun = None if self.timeline is None else _now(timed=True)
+                begun = None if self.timeline is None else now(timed=True)
                 self._launch(plan, ticket)
                 if begun is not None and self.timeline is not None:
-                    self.timeline.append((begun, _now(timed=True)))
+                    self.timeline.append((begun, now(timed=True)))
         except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
             ticket.error = f"{type(error).__name__}: {error}"
         self._last = ticket
@@ -146,7 +147,7 @@ class CudaRunner:
             ticket.tokens = _coming(chosen.tokens[:count])
             if chosen.report is not None and any(one.state.num_logprobs is not None for _, one, _ in ticket.chosen):
                 ticket.report = _coming(chosen.report[:count])
-            ticket.done = _now()
+            ticket.done = now()
 
     def _run_mixed(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
         """Single tokens first; others after them."""
@@ -162,7 +163,7 @@ class CudaRunner:
             if row.prompt_logprobs:
                 self._prompt_logprobs(row, device, hidden[end - row.count:end], result)
         if not packed.at:
-            ticket.done = _now()
+            ticket.done = now()
             return
         logits = model.logits(hidden, at)
         place, expected = 0, []
@@ -184,12 +185,6 @@ def _coming(values: torch.Tensor) -> torch.Tensor:
     """On their way to the host."""
     pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return pinned.copy_(values, non_blocking=True)
-
-
-def _now(timed: bool = False) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def _is_single(row: Row) -> bool:

@@ -13,6 +13,7 @@ from penstock.runner.cuda.graphs import SingleSteps
 from penstock.runner.step import Step
 
 Work = Callable[[], None]
+FIRST_PROMPT = 100         # tokens, more or less
 MANY_ROWS = 8192
 
 
@@ -20,7 +21,7 @@ def first_steps(singles: SingleSteps) -> list[Work]:
     """What the first request takes; one row and more take different kernels. They may run side by side."""
     wishing = singles.deterministic
     return [*(partial(singles.warm, size, False, wishing) for size in singles.sizes[:2]),
-            partial(_mixed, singles, wishing)]
+            *(partial(_mixed, singles, count, wishing) for count in (FIRST_PROMPT, 2))]
 
 
 def later_steps(singles: SingleSteps) -> list[Work]:
@@ -30,7 +31,8 @@ def later_steps(singles: SingleSteps) -> list[Work]:
         return _of_tiles(singles)
     sizes = {singles.num_parts(size): size for size in reversed(singles.sizes[2:])}
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
-    return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, True),
+    return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, wishing=True),
+            *(partial(_mixed, singles, count) for count in singles.model.row_counts),
             *(partial(singles.warm, size, is_shared) for size in sizes.values() for is_shared in shared)]
 
 
@@ -40,19 +42,18 @@ def _of_tiles(singles: SingleSteps) -> list[Work]:
     most = singles.sizes[-1]
     sizes = {singles.size(min(rows, most)) for rows in (*ROWS[1:], most)} - set(singles.sizes[:2])
     return [*(partial(singles.warm, size, False, True) for size in sorted(sizes)),
-            *(partial(_mixed, singles, True, rows) for rows in (*ROWS[1:], MANY_ROWS))]
+            *(partial(_mixed, singles, rows, True) for rows in (*ROWS[1:], MANY_ROWS))]
 
 
-def _mixed(singles: SingleSteps, wishing: bool = False, num_tokens: int = 2) -> None:
-    """A prompt of so many tokens, all but two of them nobody's, and the token after it."""
+def _mixed(singles: SingleSteps, num_tokens: int = 2, wishing: bool = False) -> None:
+    """A prompt of two tokens, others of none, and the token after it."""
     rows, model = singles.rows, singles.model
     ops.take_exact(singles.deterministic)
     with torch.inference_mode():
-        ids = torch.zeros(num_tokens, dtype=torch.int64, device=rows.last.device)
+        zeros = torch.zeros(num_tokens, dtype=torch.int64, device=rows.last.device)
+        starts = torch.arange(0, 4, 2, dtype=torch.int32, device=rows.last.device)
         tables = [table[:1] for table in rows.tables]
-        step = Step(ids, ids, [torch.full_like(ids, -1) for _ in tables], tables,
-                    (num_tokens * torch.arange(2, device=rows.last.device)).int(),
-                    torch.full((1,), 2, dtype=torch.int32, device=rows.last.device),
+        step = Step(zeros, zeros, [torch.full_like(zeros, -1) for _ in tables], tables, starts, starts[1:].clone(),
                     ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device)))
         hidden = model.forward(step, singles.caches)
         at = torch.ones(1, dtype=torch.int64, device=rows.last.device)

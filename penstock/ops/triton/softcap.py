@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.ops.softcap import softcap
+from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.numbers import tanh
+
+BLOCK = 1024
+
+
+@triton.jit
+def _softcap(x, out, size, cap, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    await_others(EARLY)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    y = cap * tanh(tl.load(x + at, mask=at < size, other=0.0).to(tl.float32) / cap)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=at < size)
+
+
+@softcap.impl("cuda", exact=True)
+def _body(x: Tensor, cap: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel():
+        _softcap[(triton.cdiv(out.numel(), BLOCK),)](x.contiguous(), out, out.numel(), cap, BLOCK, num_warps=4,
+                                                     **early(x))
+    return out

@@ -1,0 +1,67 @@
+"""The bodies of the ops against their references, on the device."""
+
+from __future__ import annotations
+
+import copy
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+import penstock.ops.triton  # noqa: F401  registers the bodies
+from penstock.ops import OPS
+from tests.gpu.check import Figures, Skip, check, require
+from tests.gpu.models import DEVICE
+from tests.ops.check import example_of, examples_of
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.int8: 3e-2}
+SOME = 3                 # every so many examples, unless all are wanted
+THREADS = 8              # that compile
+WRITTEN = ("k_cache", "v_cache", "ids", "positions", "lengths", "slots", "table", "step_table", "last")
+
+
+def _moved(example: dict[str, Any]) -> dict[str, Any]:
+    """On the device, keys beside each other as a GPU's cache has them."""
+    moved = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in example.items()}
+    if "k_cache" in moved:
+        moved["k_cache"] = moved["k_cache"].transpose(2, 3).contiguous().transpose(2, 3)
+    return moved
+
+
+def _apart(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> float:
+    """The largest difference over what is tolerated."""
+    if not expected.is_floating_point():
+        most = 1 if expected.dtype == torch.int8 else 0          # a code may be rounded either way
+        near = found.shape == expected.shape and bool(((found.cpu().long() - expected.long()).abs() <= most).all())
+        return 0.0 if near else float("inf")
+    a, b = found.cpu().double(), expected.double()
+    alike = (a == b) | (a.isnan() & b.isnan())
+    over = torch.where(alike, 0.0, (a - b).abs() / (tolerance * (1 + b.abs())))
+    return float(over.nan_to_num(float("inf")).max()) if over.numel() else 0.0
+
+
+def _compare(name: str, index: int) -> float:
+    op = OPS[name]
+    example = example_of(op, index)
+    given = _moved(copy.deepcopy(example))
+    expected = op.reference(**example)
+    found = op.bodies["cuda"].function(**given)
+    dtypes = [value.dtype for value in example.values() if isinstance(value, torch.Tensor) and value.dtype in TOLERANCE]
+    own = op.tolerance.get(dtypes[0] if dtypes else torch.float32, 0.0)
+    tolerance = max([own, *(TOLERANCE[dtype] for dtype in dtypes)])
+    pairs = [(found, expected)] + [(given[key], example[key]) for key in WRITTEN if key in example]
+    return max((_apart(a, b, tolerance) for a, b in pairs if b is not None), default=0.0)
+
+
+@check([(name,) for name, op in OPS.items() if "cuda" in op.bodies])
+def op(name: str) -> Figures:
+    if DEVICE == "cpu":
+        raise Skip("kernels need a GPU")
+    every = 1 if os.environ.get("PENSTOCK_ALL_EXAMPLES") else SOME
+    indices = range(0, len(examples_of(OPS[name])), every)
+    with ThreadPoolExecutor(THREADS) as threads:
+        apart = list(threads.map(lambda index: _compare(name, index), indices))
+    wrong = [index for index, value in zip(indices, apart) if value > 1]
+    require(not wrong, f"examples {wrong} differ by up to {max(apart):.3g} times what is tolerated")
+    return {"examples": len(indices), "of what is tolerated": max(apart)}

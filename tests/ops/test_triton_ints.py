@@ -1,0 +1,144 @@
+"""Products with weights of integers, of all numbers of rows, against the reference."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported
+pytest.importorskip("triton")
+
+from penstock.ops.example import normal  # noqa: E402
+from penstock.ops.int_product import FEW, int_example, int_product, pack_words, unpack_words, widened  # noqa: E402
+from penstock.ops.int_rows import int_rows  # noqa: E402
+from penstock.ops.triton import int_product as bodies  # noqa: E402
+from penstock.ops.triton.int_rows import widen  # noqa: E402
+from tests.ops.check import example_of, examples_of, same_bits  # noqa: E402
+
+DEVICE = "cuda" if ON_GPU else "cpu"
+ROWS = (2, 16, 17, 33, 65, 130)
+HALF = torch.bfloat16 if ON_GPU else torch.float16      # the interpreter multiplies no bfloat16 matrices
+BITS = pytest.mark.parametrize("bits", [8, 4])
+
+
+def product_of(bits: int, num_rows: int, width: int, num_out: int, dtype: torch.dtype, *, gated: bool = False,
+               activation: str | None = None, bias: bool = False, residual: bool = False, normed: bool = False,
+               ) -> None:
+    words, scales = int_example(bits, bits, num_out, width)
+    size = num_out // 2 if gated else num_out
+    given = {"x": normal(1, num_rows, width, dtype=dtype), "words": words, "scales": scales,
+             "bias": normal(2, num_out) if bias else None,
+             "residual": normal(3, num_rows, size, dtype=dtype) if residual else None, "activation": activation,
+             "gated": gated, "norm": normal(4, width) if normed else None, "eps": 1e-5 if normed else 0.0}
+    expected = int_product.reference(**given)      # type: ignore[arg-type]
+    moved = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in given.items()}
+    found = int_product.bodies["cuda"].function(**moved)
+    tolerance = int_product.tolerance[dtype]
+    torch.testing.assert_close(found.float().cpu(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+@BITS
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_few_rows(bits: int, num_rows: int) -> None:
+    """Each tile, at its edges; inputs in several parts, the last of them short; outputs that fill no tile."""
+    product_of(bits, num_rows, 800, 80, HALF, bias=True, residual=True, activation="silu")
+
+
+@BITS
+@pytest.mark.parametrize("width", [80, 1056])
+def test_few_rows_with_all_around_them(bits: int, width: int) -> None:
+    product_of(bits, 3, width, 96, torch.float16, gated=True, activation="gelu_tanh", normed=True)
+    product_of(bits, 3, width, 96, torch.float16)
+
+
+def test_one_part_alone_is_written_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "PROGRAMS", 1)
+    monkeypatch.setattr(bodies, "_finish", None)
+    product_of(4, 5, 512, 72, HALF)
+
+
+@BITS
+@pytest.mark.parametrize("gated", [True, False])
+def test_many_rows(bits: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight that is widened in three parts."""
+    monkeypatch.setattr(bodies, "SCRATCH_BYTES", 4 * 200 * 40)
+    monkeypatch.setattr(bodies, "_scratch", {})
+    product_of(bits, FEW + 4, 200, 96, torch.float32, gated=gated, activation="silu" if gated else None, bias=True,
+               residual=not gated, normed=True)
+    product_of(bits, FEW + 4, 200, 96, torch.float32)
+
+
+@BITS
+@pytest.mark.parametrize(("width", "num_out"), [(4096, 3), (8224, 2), (32, 1), (33, 9)])
+@pytest.mark.parametrize("gated", [True, False])
+def test_one_row(bits: int, width: int, num_out: int, gated: bool) -> None:
+    """As many units as a program reads at once, fewer and more; outputs that fill no program."""
+    num_out = 2 * num_out if gated else num_out
+    product_of(bits, 1, width, num_out, torch.bfloat16, gated=gated, activation="silu" if gated else None, bias=True,
+               residual=not gated, normed=True)
+
+
+@BITS
+@pytest.mark.parametrize("width", [64, 1056])
+def test_one_row_and_several_outputs_a_program(bits: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block of inputs, and several."""
+    monkeypatch.setattr(bodies, "_row_shape", lambda num_units, num_out: (4, 8))
+    product_of(bits, 1, width, 26, torch.bfloat16, gated=True, activation="gelu", bias=True, normed=True)
+    product_of(bits, 1, width, 13, torch.float32, activation="relu2", residual=True)
+
+
+def test_shapes_of_one_row() -> None:
+    """Several outputs a program where there are enough; whole blocks where there are any."""
+    assert [bodies._row_shape(32, num_out)[0] for num_out in (4, 512, 1024, 3072, 4096, 128256)] == [1, 1, 2, 4, 8, 8]
+    assert [bodies._row_shape(units, 1)[1] for units in (1, 32, 128, 256, 448, 512, 2000)] == [
+        1, 32, 128, 256, 64, 128, 128]
+
+
+def test_no_rows() -> None:
+    product_of(4, 0, 64, 6, torch.bfloat16, gated=True, activation="silu")
+
+
+@pytest.mark.parametrize("index", range(len(examples_of(int_rows))))
+def test_rows_are_exact(index: int) -> None:
+    example = example_of(int_rows, index)
+    if example["dtype"] == torch.bfloat16 and not ON_GPU:
+        pytest.skip("the interpreter cuts bfloat16 off")
+    moved = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in example.items()}
+    assert same_bits(int_rows.bodies["cuda"].function(**moved).cpu(), int_rows.reference(**example))
+
+
+@BITS
+def test_all_rows_are_exact(bits: int) -> None:
+    words, scales = int_example(3, bits, 70, 208)
+    out = torch.empty(70, 208, device=DEVICE)
+    widen(out, words.to(DEVICE), scales.to(DEVICE))
+    assert same_bits(out.cpu(), widened(words, scales, 208))
+
+
+@BITS
+def test_every_code_at_every_place(bits: int) -> None:
+    """Packed and unpacked again, and widened by the kernel: a wrong shift or mask shows here."""
+    codes = (torch.arange(32)[None, :] + torch.arange(256)[:, None]) % (1 << bits)
+    words = pack_words(codes.view(128, 2, 32), bits)
+    assert words.dtype == torch.int32 and torch.equal(unpack_words(words), codes.view(128, 2, 32).int())
+    scales = torch.ones(128, 2, dtype=torch.float16)
+    if bits == 4:
+        scales = torch.stack([scales, torch.zeros_like(scales)], -1)
+    out = torch.empty(128, 64, device=DEVICE)
+    widen(out, words.to(DEVICE), scales.to(DEVICE))
+    assert torch.equal(out.cpu(), codes.view(128, 64).float() - (128 if bits == 8 else 0))
+
+
+@BITS
+def test_the_order_of_codes_in_a_word(bits: int) -> None:
+    """Field i of word j of a unit is input 4 i + j."""
+    fields = 32 // bits
+    for i, j in ((0, 0), (1, 2), (fields - 1, 3)):
+        codes = torch.zeros(1, 1, 32, dtype=torch.int64)
+        codes[0, 0, 4 * i + j] = 5
+        words = pack_words(codes, bits)
+        assert int(words[0, 0, j]) & 0xFFFFFFFF == 5 << bits * i and words.count_nonzero() == 1

@@ -1,0 +1,15 @@
+"""`--device auto` takes a GPU for models that the GPU's own tests run, and for no others."""
+
+from __future__ import annotations
+
+from penstock.models.registry import FAMILIES
+from penstock.runner.cuda.gpu import CHECKED
+from tests.gpu.shapes import SHAPES
+
+
+def test_what_is_called_checked_is_checked() -> None:
+    assert set(CHECKED) <= set(SHAPES) and len(set(CHECKED)) == len(CHECKED)
+
+
+def test_every_family_has_a_shape_for_a_gpu() -> None:
+    assert set(SHAPES) == set(FAMILIES) and all(SHAPES.values())

@@ -1,0 +1,133 @@
+"""Every family as a GPU would compute it, without a GPU: matrices held its way, its kernels through Triton's
+interpreter, a paged cache with keys beside each other, against the same model with the references alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
+pytest.importorskip("triton")
+
+import triton  # noqa: E402
+
+import penstock.ops.triton  # noqa: E402, F401  registers the bodies
+from penstock import ops  # noqa: E402
+from penstock.models import build, load  # noqa: E402
+from penstock.models.decoder import Decoder, Encoder  # noqa: E402
+from penstock.models.load import load_model  # noqa: E402
+from penstock.models.registry import FAMILIES, spec_from_config  # noqa: E402
+from penstock.ops import OPS, registry  # noqa: E402
+from penstock.ops.triton import product  # noqa: E402
+from penstock.ops.triton.attention import tile_tokens  # noqa: E402
+from penstock.quant.matrix import Matrix  # noqa: E402
+from penstock.runner.step import Step  # noqa: E402
+from tests.models.paged import Paged, Row  # noqa: E402
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
+CASES = [pytest.param(name, number, id=f"{name}-{number}", marks=[pytest.mark.slow] if number else [])
+         for name, family in FAMILIES.items() for number in range(len(family.like)) if name != "BertModel"]
+NUM_NEW = 2
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17], [200]]
+
+
+class OnGpu(Paged):
+    """Work dealt out as the GPU's runner does, and no number on its way back to the host."""
+
+    def __init__(self, model: Decoder, forbidden: pytest.MonkeyPatch) -> None:
+        super().__init__(model)
+        self._forbidden = forbidden
+        layers = zip(model.spec.layers, model.spec.kv_shapes())
+        self._tile = min(tile_tokens(layer.attention.num_heads, shape[0]) for layer, shape in layers if shape)
+        for cache in self.caches:
+            cache.k = cache.k.transpose(2, 3).contiguous().transpose(2, 3)
+        forward, model.forward = model.forward, self._forward        # type: ignore[method-assign, assignment]
+        self._computes = forward
+
+    def _forward(self, step: Step, caches: Any) -> torch.Tensor:
+        def refuse(*_: Any) -> None:
+            raise AssertionError("a step that may be recorded waits for the device")
+
+        with self._forbidden.context() as patch:
+            for name in ("tolist", "item", "nonzero", "cpu"):
+                patch.setattr(torch.Tensor, name, refuse)
+            return self._computes(step, caches)
+
+    def _step(self, work: Sequence[tuple[Row, int]]) -> Step:
+        step = super()._step(work)
+        counts = [count for _, count in work]
+        tiles = [(s, first) for s, count in enumerate(counts) for first in range(0, count, self._tile)]
+        single = all(count == 1 for count in counts)
+        step.work = ops.Work(len(counts) if single else 0, None if single else torch.tensor(tiles, dtype=torch.int32),
+                             2 if single else 1)
+        return step
+
+
+def config(architecture: str, variant: int) -> dict[str, Any]:
+    return {"architectures": [architecture], **FAMILIES[architecture].like[variant], "initializer_range": 0.15}
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU's tensors go to the GPU's bodies, and to references where there are none."""
+    for op in OPS.values():
+        if "cuda" in op.bodies:
+            monkeypatch.setitem(op.bodies, "cpu", op.bodies["cuda"])
+        else:
+            monkeypatch.delitem(op.bodies, "cpu", raising=False)
+    for module in (build, load):
+        monkeypatch.setattr(module, "dense", Matrix)
+    # The interpreter takes as long for one output as for many.
+    monkeypatch.setattr(product, "_gemv_shape", lambda width, num_out, *_: (64, triton.next_power_of_2(width)))
+    yield
+
+
+def loaded(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Decoder | Encoder:
+    """Random weights, those of norms too."""
+    usual = load.from_seed
+
+    def varied(*given: Any) -> load.Take:
+        take = usual(*given)
+        return lambda name: take(name) + (torch.linspace(-0.3, 0.3, len(take(name))) if take(name).ndim == 1 else 0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "from_seed", varied)
+        return load_model(None, spec_from_config(described), dummy=True, seed=3)
+
+
+@pytest.mark.parametrize(("architecture", "variant"), CASES)
+def test_every_family(architecture: str, variant: int, kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = config(architecture, variant)
+    model = loaded(described, monkeypatch)
+    assert isinstance(model, Decoder)
+    driver = OnGpu(model, monkeypatch)
+    rows = driver.run(PROMPTS, NUM_NEW, chunk=64) + driver.run(PROMPTS[1:], 1, chunk=64)
+    monkeypatch.undo()
+    monkeypatch.setattr(registry, "REFERENCE_ONLY", {"cpu"})
+    reference = loaded(described, monkeypatch)
+    assert isinstance(reference, Decoder)
+    for row in rows:
+        expected = Paged(reference).run([row.tokens[:-1]], 1, chunk=64)[0].logits
+        found = torch.stack(row.logits)
+        assert (found - torch.stack(expected)).abs().max() < 2e-4 * found.abs().max() and found.std() > 0.1
+
+
+def test_the_encoder(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = config("BertModel", 0)
+    sequences = [[5, 6, 7, 8, 9, 10, 11], [200], [*range(60)]]
+    counts = [len(sequence) for sequence in sequences]
+    step = Step(torch.tensor([token for sequence in sequences for token in sequence]),
+                torch.tensor([p for count in counts for p in range(count)]), [], [],
+                torch.tensor([0, *counts]).cumsum(0).to(torch.int32), torch.tensor(counts, dtype=torch.int32))
+    results = []
+    for _ in range(2):
+        model = loaded(described, monkeypatch)
+        assert isinstance(model, Encoder)
+        results.append(model.pool(model.forward(step), step.query_start))
+        monkeypatch.undo()
+        monkeypatch.setattr(registry, "REFERENCE_ONLY", {"cpu"})
+    assert (results[0] - results[1]).abs().max() < 1e-5 and results[0].std() > 0.05
