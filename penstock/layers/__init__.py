@@ -14,9 +14,9 @@ from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp, Mlp
 from penstock.layers.norm import LayerNorm, RmsNorm
 from penstock.layers.rope import RopeTable
-from penstock.layers.step import LayerCache, Step
+from penstock.layers.step import Ends, LayerCache, Step
 
 __all__ = [
-    "Attention", "Block", "Embedding", "EncoderAttention", "GatedMlp", "Head", "LayerCache", "LayerNorm", "Linear",
-    "Mlp", "ParallelBlock", "PostNormBlock", "RmsNorm", "RopeTable", "Step",
+    "Attention", "Block", "Embedding", "EncoderAttention", "Ends", "GatedMlp", "Head", "LayerCache", "LayerNorm",
+    "Linear", "Mlp", "ParallelBlock", "PostNormBlock", "RmsNorm", "RopeTable", "Step",
 ]

@@ -59,7 +59,14 @@ class Attention:
         """`norm` is applied to x first."""
         if cache is None:
             raise ValueError("causal attention needs a cache")
-        q = self._queries(self.qkv(x, norm=norm), step, cache)
+        return self.answers(self.queries(x, step, cache, norm), step, cache, residual)
+
+    def queries(self, x: Tensor, step: Step, cache: LayerCache, norm: Norm | None = None) -> Tensor:
+        """The first half: keys and values go to the cache; queries [T, H, D] come back."""
+        return self._queries(self.qkv(x, norm=norm), step, cache)
+
+    def answers(self, q: Tensor, step: Step, cache: LayerCache, residual: Tensor | None = None) -> Tensor:
+        """The second half."""
         y = ops.attention(q, cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths, self.scale,
                           self.window, self.softcap, self.alibi, cache.k_scale, cache.v_scale, step.work)
         return self.out(y.flatten(1), residual)

@@ -8,7 +8,7 @@ from penstock import ops
 from penstock.layers.attention import Attention, EncoderAttention
 from penstock.layers.mlp import GatedMlp, Mlp
 from penstock.layers.norm import Norm
-from penstock.layers.step import LayerCache, Step
+from penstock.layers.step import Ends, LayerCache, Step
 
 
 class Block:
@@ -31,8 +31,15 @@ class Block:
             return y if norm is None else norm(y, residual=x)
         return ops.add(x, y if norm is None else norm(y), self.residual_scale)
 
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
-        y = self.attention(x, step, cache, self._residual(x, self.attention_out_norm), self.attention_norm)
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, ends: Ends | None = None) -> Tensor:
+        if cache is None:
+            raise ValueError("a layer needs its cache")
+        q = self.attention.queries(x, step, cache, self.attention_norm)
+        if ends is not None:
+            if not len(ends.at):
+                return x[:0]
+            q, x, step = ends.of(q), ends.of(x), ends.step
+        y = self.attention.answers(q, step, cache, self._residual(x, self.attention_out_norm))
         x = self._added(x, y, self.attention_out_norm)
         y = self.mlp(x, self._residual(x, self.mlp_out_norm), self.mlp_norm)
         return self._added(x, y, self.mlp_out_norm)
@@ -45,10 +52,17 @@ class ParallelBlock:
         self.attention, self.mlp = attention, mlp
         self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
 
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, ends: Ends | None = None) -> Tensor:
+        if cache is None:
+            raise ValueError("a layer needs its cache")
         y = self.attention_norm(x)
+        q = self.attention.queries(y, step, cache)
+        if ends is not None:
+            if not len(ends.at):
+                return x[:0]
+            q, x, y, step = ends.of(q), ends.of(x), ends.of(y), ends.step
         z = y if self.mlp_norm is None else self.mlp_norm(x)
-        return self.mlp(z, self.attention(y, step, cache, x))
+        return self.mlp(z, self.attention.answers(q, step, cache, x))
 
 
 class PostNormBlock:
@@ -59,6 +73,8 @@ class PostNormBlock:
         self.attention, self.mlp = attention, mlp
         self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
 
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None) -> Tensor:
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, ends: Ends | None = None) -> Tensor:
         x = self.attention_norm(self.attention(x, step, cache, x))
-        return self.mlp_norm(self.mlp(x, x))
+        if ends is not None:
+            x = ends.of(x)
+        return self.mlp_norm(self.mlp(x, x)) if len(x) else x

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from penstock import ops
 from penstock.ops import Work
 
 
@@ -42,3 +44,16 @@ class Step(Protocol):
     def lengths(self) -> Tensor: ...        # [S] int32
     @property
     def work(self) -> Work | None: ...
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The tokens at[M] of a step that something is asked of: in the last layer the others leave keys and values only.
+    `step` is of those tokens, each the only query of a sequence that ends with it."""
+
+    at: Tensor
+    step: Step
+
+    def of(self, x: Tensor) -> Tensor:
+        """Their rows of x[T, ...]."""
+        return ops.gather(self.at, x.flatten(1)).view(-1, *x.shape[1:])

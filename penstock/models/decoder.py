@@ -26,12 +26,15 @@ class Decoder:
         """Numbers of rows, over one, for which products take different kernels."""
         return getattr(self.blocks[0].mlp.down.scheme, "row_counts", (2,)) if self.blocks else (2,)
 
-    def forward(self, step: layers.Step, caches: Sequence[layers.LayerCache | None]) -> Tensor:
-        """The step's tokens → hidden [T, C]; each layer's keys and values are written to its cache on the way."""
+    def forward(self, step: layers.Step, caches: Sequence[layers.LayerCache | None], ends: layers.Ends | None = None,
+                ) -> Tensor:
+        """The step's tokens → hidden [T, C], or with `ends` of those alone [M, C]; each layer's keys and values are
+        written to its cache on the way."""
         x = self.embedding(step)
-        for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, step, cache)
-        return x if self.norm is None else self.norm(x)
+        last = len(self.blocks) - 1
+        for index, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
+            x = block(x, step, cache, ends if index == last else None)
+        return x if self.norm is None or not len(x) else self.norm(x)
 
     def logits(self, hidden: Tensor, at: Tensor | None = None) -> Tensor:
         """Rows at[M] of hidden [T, C], or all of them → [M, V] float32."""

@@ -18,6 +18,7 @@ from penstock.runner.computed import Computed
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import DeviceRow, Rows
 from penstock.runner.sampling import embedding, prompt_logprobs, take
+from penstock.runner.step import ends_of
 from penstock.runner.tapes import Tapes
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.likeliest import Array, UnusableLogits
@@ -86,20 +87,27 @@ class Runner:
         small = plan.num_tokens <= SMALL
         buffers = self._buffers if small else self._spacious(plan, rows)
         shape = buffers.fill(plan, rows, at, self.memory.block_size)
-        forward = partial(self._forward, model, buffers, shape)
-        return partial(self.tapes.run, shape, forward) if small else forward
+        if small:
+            return partial(self.tapes.run, shape, partial(self._forward, model, buffers, shape))
+        return partial(self._forward, model, buffers, shape, None if any(row.prompt_logprobs for row in plan.rows)
+                       else _owners(plan))
 
     def _spacious(self, plan: Plan, rows: Sequence[DeviceRow]) -> Buffers:
         """For one large step."""
         width = max(len(table) for row in rows for table in row.tables)
         return Buffers(plan.num_tokens, len(rows), self.rows.num_groups, width)
 
-    def _forward(self, model: Decoder, buffers: Buffers, shape: Shape) -> Computed:
+    def _forward(self, model: Decoder, buffers: Buffers, shape: Shape, owners: list[int] | None = None) -> Computed:
+        """With the owners of the tokens whose logits are wanted no other hidden states are computed."""
         with _torch():
-            hidden = model.forward(buffers.step(shape), self._caches)
+            step, at = buffers.step(shape), buffers.wanted(shape)
+            ends = None
+            if owners is not None and at is not None:
+                ends, at = ends_of(step, at, torch.tensor(owners, dtype=torch.int64)), None
+            hidden = model.forward(step, self._caches, ends)
             if not shape.num_logits:
                 return Computed(hidden)
-            logits = model.logits(hidden, buffers.wanted(shape))
+            logits = model.logits(hidden, at)
             return Computed(hidden, logits, argmax(logits))
 
     def _choose(self, row: Row, state: RowState, logits: Array, likeliest: int, result: RowResult) -> None:
@@ -136,3 +144,8 @@ def _wanted(plan: Plan) -> tuple[list[int], list[int]]:
         if row.output is Output.SAMPLE:
             at += range(end - 1 - len(row.draft), end)
     return ends, at
+
+
+def _owners(plan: Plan) -> list[int]:
+    """Whose tokens they are whose logits are wanted."""
+    return [s for s, row in enumerate(plan.rows) if row.output is Output.SAMPLE for _ in range(1 + len(row.draft))]

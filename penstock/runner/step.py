@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from penstock.layers import Ends
 from penstock.ops import Work
 
 
@@ -26,6 +27,16 @@ class Step:
         return Step(self.ids[:num_tokens], self.positions[:num_tokens], [slots[:num_tokens] for slots in self.slots],
                     [table[:num_sequences] for table in self.tables], self.query_start[:num_sequences + 1],
                     self.lengths[:num_sequences])
+
+
+def ends_of(step: Step, at: torch.Tensor, owners: torch.Tensor, num_parts: int = 1) -> Ends:
+    """For the tokens at[M] of a step, which belong to its sequences owners[M]."""
+    count = len(at)
+    positions = step.positions[at]
+    alone = Step(step.ids[at], positions, [slots[at] for slots in step.slots], [table[owners] for table in step.tables],
+                 torch.arange(count + 1, dtype=torch.int32, device=at.device), (positions + 1).int(),
+                 None if step.work is None else Work(count, None, num_parts))
+    return Ends(at, alone)
 
 
 @dataclass

@@ -69,9 +69,9 @@ def before_forward(service: Service, hook: Callable[[Step], None]) -> Iterator[N
     forward = model.forward
     tapes.enabled = False
 
-    def hooked(step: Step, caches: Any) -> Any:
+    def hooked(step: Step, *more: Any) -> Any:
         hook(step)
-        return forward(step, caches)
+        return forward(step, *more)
 
     model.forward = hooked
     try:

@@ -11,7 +11,7 @@ import torch
 from penstock.cache.group import group_layers
 from penstock.models.decoder import Decoder
 from penstock.ops.cache import cache_pool
-from penstock.runner.step import LayerCache, Step
+from penstock.runner.step import LayerCache, Step, ends_of
 
 
 @dataclass
@@ -25,6 +25,8 @@ class Row:
 
 class Paged:
     """Greedy decoding of several prompts at once."""
+
+    checks_ends = True
 
     def __init__(self, model: Decoder, num_blocks: int = 256, block_size: int = 8, seed: int = 0) -> None:
         self.model, self.block_size = model, block_size
@@ -73,6 +75,13 @@ class Paged:
         return Step(torch.tensor(ids), torch.tensor([p for ps in positions for p in ps]), slots, tables,
                     starts.to(torch.int32), torch.tensor([row.computed + n for row, n in work], dtype=torch.int32))
 
+    def _check_ends(self, step: Step, logits: torch.Tensor) -> None:
+        """The last tokens' logits are the same bits where only they are asked for."""
+        at = step.query_start[1:].long() - 1
+        ends = ends_of(step, at, torch.arange(len(at)))
+        assert torch.equal(self.model.logits(self.model.forward(step, self.caches, ends)), logits[at])
+        assert self.model.forward(step, self.caches, ends_of(step, at[:0], at[:0])).shape[0] == 0
+
     def run(self, prompts: Sequence[Sequence[int]], num_new: int, chunk: int) -> list[Row]:
         rows = [Row(list(prompt), len(prompt) + num_new, tables=[[] for _ in self.groups]) for prompt in prompts]
         while any(row.computed < row.wanted - 1 for row in rows):
@@ -80,6 +89,8 @@ class Paged:
                     for row in rows if row.computed < row.wanted - 1]
             step = self._step(work)
             logits = self.model.logits(self.model.forward(step, self.caches), torch.arange(step.ids.shape[0]))
+            if self.checks_ends:
+                self._check_ends(step, logits)
             for (row, count), part in zip(work, logits.split([count for _, count in work])):
                 row.logits.extend(part)
                 row.computed += count

@@ -47,8 +47,8 @@ class Packed:
                       for first in range(0, counts[s], tile_tokens)]
 
     def send(self, staging: Staging, tensors: RowTensors, block_size: int, num_parts: int,
-             ) -> tuple[Step, torch.Tensor, torch.Tensor]:
-        """The step, the tokens whose logits are wanted [M], and their rows [M]."""
+             ) -> tuple[Step, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The step, the tokens whose logits are wanted [M], their sequences and their rows [M]."""
         num_tokens, num_sequences, num_at, num_tiles = self.num_tokens, len(self.rows), len(self.at), len(self.tiles)
         numbers = staging.take()
         sizes = [num_tokens] * 3 + [num_sequences] * 2 + [num_sequences + 1, num_at, num_at, 2 * num_tiles]
@@ -70,7 +70,8 @@ class Packed:
         tables = [table[:, :used][rows] for table in tensors.tables]
         slots = [table[owners, places // block_size].long() * block_size + places % block_size for table in tables]
         work = ops.Work(self.num_single, tiles.view(-1, 2), num_parts)
-        return Step(ids, places, slots, tables, starts, lengths, work), at.long(), at_rows
+        at = at.long()
+        return Step(ids, places, slots, tables, starts, lengths, work), at, owners[at], at_rows
 
     def _fill(self, ids: np.ndarray, positions: np.ndarray, owners: np.ndarray) -> None:
         begin = 0

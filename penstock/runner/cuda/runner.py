@@ -22,6 +22,7 @@ from penstock.runner.cuda.warm import first_steps
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import DeviceRow, Rows
 from penstock.runner.sampling import prompt_logprobs
+from penstock.runner.step import ends_of
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.likeliest import UnusableLogits
 from penstock.sampling.sampler import Sampler
@@ -156,23 +157,29 @@ class CudaRunner:
         rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
         results = [ticket.results[index] for index in order]
         packed = Packed(rows, of, self._tile_tokens)
-        step, at, row_of = packed.send(self._staging, self._tensors, self.memory.block_size,
-                                     self._singles.num_parts(packed.num_single))
-        hidden = model.forward(step, self._caches)
-        for row, device, result, end in zip(rows, of, results, packed.ends):
-            if row.prompt_logprobs:
-                self._prompt_logprobs(row, device, hidden[end - row.count:end], result)
+        step, at, owners, row_of = packed.send(self._staging, self._tensors, self.memory.block_size,
+                                               self._singles.num_parts(packed.num_single))
+        lengths = step.positions[at] + 1
+        if any(row.prompt_logprobs for row in rows):
+            every = model.forward(step, self._caches)
+            for row, device, result, end in zip(rows, of, results, packed.ends):
+                if row.prompt_logprobs:
+                    self._prompt_logprobs(row, device, every[end - row.count:end], result)
+            hidden = every[at]
+        else:
+            ends = ends_of(step, at, owners, self._singles.num_parts(len(packed.at)))
+            hidden = model.forward(step, self._caches, ends)
         if not packed.at:
             ticket.done = now()
             return
-        logits = model.logits(hidden, at)
+        logits = model.logits(hidden)
         place, expected = 0, []
         for row, device, result in zip(rows, of, results):
             if row.output is Output.SAMPLE:
                 expected.append((row, device, result, place))
                 place += 1 + len(row.draft)
         wishing = self._expect(ticket, expected) or self.deterministic
-        self._fetch(ticket, logits, self._singles.choose(logits, step.positions[at] + 1, row_of, wishing), place)
+        self._fetch(ticket, logits, self._singles.choose(logits, lengths, row_of, wishing), place)
 
     def _prompt_logprobs(self, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult) -> None:
         try:

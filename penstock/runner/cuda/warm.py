@@ -10,7 +10,7 @@ import torch
 from penstock import ops
 from penstock.ops.triton.exact.product import ROWS
 from penstock.runner.cuda.graphs import SingleSteps
-from penstock.runner.step import Step
+from penstock.runner.step import Step, ends_of
 
 Work = Callable[[], None]
 FIRST_PROMPT = 100         # tokens, more or less
@@ -55,7 +55,7 @@ def _mixed(singles: SingleSteps, num_tokens: int = 2, wishing: bool = False) -> 
         tables = [table[:1] for table in rows.tables]
         step = Step(zeros, zeros, [torch.full_like(zeros, -1) for _ in tables], tables, starts, starts[1:].clone(),
                     ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device)))
-        hidden = model.forward(step, singles.caches)
         at = torch.ones(1, dtype=torch.int64, device=rows.last.device)
         nobody = torch.full((1,), rows.nobody, dtype=torch.int32, device=rows.last.device)
-        singles.choose(model.logits(hidden, at), step.positions[at] + 1, nobody, wishing)
+        hidden = model.forward(step, singles.caches, ends_of(step, at, zeros[:1], singles.num_parts(1)))
+        singles.choose(model.logits(hidden), step.positions[at] + 1, nobody, wishing)
