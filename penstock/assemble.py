@@ -178,7 +178,8 @@ def outline(spec: ModelSpec, settings: Resolved, num_processors: int) -> SingleS
     model = _load(None, spec, settings, META)
     assert isinstance(model, Decoder)
     with torch.inference_mode():
-        return single_steps(model, _memory(1, spec, settings, META), settings.max_num_seqs, num_processors, eager=True)
+        return single_steps(model, _memory(1, spec, settings, META), settings.max_num_seqs, num_processors, True,
+                            settings.deterministic)
 
 
 def _grouping(spec: ModelSpec, settings: Resolved) -> Grouping:
@@ -216,8 +217,8 @@ def _gpu_runner(model: Decoder | Encoder, memory: BlockMemory, settings: Resolve
 
     seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
     if isinstance(model, Encoder):
-        return EncoderRunner(model, seqs, tokens, memory.blocks.device)
-    return CudaRunner(model, memory, grammars, seqs, tokens, settings.enforce_eager)
+        return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
+    return CudaRunner(model, memory, grammars, seqs, tokens, settings.enforce_eager, settings.deterministic)
 
 
 def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:

@@ -49,6 +49,7 @@ class EngineConfig:
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for weights, cache and all else", least=0.05,
                                            most=1.0)
     enforce_eager: bool = option(False, "launch a GPU's kernels one by one instead of replaying recorded steps")
+    deterministic: bool = option(False, "on a GPU too the same answer, bit for bit, whatever else runs; slower there")
     dtype: str = option("auto", "how matrices are held; auto: as stored, quantized ones packed", DTYPES)
     quantization: str | None = option(None, "round a checkpoint's unquantized matrices at load; fp8 is for GPUs",
                                       QUANTIZATIONS)

@@ -29,7 +29,7 @@ from penstock.ops.packed_rows import packed_rows
 from penstock.ops.pooling import pooling
 from penstock.ops.product import product
 from penstock.ops.qkv_write import qkv_write
-from penstock.ops.registry import OPS, Op, op
+from penstock.ops.registry import OPS, Op, op, take_exact
 from penstock.ops.report import report
 from penstock.ops.rms_norm import rms_norm
 from penstock.ops.rope import rope
@@ -42,6 +42,5 @@ __all__ = [
     "attention", "cache_write", "cpu", "embedding", "encoder_attention", "fp8_mlp", "fp8_product", "gated_activation",
     "gather", "int_product", "int_rows", "layer_norm", "linear", "log_softmax", "op", "pack_panels", "packed_linear",
     "packed_rows", "pooling", "product", "qkv_write", "report", "rms_norm", "rope", "sample", "scale", "single_inputs",
-    "softcap",
-    "unpack_panels", "weight_sums",
+    "softcap", "take_exact", "unpack_panels", "weight_sums",
 ]

@@ -29,7 +29,7 @@ def _examples() -> Iterator[Example]:
         yield {"k": extremes, "v": extremes.flip(0), **cache_pool(3, 2, 16, 40, dtype), "slots": permutation(5, 48)[:4]}
 
 
-@op(tolerance={torch.float32: 0.0}, examples=_examples, rows=EachSlot("k", "v", "slots"))
+@op(tolerance={torch.float32: 0.0}, examples=_examples, rows=EachSlot("k", "v", "slots"), rowwise=True)
 def cache_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k_scale: Tensor | None = None,
                 v_scale: Tensor | None = None) -> None:
     """Write k and v [T, K, D] into the caches [N, K, D, P] and [N, K, P, D] at slots[T] = block · P + offset.

@@ -20,7 +20,7 @@ def _examples() -> Iterator[Example]:
                    "panels": pack_panels(normal(seed, num_rows, width, dtype=dtype))}
 
 
-@op(tolerance={torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}, examples=_examples)
+@op(tolerance={torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}, examples=_examples, rowwise=True)
 def embedding(ids: Tensor, panels: Tensor, width: int) -> Tensor:
     """Rows ids[T] of the [O, C] matrix packed into panels → [T, C] float32, C = width."""
     if panels.shape[1] != width:

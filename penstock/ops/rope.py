@@ -25,7 +25,7 @@ def _examples() -> Iterator[Example]:
 
 
 @op(tolerance={torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}, examples=_examples,
-    rows=EachRow("x", "positions"))
+    rows=EachRow("x", "positions"), rowwise=True)
 def rope(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first R of D dimensions of x[T, H, D], i with i + R/2, by row positions[t] of cos and sin [M, R/2]."""
     half = cos.shape[1]

@@ -16,7 +16,7 @@ def _examples() -> Iterator[Example]:
         yield {"x": normal(seed, *shape), "factor": 24.0 if seed % 2 else 0.1}
 
 
-@op(tolerance={torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}, examples=_examples)
+@op(tolerance={torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}, examples=_examples, rowwise=True)
 def scale(x: Tensor, factor: float) -> Tensor:
     """x · factor."""
     return (x.float() * factor).to(x.dtype)

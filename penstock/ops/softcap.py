@@ -17,7 +17,7 @@ def _examples() -> Iterator[Example]:
     yield {"x": torch.linspace(-0.1, 0.1, 999).view(9, 111), "cap": 1.0}
 
 
-@op(tolerance={torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}, examples=_examples)
+@op(tolerance={torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}, examples=_examples, rowwise=True)
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap · tanh(x / cap)."""
     return (cap * torch.tanh(x.float() / cap)).to(x.dtype)

@@ -39,6 +39,10 @@ def test_every_option_has_help_and_a_setting() -> None:
     assert [setting.name for setting in resolved().settings] == [option.name for option in fields(EngineConfig)]
 
 
+def test_a_cpu_is_always_deterministic() -> None:
+    assert resolved(deterministic=True).deterministic and not resolved().deterministic
+
+
 def test_nothing_is_left_open() -> None:
     open_by_nature = {"tokenizer", "revision", "quantization"}
     assert {setting.name for setting in resolved().settings if setting.value is None} <= open_by_nature

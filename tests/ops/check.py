@@ -27,7 +27,7 @@ def example_of(op: Op[..., Any], index: int) -> Example:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    words = {4: torch.int32, 2: torch.int16, 1: torch.int8}[a.element_size()]
+    words = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[a.element_size()]
     alike = a.shape == b.shape and a.dtype == b.dtype
     return alike and torch.equal(a.contiguous().view(words), b.contiguous().view(words))
 

@@ -82,6 +82,22 @@ def _int_products() -> Iterator[dict[str, Any]]:
                    "bias": bias, "gated": num_rows > 16, "activation": "silu"}
 
 
+def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Products of few rows and of many, parts side by side and one after the other."""
+    for num_rows, gated in ((1, False), (40, True), (70, False), (2000, True), (2000, False)):
+        x, weight = torch.zeros(num_rows, 512, dtype=torch.bfloat16), torch.zeros(2048, 512, dtype=torch.bfloat16)
+        after = {"activation": "silu", "gated": True} if gated else {"residual": torch.zeros_like(x).repeat(1, 4)}
+        yield "product", {"x": x, "weight": weight, "eps": 1e-5, **after}
+        if has_fp8:
+            yield "fp8_product", {"x": x, "weight": weight.to(torch.float8_e4m3fn), "scale": torch.ones(2048), **after}
+    yield "product", {"x": torch.zeros(3, 100), "weight": torch.zeros(64, 100), "bias": torch.zeros(64)}
+    work = Work(3, torch.tensor([[3, 0]], dtype=torch.int32))
+    for length, size, extra in ((600, 128, {}), (100, 256, {"window": 33}),
+                                (100, 64, {"softcap": 20.0, "alibi": torch.linspace(0.1, 0.5, 8)})):
+        example = paged(1, [(1, length), (1, 64), (1, 20), (9, 70)], 8, 2, size, dtype=torch.bfloat16, **extra)
+        yield "attention", example | {"q": example["q"].bfloat16(), "work": work}
+
+
 def _fits(name: str, example: dict[str, Any]) -> bool:
     """Kernels only, not what a library or the reference does."""
     first = next(value for value in example.values() if isinstance(value, torch.Tensor))
@@ -103,10 +119,12 @@ def main(capability: int) -> None:
 
     JITFunction.run = compile_only                               # type: ignore[method-assign]
     torch._scaled_mm = unmultiplied                              # type: ignore[assignment]
-    for name, example in _calls(capability >= 89):
+    usual = [(OPS[name].bodies["cuda"], example) for name, example in _calls(capability >= 89)]
+    exact = [(OPS[name].exact_bodies["cuda"], example) for name, example in _exact_calls(capability >= 89)]
+    for body, example in usual + exact:
         if "k_cache" in example:
             example["k_cache"] = example["k_cache"].transpose(2, 3).contiguous().transpose(2, 3)
-        OPS[name].bodies["cuda"].function(**example)
+        body.function(**example)
     print(" ".join(sorted(compiled)))
 
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.ops import OPS, op
+from penstock.errors import InvalidConfig
+from penstock.ops import OPS, op, take_exact
 from penstock.ops.registry import REFERENCE_ONLY, Example
 
 
@@ -56,5 +58,37 @@ def test_names_and_bodies_are_registered_once(registry: None) -> None:
         def linear(x: Tensor) -> Tensor:
             return x
 
-    with pytest.raises(ValueError, match="linear has a cpu body already"):
-        OPS["linear"].impl("cpu", exact=False)
+    with pytest.raises(ValueError, match="linear has an exact cpu body already"):
+        OPS["linear"].impl("cpu", exact=True)
+
+
+@pytest.mark.parametrize("exact_first", [True, False])
+def test_exact_bodies_alone_are_taken_where_asked(registry: None, exact_first: bool) -> None:
+    @op(tolerance={torch.float32: 0.0}, examples=_examples)
+    def quadruple(x: Tensor) -> Tensor:
+        return 4 * x
+
+    take_exact(True)
+    try:
+        with pytest.raises(InvalidConfig, match="takes quadruple, of which cpu has no exact body"):
+            quadruple(torch.ones(1))
+        for exact in (exact_first, not exact_first):
+            quadruple.impl("cpu", exact=exact)(partial(torch.add, 40 if exact else 4))
+        with pytest.raises(ValueError, match="quadruple has a fast cpu body already"):
+            quadruple.impl("cpu", exact=False)
+        assert quadruple(torch.ones(1)).item() == 41
+    finally:
+        take_exact(False)
+    assert quadruple(torch.ones(1)).item() == 5
+
+
+def test_a_rowwise_reference_is_exact(registry: None) -> None:
+    @op(tolerance={torch.float32: 0.0}, examples=_examples, rowwise=True)
+    def halve(x: Tensor) -> Tensor:
+        return x / 2
+
+    take_exact(True)
+    try:
+        assert halve(torch.ones(1)).item() == 0.5
+    finally:
+        take_exact(False)

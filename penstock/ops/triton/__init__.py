@@ -12,6 +12,7 @@ from penstock.ops.triton import (
     attention,
     cache_write,
     encoder_attention,
+    exact,
     fp8_mlp,
     fp8_product,
     inputs,
@@ -30,7 +31,7 @@ from penstock.ops.triton import (
 )
 
 __all__ = [
-    "activation", "add", "attention", "cache_write", "encoder_attention", "fp8_mlp", "fp8_product", "inputs",
+    "activation", "add", "attention", "cache_write", "encoder_attention", "exact", "fp8_mlp", "fp8_product", "inputs",
     "int_product", "int_rows", "layer_norm", "pooling", "product", "qkv_write", "report", "rms_norm", "rope", "sample",
     "scale", "softcap",
 ]

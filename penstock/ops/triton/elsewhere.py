@@ -76,8 +76,9 @@ def stand_in(capability: tuple[int, int]) -> None:
     triton.runtime.driver.set_active(_Elsewhere(capability))       # type: ignore[arg-type]
     launch.assumed = capability
     for op in OPS.values():
-        if "cuda" in op.bodies:
-            op.bodies["meta"] = op.bodies["cuda"]
+        for bodies in (op.bodies, op.exact_bodies):
+            if "cuda" in bodies:
+                bodies["meta"] = bodies["cuda"]
 
 
 def wanted(work: Callable[[], object]) -> dict[tuple[str, str], Call]:

@@ -36,7 +36,7 @@ LEAST_CORES = 4
 MOST_PROCESSES = 8          # at a time
 PATIENCE_S = 30.0           # without a word from the foreman
 NICE = 10
-SOURCES = ("ops/triton", "runner/cuda", "layers", "quant")
+SOURCES = ("ops/triton", "ops/triton/exact", "runner/cuda", "layers", "quant")
 FIRST = "first"             # the foreman's word that what the first request takes is there
 _log = logging.getLogger(__name__)
 

@@ -45,8 +45,9 @@ class Pooled:
 
 
 class EncoderRunner:
-    def __init__(self, model: Encoder, max_num_seqs: int, max_num_batched_tokens: int, device: torch.device) -> None:
-        self.model = model
+    def __init__(self, model: Encoder, max_num_seqs: int, max_num_batched_tokens: int, device: torch.device,
+                 deterministic: bool = False) -> None:
+        self.model, self.deterministic = model, deterministic
         self.rows = Rows(0)
         tiles = max_num_seqs + max_num_batched_tokens // TILE
         room = 2 * max_num_batched_tokens + max_num_seqs + 1 + 2 * tiles + 4 * ALIGNED
@@ -54,6 +55,7 @@ class EncoderRunner:
 
     def warm(self) -> None:
         """Compile what steps take: one token goes other ways than several."""
+        ops.take_exact(self.deterministic)
         with torch.inference_mode():
             for count in (1, 2):
                 self._forward(self._sent([list(range(count))])).cpu()
@@ -61,6 +63,7 @@ class EncoderRunner:
     def start(self, plan: Plan) -> Pooled:
         """Rows are taken in before anything can fail, so that later plans find them."""
         ticket = Pooled(plan.number)
+        ops.take_exact(self.deterministic)
         try:
             self.rows.apply(plan)
             tokens = [_tokens(row, self.rows[row.row]) for row in plan.rows]

@@ -16,6 +16,7 @@ from penstock.config import graph_sizes
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import NUM_COMMON, ROW
 from penstock.ops.triton.attention import tile_tokens
+from penstock.ops.triton.exact.attention import tile_tokens as exact_tile_tokens
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import num_tiles
 from penstock.runner.memory import BlockMemory
@@ -59,10 +60,10 @@ class SingleSteps:
     """Of each size: its tensors, all in the same places, and once it has run its graphs."""
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache | None], rows: RowTensors, block_size: int,
-                 max_num_seqs: int, tile_tokens: int, num_processors: int, eager: bool) -> None:
+                 max_num_seqs: int, tile_tokens: int, num_processors: int, eager: bool, deterministic: bool) -> None:
         self.model, self.caches, self.rows, self.block_size = model, caches, rows, block_size
         self.sizes = graph_sizes(max_num_seqs)
-        self.eager = eager
+        self.eager, self.deterministic = eager, deterministic
         device = rows.last.device
         self._processors = num_processors
         self._kv_heads = max((shape[0] for shape in model.spec.kv_shapes() if shape), default=1)
@@ -83,6 +84,7 @@ class SingleSteps:
 
     def warm(self, size: int, shared: bool = False, wishing: bool = False) -> None:
         """A step of nobody's rows, so that the kernels it takes are compiled; safe to call from several threads."""
+        ops.take_exact(self.deterministic)
         with torch.inference_mode():
             one = self._made(torch.zeros(self.num_flat(size, shared), dtype=torch.int32, device=self.rows.last.device),
                              size, shared)
@@ -151,7 +153,7 @@ class SingleSteps:
     def choose(self, logits: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, wishing: bool) -> Chosen:
         """A token of each row of logits, whose texts have these lengths."""
         known, wishes = self.rows, self.rows.wishes.tensors
-        tokens = ops.sample(logits, known.temperature, known.keys, lengths, rows, known.last,
+        tokens = ops.sample(logits, known.temperature, known.keys, lengths.int(), rows, known.last,
                             wishes if wishing else None)
         if not wishing:
             return Chosen(tokens)
@@ -159,12 +161,13 @@ class SingleSteps:
 
 
 def single_steps(model: Decoder, memory: BlockMemory, max_num_seqs: int, num_processors: int, eager: bool,
-                 ) -> SingleSteps:
+                 deterministic: bool = False) -> SingleSteps:
     """All that steps of single tokens read and write, on the memory's device."""
     spec = model.spec
     width = -(-spec.max_model_len // memory.block_size)
     rows = RowTensors(max_num_seqs, len(memory.grouping.groups), width, spec.vocab_size, memory.blocks.device)
-    tokens = min(tile_tokens(layer.attention.num_heads, shape[0])
+    of_tile = exact_tile_tokens if deterministic else tile_tokens
+    tokens = min(of_tile(layer.attention.num_heads, shape[0])
                  for layer, shape in zip(spec.layers, spec.kv_shapes()) if shape)
     return SingleSteps(model, memory.layer_caches(spec.kv_shapes()), rows, memory.block_size, max_num_seqs, tokens,
-                       num_processors, eager)
+                       num_processors, eager, deterministic)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 import penstock.ops.triton  # noqa: F401  registers the bodies
+from penstock import ops
 from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
@@ -29,8 +30,9 @@ from penstock.sampling.sampler import Sampler
 
 class CudaRunner:
     def __init__(self, model: Decoder, memory: BlockMemory, grammars: Grammars | None, max_num_seqs: int,
-                 max_num_batched_tokens: int, eager: bool = False) -> None:
+                 max_num_batched_tokens: int, eager: bool = False, deterministic: bool = False) -> None:
         self.model, self.memory = model, memory
+        self.deterministic = deterministic
         self.device = memory.blocks.device
         self.rows = Rows(len(memory.grouping.groups), grammars)
         self.sampler = Sampler()
@@ -38,7 +40,7 @@ class CudaRunner:
         with torch.inference_mode():
             room = most_numbers(max_num_batched_tokens, max_num_seqs, self.rows.num_groups)
             self._staging = Staging(room, self.device)
-            self._singles = single_steps(model, memory, max_num_seqs, num_processors, eager)
+            self._singles = single_steps(model, memory, max_num_seqs, num_processors, eager, deterministic)
         self._caches, self._tensors = self._singles.caches, self._singles.rows
         self._tile_tokens = self._singles.tile_tokens
         self._prefixes = Prefixes(memory.block_size)
@@ -55,6 +57,7 @@ class CudaRunner:
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""
         ticket = Ticket(plan.number, [RowResult() for _ in plan.rows], self._tensors, self.sampler)
+        ops.take_exact(self.deterministic)
         try:
             with torch.inference_mode():
                 if self._last is not None:
@@ -86,7 +89,8 @@ class CudaRunner:
         order = sorted(range(count), key=[-row.start for row in plan.rows].__getitem__)
         rows, devices = [plan.rows[index] for index in order], [devices[index] for index in order]
         size = singles.size(count)
-        groups = self._prefixes.find(rows, devices) if self.rows.num_groups == 1 else []
+        may_share = self.rows.num_groups == 1 and not self.deterministic
+        groups = self._prefixes.find(rows, devices) if may_share else []
         flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
         numbers, *sharing = singles.split(flat, size)
         if groups:
@@ -113,6 +117,7 @@ class CudaRunner:
         logits = singles.run(one.forward)
         results = [ticket.results[index] for index in order]
         wishing = self._expect(ticket, list(zip(rows, devices, results, range(count))))
+        wishing |= self.deterministic      # another's wishes are no reason to choose a row's token by other kernels
         self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
 
     def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> bool:
@@ -177,7 +182,7 @@ class CudaRunner:
             if row.output is Output.SAMPLE:
                 expected.append((row, device, result, place))
                 place += 1 + len(row.draft)
-        wishing = self._expect(ticket, expected)
+        wishing = self._expect(ticket, expected) or self.deterministic
         self._fetch(ticket, logits, self._singles.choose(logits, lengths, row_of, wishing), place)
 
     def _prompt_logprobs(self, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult) -> None:

@@ -8,22 +8,27 @@ from functools import partial
 import torch
 
 from penstock import ops
+from penstock.ops.triton.exact.product import ROWS
 from penstock.runner.cuda.graphs import SingleSteps
 from penstock.runner.step import Step, ends_of
 
 Work = Callable[[], None]
 FIRST_PROMPT = 100         # tokens, more or less
+MANY_ROWS = 8192
 
 
 def first_steps(singles: SingleSteps) -> list[Work]:
     """What the first request takes; one row and more take different kernels. They may run side by side."""
-    return [*(partial(singles.warm, size) for size in singles.sizes[:2]), partial(_mixed, singles, FIRST_PROMPT),
-            partial(_mixed, singles)]
+    wishing = singles.deterministic
+    return [*(partial(singles.warm, size, False, wishing) for size in singles.sizes[:2]),
+            *(partial(_mixed, singles, count, wishing) for count in (FIRST_PROMPT, 2))]
 
 
 def later_steps(singles: SingleSteps) -> list[Work]:
     """What comes with rows that wish more than a temperature, and with more rows: one size for each number of parts
     that keys are read in, with and without positions in common."""
+    if singles.deterministic:
+        return _of_tiles(singles)
     sizes = {singles.num_parts(size): size for size in reversed(singles.sizes[2:])}
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
     return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, wishing=True),
@@ -31,9 +36,19 @@ def later_steps(singles: SingleSteps) -> list[Work]:
             *(partial(singles.warm, size, is_shared) for size in sizes.values() for is_shared in shared)]
 
 
+def _of_tiles(singles: SingleSteps) -> list[Work]:
+    """Steps of as many rows as exact products have kinds of tiles for, and of so many that one program goes through all
+    parts of a product."""
+    most = singles.sizes[-1]
+    sizes = {singles.size(min(rows, most)) for rows in (*ROWS[1:], most)} - set(singles.sizes[:2])
+    return [*(partial(singles.warm, size, False, True) for size in sorted(sizes)),
+            *(partial(_mixed, singles, rows, True) for rows in (*ROWS[1:], MANY_ROWS))]
+
+
 def _mixed(singles: SingleSteps, num_tokens: int = 2, wishing: bool = False) -> None:
     """A prompt of two tokens, others of none, and the token after it."""
     rows, model = singles.rows, singles.model
+    ops.take_exact(singles.deterministic)
     with torch.inference_mode():
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=rows.last.device)
         starts = torch.arange(0, 4, 2, dtype=torch.int32, device=rows.last.device)

@@ -1,0 +1,226 @@
+"""Exact GPU bodies: near their references, and the same bits for a row in any company. On a GPU where there is one,
+else through Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported
+pytest.importorskip("triton")
+
+import penstock.ops.triton  # noqa: E402, F401  registers the bodies
+from penstock.ops import OPS, Op  # noqa: E402
+from penstock.ops.attention import Work, attention, paged  # noqa: E402
+from penstock.ops.example import normal  # noqa: E402
+from penstock.ops.fp8_mlp import fp8_mlp  # noqa: E402
+from penstock.ops.fp8_product import fp8_product, quantized  # noqa: E402
+from penstock.ops.product import product  # noqa: E402
+from penstock.ops.triton.exact import attention as exact_attention  # noqa: E402
+from penstock.ops.triton.exact.product import split  # noqa: E402
+from tests.ops.check import example_of, examples_of, same_bits  # noqa: E402
+from tests.ops.interpreter import steady_dots  # noqa: E402, F401  a fixture
+
+pytestmark = pytest.mark.usefixtures("steady_dots")
+DEVICE = "cuda" if ON_GPU else "cpu"
+OWN: list[Op[..., Any]] = [product, attention]
+if ON_GPU:               # the interpreter rounds 8-bit floats its own way
+    OWN += [fp8_product, fp8_mlp]
+CASES = [pytest.param(op, i, id=f"{op.name}-{i}") for op in OWN for i in range(len(examples_of(op)))
+         if "k_scale" not in examples_of(op)[i]]
+EXACT = [op for op in OPS.values() if "cuda" in op.exact_bodies and (ON_GPU or op not in OWN)]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+COUNTS = (1, 15, 16, 17, 33, 64, 65, 130)
+REAL = [(4096, 6144, False), (4096, 4096, False), (4096, 28672, True), (14336, 4096, False), (1024, 4096, False),
+        (1024, 6144, True), (3072, 1024, False), (576, 1536, True), (576, 49152, False)]
+
+
+def on_device(example: dict[str, Any]) -> dict[str, Any]:
+    """There, keys beside each other as a GPU's cache has them."""
+    moved = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in example.items()}
+    if "k_cache" in moved:
+        moved["k_cache"] = moved["k_cache"].transpose(2, 3).contiguous().transpose(2, 3)
+    return moved
+
+
+def run(op: Op[..., Any], example: dict[str, Any]) -> Any:
+    return op.exact_bodies["cuda"].function(**example)
+
+
+@pytest.mark.parametrize(("op", "index"), CASES)
+def test_near_reference(op: Op[..., Any], index: int) -> None:
+    example = example_of(op, index)
+    dtypes = [value.dtype for value in example.values() if torch.is_tensor(value) and value.dtype in TOLERANCE]
+    tolerance = max(TOLERANCE[dtype] for dtype in dtypes) if op in (product, attention) else 0.1
+    found = run(op, on_device(example))
+    torch.testing.assert_close(found.float().cpu(), op.reference(**example_of(op, index)).float(), rtol=tolerance,
+                               atol=tolerance)
+
+
+@pytest.mark.parametrize("op", EXACT, ids=lambda op: op.name)
+def test_rows_are_independent(op: Op[..., Any]) -> None:
+    """Rows in another order, and one alone; of whatever says that it is exact."""
+    for index in range(len(examples_of(op))):
+        count = op.rows.count(examples_of(op)[index])
+        if not count or "k_scale" in examples_of(op)[index]:
+            continue
+        whole = on_device(example_of(op, index))
+        result = run(op, whole)
+        order = list(range(count))
+        random.Random(index).shuffle(order)
+        for rows in (order if ON_GPU else order[:9], order[-1:]):
+            part = on_device(op.rows.take(example_of(op, index), rows))
+            partial = run(op, part)
+            assert same_bits(op.rows.outputs(part, partial, list(range(len(rows)))).cpu(),
+                             op.rows.outputs(whole, result, rows).cpu()), f"{op.name}, example {index}, rows {rows}"
+
+
+def product_call(width: int, num_out: int, gated: bool, dtype: torch.dtype, num_rows: int) -> dict[str, Any]:
+    size = num_out // 2 if gated else num_out
+    return on_device({"x": normal(1, num_rows, width, dtype=dtype),
+                      "weight": normal(2, num_out, width, scale=0.1, dtype=dtype), "bias": normal(3, num_out),
+                      "residual": None if gated else normal(4, num_rows, size, dtype=dtype),
+                      "activation": "silu" if gated else None, "gated": gated, "norm": None, "eps": 1e-5})
+
+
+def check_products(op: Op[..., Any], call: dict[str, Any], counts: tuple[int, ...]) -> None:
+    """So many of the rows of a call, in any order."""
+    def result(rows: list[int]) -> torch.Tensor:
+        found: torch.Tensor = run(op, op.rows.take(call, rows))
+        return found.cpu()
+
+    most = call["x"].shape[0]
+    whole = result(list(range(most)))
+    for count in counts:
+        rows = random.Random(count).sample(range(most), min(count, most))
+        assert same_bits(result(rows), whole[rows]), f"{count} rows"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gated", [True, False])
+def test_products_of_any_number_of_rows(gated: bool, dtype: torch.dtype) -> None:
+    """Breaks if the order of a sum follows from the number of rows. Inputs in several parts, the last one not full."""
+    call = product_call(550 if dtype == torch.float32 else 1064, 72, gated, dtype, 70)
+    check_products(product, call, COUNTS if ON_GPU else (1, 16, 17, 33, 65))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("gated", [True, False])
+def test_parts_side_by_side_and_one_after_the_other(gated: bool, dtype: torch.dtype) -> None:
+    """Breaks if a program that goes through all parts adds them otherwise than a kernel that finds them made."""
+    num_rows, width = (100, 288) if dtype == torch.float32 else (520, 512)
+    assert split(1664, width, 128 // dtype.itemsize)[0] == 2
+    check_products(product, product_call(width, 1664, gated, dtype, num_rows), (1, 17, 66))
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_products_of_8_bit_floats(gated: bool) -> None:
+    call = product_call(1040, 32, gated, torch.bfloat16, 20)
+    weight, scale = quantized(call.pop("weight").cpu())
+    check_products(fp8_product, call | on_device({"weight": weight, "scale": scale}), (1, 17))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="too much for the interpreter")
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "fp8"])
+@pytest.mark.parametrize(("width", "num_out", "gated"), REAL)
+def test_products_of_real_shapes(width: int, num_out: int, gated: bool, kind: str) -> None:
+    dtype = torch.float16 if kind == "float16" else torch.bfloat16
+    call = product_call(width, num_out, gated, dtype, 2500)
+    if kind == "fp8":
+        weight, scale = quantized(call.pop("weight"))
+        check_products(fp8_product, call | {"weight": weight, "scale": scale}, (*COUNTS, 256, 700, 2048))
+    else:
+        check_products(product, call, (*COUNTS, 256, 700, 2048))
+
+
+def test_parts_follow_from_the_shape() -> None:
+    assert split(6144, 4096, 64) == (3, 22 * 64) and split(128256, 4096, 64) == (1, 4096)
+    for num_out in (1, 64, 1000, 28672):
+        for width in (1, 63, 64, 65, 4096, 14336):
+            num_parts, share = split(num_out, width, 64)
+            assert share % 64 == 0 and (num_parts - 1) * share < width <= num_parts * share
+
+
+EXTRAS: list[dict[str, Any]] = [
+    {}, {"window": 33}, {"window": 700}, {"softcap": 20.0}, {"alibi": torch.linspace(0.01, 0.5, 3)},
+    {"dtype": torch.float16}, {"block": 4, "dtype": torch.bfloat16, "window": 600}]
+
+
+def chunks(example: dict[str, Any], s: int, cuts: list[int]) -> torch.Tensor:
+    """The queries of sequence s in steps that end there, one after the other."""
+    first, last = example["query_start"][s:s + 2].tolist()
+    length = int(example["lengths"][s])
+    begin, found = length - (last - first), []
+    for start, end in zip([begin, *cuts], [*cuts, length]):
+        found.append(run(attention, example | {
+            "q": example["q"][first + start - begin:first + end - begin], "table": example["table"][s:s + 1],
+            "query_start": torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE),
+            "lengths": torch.tensor([end], dtype=torch.int32, device=DEVICE)}))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: "-".join(extra) or "plain")
+def test_attention_along_any_road(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a prompt, chunks of it cut anywhere, its queries one by one with their parts side by side or not: they
+    get the same. Breaks if a part begins where a chunk does, or if keys that are not seen leave a trace."""
+    example = on_device(paged(3, [(26, 1050), (9, 9), (3, 514)], 3, 1, 24, **extra))
+    together = run(attention, example).cpu()
+    assert same_bits(chunks(example, 0, [1025, 1026, 1049]).cpu(), together[:26])
+    assert same_bits(chunks(example, 1, [4]).cpu(), together[26:35])
+    rows = [0, 1, 25, 26, 34, 36, 37]
+    single = on_device(attention.rows.take(example, rows)) | {"work": Work(len(rows))}
+    for programs in (exact_attention.PROGRAMS, 0):
+        monkeypatch.setattr(exact_attention, "PROGRAMS", programs)
+        assert same_bits(run(attention, single).cpu(), together[rows])
+
+
+def test_single_queries_and_tiles_in_one_step() -> None:
+    """With one that is no one's among them."""
+    example = on_device(paged(3, [(1, 530), (1, 1), (1, 64), (7, 7), (40, 590)], 6, 2, 24))
+    expected = run(attention, example)
+    example["lengths"][1] = 0
+    step = exact_attention.tile_tokens(6, 2)
+    tiles = [(s, start) for s, count in ((3, 7), (4, 40)) for start in range(0, count, step)]
+    work = Work(3, torch.tensor(tiles, dtype=torch.int32, device=DEVICE))
+    used = [t for t in range(len(expected)) if t != 1]
+    assert same_bits(run(attention, example | {"work": work})[used].cpu(), expected[used].cpu())
+
+
+def test_what_lies_before_a_window_is_not_read() -> None:
+    """A table keeps the blocks that a row has given up; they may hold anything by now."""
+    example = paged(7, [(1, 150), (1, 90), (1, 1200)], 4, 2, 16, window=33)
+    given = on_device(example)
+    others = torch.full((1, *given["k_cache"].shape[1:]), torch.nan, device=DEVICE)
+    given["k_cache"] = torch.cat((given["k_cache"], others)).transpose(2, 3).contiguous().transpose(2, 3)
+    given["v_cache"] = torch.cat((given["v_cache"], others.transpose(2, 3))).contiguous()
+    given["table"] = torch.where(given["table"] < 0, len(given["k_cache"]) - 1, given["table"])
+    for work in (None, Work(3)):
+        torch.testing.assert_close(run(attention, given | {"work": work}).cpu(), attention.reference(**example),
+                                   rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="too much for the interpreter")
+@pytest.mark.parametrize("heads", [(32, 8, 128), (16, 8, 128), (9, 3, 64), (8, 1, 256)])
+def test_attention_of_real_shapes(heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    example = on_device(paged(5, [(300, 3000), (130, 130), (64, 1025)], *heads, dtype=torch.bfloat16))
+    example["q"] = example["q"].bfloat16()
+    together = run(attention, example).cpu()
+    assert same_bits(chunks(example, 0, [2701, 2760, 2816, 2999]).cpu(), together[:300])
+    rows = [*range(0, 300, 7), 299, 300, 429, 430, 493]
+    single = on_device(attention.rows.take(example, rows)) | {"work": Work(len(rows))}
+    for programs in (1 << 20, 0):
+        monkeypatch.setattr(exact_attention, "PROGRAMS", programs)
+        assert same_bits(run(attention, single).cpu(), together[rows])
+
+
+def test_the_checks_can_fail() -> None:
+    """The fast attention, whose parts begin elsewhere for other numbers of them."""
+    example = on_device(paged(3, [(1, 1100)], 6, 2, 24))
+    few, many = (attention.bodies["cuda"].function(**example, work=Work(1, None, parts)) for parts in (1, 3))
+    assert not same_bits(few.cpu(), many.cpu())
