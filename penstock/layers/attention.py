@@ -39,13 +39,15 @@ class Attention:
         weights = [norm.weight if isinstance(norm, RmsNorm) else None for norm in norms]
         return (weights[0], weights[1], epsilons.pop()) if len(epsilons) == 1 else None
 
-    def _queries(self, qkv: Tensor, step: Step, cache: LayerCache) -> Tensor:
-        """Keys and values go to the cache; queries [T, H, D] come back."""
+    def _queries(self, qkv: Tensor, step: Step, cache: LayerCache, source: Tensor | None = None, eps: float = 0.0,
+                 ) -> Tensor:
+        """Keys and values go to the cache; queries [T, H, D] come back. With `source` its norm is still to be made up
+        for."""
         slots = step.slots[cache.group]
         cos, sin = (None, None) if self.rope is None else (self.rope.cos, self.rope.sin)
         if self._norms is not None:
             return ops.qkv_write(qkv, cache.k, cache.v, slots, step.positions, *self._norms, cos, sin, cache.k_scale,
-                                 cache.v_scale)
+                                 cache.v_scale, source, eps)
         heads = qkv.view(qkv.shape[0], self.v_end, self.head_size)
         q = _normed(heads[:, :self.q_end], self.q_norm)
         k = _normed(heads[:, self.q_end:self.k_end], self.k_norm)
@@ -63,6 +65,10 @@ class Attention:
 
     def queries(self, x: Tensor, step: Step, cache: LayerCache, norm: Norm | None = None) -> Tensor:
         """The first half: keys and values go to the cache; queries [T, H, D] come back."""
+        if self._norms is not None and isinstance(norm, RmsNorm):
+            unnormed = self.qkv.unnormed(x, norm)
+            if unnormed is not None:
+                return self._queries(unnormed[0], step, cache, x, unnormed[1])
         return self._queries(self.qkv(x, norm=norm), step, cache)
 
     def answers(self, q: Tensor, step: Step, cache: LayerCache, residual: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from penstock.layers.norm import Norm, RmsNorm
+from penstock.quant.matrix import Matrix
 from penstock.quant.scheme import Scheme
 
 
@@ -23,6 +24,10 @@ class Linear:
                  norm: Norm | None = None) -> Tensor:
         x, norm = ready(x, norm)
         return self.scheme.matmul(x, residual, activation, norm)
+
+    def unnormed(self, x: Tensor, norm: RmsNorm) -> tuple[Tensor, float] | None:
+        """Where the scheme can leave its norm to whoever reads the product: that, and the norm's eps."""
+        return self.scheme.unnormed(x, norm) if isinstance(self.scheme, Matrix) else None
 
     def gated(self, x: Tensor, activation: str, norm: Norm | None = None) -> Tensor:
         x, norm = ready(x, norm)

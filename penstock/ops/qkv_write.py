@@ -38,19 +38,29 @@ def _examples() -> Iterator[Example]:
     yield _example(6, 6, 4, 2, 20, 32, torch.float32)
     yield _example(7, 21, 8, 2, 64, 16, torch.int8, rotated=64, normed="qk")
     yield _example(8, 3, 2, 1, 30, 16, torch.int8, rotated=10)
+    for seed, normed in ((9, ""), (10, "qk")):
+        yield _example(seed, 7, 8, 2, 64, 16, torch.float32, rotated=64, normed=normed) | {
+            "source": normal(seed, 7, 1500, scale=3.0), "source_eps": 1e-5}
 
 
 @op(tolerance={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.int8: 1.0}, examples=_examples,
-    rows=EachSlot("qkv", "slots", "positions"))
+    rows=EachSlot("qkv", "slots", "positions", "source"))
 def qkv_write(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, positions: Tensor,
               q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0, cos: Tensor | None = None,
-              sin: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None) -> Tensor:
+              sin: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
+              source: Tensor | None = None, source_eps: float = 0.0) -> Tensor:
     """qkv[T, (H + 2 K) · D] → queries [T, H, D]; keys and values go to the caches, as in `cache_write`.
+
+    With source[T, C], qkv are sums over rows of it that were not normed before: each is divided by its root mean square
+    first.
 
     Each head of the queries and keys is first normed by `rms_norm` where there is a weight [D], then rotated by `rope`
     where there are cos and sin. The bits are those of the ops one by one.
     """
     num_kv_heads, head_size = k_cache.shape[1:3]
+    if source is not None:
+        factor = torch.rsqrt(source.float().square().mean(-1, keepdim=True) + source_eps)
+        qkv = (qkv.float() * factor).to(qkv.dtype)
     heads = qkv.view(qkv.shape[0], qkv.shape[1] // head_size, head_size)
     num_heads = heads.shape[1] - 2 * num_kv_heads
     q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)

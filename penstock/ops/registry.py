@@ -34,6 +34,10 @@ def take_exact(exact: bool) -> None:
     _CHOICE.exact = exact
 
 
+def takes_exact() -> bool:
+    return _CHOICE.exact
+
+
 @dataclass(frozen=True)
 class Body:
     """One way to compute an op on one kind of device."""

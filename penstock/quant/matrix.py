@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock import ops
+from penstock.ops.product import defers
 from penstock.quant.scheme import RmsNorm
 
 FOLDED_ROWS = 4096       # at a time
@@ -27,6 +28,11 @@ class Matrix:
     def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
                norm: RmsNorm | None = None) -> Tensor:
         return ops.product(x, self.weight, self.bias, residual, activation, False, *norm_parts(norm))
+
+    def unnormed(self, x: Tensor, norm: RmsNorm) -> tuple[Tensor, float] | None:
+        """The product of a few rows with its norm left to whoever reads it, and that norm's eps; None for others."""
+        weight, eps = norm_parts(norm)
+        return (ops.product(x, self.weight), eps) if defers(x, weight, self.bias, eps) else None
 
     def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
         return ops.product(x, self.weight, self.bias, None, activation, True, *norm_parts(norm))

@@ -18,7 +18,11 @@ def _angles(name: str, angles: Tensor | None) -> Tensor | None:
 @qkv_write.impl("cpu", exact=True)
 def _qkv_write(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, positions: Tensor,
                q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0, cos: Tensor | None = None,
-               sin: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None) -> Tensor:
+               sin: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
+               source: Tensor | None = None, source_eps: float = 0.0) -> Tensor:
+    if source is not None:      # a CPU's products norm their rows themselves
+        return qkv_write.reference(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, eps, cos, sin, k_scale,
+                                   v_scale, source, source_eps)
     caches = cache_arguments(k_cache, v_cache, k_scale, v_scale)
     qkv, slots, positions = rows("qkv", qkv), integers(slots, torch.int64), integers(positions, torch.int64)
     num_blocks, num_kv_heads, head_size, size = k_cache.shape

@@ -7,25 +7,32 @@ from torch import Tensor
 
 from penstock.ops.activation import KINDS, activation, gated_activation
 from penstock.ops.triton.launch import await_others, early
-from penstock.ops.triton.numbers import activated
+from penstock.ops.triton.numbers import activated, norm_factor
 
 BLOCK = 1024
 
 
 @triton.jit
-def _activation(x, out, x_row, width, GATED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
-                EARLY: tl.constexpr):
+def _activation(x, out, source, x_row, width, source_row, source_width, eps, GATED: tl.constexpr, KIND: tl.constexpr,
+                BLOCK: tl.constexpr, EARLY: tl.constexpr):
     await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
-    y = activated(tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32), KIND)
+    y = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+    factor = 1.0
+    if source is not None:
+        factor = norm_factor(source + row * source_row, source_width, eps, BLOCK)
+        y *= factor
+    y = activated(y, KIND)
     if GATED:
-        y *= tl.load(x + row * x_row + width + at, mask=inside, other=0.0).to(tl.float32)
+        y *= tl.load(x + row * x_row + width + at, mask=inside, other=0.0).to(tl.float32) * factor
     tl.store(out + row * width + at, y.to(out.dtype.element_ty), mask=inside)
 
 
-def activate(x: Tensor, kind: str, gated: bool) -> Tensor:
+def activate(x: Tensor, kind: str, gated: bool, source: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    """With `source`, x are sums over rows of it that were not normed before: what the norm would have multiplied them
+    by is made up for."""
     if kind not in KINDS:
         raise ValueError(f"activation kind={kind!r} is not known: use one of {', '.join(KINDS)}")
     width = x.shape[1] // 2 if gated else x.shape[1]
@@ -33,7 +40,9 @@ def activate(x: Tensor, kind: str, gated: bool) -> Tensor:
     if out.numel():
         x = x if x.stride(1) == 1 else x.contiguous()
         grid = x.shape[0], triton.cdiv(width, BLOCK)
-        _activation[grid](x, out, x.stride(0), width, gated, kind, BLOCK, num_warps=4, **early(x))
+        row, size = (0, 0) if source is None else (source.stride(0), source.shape[1])
+        _activation[grid](x, out, source, x.stride(0), width, row, size, eps, gated, kind, BLOCK, num_warps=4,
+                          **early(x))
     return out
 
 

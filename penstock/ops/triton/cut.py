@@ -6,12 +6,11 @@ import triton
 import triton.language as tl
 
 from penstock.ops.triton.launch import await_others
-from penstock.ops.triton.search import above, gathered, nth_equal, ordered, reaching, unordered, weighed
+from penstock.ops.triton.search import LOWEST, above, gathered, nth_equal, reaching, weighed
 from penstock.ops.wishes import MIN_P, TOP_K, TOP_P
 
 _TOP_K, _TOP_P, _MIN_P = tl.constexpr(TOP_K), tl.constexpr(TOP_P), tl.constexpr(MIN_P)
 _NEAR = tl.constexpr(8.4)         # in units of the temperature: what weighs less seldom matters to top_p
-LOWEST = tl.constexpr(float("-inf"))
 
 
 @triton.jit
@@ -21,37 +20,31 @@ def within(x, token, bound, last):
 
 
 @triton.jit
-def _narrowed(values, ids, count, k, p, m, total, top, heat, size, WHOLE: tl.constexpr, PIVOTS: tl.constexpr,
-              BLOCK: tl.constexpr):
-    """The bound, as `ordered` has it, and the last token that is kept of those equal to it."""
-    bound = ordered(top * 0 + LOWEST).to(tl.int64)
-    high = ordered(top).to(tl.int64) + 1
+def _narrowed(values, ids, count, whole, k, p, m, total, top, heat, size, PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The bound, and the last token that is kept of those equal to it."""
+    bound = tl.where(True, LOWEST, top)
     num, mass, equal = above(values, count, bound, top, heat, m, BLOCK)
     ties = num
-    if k > 0:
-        k = tl.minimum(k, num)
-        bound = reaching(values, count, k, bound, high, top, heat, m, True, PIVOTS, BLOCK)
+    if (k > 0) | (m > 0):
+        most = tl.where(k > 0, tl.minimum(k, num), num)
+        bound = reaching(values, count, most, bound, top, heat, m, True, PIVOTS, BLOCK)
         num, mass, equal = above(values, count, bound, top, heat, m, BLOCK)
-        ties = k - num
-        mass += ties * weighed(unordered(bound), top, heat, m)
-    elif m > 0:
-        bound = reaching(values, count, num, bound, high, top, heat, m, True, PIVOTS, BLOCK)
-        num, rest, equal = above(values, count, bound, top, heat, m, BLOCK)
-        ties = equal
+        ties = most - num
+        mass += ties * weighed(bound, top, heat, m)
     else:
         mass = total
     if p < 1:
         needed = p * mass
-        second = reaching(values, count, needed, bound, high, top, heat, m, False, PIVOTS, BLOCK)
+        second = reaching(values, count, needed, bound, top, heat, m, False, PIVOTS, BLOCK)
         num, before, equal = above(values, count, second, top, heat, m, BLOCK)
-        fewest = tl.ceil((needed - before) / weighed(unordered(second), top, heat, m))
+        fewest = tl.ceil((needed - before) / weighed(second, top, heat, m))
         fewest = tl.minimum(tl.maximum(fewest, 1.0), equal)
         ties = tl.where(second > bound, fewest, tl.minimum(ties, fewest))
         bound = second
     last = size
     if ties < equal:
-        last = nth_equal(values, ids, count, bound, ties.to(tl.int32), WHOLE, BLOCK)
-    return unordered(bound), last
+        last = nth_equal(values, ids, count, bound, ties.to(tl.int32), whole, BLOCK)
+    return bound, last
 
 
 @triton.jit
@@ -71,35 +64,30 @@ def cut(edited, numbers, temperature, rows, tops, sums, heads, near, near_ids, b
     piece_tops = tl.load(tops + row * num_pieces + at, mask=at < num_pieces, other=LOWEST)
     broken = tl.max((piece_tops != piece_tops).to(tl.int32), 0) > 0
     top = tl.max(piece_tops, 0)
-    bound, last = top * 0, size
-    bound = tl.where(True, LOWEST, bound)
+    bound, last = tl.where(True, LOWEST, top), size
     if ((k > 0) | (p < 1) | (m > 0)) & (heat > 0) & (top > LOWEST) & (not broken):
         piece_sums = tl.load(sums + row * num_pieces + at, mask=at < num_pieces, other=0.0)
         total = tl.sum(piece_sums * tl.exp((piece_tops - top) / heat), 0)
         floor = top - heat * _NEAR
         suffices = (k > 0) & (k <= num_heads)
         if suffices:
-            lowest, high = ordered(top * 0 + LOWEST), ordered(top).to(tl.int64) + 1
-            floor = unordered(reaching(heads + row * num_heads, num_heads, k, lowest, high, top, 0.0, 0.0, True, PIVOTS,
-                                       BLOCK))
+            floor = reaching(heads + row * num_heads, num_heads, k, bound, top, 0.0, 0.0, True, PIVOTS, BLOCK)
         elif m > 0:
             floor = top + heat * (tl.log(m) - 1e-4) - 1e-5 * tl.abs(top)
         values = edited + row * size
-        row_near, row_ids = near + row * ROOM, near_ids + row * ROOM
-        count = gathered(values, tops + row * num_pieces, num_pieces, size, floor, row_near, row_ids, ROOM, PIECE,
-                         BLOCK)
+        source, ids = near + row * ROOM, near_ids + row * ROOM
+        count = gathered(values, tops + row * num_pieces, num_pieces, size, floor, source, ids, ROOM, PIECE, BLOCK)
         enough = count <= ROOM
         if enough & (not suffices) & (m <= 0):
             if k > 0:
                 enough = count >= k
             else:
-                lowest_place = ordered(top * 0 + LOWEST).to(tl.int64)
-                num, mass, equal = above(row_near, count, lowest_place, top, heat, m, BLOCK)
+                num, mass, equal = above(source, count, bound, top, heat, m, BLOCK)
                 enough = mass >= p * total
-        if enough:
-            bound, last = _narrowed(row_near, row_ids, count, k, p, m, total, top, heat, size, False, PIVOTS, BLOCK)
-        else:
-            bound, last = _narrowed(values, row_ids, size, k, p, m, total, top, heat, size, True, PIVOTS, BLOCK)
+        if not enough:
+            source, count = values, size
+        whole = tl.where(enough, 0, 1)
+        bound, last = _narrowed(source, ids, count, whole, k, p, m, total, top, heat, size, PIVOTS, BLOCK)
     tl.store(bounds + row, bound)
     tl.store(lasts + row, last)
 

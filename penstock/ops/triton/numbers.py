@@ -38,6 +38,17 @@ def activated(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def norm_factor(x, width, eps, BLOCK: tl.constexpr):
+    """By which an RMS norm multiplies the values x[width]."""
+    at = tl.arange(0, BLOCK)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        y = tl.load(x + start + at, mask=start + at < width, other=0.0).to(tl.float32)
+        squares += y * y
+    return tl.rsqrt(tl.sum(squares, 0) / width + eps)
+
+
+@triton.jit
 def fitted(x, DTYPE: tl.constexpr):
     """x in that dtype; finite values beyond the range of a float16 or an 8-bit float become its largest. An 8-bit float
     has no infinity: NaN takes its place."""

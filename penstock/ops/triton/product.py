@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.product import product
+from penstock.ops.product import defers, product
 from penstock.ops.triton.activation import activate
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated
@@ -102,6 +102,9 @@ def _body(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tenso
     """One row by a kernel that takes in what stands before and after the product, more by cuBLAS."""
     if x.shape[0] == 1 and x.is_contiguous():
         return one_row(x, weight, bias, residual, activation, gated, norm, eps)
+    if gated and activation is not None and defers(x, norm, bias, eps):
+        y = activate(torch.mm(x, weight.t()), activation, True, x, eps)
+        return y if residual is None else residual.add_(y)
     y = normed(x, norm, eps) if eps > 0 else x
     if bias is None and residual is not None and not gated and activation is None:
         return torch.addmm(residual, y, weight.t(), out=residual)

@@ -7,16 +7,15 @@ from torch import Tensor
 
 from penstock.ops.report import NO_TOKEN, NUM_REPORTED, report
 from penstock.ops.sample import PIECE
-from penstock.ops.triton.cut import LOWEST
 from penstock.ops.triton.launch import await_others, early
-from penstock.ops.triton.search import PIVOTS, gathered, nth_equal, ordered, reaching, unordered
+from penstock.ops.triton.search import LOWEST, PIVOTS, above, gathered, nth_equal, reaching
 from penstock.ops.wishes import MOST_LOGPROBS, NUM_LOGPROBS, NUM_WISHES, ROOM
 
 _NUM_WISHES, _NUM_LOGPROBS, _NUM_REPORTED = (tl.constexpr(NUM_WISHES), tl.constexpr(NUM_LOGPROBS),
                                              tl.constexpr(NUM_REPORTED))
 _MOST, _NO_TOKEN = tl.constexpr(MOST_LOGPROBS), tl.constexpr(NO_TOKEN)
 PARTS = 4
-BLOCK = 1024
+BLOCK = 512
 
 
 @triton.jit
@@ -44,31 +43,49 @@ def _told(logits, tokens, rows, numbers, tops, sums, ranks, heads, row_stride, s
 
 
 @triton.jit
-def _listed(values, ids, count, wanted, size, found, found_ids, top, WHOLE: tl.constexpr, MOST: tl.constexpr,
-            PIVOTS: tl.constexpr, BLOCK: tl.constexpr):
+def _listed(values, ids, count, wanted, size, found, found_ids, top, MOST: tl.constexpr, PIVOTS: tl.constexpr,
+            BLOCK: tl.constexpr):
     """Write the `wanted` likeliest of values[count] and their tokens, one after the other; how many there are."""
     at = tl.arange(0, BLOCK)
-    low, high = ordered(top * 0 + LOWEST), ordered(top).to(tl.int64) + 1
-    bound = reaching(values, count, wanted, low, high, top, 0.0, 0.0, True, PIVOTS, BLOCK)
-    more = count * 0
-    for start in range(0, count, BLOCK):
-        x = tl.load(values + start + at, mask=start + at < count, other=LOWEST).to(tl.float32)
-        more += tl.sum((ordered(x).to(tl.int64) > bound).to(tl.int32), 0)
-    last = nth_equal(values, ids, count, bound, wanted.to(tl.int32) - more, WHOLE, BLOCK)
+    bound = reaching(values, count, wanted, tl.where(True, LOWEST, top), top, 0.0, 0.0, True, PIVOTS, BLOCK)
+    more, mass, equal = above(values, count, bound, top, 0.0, 0.0, BLOCK)
+    last = nth_equal(values, ids, count, bound, (wanted - more).to(tl.int32), 0, BLOCK)
     last = tl.where(last < 0, size, last)          # fewer than wanted are possible
     written = count * 0
     for start in range(0, count, BLOCK):
         inside = start + at < count
-        x = tl.load(values + start + at, mask=inside, other=LOWEST).to(tl.float32)
-        token = start + at
-        if not WHOLE:
-            token = tl.load(ids + start + at, mask=inside, other=size)
-        place = ordered(x).to(tl.int64)
-        fits = ((place > bound) | (place == bound) & (token <= last)) & inside & (x > LOWEST)
+        x = tl.load(values + start + at, mask=inside, other=LOWEST)
+        token = tl.load(ids + start + at, mask=inside, other=size)
+        fits = ((x > bound) | (x == bound) & (token <= last)) & inside
         to = written + tl.cumsum(fits.to(tl.int32), 0) - 1
         tl.store(found + to, x, mask=fits & (to < MOST))
         tl.store(found_ids + to, token.to(tl.float32), mask=fits & (to < MOST))
         written += tl.sum(fits.to(tl.int32), 0)
+    tl.debug_barrier()
+    return written
+
+
+@triton.jit
+def _one_by_one(values, wanted, size, found, found_ids, BLOCK: tl.constexpr):
+    """The same over a whole row, each the likeliest of those after the one before; for rows with very many equals."""
+    at = tl.arange(0, BLOCK)
+    written = size * 0
+    value, last = tl.where(True, float("inf"), wanted), size * 0 - 1
+    for _ in range(0, wanted.to(tl.int32)):
+        best, where = tl.where(True, LOWEST, value), size
+        for start in range(0, size, BLOCK):
+            token = start + at
+            x = tl.load(values + token, mask=token < size, other=LOWEST).to(tl.float32)
+            x = tl.where((x < value) | (x == value) & (token > last), x, LOWEST)
+            here = tl.max(x, 0)
+            if here > best:
+                best = here
+                where = tl.min(tl.where(x == here, token, size), 0)
+        if best > LOWEST:
+            tl.store(found + written, best)
+            tl.store(found_ids + written, where.to(tl.float32))
+            written += 1
+        value, last = best, where
     tl.debug_barrier()
     return written
 
@@ -96,20 +113,17 @@ def _report(logits, tokens, rows, numbers, tops, sums, ranks, heads, near, near_
         count = size * 0
         found_ids, found = line + 2, line + 2 + _MOST
         if (wanted > 0) & (top > LOWEST) & (top < float("inf")):
-            floor = top * 0 + LOWEST
+            floor = tl.where(True, LOWEST, top)
             if wanted <= num_heads:
-                lowest, high = ordered(floor), ordered(top).to(tl.int64) + 1
-                floor = unordered(reaching(heads + row * num_heads, num_heads, wanted, lowest, high, top, 0.0, 0.0,
-                                           True, PIVOTS, BLOCK))
+                floor = reaching(heads + row * num_heads, num_heads, wanted, floor, top, 0.0, 0.0, True, PIVOTS, BLOCK)
             values = logits + row * row_stride
             row_near, row_ids = near + row * ROOM, near_ids + row * ROOM
             num = gathered(values, tops + row * num_pieces, num_pieces, size, floor, row_near, row_ids, ROOM, PIECE,
                            BLOCK)
             if num <= ROOM:
-                count = _listed(row_near, row_ids, num, wanted, size, found, found_ids, top, False, _MOST, PIVOTS,
-                                BLOCK)
+                count = _listed(row_near, row_ids, num, wanted, size, found, found_ids, top, _MOST, PIVOTS, BLOCK)
             else:
-                count = _listed(values, row_ids, size, wanted, size, found, found_ids, top, True, _MOST, PIVOTS, BLOCK)
+                count = _one_by_one(values, wanted, size, found, found_ids, PIECE)
         count = tl.minimum(count, _MOST)
         some = tl.arange(0, _MOST)
         x = tl.load(found + some, mask=some < count, other=LOWEST)

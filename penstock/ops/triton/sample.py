@@ -6,10 +6,10 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.sample import BAD, GOLDEN, NOTHING, PIECE, sample
-from penstock.ops.triton.cut import LOWEST, cut, cut_sums, within
+from penstock.ops.triton.cut import cut, cut_sums, within
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import mixed
-from penstock.ops.triton.search import PIVOTS
+from penstock.ops.triton.search import LOWEST, PIVOTS
 from penstock.ops.wishes import (
     FREQUENCY,
     MASKED,
@@ -30,8 +30,7 @@ _MOST_BIASED, _MOST_COUNTED, _NUM_WISHES = (tl.constexpr(MOST_BIASED), tl.conste
                                             tl.constexpr(NUM_WISHES))
 NOWHERE = tl.constexpr(2147483647)
 PARTS = 4                  # of a piece, whose largest logits are told
-BLOCK = 1024
-AT_ONCE = tl.constexpr(16)
+BLOCK = 512                # values looked at together where few are
 
 
 @triton.jit
@@ -45,13 +44,9 @@ def _edited(x, token, size, entry, numbers, counts, words, biased, bias):
     wish = numbers + entry * _NUM_WISHES
     inside = token < size
     num_biased = tl.load(wish + _NUM_BIASED).to(tl.int32)
-    for first in range(0, num_biased, AT_ONCE):
-        some = first + tl.arange(0, AT_ONCE)
-        ids = tl.load(biased + entry * _MOST_BIASED + some, mask=some < num_biased, other=-1)
-        added = tl.load(bias + entry * _MOST_BIASED + some, mask=some < num_biased, other=0.0)
-        same = token[:, None] == ids[None, :]
-        sums = tl.sum(tl.where(same, added[None, :], 0.0), 1)
-        x = tl.where(tl.max(same.to(tl.int32), 1) > 0, x + sums, x)
+    for i in range(0, num_biased):
+        added = tl.load(bias + entry * _MOST_BIASED + i)
+        x = tl.where(token == tl.load(biased + entry * _MOST_BIASED + i), x + added, x)
     repetition = tl.load(wish + _REPETITION)
     frequency, presence = tl.load(wish + _FREQUENCY), tl.load(wish + _PRESENCE)
     if (repetition != 1) | (frequency != 0) | (presence != 0):

@@ -6,13 +6,14 @@ import triton
 import triton.language as tl
 
 PIVOTS = 16
+LOWEST = tl.constexpr(float("-inf"))
 
 
 @triton.jit
 def ordered(x):
     """Whole numbers in the order of float32 numbers that are no NaN."""
     bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
@@ -24,76 +25,70 @@ def unordered(n):
 
 @triton.jit
 def weighed(x, top, heat, least):
-    """exp((x - top) / heat), or 0 where that is under `least`; with heat 0 everything at least weighs 1."""
-    if heat > 0:
-        w = tl.exp((x - top) / heat)
-        y = tl.where(w >= least, w, 0.0)
-    else:
-        y = tl.where(x > float("-inf"), 1.0, 0.0)
-    return y
+    """exp((x - top) / heat), or 0 where that is under `least`; with heat 0 everything possible weighs 1."""
+    w = tl.exp((x - top) / tl.where(heat > 0, heat, 1.0))
+    w = tl.where(w >= least, w, 0.0)
+    return tl.where(heat > 0, w, tl.where(x > LOWEST, 1.0, 0.0))
 
 
 @triton.jit
-def reaching(values, count, needed, low, high, top, heat, least, COUNTED: tl.constexpr, PIVOTS: tl.constexpr,
+def reaching(values, count, needed, low, top, heat, least, COUNTED: tl.constexpr, PIVOTS: tl.constexpr,
              BLOCK: tl.constexpr):
-    """The largest number, as `ordered` has it, so that the values of it and more weigh `needed`; `low` if there is
-    none.
+    """The largest number so that values[count] of it and more weigh `needed`; `low`, which is less, if there is none.
 
-    Of values[count] those count that `weighed` gives more than 0: each as 1 if COUNTED, else as it weighs. What is
-    looked for is at least `low` and under `high`.
+    Those count that `weighed` gives more than 0: each as 1 if COUNTED, else as it weighs. None is over `top`.
     """
     at = tl.arange(0, BLOCK)
-    number = tl.arange(0, PIVOTS)
-    low, high = low.to(tl.int64), high.to(tl.int64)
-    while high - low > 1:
-        step = (high - low + PIVOTS - 1) // PIVOTS
-        pivots = low + step * (number + 1).to(tl.int64)
+    number = (tl.arange(0, PIVOTS) + 1).to(tl.int64)
+    first, end = ordered(low), ordered(top) + 1
+    while end - first > 1:
+        step = (end - first + PIVOTS - 1) // PIVOTS
+        places = first + step * number
+        pivots = unordered(tl.minimum(places, end))
         sums = tl.zeros((PIVOTS, BLOCK), tl.float32)
         for start in range(0, count, BLOCK):
-            x = tl.load(values + start + at, mask=start + at < count, other=float("-inf")).to(tl.float32)
+            x = tl.load(values + start + at, mask=start + at < count, other=LOWEST)
             w = weighed(x, top, heat, least)
             if COUNTED:
                 w = (w > 0).to(tl.float32)
-            sums += tl.where(ordered(x).to(tl.int64)[None, :] >= pivots[:, None], w[None, :], 0.0)
-        enough = tl.sum(((tl.sum(sums, 1) >= needed) & (pivots < high)).to(tl.int64), 0)
-        high = tl.minimum(high, low + step * (enough + 1))
-        low += step * enough
-    return low
+            sums += tl.where(x[None, :] >= pivots[:, None], w[None, :], 0.0)
+        enough = tl.sum(((tl.sum(sums, 1) >= needed) & (places < end)).to(tl.int64), 0)
+        end = tl.minimum(end, first + step * (enough + 1))
+        first += step * enough
+    return unordered(first)
 
 
 @triton.jit
 def above(values, count, bound, top, heat, least, BLOCK: tl.constexpr):
-    """Of values[count] over `bound`, as `ordered` has it: how many there are, and what they weigh; and how many are
-    equal to it."""
+    """Of values[count] over `bound` how many there are and what they weigh, and how many are equal to it."""
     at = tl.arange(0, BLOCK)
     more = tl.zeros((BLOCK,), tl.float32)
     mass = tl.zeros((BLOCK,), tl.float32)
     equal = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, count, BLOCK):
-        x = tl.load(values + start + at, mask=start + at < count, other=float("-inf")).to(tl.float32)
+        x = tl.load(values + start + at, mask=start + at < count, other=LOWEST)
         w = weighed(x, top, heat, least)
-        place = ordered(x).to(tl.int64)
-        over = place > bound
-        more += tl.where(over & (w > 0), 1.0, 0.0)
-        mass += tl.where(over, w, 0.0)
-        equal += tl.where((place == bound) & (w > 0), 1.0, 0.0)
+        more += tl.where((x > bound) & (w > 0), 1.0, 0.0)
+        mass += tl.where(x > bound, w, 0.0)
+        equal += tl.where((x == bound) & (w > 0), 1.0, 0.0)
     return tl.sum(more, 0), tl.sum(mass, 0), tl.sum(equal, 0)
 
 
 @triton.jit
-def nth_equal(values, ids, count, bound, n, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """The token of the n-th value, from 1, that is equal to `bound`; ids[count] are ascending, with WHOLE of no use."""
+def nth_equal(values, ids, count, bound, n, whole, BLOCK: tl.constexpr):
+    """The token of the n-th value, from 1, that is equal to `bound`; ids[count] are ascending, and of no use where the
+    values are a `whole` row."""
     at = tl.arange(0, BLOCK)
     met = n * 0
     token = count * 0 - 1
+    num_ids = tl.where(whole > 0, 0, count)
     for start in range(0, count, BLOCK):
         inside = start + at < count
-        x = tl.load(values + start + at, mask=inside, other=float("-inf")).to(tl.float32)
-        equal = ((ordered(x).to(tl.int64) == bound) & inside).to(tl.int32)
+        x = tl.load(values + start + at, mask=inside, other=LOWEST)
+        equal = ((x == bound) & inside).to(tl.int32)
         place = met + tl.cumsum(equal, 0)
-        this = start + at
-        if not WHOLE:
-            this = tl.load(ids + start + at, mask=inside, other=-1)
+        listed = tl.load(ids + start + at, mask=start + at < num_ids, other=0)
+        this = tl.where(whole > 0, start + at, listed)
         token = tl.maximum(token, tl.max(tl.where((equal > 0) & (place == n), this, -1), 0))
         met += tl.sum(equal, 0)
     return token
@@ -110,8 +105,8 @@ def gathered(values, tops, num_pieces, size, floor, near, near_ids, ROOM: tl.con
         if (tl.load(tops + piece) >= floor) & (count <= ROOM):
             for start in range(0, PIECE, BLOCK):
                 token = piece * PIECE + start + at
-                x = tl.load(values + token, mask=token < size, other=float("-inf")).to(tl.float32)
-                fits = (x >= floor) & (x > float("-inf"))
+                x = tl.load(values + token, mask=token < size, other=LOWEST).to(tl.float32)
+                fits = (x >= floor) & (x > LOWEST)
                 place = count + tl.cumsum(fits.to(tl.int32), 0) - 1
                 tl.store(near + place, x, mask=fits & (place < ROOM))
                 tl.store(near_ids + place, token, mask=fits & (place < ROOM))
