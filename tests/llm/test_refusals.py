@@ -193,7 +193,7 @@ def test_a_request_larger_than_the_cache(config_folder: str) -> None:
 
 @pytest.mark.parametrize(("options", "parts"), [
     (dict(tensor_parallel=2), ["unknown option 'tensor_parallel'", "max_num_seqs"]),
-    (dict(max_num_seqs=0), ["max_num_seqs=0", "1 to 65536"]), (dict(max_num_seqs=10**9), ["max_num_seqs=1000000000"]),
+    (dict(max_num_seqs=0), ["max_num_seqs=0", "1 to 65535"]), (dict(max_num_seqs=10**9), ["max_num_seqs=1000000000"]),
     (dict(max_num_seqs="8"), ["max_num_seqs='8'", "a whole number"]), (dict(max_num_seqs=2.0), ["max_num_seqs=2.0"]),
     (dict(max_num_seqs=True), ["max_num_seqs=True"]), (dict(block_size=None), ["block_size=None"]),
     (dict(max_num_batched_tokens=0), ["max_num_batched_tokens=0", "1 or more"]),
