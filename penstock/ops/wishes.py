@@ -9,7 +9,7 @@ from torch import Tensor
 
 TOP_K, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE, NUM_BIASED, MASKED, NUM_LOGPROBS = range(9)
 NUM_WISHES = 16                                        # columns, some of no use yet
-NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)     # NUM_LOGPROBS counts from 1; 0 asks for none
+NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)     # NUM_LOGPROBS counts from 1; 0 asks for none
 MOST_BIASED = 512
 MOST_LOGPROBS = 32
 ROOM = 4096                                            # candidates looked at closely

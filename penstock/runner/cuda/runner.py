@@ -132,18 +132,20 @@ class CudaRunner:
                 others.append((row, device, result, place))
         if not others:
             return False
-        if self._last is not None and any(device.state.late for _, device, _, _ in others):
+        if self._last is not None and any(device.state.late and device.state.on_device for _, device, _, _ in others):
             self._last.arrive()
-        wishing = []
+        wishes, wishing = self._tensors.wishes, False
         for row, device, result, place in others:
             state, length = device.state, row.start + row.count
-            if state.on_device and not row.draft and state.free and (not state.late or len(state.tokens) == length):
+            if (state.on_device and not row.draft and state.free and (not state.late or len(state.tokens) == length)
+                    and wishes.allow(row.row, state, length - state.num_prompt)):
                 ticket.chosen.append((result, device, place))
-                wishing.append((row.row, state, length - state.num_prompt))
+                wishing = True
             else:
                 ticket.asked.append(Asked(row, result, device, place))
-        self._tensors.wishes.allow(wishing)
-        return bool(wishing)
+                wishes.leave(row.row, state)
+        wishes.send()
+        return wishing
 
     def _fetch(self, ticket: Ticket, logits: torch.Tensor, chosen: Chosen, count: int) -> None:
         if ticket.asked:
