@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
@@ -72,8 +73,14 @@ class CudaRunner:
                     self.timeline.append((begun, now(timed=True)))
         except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
             ticket.error = f"{type(error).__name__}: {error}"
+            self._keep_apart(plan)
         self._last = ticket
         return ticket
+
+    def _keep_apart(self, plan: Plan) -> None:
+        """The plan failed, and the next one is made already: it writes for the same rows, into blocks of theirs."""
+        with suppress(Exception), torch.inference_mode():      # a device that takes no more work writes nothing either
+            self._tensors.enter(plan)
 
     def _launch(self, plan: Plan, ticket: Ticket) -> None:
         devices = [self.rows[row.row] for row in plan.rows]
