@@ -9,7 +9,7 @@ from torch import Tensor
 
 TOP_K, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE, NUM_BIASED, MASKED, NUM_LOGPROBS = range(9)
 NUM_WISHES = 16                                        # columns, some of no use yet
-NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)     # NUM_LOGPROBS counts from 1; 0 asks for none
+NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)     # NUM_LOGPROBS counts from 1; 0 asks for none
 MOST_BIASED = 512
 MOST_LOGPROBS = 32
 ROOM = 4096                                            # candidates looked at closely
@@ -56,8 +56,8 @@ def edited(logits: Tensor, wishes: Wishes, rows: Tensor) -> Tensor:
     x = logits.float().clone()
     numbers = wishes.numbers[rows]
     for s, row in enumerate(rows.tolist()):
-        count = int(numbers[s, NUM_BIASED])
-        x[s].index_add_(0, wishes.biased[row, :count].long(), wishes.bias[row, :count])
+        ids, bias = (values[row, :int(numbers[s, NUM_BIASED])] for values in (wishes.biased, wishes.bias))
+        x[s].index_add_(0, ids[ids < x.shape[1]].long(), bias[ids < x.shape[1]])
     counts = wishes.counts[rows].int()
     repetition = numbers[:, REPETITION, None]
     repeated = torch.where(x > 0, x / repetition, x * repetition)
@@ -86,7 +86,7 @@ def kept(x: Tensor, temperature: Tensor, wishes: Wishes, rows: Tensor) -> Tensor
     left = torch.where(stays, ordered_weights, 0.0).double()
     needed = numbers[:, TOP_P, None].double() * left.sum(-1, keepdim=True)
     before = left.cumsum(-1) - left
-    stays &= (before < needed) | (numbers[:, TOP_P, None] >= 1)
+    stays &= (before < needed) | (place == 0) | (numbers[:, TOP_P, None] >= 1)
     stays = torch.zeros_like(stays).scatter(-1, order, stays)
     return torch.where(stays | (temperature <= 0)[:, None], x, -torch.inf)
 

@@ -14,10 +14,12 @@ from penstock.sampling.words import add, every_token, no_token, remove
 from penstock.types import Request
 
 NEVER = np.float32(-np.inf)
+MOST_TOKENS = 1 << 24        # no vocabulary has more; float32 counts to it
 
 
 def _ids(tokens: Sequence[int]) -> Array:
-    return np.array(tokens, dtype=np.int64)
+    """Those that a vocabulary may have."""
+    return np.array([token for token in tokens if token < MOST_TOKENS], dtype=np.int64)
 
 
 class Masks:
@@ -25,7 +27,7 @@ class Masks:
 
     def __init__(self, request: Request) -> None:
         sampling = request.sampling
-        bias = sampling.logit_bias or {}
+        bias = {token: value for token, value in (sampling.logit_bias or {}).items() if token < MOST_TOKENS}
         self._biased, self._bias = _ids(list(bias)), np.array(list(bias.values()), dtype=np.float32)
         self._allowed = None if sampling.allowed_token_ids is None else _ids(sampling.allowed_token_ids)
         self._stops = _ids(request.stop_token_ids)

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.errors import InvalidRequest
-from penstock.ops.wishes import MOST_BIASED, MOST_LOGPROBS
+from penstock.ops.wishes import MOST_BIASED, MOST_LOGPROBS, NEUTRAL
 from penstock.sampling.grammar import GrammarFailed
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.guide import Guide
 from penstock.sampling.likeliest import Array
-from penstock.sampling.masks import NEVER, Masks
+from penstock.sampling.masks import MOST_TOKENS, NEVER, Masks
 from penstock.sampling.penalties import Penalties
 from penstock.types import Request
+
+STRONGEST = 1e38             # a penalty that float32 holds
 
 
 class RowState:
@@ -72,6 +74,11 @@ class RowState:
         return self.failure is None and (self.guide is None or self.guide.free)
 
     @property
+    def asks_device(self) -> bool:
+        """Whether a GPU chooses by itself, and from more than a temperature."""
+        return self.on_device and not self.simple
+
+    @property
     def masked(self) -> bool:
         return self._masks.forbid or self.request.sampling.structured_outputs is not None
 
@@ -94,12 +101,15 @@ class RowState:
         return words if self.guide is None else words & self.guide.words(size)
 
     def wishes(self) -> list[float]:
-        """The columns of `ops.wishes`; greedy rows need no filters."""
+        """The columns of `ops.wishes`; greedy rows need no filters, and those that only the host knows nothing."""
+        if not self.asks_device:
+            return list(NEUTRAL)
         sampling = self.request.sampling
         filters = [0.0, 1.0, 0.0] if sampling.greedy else [
-            float(max(0, sampling.top_k)), float(sampling.top_p), float(sampling.min_p)]
+            float(min(max(0, sampling.top_k), MOST_TOKENS)), float(sampling.top_p), float(sampling.min_p)]
         asked = 0.0 if self.num_logprobs is None else self.num_logprobs + 1.0
-        return [*filters, *self._penalties.strengths, float(len(self._masks.bias[0])), float(self.masked), asked]
+        strengths = (min(strength, STRONGEST) for strength in self._penalties.strengths)
+        return [*filters, *strengths, float(len(self._masks.bias[0])), float(self.masked), asked]
 
     @property
     def bias(self) -> tuple[Array, Array]:

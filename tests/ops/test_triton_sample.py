@@ -134,3 +134,30 @@ def test_extreme_temperatures() -> None:
     for heat in (1e-30, 1e38):
         found, expected = drawn(logits, wishes, heat)
         assert found == expected
+
+
+def test_zeros_of_both_signs_are_equal() -> None:
+    """Of equal logits the lowest ids are kept, also where the bound is a zero."""
+    logits = torch.full((4, 6000), -3.0)
+    logits[:, 7:5000:3] = 0.0
+    logits[:, 7:5000:6] = -0.0
+    logits[1:3, 4000] = 2.0
+    for seed in range(3):
+        found, expected = drawn(logits, asked(6000, [{"k": 5}, {"k": 9}, {"p": 0.3}, {"k": 40, "p": 0.5}]), 3.0, seed)
+        assert found == expected
+
+
+def test_the_least_top_p_keeps_one() -> None:
+    """What float32 makes a zero of."""
+    logits = normal(4, 2, 5000)
+    found, expected = drawn(logits, asked(5000, [{"p": 0.0}, {"k": 5, "p": 0.0}]), 2.0)
+    assert found == expected == logits.argmax(-1).tolist()
+
+
+def test_a_bias_past_the_end_names_nothing() -> None:
+    logits = normal(4, 1, 5000)
+    wishes = asked(5000, [NEUTRAL])
+    wishes.biased[0, :2] = torch.tensor([5000, 17], dtype=torch.int32)
+    wishes.bias[0, :2] = 50.0
+    wishes.numbers[0, w.NUM_BIASED] = 2
+    assert drawn(logits, wishes, 0.0) == ([17], [17])

@@ -24,6 +24,7 @@ from penstock.runner.cuda.ticket import Ticket  # noqa: E402
 from penstock.runner.cuda.wishes import WishRows  # noqa: E402
 from penstock.runner.local import LocalExecutor  # noqa: E402
 from penstock.runner.memory import BlockMemory  # noqa: E402
+from penstock.sampling.row import RowState  # noqa: E402
 from tests.llm.tiny import dummy, runner, write_config, write_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
@@ -136,10 +137,10 @@ def test_structured_answers(tmp_path: Path, no_gpu: None, monkeypatch: pytest.Mo
     num_late = 0
     allow = WishRows.allow
 
-    def allowing(self: WishRows, rows: Any) -> None:
+    def allowing(self: WishRows, row: int, state: RowState, num_generated: int) -> bool:
         nonlocal num_late
-        num_late += sum(state.late for _, state, _ in rows)
-        allow(self, rows)
+        num_late += state.late
+        return allow(self, row, state, num_generated)
 
     monkeypatch.setattr(WishRows, "allow", allowing)
     with engines(folder, skip_tokenizer_init=False) as (usual, other):

@@ -89,3 +89,11 @@ def test_masks_hold_against_any_bias_or_penalty(make_row: Callable[..., RowState
     row = make_row(prompt=[0], generated=[4, 5], eos=[4], min_tokens=9, bad_words=[[5]], allowed_token_ids=[4, 5, 6],
                    logit_bias={4: 100.0, 5: 100.0, 7: 100.0}, presence_penalty=-2.0, repetition_penalty=0.1)
     assert _forbidden(row) == [0, 1, 2, 3, 4, 5, 7, 8, 9]
+
+
+def test_ids_that_no_vocabulary_has_name_nothing(make_row: Callable[..., RowState]) -> None:
+    far = [1 << 70, 1 << 63]
+    row = make_row(stop_token_ids=[3, *far], allowed_token_ids=[3, 5, *far], logit_bias={5: 1.0, 1 << 70: 9.0},
+                   min_tokens=2)
+    assert _forbidden(row) == [token for token in range(10) if token != 5]
+    assert row.words(0, 8).tolist() == [1 << 5] and [len(part) for part in row.bias] == [1, 1]

@@ -11,8 +11,8 @@ LOWEST = tl.constexpr(float("-inf"))
 
 @triton.jit
 def ordered(x):
-    """Whole numbers in the order of float32 numbers that are no NaN."""
-    bits = x.to(tl.int32, bitcast=True)
+    """Whole numbers in the order of float32 numbers that are no NaN; the same one for both zeros."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 

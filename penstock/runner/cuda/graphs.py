@@ -126,9 +126,9 @@ class SingleSteps:
         return Recorded(flat, numbers, step, forward, choice)
 
     def run(self, half: Half[Made]) -> Made:
-        """From the second time on as a graph."""
-        half.num_runs += 1
-        if half.graph is None and half.num_runs == 2 and not self.eager:
+        """From the second time on as a graph. A choice is never recorded before the logits that it reads: those lie in
+        the same place only from then on."""
+        if half.graph is None and half.num_runs and not self.eager:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 half.made = half.function()
@@ -137,6 +137,7 @@ class SingleSteps:
             half.graph.replay()
         else:
             half.made = half.function()
+        half.num_runs += 1
         assert half.made is not None
         return half.made
 

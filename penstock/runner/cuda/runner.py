@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
@@ -72,8 +73,14 @@ class CudaRunner:
                     self.timeline.append((begun, now(timed=True)))
         except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
             ticket.error = f"{type(error).__name__}: {error}"
+            self._keep_apart(plan)
         self._last = ticket
         return ticket
+
+    def _keep_apart(self, plan: Plan) -> None:
+        """The plan failed, and the next one is made already: it writes for the same rows, into blocks of theirs."""
+        with suppress(Exception), torch.inference_mode():      # a device that takes no more work writes nothing either
+            self._tensors.enter(plan)
 
     def _launch(self, plan: Plan, ticket: Ticket) -> None:
         devices = [self.rows[row.row] for row in plan.rows]
@@ -132,18 +139,20 @@ class CudaRunner:
                 others.append((row, device, result, place))
         if not others:
             return False
-        if self._last is not None and any(device.state.late for _, device, _, _ in others):
+        if self._last is not None and any(device.state.late and device.state.on_device for _, device, _, _ in others):
             self._last.arrive()
-        wishing = []
+        wishes, wishing = self._tensors.wishes, False
         for row, device, result, place in others:
             state, length = device.state, row.start + row.count
-            if state.on_device and not row.draft and state.free and (not state.late or len(state.tokens) == length):
+            if (state.on_device and not row.draft and state.free and (not state.late or len(state.tokens) == length)
+                    and wishes.allow(row.row, state, length - state.num_prompt)):
                 ticket.chosen.append((result, device, place))
-                wishing.append((row.row, state, length - state.num_prompt))
+                wishing = True
             else:
                 ticket.asked.append(Asked(row, result, device, place))
-        self._tensors.wishes.allow(wishing)
-        return bool(wishing)
+                wishes.leave(row.row, state)
+        wishes.send()
+        return wishing
 
     def _fetch(self, ticket: Ticket, logits: torch.Tensor, chosen: Chosen, count: int) -> None:
         if ticket.asked:

@@ -61,7 +61,6 @@ class Ticket:
         values = logits[places].float().cpu().numpy()
         first = 0
         rows, tokens = [], []
-        penal: tuple[list[int], list[int]] = ([], [])
         for one in asked:
             last = first + 1 + len(one.row.draft)
             state = one.device.state
@@ -70,11 +69,7 @@ class Ticket:
             if one.result.tokens:
                 rows.append(one.row.row)
                 tokens.append(one.result.tokens[-1])
-                if state.on_device and state.penal:
-                    penal[0].extend([one.row.row] * len(one.result.tokens))
-                    penal[1].extend(one.result.tokens)
         self.rows.take(rows, tokens)
-        self.rows.wishes.count(*penal)
 
     def arrive(self) -> None:
         """Wait for what the device chose, and take it in; what fails is this plan's failure."""

@@ -9,6 +9,7 @@ import torch
 
 from penstock.ops.wishes import MOST_BIASED, MOST_COUNTED, make_wishes
 from penstock.runner.cuda.staging import sent
+from penstock.sampling.grammar import GrammarFailed
 from penstock.sampling.row import RowState
 
 
@@ -21,9 +22,11 @@ class WishRows:
         self._size, self._device = vocab_size, device
         self._asking: set[int] = set()            # rows whose entries ask for anything
         self._stages: dict[int, int] = {}         # of the words that a row's entry holds
+        self._miscounted: set[int] = set()        # rows whose counts are not those of their texts
+        self._words: dict[int, np.ndarray] = {}   # of rows, not sent yet
 
     def admit(self, rows: Sequence[tuple[int, RowState]]) -> None:
-        changed = [(row, state) for row, state in rows if row in self._asking or not state.simple]
+        changed = [(row, state) for row, state in rows if row in self._asking or state.asks_device]
         if not changed:
             return
         entries = sent([row for row, _ in changed], self._device)
@@ -31,41 +34,50 @@ class WishRows:
         self.tensors.numbers[entries, :numbers.shape[1]] = numbers
         for row, state in changed:
             self._stages.pop(row, None)
-            if state.simple:
+            self._words.pop(row, None)
+            self._miscounted.discard(row)
+            if not state.asks_device:
                 self._asking.discard(row)
                 continue
             self._asking.add(row)
             if len(state.bias[0]):
                 self._enter_bias(row, *state.bias)
             if state.penal:
-                self.tensors.counts[row] = sent(self._counted(state), self._device)
+                self._enter_counts(row, state)
 
     def _enter_bias(self, row: int, ids: np.ndarray, values: np.ndarray) -> None:
         """Ids past the end of the vocabulary match no token."""
         self.tensors.biased[row, :len(ids)] = sent(ids[:MOST_BIASED].astype(np.int32), self._device)
         self.tensors.bias[row, :len(ids)] = sent(values[:MOST_BIASED], self._device)
 
-    def _counted(self, state: RowState) -> np.ndarray:
+    def _enter_counts(self, row: int, state: RowState) -> None:
         prompt, generated = state.tokens[:state.num_prompt], state.tokens[state.num_prompt:]
         counts = 2 * np.bincount(np.array(generated, dtype=np.int64), minlength=self._size)[:self._size]
         counts[[token for token in set(prompt) if token < self._size]] += 1
-        return np.minimum(counts, MOST_COUNTED).astype(np.int16)
+        self.tensors.counts[row] = sent(np.minimum(counts, MOST_COUNTED).astype(np.int16), self._device)
 
-    def allow(self, rows: Sequence[tuple[int, RowState, int]]) -> None:
-        """Enter which tokens may come next in those rows, given with how many they have generated, where that is not
-        what their entries hold."""
-        entries, words = [], []
-        for row, state, num_generated in rows:
-            stage = state.stage(num_generated)
-            if state.masked and (state.late or self._stages.get(row) != stage):
-                entries.append(row)
-                words.append(state.words(num_generated, self._size))
-                self._stages[row] = stage
-        if entries:
+    def allow(self, row: int, state: RowState, num_generated: int) -> bool:
+        """The device chooses a row's next token, after so many generated ones: which it may be, where that is not what
+        the row's entry holds, is entered by `send`. False if that cannot be told."""
+        stage = state.stage(num_generated)
+        if state.masked and (state.late or self._stages.get(row) != stage):
+            try:
+                self._words[row] = state.words(num_generated, self._size)
+            except GrammarFailed:
+                return False
+            self._stages[row] = stage
+        if row in self._miscounted:
+            self._miscounted.discard(row)
+            self._enter_counts(row, state)
+        return True
+
+    def leave(self, row: int, state: RowState) -> None:
+        """The host chooses a row's next token; what the device chooses beside it is counted all the same."""
+        if state.asks_device and state.penal:
+            self._miscounted.add(row)
+
+    def send(self) -> None:
+        if self._words:
+            entries, words = list(self._words), list(self._words.values())
+            self._words = {}
             self.tensors.words[sent(entries, self._device)] = sent(np.stack(words), self._device)
-
-    def count(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """Tokens that the host chose for rows with penalties."""
-        if rows:
-            index = sent(list(rows), self._device), sent(list(tokens), self._device)
-            self.tensors.counts.index_put_(index, self.tensors.counts.new_tensor(2), accumulate=True)

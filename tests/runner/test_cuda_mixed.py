@@ -1,0 +1,251 @@
+"""Requests of many kinds at once through the GPU's runner, without a GPU, against the CPU's: whoever chooses a token,
+whenever rows come, go, give way to each other and come again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
+pytest.importorskip("triton")
+
+from penstock import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams  # noqa: E402
+from penstock.answers import Collector  # noqa: E402
+from penstock.runner.cuda.graphs import Half, SingleSteps  # noqa: E402
+from penstock.runner.cuda.rows import RowTensors  # noqa: E402
+from penstock.runner.cuda.wishes import WishRows  # noqa: E402
+from penstock.sampling.grammar import Grammar, GrammarFailed  # noqa: E402
+from penstock.sampling.row import RowState  # noqa: E402
+from tests.llm.tiny import write_config, write_tokenizer  # noqa: E402
+from tests.runner.test_cuda_runner import PROMPTS, answers, asking, engines, no_gpu  # noqa: E402, F401  a fixture
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
+VOCAB = 320
+STRUCTURES = [StructuredOutputsParams(regex="[0-9]{3,30}"), StructuredOutputsParams(choice=["aa", "ab", "b"]),
+              StructuredOutputsParams(regex="(ab|ba|c)*d"),
+              StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}, "minItems": 2})]
+
+
+@dataclass(frozen=True)
+class Asked:
+    arrives: int                       # in which step
+    prompt: list[int]
+    params: SamplingParams | BeamSearchParams
+    gone_after: int | None             # tokens of its first answer, after which nobody waits for it any more
+
+
+def wishes(random: Random) -> dict[str, Any]:
+    """Some of what can be asked for; filters leave one token to draw."""
+    kinds: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"repetition_penalty": random.choice([0.6, 1.2, 1.7])},
+        lambda: {"frequency_penalty": random.choice([-0.5, 0.4, 1.5]), "presence_penalty": random.choice([0.0, 0.9])},
+        lambda: {"logit_bias": {random.randrange(VOCAB): random.uniform(-9, 9) for _ in range(random.randint(1, 9))}},
+        lambda: {"allowed_token_ids": random.sample(range(VOCAB), random.choice([3, 40, 300]))},
+        lambda: {"min_tokens": random.randint(1, 4), "stop_token_ids": random.sample(range(VOCAB), 60)},
+        lambda: {"logprobs": random.choice([0, 3, 40])},
+        lambda: {"prompt_logprobs": random.choice([0, 2])},
+        lambda: {"bad_words": random.sample(["the", "at", "12", "answer", "zzz", "a cat"], 3)},
+        lambda: {"structured_outputs": random.choice(STRUCTURES), "ignore_eos": False},
+        lambda: {"structured_outputs": random.choice(STRUCTURES), "frequency_penalty": 0.7, "ignore_eos": False},
+        lambda: {"n": random.randint(2, 3)}, lambda: {"best_of": 3},
+        lambda: {"temperature": random.choice([0.4, 1.5]), "typical_p": random.choice([1.0, 1.0, 0.9]),
+                 **random.choice([{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])}]
+    asked: dict[str, Any] = {}
+    for kind in random.sample(kinds, random.choice([0, 1, 1, 2, 3, 4])):
+        asked |= kind()
+    return asked
+
+
+def someone(random: Random, beginnings: list[list[int]]) -> Asked:
+    prompt = random.choice(beginnings)[:random.choice([2, 9, 17, 33, 60])] + random.sample(range(1, VOCAB), 3)
+    params: SamplingParams | BeamSearchParams = BeamSearchParams(beam_width=2, max_tokens=5, ignore_eos=True)
+    if random.random() > 0.06:
+        params = asking(max_tokens=random.choice([6, 12, 30, 50]), seed=3, **wishes(random))
+    return Asked(random.randint(0, 30), prompt, params, random.choice([None, None, None, None, 1, 4]))
+
+
+def served(llm: LLM, asked: list[Asked], random: Random) -> list[Any]:
+    """What each got, of whoever went away what came until then; now and then a sequence has to give way."""
+    service = llm.service
+    collectors: list[Collector | None] = [None] * len(asked)
+    waiting, step = set(range(len(asked))), 0
+    while waiting or service.engine.has_work:
+        for i, one in enumerate(asked):
+            if one.arrives <= step and collectors[i] is None:
+                collectors[i] = service.submit(one.prompt, one.params)
+        running = service.engine.scheduler.roster.running
+        if running and random.random() < 0.1:
+            service.engine.scheduler.roster.preempt(random.choice(running))
+        service.step()
+        for i, collector in enumerate(collectors):
+            if collector is not None and i in waiting:
+                outputs, gone_after = collector.output().outputs, asked[i].gone_after
+                gone = gone_after is not None and bool(outputs) and len(outputs[0].token_ids) >= gone_after
+                if collector.finished or gone:
+                    service.abort(collector)
+                    waiting.remove(i)
+        step += 1
+    service.engine.scheduler.check()
+    return [told(collector, one.gone_after) for collector, one in zip(collectors, asked) if collector is not None]
+
+
+def told(collector: Collector, gone_after: int | None) -> Any:
+    output = collector.output()
+    if gone_after is not None and len(output.outputs[0].token_ids) >= gone_after:
+        return output.outputs[0].token_ids[:gone_after]
+    return ([(one.token_ids, one.text, one.finish_reason, one.stop_reason, one.forced_closing,
+              [list(one)[:4] for one in one.logprobs or ()]) for one in output.outputs], output.error,
+            [list(one or ()) for one in output.prompt_logprobs or ()])
+
+
+def counted(state: RowState, size: int) -> np.ndarray:
+    """As the device counts a row's text."""
+    counts = 2 * np.bincount(state.tokens[state.num_prompt:], minlength=size)
+    counts[list(set(state.tokens[:state.num_prompt]))] += 1
+    return counts
+
+
+@pytest.fixture
+def num_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the host knows all of a text whose next token the device chooses, the device has counted the same: how
+    often that was found so."""
+    allow, nums = WishRows.allow, [0]
+
+    def allowing(self: WishRows, row: int, state: RowState, num_generated: int) -> bool:
+        allowed = allow(self, row, state, num_generated)
+        if allowed and state.penal and state.num_generated == num_generated:
+            nums[0] += 1
+            assert self.tensors.counts[row].tolist() == counted(state, VOCAB).tolist()
+        return allowed
+
+    monkeypatch.setattr(WishRows, "allow", allowing)
+    return nums
+
+
+@pytest.mark.parametrize("seed, family", [(0, "LlamaForCausalLM"), (1, "Gemma2ForCausalLM")])
+def test_the_same_answers_in_any_company(tmp_path: Path, no_gpu: None, num_counted: list[int],  # noqa: F811
+                                         seed: int, family: str) -> None:
+    random = Random(seed)
+    beginnings = [random.sample(range(1, VOCAB), 60) for _ in range(3)]
+    asked = [someone(random, beginnings) for _ in range(60)]
+    with_texts(tmp_path, family)
+    with engines(str(tmp_path), skip_tokenizer_init=False, kv_cache_tokens=192) as (usual, other):
+        expected, found = served(usual, asked, Random(seed)), served(other, asked, Random(seed))
+        for one, mine, theirs in zip(asked, found, expected, strict=True):
+            assert mine == theirs, one
+        stats = other.stats()
+    assert stats["num_used_blocks"] == 0 and not stats["num_failed_steps"] and num_counted[0] > 10
+
+
+def with_texts(folder: Path, family: str = "LlamaForCausalLM") -> None:
+    write_config(folder, family, vocab_size=VOCAB)
+    write_tokenizer(folder)
+
+
+def test_a_text_that_host_and_device_write_in_turns_is_counted_once(
+        tmp_path: Path, no_gpu: None, num_counted: list[int]) -> None:      # noqa: F811
+    """The host looks after a grammar's budget now and then; a neighbour's wishes have the device choose as well."""
+    pairs = StructuredOutputsParams(regex="([0-9][a-z]){3,100}")
+    params = [SamplingParams(temperature=0, max_tokens=70, frequency_penalty=0.3, repetition_penalty=1.1,
+                             structured_outputs=pairs), asking(max_tokens=70, presence_penalty=0.5)]
+    turns: list[bool] = []
+    with_texts(tmp_path)
+    with engines(str(tmp_path), skip_tokenizer_init=False) as (usual, other):
+        allow, leave = WishRows.allow, WishRows.leave
+
+        def allowing(self: WishRows, row: int, state: RowState, num_generated: int) -> bool:
+            turns.extend([False] * state.late)
+            return allow(self, row, state, num_generated)
+
+        def leaving(self: WishRows, row: int, state: RowState) -> None:
+            turns.append(True)
+            leave(self, row, state)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(WishRows, "allow", allowing)
+            patch.setattr(WishRows, "leave", leaving)
+            found = answers(other, [[5, 6, 7]] * 2, params)
+        assert found == answers(usual, [[5, 6, 7]] * 2, params)
+        assert other.stats()["num_failed_steps"] == 0
+    assert turns.count(True) > 1 and False in turns[turns.index(True):] and num_counted[0] > 10
+
+
+def test_a_grammar_that_cannot_go_on_ends_its_request_alone(
+        tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:      # noqa: F811
+    """Nobody else's step fails with it, and whose fault it is is said as on a CPU."""
+    params = [SamplingParams(temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(regex=regex))
+              for regex in ("[0-9]{9,40}", "[a-c]{9,40}")]
+    words, calls = Grammar.words, []
+
+    def failing(self: Grammar, size: int) -> np.ndarray:
+        calls.append(self)
+        if self is calls[0] and len(calls) > 6:
+            self.mask = self.words                       # type: ignore[method-assign, assignment]
+            raise GrammarFailed("the grammar cannot go on: too large")
+        return words(self, size)
+
+    with_texts(tmp_path)
+    with engines(str(tmp_path), skip_tokenizer_init=False) as (usual, other):
+        expected = answers(usual, [[5, 6, 7]], params[1:])
+        monkeypatch.setattr(Grammar, "words", failing)
+        outputs = other.generate([[5, 6, 7]] * 2, params, use_tqdm=False)      # type: ignore[arg-type]
+        assert "too large" in str(outputs[0].error) and "Error" not in str(outputs[0].error)
+        assert outputs[1].outputs[0].token_ids == expected[0][0][0]
+        assert other.stats()["num_failed_steps"] == 0
+
+
+@pytest.mark.parametrize("where, name", [(SingleSteps, "run"), (RowTensors, "admit"), (SingleSteps, "choose")])
+def test_a_plan_that_fails_costs_nobody_an_answer(
+        tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:  # noqa: F811
+    """The plan after it was made for the same rows: it must not write into others' blocks."""
+    folder = write_config(tmp_path)
+    params = [asking(max_tokens=30, **kind) for kind in ({}, {"presence_penalty": 0.4}, {"logprobs": 2}, {}, {})]
+    method, calls = getattr(where, name), iter(range(10_000))
+
+    with engines(folder) as (usual, other):
+        roster = other.service.engine.scheduler.roster
+
+        def failing(*arguments: Any) -> Any:
+            alone = len(roster.running) < 2 or any(one.suspect for one in roster.running + roster.waiting)
+            if not alone and next(calls) % 9 == 3:
+                raise RuntimeError("out of memory")
+            return method(*arguments)
+
+        expected = answers(usual, PROMPTS, params)
+        monkeypatch.setattr(where, name, failing)
+        assert answers(other, PROMPTS, params) == expected
+        assert other.stats()["num_failed_steps"] > 0
+
+
+def test_a_choice_is_recorded_after_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording that failed is tried again, and with it the step that it is part of."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    steps: Any = SimpleNamespace(eager=False, _pool=None)
+    made: Iterator[Any] = iter([torch.zeros(1), RuntimeError("out of memory"), torch.zeros(2),
+                                AssertionError("recorded already")])
+
+    def forward() -> Any:
+        value = next(made)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    halves: list[Half[Any]] = [Half(forward)]
+    halves.append(Half(lambda: (halves[0].made, halves[0].graph is not None)))
+    run: Any = SingleSteps.run
+    assert [len(run(steps, halves[0])), run(steps, halves[1])[1]] == [1, False]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(steps, halves[0])
+    assert [len(run(steps, halves[0])), run(steps, halves[1])[1]] == [2, True]
+    assert [len(run(steps, halves[0])), run(steps, halves[1])[1]] == [2, True]
