@@ -160,12 +160,12 @@ def _jobs(outline: Outline, gpu: Glimpse) -> tuple[Jobs, Jobs]:
 
 
 def _thin_out(singles: SingleSteps) -> None:
-    """Of layers that ask for the same kernels keep one."""
+    """Of layers that ask for the same kernels keep one; the last one goes its own way."""
     model = singles.model
     kept: dict[Any, Any] = {}
     for layer, block, cache in zip(model.spec.layers, model.blocks, singles.caches):
         places = () if cache is None else (cache.group, cache.k.data_ptr() % 16, cache.v.data_ptr() % 16)
-        kept.setdefault((layer, places), (block, cache))
+        kept.setdefault((layer, places, block is model.blocks[-1]), (block, cache))
     model.blocks, singles.caches = [block for block, _ in kept.values()], [cache for _, cache in kept.values()]
 
 
