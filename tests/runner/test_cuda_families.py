@@ -113,7 +113,9 @@ def test_every_family(architecture: str, variant: int, kernels: None, monkeypatc
     reference = loaded(described, monkeypatch)
     assert isinstance(reference, Decoder)
     for row in rows:
-        expected = Paged(reference).run([row.tokens[:-1]], 1, chunk=64)[0].logits
+        plain = Paged(reference)
+        plain.checks_ends = False          # of references a product's bits depend on the company, too
+        expected = plain.run([row.tokens[:-1]], 1, chunk=64)[0].logits
         found = torch.stack(row.logits)
         assert (found - torch.stack(expected)).abs().max() < 2e-4 * found.abs().max() and found.std() > 0.1
 
