@@ -19,14 +19,26 @@ from typing import IO
 
 from tests.gpu.check import Outcome
 
+OPS = ("op ", "exact op ")
 MARK = "@@"              # what else is printed is not ours
-LIMIT_S = 150.0          # for one check
-LONG = ("smollm2", "op attention", "op product", "gguf", "grammars")      # they begin first
+LIMIT_S = 200.0          # for one check
+LONG = ("deterministic", "first tokens", "smollm2", "op attention", "op product", "gguf", "grammars")  # to begin with
 FATAL = ("CUDA error", "AcceleratorError", "CUBLAS_STATUS", "out of memory")     # after which a process is of no use
 
 
 def load() -> dict[str, object]:
-    from tests.gpu import choices, encoders, families, files, operations, roads  # noqa: F401  they enter their checks
+    from tests.gpu import (  # noqa: F401  they enter their checks
+        choices,
+        encoders,
+        exact,
+        families,
+        files,
+        fp8,
+        ints,
+        operations,
+        roads,
+        start,
+    )
     from tests.gpu.check import CHECKS
 
     return dict(CHECKS)
@@ -148,7 +160,7 @@ def main() -> int:
     workers = [Worker() for _ in range(0 if options.list else options.jobs)]
     for worker in workers:
         worker.begin()
-    names = [name for name in load() if (not options.ops or name.startswith("op "))
+    names = [name for name in load() if (not options.ops or name.startswith(OPS))
              and all(words in name for words in options.only)]
     names.sort(key=lambda name: not name.startswith(LONG))
     if options.list or not names:

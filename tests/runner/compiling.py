@@ -1,4 +1,4 @@
-"""Both sides of compiling ahead, each in a process of its own: `python -m tests.runner.compiling WORK FOLDER`.
+"""Both sides of compiling ahead, each in a process of its own: `python -m tests.runner.compiling WORK FOLDER OPTIONS`.
 
 `ahead` compiles for the model in FOLDER, without a GPU. `engine` answers requests with a GPU's runner whose tensors are
 a CPU's and whose kernels are compiled but never run, and prints the kernels that were not in the cache."""
@@ -40,7 +40,8 @@ from penstock.runner.step import LayerCache
 from tests.llm.tiny import dummy
 
 GPU = Glimpse((9, 0), 132, 140 << 30)
-OPTIONS: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 1000, "max_num_batched_tokens": 256}
+SIZES: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 1000, "max_num_batched_tokens": 256}
+OPTIONS = dict(SIZES)
 
 
 def described(folder: str) -> tuple[ModelSpec, Resolved]:
@@ -137,14 +138,15 @@ def stand_in() -> list[str]:
     knobs.compilation.listener = listen
     launches: Any = launch
     launches._early = lambda device: True
-    for op in OPS.values():
-        op.bodies.pop("cpu", None)
-        if "cuda" in op.bodies:
-            op.bodies["cpu"] = op.bodies["cuda"]
+    for bodies in [bodies for op in OPS.values() for bodies in (op.bodies, op.exact_bodies)]:
+        bodies.pop("cpu", None)
+        if "cuda" in bodies:
+            bodies["cpu"] = bodies["cuda"]
     library: Any = torch
     library.empty = lambda *sizes, pin_memory=False, **options: torch.zeros(*sizes, **options)
-    library.mm = lambda a, b: a.new_zeros(a.shape[0], b.shape[1])
+    library.mm = lambda a, b, out=None: a.new_zeros(a.shape[0], b.shape[1]) if out is None else out
     library.addmm = lambda r, a, b, out=None: a.new_zeros(a.shape[0], b.shape[1]) if out is None else out
+    library._scaled_mm = lambda a, b, out_dtype, **_: torch.zeros(a.shape[0], b.shape[1], dtype=out_dtype)
     library.Tensor.pin_memory = lambda self: self
     library.cuda.Event = Moment
     library.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=GPU.num_processors)
@@ -153,13 +155,14 @@ def stand_in() -> list[str]:
 
 def engine(folder: str) -> None:
     spec, settings = described(folder)
-    llm: LLM = dummy(folder, kv_cache_tokens=32768, **OPTIONS)
+    llm: LLM = dummy(folder, kv_cache_tokens=32768, **{name: OPTIONS[name] for name in SIZES})
     model: Any = _load(None, spec, settings, META)
     missed = stand_in()
     materialized(model)
     grouping = group_layers(spec.states_of(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
     memory = Memory(3000, settings.block_size, grouping, settings.kv_cache_dtype)
-    runner = CudaRunner(model, memory, None, settings.max_num_seqs, settings.max_num_batched_tokens, eager=True)
+    runner = CudaRunner(model, memory, None, settings.max_num_seqs, settings.max_num_batched_tokens, eager=True,
+                        deterministic=settings.deterministic)
     llm.service.engine.executor, llm.service.engine.overlap = LocalExecutor(runner), 1
     runner.warm()
     for count, length in ((1, 128), (1, 300), (2, 20), (3, 290), (9, 40), (20, 7), (40, 5), (64, 9)):
@@ -175,5 +178,6 @@ def engine(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    work, where = sys.argv[1:]
+    work, where, more = sys.argv[1:]
+    OPTIONS |= json.loads(more)
     {"ahead": ahead, "engine": engine, "notes": notes, "trouble": trouble}[work](where)

@@ -3,8 +3,6 @@ into Triton's cache on disk, where another process finds them."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +16,7 @@ from triton.runtime.jit import JITFunction
 
 from penstock.ops.registry import OPS
 from penstock.ops.triton import launch
+from penstock.ops.triton.keys import named, settle_keys
 
 
 class _Elsewhere:
@@ -64,11 +63,7 @@ _run = JITFunction.run
 
 def _length(function: Any) -> int:
     """Of its source and of ours that it calls."""
-    source: str = function.src
-    called = Counter(re.findall(r"\b(\w+)\(", source.partition(":\n")[2]))
-    return len(source) + sum(count * _length(value) for name, count in called.items()
-                             if isinstance(value := function.fn.__globals__.get(name), JITFunction)
-                             and value is not function and value.fn.__module__.startswith("penstock."))
+    return len(function.src) + sum(_length(other) for other in named(function))
 
 
 def stand_in(capability: tuple[int, int]) -> None:
@@ -79,6 +74,7 @@ def stand_in(capability: tuple[int, int]) -> None:
         for bodies in (op.bodies, op.exact_bodies):
             if "cuda" in bodies:
                 bodies["meta"] = bodies["cuda"]
+    settle_keys()
 
 
 def wanted(work: Callable[[], object]) -> dict[tuple[str, str], Call]:

@@ -13,6 +13,7 @@ from penstock import ops
 from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
+from penstock.ops.triton.keys import settle_keys
 from penstock.runner.cuda.graphs import Chosen, single_steps
 from penstock.runner.cuda.moment import now
 from penstock.runner.cuda.packed import Packed, most_numbers
@@ -50,6 +51,7 @@ class CudaRunner:
 
     def warm(self) -> None:
         """Compile what the first steps take, several kernels at once."""
+        settle_keys()
         works = first_steps(self._singles)
         with ThreadPoolExecutor(len(works)) as threads:
             for done in [threads.submit(work) for work in works]:

@@ -21,7 +21,7 @@ def first_steps(singles: SingleSteps) -> list[Work]:
     """What the first request takes; one row and more take different kernels. They may run side by side."""
     wishing = singles.deterministic
     return [*(partial(singles.warm, size, False, wishing) for size in singles.sizes[:2]),
-            *(partial(_mixed, singles, count, wishing) for count in (FIRST_PROMPT, 2))]
+            *(partial(_mixed, singles, count, wishing, used) for count, used in ((FIRST_PROMPT, 1), (2, None)))]
 
 
 def later_steps(singles: SingleSteps) -> list[Work]:
@@ -45,14 +45,15 @@ def _of_tiles(singles: SingleSteps) -> list[Work]:
             *(partial(_mixed, singles, rows, True) for rows in (*ROWS[1:], MANY_ROWS))]
 
 
-def _mixed(singles: SingleSteps, num_tokens: int = 2, wishing: bool = False) -> None:
-    """A prompt of two tokens, others of none, and the token after it."""
+def _mixed(singles: SingleSteps, num_tokens: int = 2, wishing: bool = False, used: int | None = None) -> None:
+    """A prompt of two tokens, others of none, and the token after it; so many blocks are `used`, or all there can be,
+    which exact attention reads in parts."""
     rows, model = singles.rows, singles.model
     ops.take_exact(singles.deterministic)
     with torch.inference_mode():
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=rows.last.device)
         starts = torch.arange(0, 4, 2, dtype=torch.int32, device=rows.last.device)
-        tables = [table[:1] for table in rows.tables]
+        tables = [table[:1, :used].contiguous() for table in rows.tables]
         step = Step(zeros, zeros, [torch.full_like(zeros, -1) for _ in tables], tables, starts, starts[1:].clone(),
                     ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device)))
         at = torch.ones(1, dtype=torch.int64, device=rows.last.device)
