@@ -6,7 +6,6 @@ import json
 import random
 import tempfile
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +83,16 @@ class Known:
         return engine(self.folder, **(usual | self.options | options))
 
 
-@lru_cache(maxsize=1)
+_LAST: dict[str, Known] = {}
+
+
 def known(name: str) -> Known:
-    return Known(name)
+    """The one before it is closed."""
+    if name not in _LAST:
+        for other in list(_LAST):
+            _LAST.pop(other).llm.close()
+        _LAST[name] = Known(name)
+    return _LAST[name]
 
 
 def _in_a_batch(one: Known) -> bool:
