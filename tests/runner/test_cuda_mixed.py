@@ -115,6 +115,15 @@ def counted(state: RowState, size: int) -> np.ndarray:
     return counts
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small steps on a busy machine: threads would wait for each other."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
 @pytest.fixture
 def num_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Where the host knows all of a text whose next token the device chooses, the device has counted the same: how
