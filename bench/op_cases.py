@@ -185,7 +185,7 @@ class Maker:
         from penstock.ops.triton.attention import tile_tokens
 
         s = self.shape
-        size = tile_tokens(s.num_heads, s.num_kv_heads)
+        size = tile_tokens(s.num_heads, s.num_kv_heads, wide=s.head_size <= 128)
         tiles = torch.tensor([(row, first) for row in range(count) for first in range(0, tokens, size)],
                              dtype=torch.int32, device=self.device)
         length = before + tokens
@@ -195,7 +195,7 @@ class Maker:
         others = {} if before else {"flash": self._plain(count, tokens, tokens, True, "FLASH_ATTENTION"),
                                     "cudnn": self._plain(count, tokens, tokens, True, "CUDNN_ATTENTION")}
         return OpCase("attention", s.name, f"{count} × {tokens} after {before}",
-                      self._attend(k, v, tables, tokens, length, ops.Work(0, tiles)), moved,
+                      self._attend(k, v, tables, tokens, length, ops.Work(0, tiles, tile_tokens=size)), moved,
                       float(s.pair_ops) * pairs, others)
 
     def _plain(self, rows: int, each: int, length: int, causal: bool, backend: str = "") -> list[Call]:

@@ -16,6 +16,7 @@ GPU_RESERVE = 3 * GIB       # what the driver, cuBLAS and the recorded steps tak
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}      # a value: of layers, of embedding and head
 INT_SCRATCH = GIB // 8      # where integers are widened on a GPU
 INT_LOADING = GIB           # what rounding to integers takes
+FEW_ROWS = 32               # sequences whose recorded steps depend on how long they are
 LOGIT_ROWS = 64             # prompt log probabilities are made from so many rows of logits at a time
 POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CAPACITIES = ("ondemand", "reserve")
@@ -178,7 +179,8 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     wide = 2 if config.dtype == "float32" else 1
     seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or GPU_STEP_TOKENS
     share = int(config.gpu_memory_utilization * gpu.total_bytes) - (gpu.total_bytes - gpu.free_bytes)
-    logits = 2 * gpu.vocab_size * (2 * sum(graph_sizes(seqs)) + 4 * (LOGIT_ROWS + seqs))    # with shared prefixes, too
+    rows = sum(size if size > FEW_ROWS else 2 * size for size in graph_sizes(seqs))      # some for long texts, too
+    logits = 2 * gpu.vocab_size * (2 * rows + 4 * (LOGIT_ROWS + seqs))                   # with shared prefixes, too
     wishes = (seqs + 1) * gpu.bytes_per_sequence
     room = share - _weight_bytes(config, gpu)
     if (config.quantization in INT_BYTES and room < 4 * gpu.largest_bytes + INT_LOADING

@@ -11,7 +11,10 @@ from penstock.ops.attention import Work, attention
 from penstock.ops.triton.launch import await_others, early, is_roomy
 from penstock.ops.triton.numbers import fitted, tanh
 
-TILE = 128               # rows of a tile: tokens times the query heads of a key head
+FEW = 48                 # sequences, of which each has to read more at once
+TILE, WIDE_TILE = 128, 256     # rows of a tile: tokens times the query heads of a key head
+LEAST_GROUP = 4          # query heads of a key head for which a wide tile is faster
+MOST_WIDE = 128          # values of a head in a wide tile
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -216,14 +219,24 @@ def _tile(q, k_cache, v_cache, table, query_start, lengths, tiles, alibi, out, s
     tl.store(out + (row * num_heads + head)[:, None] * SIZE + d[None, :], y.to(out.dtype.element_ty), mask=inside)
 
 
-def tile_tokens(num_heads: int, num_kv_heads: int) -> int:
-    """Queries of one sequence in a tile."""
-    return max(1, TILE // (num_heads // num_kv_heads))
+def tile_tokens(num_heads: int, num_kv_heads: int, wide: bool = False) -> int:
+    """Queries of one sequence in a tile; a wide one takes 16-bit heads of 128 values at most, and a roomy device."""
+    group = num_heads // num_kv_heads
+    return max(1, (WIDE_TILE if wide and group >= LEAST_GROUP else TILE) // group)
 
 
 def _stages(q: Tensor, block: int) -> int:
     """A tile of wide heads with keys read ahead takes more than the 99 KiB that Ada has."""
-    return 1 if q.dtype == torch.float32 or (block > 128 and not is_roomy(q.device)) else 2
+    return 1 if q.dtype == torch.float32 or (block > MOST_WIDE and not is_roomy(q.device)) else 2
+
+
+def _reads(num_single: int, block: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Keys at once and stages of a single query's reading, measured on an H200."""
+    if dtype == torch.float32:
+        return (64 if block <= MOST_WIDE else 32), 1
+    if block > MOST_WIDE:
+        return 32, 3
+    return (128 if num_single <= FEW else 64), 2
 
 
 def make_work(query_start: list[int], num_heads: int, num_kv_heads: int, device: torch.device) -> Work:
@@ -231,7 +244,7 @@ def make_work(query_start: list[int], num_heads: int, num_kv_heads: int, device:
     step = tile_tokens(num_heads, num_kv_heads)
     tiles = [(s, start) for s in range(len(query_start) - 1)
              for start in range(0, query_start[s + 1] - query_start[s], step)]
-    return Work(0, torch.tensor(tiles, dtype=torch.int32, device=device).view(-1, 2))
+    return Work(0, torch.tensor(tiles, dtype=torch.int32, device=device).view(-1, 2), tile_tokens=step)
 
 
 @attention.impl("cuda", exact=False)
@@ -253,7 +266,7 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
     strides = (k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0), v_cache.stride(1),
                v_cache.stride(2), table.stride(0))
     cap = softcap or None
-    num = 64 if block <= 128 and q.dtype != torch.float32 else 32
+    num = 64 if block <= MOST_WIDE and q.dtype != torch.float32 else 32
     if work.num_single:
         parts = tops = None
         shared = None if window else work.shared
@@ -261,11 +274,12 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
         if num_all > 1:
             parts = torch.empty((work.num_single, num_all, num_heads, size), device=q.device)
             tops = torch.empty((work.num_single, num_all, num_heads, 2), device=q.device)
+        at_once, num_stages = _reads(work.num_single, block, q.dtype)
         _single[(num_kv_heads, work.num_single, work.num_parts)](
             q, k_cache, v_cache, table, lengths, shared and shared.skips, alibi, out, parts, tops, scale, cap, window,
             q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
-            max(16, triton.next_power_of_2(group)), size, block, 64 if block <= 128 else 32, precision, num_warps=4,
-            num_stages=3 if q.dtype != torch.float32 else 1, **early(q))
+            max(16, triton.next_power_of_2(group)), size, block, at_once, precision, num_warps=4,
+            num_stages=num_stages, **early(q))
         if shared:
             _common[(len(shared.tiles), num_kv_heads, shared.num_parts)](
                 q, k_cache, v_cache, table, lengths, shared.members, shared.tiles, alibi, parts, tops, scale, cap,
@@ -276,8 +290,9 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
             _joined[(work.num_single, num_heads)](parts, tops, out, num_all, num_heads, size, block,
                                                   triton.next_power_of_2(num_all), num_warps=4, **early(q))
     if work.tiles is not None and len(work.tiles):
+        rows = max(TILE, triton.next_power_of_2(group), triton.next_power_of_2(work.tile_tokens * group))
         _tile[(len(work.tiles), num_kv_heads)](
             q, k_cache, v_cache, table, query_start, lengths, work.tiles, alibi, out, scale, cap, window, q.stride(0),
-            *strides, num_heads, block_size, group, max(TILE, triton.next_power_of_2(group)), size, block, num,
-            precision, num_warps=8, num_stages=_stages(q, block))
+            *strides, num_heads, block_size, group, rows, size, block, num, precision,
+            num_warps=16 if rows > TILE else 4 if num == 64 else 8, num_stages=_stages(q, block))
     return out

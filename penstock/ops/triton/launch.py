@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HOPPER = (9, 0)
+ROOMY = ((8, 0), HOPPER, (10, 0))
 assumed = (0, 0)         # the capability of the GPU that tensors on the meta device stand for
 
 
@@ -33,7 +34,9 @@ def _early(device: torch.device) -> bool:
 @lru_cache(maxsize=16)
 def is_roomy(device: torch.device) -> bool:
     """Whether a program may have more than 99 KiB of shared memory, as on Hopper and on A100."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) in ((8, 0), HOPPER, (10, 0))
+    if device.type == "meta":
+        return assumed in ROOMY
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) in ROOMY
 
 
 def early(x: Tensor) -> dict[str, Any]:

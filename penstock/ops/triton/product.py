@@ -12,44 +12,57 @@ from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.rms_norm import normed
 
 NARROW = 1024            # inputs
+MOST_INPUTS = 16384      # of a program at once
 
 
 @triton.jit
-def _gemv(x, weight, scale, bias, residual, norm, out, num_out, width, eps, NORMED: tl.constexpr, GATED: tl.constexpr,
-          KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """One row times ROWS outputs. The norm's factor is applied to the sums, so that x is read once; weights are read
-    one block ahead, the first before x is there."""
+def _read(place, at, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Weights that are read once; those beyond the width are 0."""
+    if BLOCK > WIDTH:
+        w = tl.load(place, mask=(at < WIDTH)[None, :], other=0.0, eviction_policy="evict_first")
+    else:
+        w = tl.load(place, eviction_policy="evict_first")
+    return w
+
+
+@triton.jit
+def _gemv(x, weight, scale, bias, residual, norm, out, num_out, eps, NORMED: tl.constexpr, GATED: tl.constexpr,
+          KIND: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """One row times ROWS outputs. All weights of a program, or its first block of them, are on their way before x is
+    there; the norm's factor is applied to the sums, so that x is read once."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(n, num_out - 1).to(tl.int64)       # beyond the last it is the last once more
     at = tl.arange(0, BLOCK)
-    place = weight + row[:, None] * width + at[None, :]
-    second = place + num_out.to(tl.int64) * width
-    w = tl.load(place, mask=(at < width)[None, :], other=0.0, eviction_policy="evict_first")
+    place = weight + row[:, None] * WIDTH + at[None, :]
+    second = place + num_out.to(tl.int64) * WIDTH
+    w = _read(place, at, WIDTH, BLOCK)
     u = w
     if GATED:
-        u = tl.load(second, mask=(at < width)[None, :], other=0.0, eviction_policy="evict_first")
+        u = _read(second, at, WIDTH, BLOCK)
     await_others(EARLY)
-    sums = tl.zeros((ROWS, BLOCK), tl.float32)
-    ups = tl.zeros((ROWS, BLOCK), tl.float32)
-    squares = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, width, BLOCK):
-        values = tl.load(x + start + at, mask=start + at < width, other=0.0).to(tl.float32)
-        ahead = (start + BLOCK + at < width)[None, :]
-        next_w = tl.load(place + start + BLOCK, mask=ahead, other=0.0, eviction_policy="evict_first")
-        if NORMED:
-            squares += values * values
+    values = tl.load(x + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    squares = values * values
+    if norm is not None:
+        values *= tl.load(norm + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    sums = w.to(tl.float32) * values[None, :]
+    ups = sums
+    if GATED:
+        ups = u.to(tl.float32) * values[None, :]
+    for start in tl.static_range(BLOCK, WIDTH, BLOCK):
+        inside = start + at < WIDTH
+        w = tl.load(place + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+        values = tl.load(x + start + at, mask=inside, other=0.0).to(tl.float32)
+        squares += values * values
         if norm is not None:
-            values *= tl.load(norm + start + at, mask=start + at < width, other=0.0).to(tl.float32)
+            values *= tl.load(norm + start + at, mask=inside, other=0.0).to(tl.float32)
         sums += w.to(tl.float32) * values[None, :]
-        w = next_w
         if GATED:
-            next_u = tl.load(second + start + BLOCK, mask=ahead, other=0.0, eviction_policy="evict_first")
+            u = tl.load(second + start, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
             ups += u.to(tl.float32) * values[None, :]
-            u = next_u
     y = tl.sum(sums, 1)
     ups_sum = tl.sum(ups, 1)
     if NORMED:
-        factor = tl.rsqrt(tl.sum(squares) / width + eps)
+        factor = tl.rsqrt(tl.sum(squares) / WIDTH + eps)
         y *= factor
         ups_sum *= factor
     if scale is not None:
@@ -68,12 +81,18 @@ def _gemv(x, weight, scale, bias, residual, norm, out, num_out, width, eps, NORM
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < num_out)
 
 
-def _gemv_shape(width: int, num_out: int, itemsize: int) -> tuple[int, int]:
-    """Outputs a program and inputs at a time, measured on an H200; 8-bit weights take two outputs for as many bytes."""
-    block = min(2048, triton.next_power_of_2(width))
-    if width > 1024:
-        return 2 if itemsize == 1 else 1, block
-    return (4 if num_out >= 4096 else 1 if num_out < 2048 else 2), block
+def _gemv_shape(width: int, num_out: int, itemsize: int) -> tuple[int, int, int]:
+    """Outputs and inputs of a program, and its warps, measured on an H200."""
+    block = min(MOST_INPUTS, triton.next_power_of_2(width))
+    if itemsize == 1:
+        return 4, block, max(1, min(4, block // 1024)) if block <= 4096 else 16
+    if itemsize == 4:
+        return 1, block, max(1, min(16, block // 512))
+    if block >= 16384:
+        return 2, block, 16
+    if block >= 4096 and num_out >= 4096:
+        return 2, block, 8
+    return 4, block, 2 if block <= 1024 else 16
 
 
 def one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
@@ -85,9 +104,10 @@ def one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
         return y if residual is None else residual.add_(y)
     num_out, width = weight.shape[0] // 2 if gated else weight.shape[0], weight.shape[1]
     out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
-    rows, block = _gemv_shape(width, num_out, weight.itemsize)
-    _gemv[(triton.cdiv(num_out, rows),)](x, weight, scale, bias, residual, norm, out, num_out, width, eps, eps > 0,
-                                         gated, activation or "", rows, block, num_warps=4, **early(x))
+    rows, block, num_warps = _gemv_shape(width, num_out, weight.itemsize)
+    rows = rows // 2 if gated and rows > 1 else rows
+    _gemv[(triton.cdiv(num_out, rows),)](x, weight, scale, bias, residual, norm, out, num_out, eps, eps > 0, gated,
+                                         activation or "", width, rows, block, num_warps=num_warps, **early(x))
     return out
 
 

@@ -15,14 +15,16 @@ from penstock import ops
 from penstock.config import graph_sizes
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import NUM_COMMON, ROW
-from penstock.ops.triton.attention import tile_tokens
+from penstock.ops.triton.attention import MOST_WIDE, tile_tokens
 from penstock.ops.triton.exact.attention import tile_tokens as exact_tile_tokens
+from penstock.ops.triton.launch import is_roomy
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import num_tiles
 from penstock.runner.memory import BlockMemory
 from penstock.runner.step import LayerCache, Step
 
-MOST_PARTS = 32
+MOST_PARTS, MOST_OF_SHORT = 32, 8
+SHORT = 512              # positions of the longest sequence
 Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 Made = TypeVar("Made")
 
@@ -60,7 +62,8 @@ class SingleSteps:
     """Of each size: its tensors, all in the same places, and once it has run its graphs."""
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache | None], rows: RowTensors, block_size: int,
-                 max_num_seqs: int, tile_tokens: int, num_processors: int, eager: bool, deterministic: bool) -> None:
+                 max_num_seqs: int, tile_tokens: int, chunk_tokens: int, num_processors: int, eager: bool,
+                 deterministic: bool) -> None:
         self.model, self.caches, self.rows, self.block_size = model, caches, rows, block_size
         self.sizes = graph_sizes(max_num_seqs)
         self.eager, self.deterministic = eager, deterministic
@@ -69,7 +72,8 @@ class SingleSteps:
         self._kv_heads = max((shape[0] for shape in model.spec.kv_shapes() if shape), default=1)
         num_groups = len(rows.tables)
         self.num_numbers = NUM_COMMON + 2 * num_groups
-        self.tile_tokens = tile_tokens
+        self.tile_tokens = tile_tokens            # sequences that share positions
+        self.chunk_tokens = chunk_tokens          # of one sequence
         self._numbers = torch.zeros(self.num_flat(max_num_seqs, True), dtype=torch.int32, device=device)
         whole = torch.int64
         self._ids = torch.zeros(max_num_seqs, dtype=whole, device=device)
@@ -79,22 +83,23 @@ class SingleSteps:
                         for table in rows.tables]
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self._known: dict[tuple[int, bool], Recorded] = {}
+        self._known: dict[tuple[int, bool, int], Recorded] = {}
         self._pool = None if eager else torch.cuda.graph_pool_handle()
 
-    def warm(self, size: int, shared: bool = False, wishing: bool = False) -> None:
+    def warm(self, size: int, shared: bool = False, wishing: bool = False, longest: int = 1) -> None:
         """A step of nobody's rows, so that the kernels it takes are compiled; safe to call from several threads."""
         ops.take_exact(self.deterministic)
         with torch.inference_mode():
             one = self._made(torch.zeros(self.num_flat(size, shared), dtype=torch.int32, device=self.rows.last.device),
-                             size, shared)
+                             size, shared, self.num_parts(size, longest))
             one.numbers.fill_(-1)
             one.numbers[ROW] = self.rows.nobody
             self.choose(self._forward(one.numbers, one.step), one.step.lengths, one.numbers[ROW], wishing)
 
-    def num_parts(self, num_single: int) -> int:
+    def num_parts(self, num_single: int, longest: int) -> int:
         """In how many parts the keys of single queries are read, so that every processor has some."""
-        return max(1, min(MOST_PARTS, 2 * self._processors // max(1, num_single * self._kv_heads)))
+        most = MOST_OF_SHORT if longest <= SHORT else MOST_PARTS
+        return max(1, min(most, 2 * self._processors // max(1, num_single * self._kv_heads)))
 
     def size(self, num_sequences: int) -> int:
         return self.sizes[bisect_left(self.sizes, num_sequences)]
@@ -109,17 +114,18 @@ class SingleSteps:
         return (flat[:end].reshape(self.num_numbers, size), flat[end:end + size], flat[end + size:end + 2 * size],
                 flat[end + 2 * size:].reshape(-1, 4))
 
-    def __getitem__(self, key: tuple[int, bool]) -> Recorded:
+    def __getitem__(self, key: tuple[int, bool, int]) -> Recorded:
+        """Of that size, with positions in common or none, with keys in so many parts."""
         if key not in self._known:
-            self._known[key] = self._made(self._numbers[:self.num_flat(*key)], *key)
+            self._known[key] = self._made(self._numbers[:self.num_flat(*key[:2])], *key)
         return self._known[key]
 
-    def _made(self, flat: torch.Tensor, size: int, is_shared: bool) -> Recorded:
+    def _made(self, flat: torch.Tensor, size: int, is_shared: bool, num_parts: int) -> Recorded:
         numbers, members, skips, tiles = self.split(flat, size)
         shared = ops.Shared(members, skips, tiles) if is_shared else None
         step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
                     [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
-                    ops.Work(size, None, self.num_parts(size), shared))
+                    ops.Work(size, None, num_parts, shared))
         forward = Half(partial(self._forward, numbers, step))
         choice = {wishing: Half(partial(self._choose, forward, step, numbers[ROW], wishing))
                   for wishing in (False, True)}
@@ -167,8 +173,11 @@ def single_steps(model: Decoder, memory: BlockMemory, max_num_seqs: int, num_pro
     spec = model.spec
     width = -(-spec.max_model_len // memory.block_size)
     rows = RowTensors(max_num_seqs, len(memory.grouping.groups), width, spec.vocab_size, memory.blocks.device)
-    of_tile = exact_tile_tokens if deterministic else tile_tokens
-    tokens = min(of_tile(layer.attention.num_heads, shape[0])
-                 for layer, shape in zip(spec.layers, spec.kv_shapes()) if shape)
-    return SingleSteps(model, memory.layer_caches(spec.kv_shapes()), rows, memory.block_size, max_num_seqs, tokens,
+    heads = [(layer.attention.num_heads, *shape) for layer, shape in zip(spec.layers, spec.kv_shapes()) if shape]
+    wide = (memory.dtype != torch.float32 and max(size for _, _, size in heads) <= MOST_WIDE
+            and is_roomy(memory.blocks.device))
+    tile, chunk = (min(exact_tile_tokens(num_heads, num_kv_heads) if deterministic
+                       else tile_tokens(num_heads, num_kv_heads, is_wide) for num_heads, num_kv_heads, _ in heads)
+                   for is_wide in (False, wide))
+    return SingleSteps(model, memory.layer_caches(spec.kv_shapes()), rows, memory.block_size, max_num_seqs, tile, chunk,
                        num_processors, eager, deterministic)

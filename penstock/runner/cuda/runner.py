@@ -44,7 +44,6 @@ class CudaRunner:
             self._staging = Staging(room, self.device)
             self._singles = single_steps(model, memory, max_num_seqs, num_processors, eager, deterministic)
         self._caches, self._tensors = self._singles.caches, self._singles.rows
-        self._tile_tokens = self._singles.tile_tokens
         self._prefixes = Prefixes(memory.block_size)
         self._last: Ticket | None = None
         self.timeline: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # of steps
@@ -103,7 +102,7 @@ class CudaRunner:
         flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
         numbers, *sharing = singles.split(flat, size)
         if groups:
-            fill(groups, self._tile_tokens, *sharing)
+            fill(groups, singles.tile_tokens, *sharing)
         numbers[:] = -1
         numbers[ROW, count:] = self._tensors.nobody
         numbers[[ROW, ID, POSITION], :count] = [
@@ -121,8 +120,8 @@ class CudaRunner:
                         several |= len(changes) > 1
         if several:
             self._tensors.enter(plan)
-        self._staging.send(len(flat), singles[size, bool(groups)].flat)
-        one = singles[size, bool(groups)]
+        one = singles[size, bool(groups), singles.num_parts(size, rows[0].start + 1)]
+        self._staging.send(len(flat), one.flat)
         logits = singles.run(one.forward)
         results = [ticket.results[index] for index in order]
         wishing = self._expect(ticket, list(zip(rows, devices, results, range(count))))
@@ -167,13 +166,14 @@ class CudaRunner:
 
     def _run_mixed(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
         """Single tokens first; others after them."""
-        model = self.model
+        model, singles = self.model, self._singles
         order = sorted(range(len(plan.rows)), key=lambda index: plan.rows[index].count != 1)
         rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
         results = [ticket.results[index] for index in order]
-        packed = Packed(rows, of, self._tile_tokens)
+        packed = Packed(rows, of, singles.chunk_tokens)
+        longest = max(row.start + row.count for row in rows)
         step, at, owners, row_of = packed.send(self._staging, self._tensors, self.memory.block_size,
-                                               self._singles.num_parts(packed.num_single))
+                                               singles.num_parts(packed.num_single, longest))
         lengths = step.positions[at] + 1
         if any(row.prompt_logprobs for row in rows):
             every = model.forward(step, self._caches)
@@ -182,7 +182,7 @@ class CudaRunner:
                     self._prompt_logprobs(row, device, every[end - row.count:end], result)
             hidden = every[at]
         else:
-            ends = ends_of(step, at, owners, self._singles.num_parts(len(packed.at)))
+            ends = ends_of(step, at, owners, singles.num_parts(len(packed.at), longest))
             hidden = model.forward(step, self._caches, ends)
         if not packed.at:
             ticket.done = now()
@@ -194,7 +194,7 @@ class CudaRunner:
                 expected.append((row, device, result, place))
                 place += 1 + len(row.draft)
         wishing = self._expect(ticket, expected) or self.deterministic
-        self._fetch(ticket, logits, self._singles.choose(logits, lengths, row_of, wishing), place)
+        self._fetch(ticket, logits, singles.choose(logits, lengths, row_of, wishing), place)
 
     def _prompt_logprobs(self, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult) -> None:
         try:

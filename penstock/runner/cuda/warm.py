@@ -8,8 +8,9 @@ from functools import partial
 import torch
 
 from penstock import ops
+from penstock.ops.triton.attention import FEW
 from penstock.ops.triton.exact.product import ROWS
-from penstock.runner.cuda.graphs import SingleSteps
+from penstock.runner.cuda.graphs import SHORT, SingleSteps
 from penstock.runner.step import Step, ends_of
 
 Work = Callable[[], None]
@@ -25,15 +26,17 @@ def first_steps(singles: SingleSteps) -> list[Work]:
 
 
 def later_steps(singles: SingleSteps) -> list[Work]:
-    """What comes with rows that wish more than a temperature, and with more rows: one size for each number of parts
-    that keys are read in, with and without positions in common."""
+    """What comes with rows that wish more than a temperature, with more rows and with longer sequences: one size for
+    each way that keys are read, with and without positions in common."""
     if singles.deterministic:
         return _of_tiles(singles)
-    sizes = {singles.num_parts(size): size for size in reversed(singles.sizes[2:])}
+    kinds = {(singles.num_parts(size, longest), size <= FEW): (size, longest) for longest in (SHORT + 1, SHORT)
+             for size in reversed(singles.sizes)}
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
     return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, wishing=True),
             *(partial(_mixed, singles, count) for count in singles.model.row_counts),
-            *(partial(singles.warm, size, is_shared) for size in sizes.values() for is_shared in shared)]
+            *(partial(singles.warm, size, is_shared, False, longest) for size, longest in kinds.values()
+              for is_shared in shared)]
 
 
 def _of_tiles(singles: SingleSteps) -> list[Work]:
@@ -55,8 +58,9 @@ def _mixed(singles: SingleSteps, num_tokens: int = 2, wishing: bool = False, use
         starts = torch.arange(0, 4, 2, dtype=torch.int32, device=rows.last.device)
         tables = [table[:1, :used].contiguous() for table in rows.tables]
         step = Step(zeros, zeros, [torch.full_like(zeros, -1) for _ in tables], tables, starts, starts[1:].clone(),
-                    ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device)))
+                    ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device),
+                             tile_tokens=singles.chunk_tokens))
         at = torch.ones(1, dtype=torch.int64, device=rows.last.device)
         nobody = torch.full((1,), rows.nobody, dtype=torch.int32, device=rows.last.device)
-        hidden = model.forward(step, singles.caches, ends_of(step, at, zeros[:1], singles.num_parts(1)))
+        hidden = model.forward(step, singles.caches, ends_of(step, at, zeros[:1], singles.num_parts(1, 1)))
         singles.choose(model.logits(hidden), step.positions[at] + 1, nobody, wishing)
