@@ -13,7 +13,9 @@ from penstock.ops.registry import Example, op, takes_exact
 from penstock.ops.rms_norm import rms_norm
 from penstock.ops.rows import EachRow
 
-DEFERRED_ROWS = 512      # beyond, reading the rows once more takes as long as norming them
+DEFERRED_VALUES = 1 << 18            # beyond, reading the rows once more takes as long as norming them
+FEW_ROWS = 32
+FEW_OUTPUTS = range(4096, 8192)      # with fewer programs or more of them the library is faster
 
 
 def _examples() -> Iterator[Example]:
@@ -31,11 +33,18 @@ def _examples() -> Iterator[Example]:
                    "norm": normal(seed + 400, width) if seed % 4 < 2 else None, "eps": 1e-5 if seed % 4 < 3 else 0.0}
 
 
+def is_few(x: Tensor, weight: Tensor, norm: Tensor | None, gated: bool) -> bool:
+    """Whether rows and outputs are so few that a kernel which also norms, adds and activates is faster than the
+    library's."""
+    return (1 < x.shape[0] <= FEW_ROWS and weight.shape[0] in FEW_OUTPUTS and norm is None and not gated
+            and x.itemsize == 2 and weight.dtype == x.dtype and x.stride(1) == 1 and not takes_exact())
+
+
 def defers(x: Tensor, norm: Tensor | None, bias: Tensor | None, eps: float) -> bool:
     """Whether the norm of a few rows is left to whoever reads the product: it multiplies each row by one number. The
     sums are larger by as much, which bfloat16 can hold."""
-    return (eps > 0 and norm is None and bias is None and x.dtype == torch.bfloat16 and 1 < x.shape[0] <= DEFERRED_ROWS
-            and x.stride(1) == 1 and not takes_exact())
+    return (eps > 0 and norm is None and bias is None and x.dtype == torch.bfloat16 and x.shape[0] > 1
+            and x.numel() <= DEFERRED_VALUES and x.stride(1) == 1 and not takes_exact())
 
 
 @op(tolerance={torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}, examples=_examples,

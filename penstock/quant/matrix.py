@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock import ops
-from penstock.ops.product import defers
+from penstock.ops.product import defers, is_few
 from penstock.quant.scheme import RmsNorm
 
 FOLDED_ROWS = 4096       # at a time
@@ -32,7 +32,8 @@ class Matrix:
     def unnormed(self, x: Tensor, norm: RmsNorm) -> tuple[Tensor, float] | None:
         """The product of a few rows with its norm left to whoever reads it, and that norm's eps; None for others."""
         weight, eps = norm_parts(norm)
-        return (ops.product(x, self.weight), eps) if defers(x, weight, self.bias, eps) else None
+        deferred = defers(x, weight, self.bias, eps) and not is_few(x, self.weight, weight, False)
+        return (ops.product(x, self.weight), eps) if deferred else None
 
     def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
         return ops.product(x, self.weight, self.bias, None, activation, True, *norm_parts(norm))

@@ -18,6 +18,7 @@ from penstock.ops import OPS
 from penstock.ops.attention import Shared, Work, paged
 from penstock.ops.cache import FP8
 from penstock.ops.int_product import TILES, int_example
+from penstock.ops.product import is_few
 from penstock.ops.triton import launch
 from penstock.ops.wishes import make_wishes
 
@@ -53,6 +54,7 @@ def _calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
                      "rows": torch.zeros(2, dtype=torch.int32), "last": torch.zeros(3, dtype=torch.int64),
                      "wishes": make_wishes(3, 9000)}
     yield from (("int_product", example) for example in _int_products())
+    yield from (("product", example) for example in _few_rows())
     tiles = torch.tensor([[3, 0]], dtype=torch.int32)
     numbers = torch.zeros(4, dtype=torch.int32)
     shared = Shared(numbers, numbers, numbers.view(1, 4), 2)
@@ -82,6 +84,13 @@ def _int_products() -> Iterator[dict[str, Any]]:
                    "bias": bias, "gated": num_rows > 16, "activation": "silu"}
 
 
+def _few_rows() -> Iterator[dict[str, Any]]:
+    for num_rows, width, eps in ((32, 1024, 1e-5), (9, 4096, 0.0)):
+        x = torch.zeros(num_rows, width, dtype=torch.bfloat16)
+        yield {"x": x, "weight": torch.zeros(4096, width, dtype=x.dtype), "eps": eps,
+               "residual": None if eps else torch.zeros(num_rows, 4096, dtype=x.dtype)}
+
+
 def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Products of few rows and of many, parts side by side and one after the other."""
     for num_rows, gated in ((1, False), (40, True), (70, False), (2000, True), (2000, False)):
@@ -101,7 +110,9 @@ def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 def _fits(name: str, example: dict[str, Any]) -> bool:
     """Kernels only, not what a library or the reference does."""
     first = next(value for value in example.values() if isinstance(value, torch.Tensor))
-    return first.shape[0] > 0 and (name != "product" or first.shape[0] == 1) and "k_scale" not in example
+    return first.shape[0] > 0 and "k_scale" not in example and (
+        name != "product" or first.shape[0] == 1
+        or is_few(first, example["weight"], example.get("norm"), example.get("gated", False)))
 
 
 def main(capability: int) -> None:

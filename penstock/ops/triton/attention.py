@@ -11,7 +11,7 @@ from penstock.ops.attention import Work, attention
 from penstock.ops.triton.launch import await_others, early, is_roomy
 from penstock.ops.triton.numbers import fitted, tanh
 
-FEW = 48                 # sequences, of which each has to read more at once
+LEAST_FEW, FEW = 16, 48  # sequences, of which each is read by one program that has to read more at once
 TILE, WIDE_TILE = 128, 256     # rows of a tile: tokens times the query heads of a key head
 LEAST_GROUP = 4          # query heads of a key head for which a wide tile is faster
 MOST_WIDE = 128          # values of a head in a wide tile
@@ -236,7 +236,12 @@ def _reads(num_single: int, block: int, dtype: torch.dtype) -> tuple[int, int]:
         return (64 if block <= MOST_WIDE else 32), 1
     if block > MOST_WIDE:
         return 32, 3
-    return (128 if num_single <= FEW else 64), 2
+    return (128 if LEAST_FEW <= num_single <= FEW else 64), 2
+
+
+def _warps(num_keys: int) -> int:
+    """Of a tile, for so many keys at once."""
+    return 4 if num_keys == 64 else 8
 
 
 def make_work(query_start: list[int], num_heads: int, num_kv_heads: int, device: torch.device) -> Work:
@@ -284,7 +289,7 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
             _common[(len(shared.tiles), num_kv_heads, shared.num_parts)](
                 q, k_cache, v_cache, table, lengths, shared.members, shared.tiles, alibi, parts, tops, scale, cap,
                 q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
-                max(TILE, triton.next_power_of_2(group)), size, block, num, precision, num_warps=8,
+                max(TILE, triton.next_power_of_2(group)), size, block, num, precision, num_warps=_warps(num),
                 num_stages=_stages(q, block), **early(q))
         if parts is not None:
             _joined[(work.num_single, num_heads)](parts, tops, out, num_all, num_heads, size, block,
@@ -294,5 +299,5 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
         _tile[(len(work.tiles), num_kv_heads)](
             q, k_cache, v_cache, table, query_start, lengths, work.tiles, alibi, out, scale, cap, window, q.stride(0),
             *strides, num_heads, block_size, group, rows, size, block, num, precision,
-            num_warps=16 if rows > TILE else 4 if num == 64 else 8, num_stages=_stages(q, block))
+            num_warps=16 if rows > TILE else _warps(num), num_stages=_stages(q, block))
     return out

@@ -99,9 +99,10 @@ def _shrunk(device: torch.device) -> Tensor:
 
 
 def multiplied(codes: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sums of codes, by the library. With a scale per row and output it is slower than a kernel that applies them."""
+    """Sums of codes, by the library. With a scale per row and output it is slower than a kernel that applies them;
+    without `use_fast_accum` it stops now and then to add up in more bits than the hardware does."""
     shrunk = _shrunk(codes.device)
-    return torch._scaled_mm(codes, weight.t(), scale_a=shrunk, scale_b=shrunk, out_dtype=dtype)
+    return torch._scaled_mm(codes, weight.t(), scale_a=shrunk, scale_b=shrunk, out_dtype=dtype, use_fast_accum=True)
 
 
 def finish(sums: Tensor, scales: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None,

@@ -5,14 +5,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.product import defers, product
+from penstock.ops.product import defers, is_few, product
 from penstock.ops.triton.activation import activate
+from penstock.ops.triton.few_rows import few_rows
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.rms_norm import normed
 
 NARROW = 1024            # inputs
-MOST_INPUTS = 16384      # of a program at once
 
 
 @triton.jit
@@ -83,16 +83,16 @@ def _gemv(x, weight, scale, bias, residual, norm, out, num_out, eps, NORMED: tl.
 
 def _gemv_shape(width: int, num_out: int, itemsize: int) -> tuple[int, int, int]:
     """Outputs and inputs of a program, and its warps, measured on an H200."""
-    block = min(MOST_INPUTS, triton.next_power_of_2(width))
+    block = triton.next_power_of_2(width)
+    if block > 4096:
+        return (2, 1024, 4) if itemsize == 1 else (1, 1024, 4) if itemsize == 4 else (2, 2048, 4)
     if itemsize == 1:
-        return 4, block, max(1, min(4, block // 1024)) if block <= 4096 else 16
+        return 4, block, max(1, min(4, block // 1024))
     if itemsize == 4:
         return 1, block, max(1, min(16, block // 512))
-    if block >= 16384:
-        return 2, block, 16
-    if block >= 4096 and num_out >= 4096:
-        return 2, block, 8
-    return 4, block, 2 if block <= 1024 else 16
+    if block < 4096:
+        return 4, block, 4 if block <= 1024 else 16
+    return 2, block, 8
 
 
 def one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
@@ -119,9 +119,11 @@ def _gated(y: Tensor, activation: str | None) -> Tensor:
 @product.impl("cuda", exact=False)
 def _body(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
           activation: str | None = None, gated: bool = False, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
-    """One row by a kernel that takes in what stands before and after the product, more by cuBLAS."""
+    """One row, or a few, by a kernel that takes in what stands before and after the product, more by cuBLAS."""
     if x.shape[0] == 1 and x.is_contiguous():
         return one_row(x, weight, bias, residual, activation, gated, norm, eps)
+    if is_few(x, weight, norm, gated):
+        return few_rows(x, weight, bias, residual, activation, eps)
     if gated and activation is not None and defers(x, norm, bias, eps):
         y = activate(torch.mm(x, weight.t()), activation, True, x, eps)
         return y if residual is None else residual.add_(y)

@@ -12,6 +12,7 @@ from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import fitted, norm_factor
 
 MOST_HEADS = 8           # in one program
+NUM_WARPS = 2
 
 
 @triton.jit
@@ -109,6 +110,6 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
             num_kv_heads, 0 if source is None else source.stride(0), 0 if source is None else source.shape[1],
             qkv.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0),
             v_cache.stride(1), v_cache.stride(2), block_size, half, size, triton.next_power_of_2(half),
-            triton.next_power_of_2(size), together, triton.next_power_of_2(together), num_warps=2,
+            triton.next_power_of_2(size), together, triton.next_power_of_2(together), num_warps=NUM_WARPS,
             **early(qkv))
     return out

@@ -1,0 +1,59 @@
+"""A few rows times a matrix of some thousand outputs, for which the library's kernels wait for the one before them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.ops.triton.launch import await_others, early, is_roomy
+from penstock.ops.triton.numbers import activated
+
+OUTPUTS, INPUTS = 64, 128      # of a program at once
+
+
+@triton.jit
+def _few(x, weight, bias, residual, out, num_rows, num_out, x_row, eps, NORMED: tl.constexpr, KIND: tl.constexpr,
+         WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+         EARLY: tl.constexpr):
+    """COLS outputs of all rows. The norm's factors are applied to the sums, so that x is read once."""
+    await_others(EARLY)
+    n = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    m, at = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    row = tl.minimum(n, num_out - 1).to(tl.int64)       # beyond the last it is the last once more
+    there = (m < num_rows)[:, None]
+    place = weight + row[:, None] * WIDTH + at[None, :]
+    sums = tl.zeros((COLS, ROWS), tl.float32)
+    squares = tl.zeros((ROWS,), tl.float32)
+    for start in tl.range(0, WIDTH, BLOCK, num_stages=STAGES):
+        inside = (start + at < WIDTH)[None, :]
+        values = tl.load(x + m[:, None] * x_row + start + at[None, :], mask=there & inside, other=0.0)
+        w = tl.load(place + start, mask=inside, other=0.0)
+        sums = tl.dot(w, tl.trans(values), sums)
+        if NORMED:
+            squares += tl.sum(values.to(tl.float32) * values.to(tl.float32), 1)
+    if NORMED:
+        sums *= tl.rsqrt(squares / WIDTH + eps)[None, :]
+    if bias is not None:
+        sums += tl.load(bias + row).to(tl.float32)[:, None]
+    y = activated(sums, KIND)
+    spot = m[None, :] * num_out + n[:, None]
+    wanted = (m < num_rows)[None, :] & (n < num_out)[:, None]
+    if residual is not None:
+        y += tl.load(residual + spot, mask=wanted, other=0.0).to(tl.float32)
+    tl.store(out + spot, y.to(out.dtype.element_ty), mask=wanted)
+
+
+def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
+             eps: float) -> Tensor:
+    """As `product` without gates and a norm's weights; it is written where the residual lies."""
+    num_rows, width = x.shape
+    num_out = weight.shape[0]
+    residual = None if residual is None else residual.contiguous()
+    out = torch.empty((num_rows, num_out), dtype=x.dtype, device=x.device) if residual is None else residual
+    num_stages = 3 if not is_roomy(x.device) else 6 if width > 2048 else 4
+    _few[(triton.cdiv(num_out, OUTPUTS),)](
+        x, weight, bias, residual, out, num_rows, num_out, x.stride(0), eps, eps > 0, activation or "", width,
+        max(16, triton.next_power_of_2(num_rows)), OUTPUTS, INPUTS, num_stages, num_warps=4, **early(x))
+    return out

@@ -1,0 +1,47 @@
+"""Products of a few rows, whose matrices are larger than those of an op's examples."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import penstock.ops.triton  # noqa: E402, F401  registers the bodies
+from penstock.ops.example import normal  # noqa: E402
+from penstock.ops.product import is_few, product  # noqa: E402
+from penstock.ops.triton.few_rows import few_rows  # noqa: E402
+from tests.ops.test_triton import DEVICE  # noqa: E402
+
+
+@pytest.mark.parametrize(("num_rows", "width", "num_out", "eps", "activation"), [
+    (2, 100, 70, 1e-5, None), (17, 256, 64, 0.0, "silu"), (32, 130, 200, 1e-5, "relu2")])
+def test_as_the_reference(num_rows: int, width: int, num_out: int, eps: float, activation: str | None) -> None:
+    """Breaks if a row's factor, an output's bias or what lies beyond the last of either is another's."""
+    x = normal(1, num_rows, width, dtype=torch.float16).to(DEVICE)
+    weight = normal(2, num_out, width, scale=width**-0.5, dtype=torch.float16).to(DEVICE)
+    bias, residual = normal(3, num_out).to(DEVICE), normal(4, num_rows, num_out, dtype=torch.float16).to(DEVICE)
+    expected = product.reference(x, weight, bias, residual, activation, False, None, eps)
+    found = few_rows(x, weight, bias, residual.clone(), activation, eps)
+    torch.testing.assert_close(found, expected, atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(few_rows(x, weight, None, None, activation, eps),
+                               product.reference(x, weight, None, None, activation, False, None, eps),
+                               atol=4e-3, rtol=4e-3)
+
+
+def test_rows_of_a_wider_tensor() -> None:
+    x = normal(1, 5, 96, dtype=torch.float16).to(DEVICE)[:, :64]
+    weight = normal(2, 30, 64, scale=0.1, dtype=torch.float16).to(DEVICE)
+    torch.testing.assert_close(few_rows(x, weight, None, None, None, 0.0), product.reference(x, weight), atol=4e-3,
+                               rtol=4e-3)
+
+
+def test_which_products_are_of_few_rows() -> None:
+    x, weight = torch.zeros(32, 64, dtype=torch.bfloat16), torch.zeros(4096, 64, dtype=torch.bfloat16)
+    assert is_few(x, weight, None, False) and not is_few(x, weight, None, True)
+    assert not is_few(x[:1], weight, None, False) and not is_few(x.float(), weight.float(), None, False)
+    assert not is_few(x.repeat(2, 1), weight, None, False) and not is_few(x, weight[:1024], None, False)
