@@ -39,6 +39,9 @@ def _gemv(x, weight, scale, bias, residual, norm, out, num_out, eps, NORMED: tl.
     u = w
     if GATED:
         u = _read(second, at, WIDTH, BLOCK)
+    factors = 1.0
+    if scale is not None:
+        factors = tl.load(scale + row)
     await_others(EARLY)
     values = tl.load(x + at, mask=at < WIDTH, other=0.0).to(tl.float32)
     squares = values * values
@@ -66,7 +69,7 @@ def _gemv(x, weight, scale, bias, residual, norm, out, num_out, eps, NORMED: tl.
         y *= factor
         ups_sum *= factor
     if scale is not None:
-        y *= tl.load(scale + row)
+        y *= factors
         if GATED:
             ups_sum *= tl.load(scale + num_out + row)
     if bias is not None:

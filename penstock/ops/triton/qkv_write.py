@@ -34,7 +34,9 @@ def _turn_into(head, target, there, norm, cos, sin, position, eps, row_factor, H
         x = tl.load(head[:, None] + whole[None, :], mask=there[:, None] & (whole < SIZE)[None, :], other=0.0)
         x = x.to(tl.float32) * row_factor
         factor = tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)
-    near = tl.minimum(at, HALF - 1)          # within the norm's weights
+    near = at
+    if BLOCK > HALF:
+        near = tl.minimum(at, HALF - 1)      # within the norm's weights
     inside = there[:, None] & (at < HALF)[None, :]
     a = _loaded(head, near, inside, norm, factor, row_factor)
     b = _loaded(head, HALF + near, inside, norm, factor, row_factor)
@@ -60,7 +62,6 @@ def _write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, so
            HEADS: tl.constexpr, ROOM: tl.constexpr, EARLY: tl.constexpr):
     """Some heads of one token, all of one kind: queries go to `out`, keys and values to their slot; a slot under 0 is
     nobody's."""
-    await_others(EARLY)
     t, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     some = tl.arange(0, ROOM)
     h = part * HEADS + some
@@ -68,6 +69,7 @@ def _write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, so
     head = qkv + t * qkv_row + h * SIZE
     slot = tl.load(slots + t)
     position = tl.load(positions + t)
+    await_others(EARLY)
     row_factor = 1.0
     if source is not None:
         row_factor = norm_factor(source + t * source_row, source_width, source_eps, 1024)
