@@ -24,7 +24,7 @@ from penstock.ops.fp8_product import fp8_product, quantized  # noqa: E402
 from penstock.ops.product import product  # noqa: E402
 from penstock.ops.triton.exact import attention as exact_attention  # noqa: E402
 from penstock.ops.triton.exact.product import split  # noqa: E402
-from tests.ops.check import example_of, examples_of, same_bits  # noqa: E402
+from tests.ops.check import exact_reference, example_of, examples_of, same_bits  # noqa: E402
 from tests.ops.interpreter import steady_dots  # noqa: E402, F401  a fixture
 
 pytestmark = pytest.mark.usefixtures("steady_dots")
@@ -59,7 +59,7 @@ def test_near_reference(op: Op[..., Any], index: int) -> None:
     dtypes = [value.dtype for value in example.values() if torch.is_tensor(value) and value.dtype in TOLERANCE]
     tolerance = max(TOLERANCE[dtype] for dtype in dtypes) if op in (product, attention) else 0.1
     found = run(op, on_device(example))
-    torch.testing.assert_close(found.float().cpu(), op.reference(**example_of(op, index)).float(), rtol=tolerance,
+    torch.testing.assert_close(found.float().cpu(), exact_reference(op, example_of(op, index)).float(), rtol=tolerance,
                                atol=tolerance)
 
 
