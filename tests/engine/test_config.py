@@ -199,7 +199,7 @@ def test_what_a_gpu_cannot_do_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 16.0 GiB of weights, since 0.1 of the "
                                             "GPU's memory is 14.0 GiB"):
         resolved(on_gpu(), device="cuda", gpu_memory_utilization=0.1)
-    with pytest.raises(InvalidConfig, match="since 0.95 of what is free of the GPU's memory is 9.5 GiB: .* end what else"):
+    with pytest.raises(InvalidConfig, match="since 0.95 of what is free of the GPU's memory is 9.5 GiB: .* end what"):
         resolved(on_gpu(free_bytes=10 * GIB), device="cuda")
 
 
