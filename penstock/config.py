@@ -13,6 +13,7 @@ LEAST_TOKENS = 8192         # of cache, where memory allows
 CPU_SEQS, GPU_SEQS = 64, 256
 GPU_STEP_TOKENS = 8192
 GPU_RESERVE = 3 * GIB       # what the driver, cuBLAS and the recorded steps take, and what is lost between allocations
+GPU_FREE_SHARE = 0.95       # of what other processes leave free: what they hold grows, too
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}      # a value: of layers, of embedding and head
 INT_SCRATCH = GIB // 8      # where integers are widened on a GPU
 INT_LOADING = GIB           # what rounding to integers takes
@@ -47,8 +48,8 @@ class EngineConfig:
     load_format: str = option("auto", "auto, or dummy for seeded random weights from config.json alone", LOAD_FORMATS)
     skip_tokenizer_init: bool = option(False, "work on token ids only")
     device: str = option("auto", "where the model runs; auto: a GPU that is there and free, else the CPU", DEVICES)
-    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for weights, cache and all else", least=0.05,
-                                           most=1.0)
+    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for this engine's weights, cache and all "
+                                           "else, as far as others leave it free", least=0.05, most=1.0)
     enforce_eager: bool = option(False, "launch a GPU's kernels one by one instead of replaying recorded steps")
     deterministic: bool = option(False, "on a GPU too the same answer, bit for bit, whatever else runs; slower there")
     dtype: str = option("auto", "how matrices are held; auto: as stored, quantized ones packed", DTYPES)
@@ -173,16 +174,23 @@ def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
         gpu.fp8_bytes if config.quantization == "fp8" else gpu.weight_bytes)
 
 
+def _gpu_share(config: EngineConfig, gpu: GpuFacts) -> tuple[int, str]:
+    """What one engine may take, and in words. What others hold is not counted against it while enough is free."""
+    wanted, most = config.gpu_memory_utilization * gpu.total_bytes, GPU_FREE_SHARE * gpu.free_bytes
+    if wanted <= most:
+        return int(wanted), f"{config.gpu_memory_utilization:g} of the GPU's memory"
+    return int(most), f"{GPU_FREE_SHARE:g} of what is free of the GPU's memory"
+
+
 def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     """Tokens of cache in what is left of the GPU's share once weights, a step's results and recorded steps have
     theirs; none where loading already takes more, since a matrix lies beside what becomes of it."""
     wide = 2 if config.dtype == "float32" else 1
     seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or GPU_STEP_TOKENS
-    share = int(config.gpu_memory_utilization * gpu.total_bytes) - (gpu.total_bytes - gpu.free_bytes)
     rows = sum(size if size > FEW_ROWS else 2 * size for size in graph_sizes(seqs))      # some for long texts, too
     logits = 2 * gpu.vocab_size * (2 * rows + 4 * (LOGIT_ROWS + seqs))                   # with shared prefixes, too
     wishes = (seqs + 1) * gpu.bytes_per_sequence
-    room = share - _weight_bytes(config, gpu)
+    room = _gpu_share(config, gpu)[0] - _weight_bytes(config, gpu)
     if (config.quantization in INT_BYTES and room < 4 * gpu.largest_bytes + INT_LOADING
             or config.quantization == "fp8" and room < wide * gpu.layer_bytes):
         return 0
@@ -191,14 +199,14 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
 
 
 def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tuple[int, str]:
-    fit = _gpu_fit(config, facts, gpu)
+    fit, (share, words) = _gpu_fit(config, facts, gpu), _gpu_share(config, gpu)
     if fit < config.block_size:
         raise InvalidConfig(
             f"gpu_memory_utilization={config.gpu_memory_utilization} of {gpu.total_bytes / GIB:.1f} GiB "
             f"({gpu.free_bytes / GIB:.1f} free) leaves no room for a cache beside "
-            f"{_weight_bytes(config, gpu) / GIB:.1f} GiB of weights: raise it, quantize, or lower "
-            "max_num_batched_tokens")
-    return fit, f"what is left of {config.gpu_memory_utilization:g} of the GPU's memory"
+            f"{_weight_bytes(config, gpu) / GIB:.1f} GiB of weights, since {words} is {share / GIB:.1f} GiB: raise it, "
+            "end what else holds the GPU's memory, quantize, or lower max_num_batched_tokens")
+    return fit, f"what is left of {words}"
 
 
 def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:

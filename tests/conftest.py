@@ -15,6 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")      # torch, used as the oracle: 
 import pytest
 from hypothesis import settings
 
+from tests.ops.interpreter import hasten
+
 settings.register_profile("penstock", deadline=None, print_blob=True)
 settings.load_profile("penstock")
 
@@ -51,6 +53,12 @@ def no_outside_connections() -> Iterator[None]:
     patch.setattr(socket, "getaddrinfo", guarded_getaddrinfo)
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def hastened_interpreter() -> None:
+    """Of Triton's kernels, where a collected test has loaded it."""
+    hasten()
 
 
 def pytest_configure(config: pytest.Config) -> None:

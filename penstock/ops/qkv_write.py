@@ -43,6 +43,12 @@ def _examples() -> Iterator[Example]:
             "source": normal(seed, 7, 1500, scale=3.0), "source_eps": 1e-5}
 
 
+def over_source(qkv: Tensor, source: Tensor, source_eps: float) -> Tensor:
+    """Each row over the root mean square of its source."""
+    factor = torch.rsqrt(source.float().square().mean(-1, keepdim=True) + source_eps)
+    return (qkv.float() * factor).to(qkv.dtype)
+
+
 @op(tolerance={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.int8: 1.0}, examples=_examples,
     rows=EachSlot("qkv", "slots", "positions", "source"))
 def qkv_write(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, positions: Tensor,
@@ -59,8 +65,7 @@ def qkv_write(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, posi
     """
     num_kv_heads, head_size = k_cache.shape[1:3]
     if source is not None:
-        factor = torch.rsqrt(source.float().square().mean(-1, keepdim=True) + source_eps)
-        qkv = (qkv.float() * factor).to(qkv.dtype)
+        qkv = over_source(qkv, source, source_eps)
     heads = qkv.view(qkv.shape[0], qkv.shape[1] // head_size, head_size)
     num_heads = heads.shape[1] - 2 * num_kv_heads
     q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)

@@ -25,8 +25,13 @@ def _bytes(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8)
 
 
+def _divided(x: Tensor, by: float) -> Tensor:
+    """By a tensor: of a plain number a GPU takes the reciprocal, and may get another last bit than a CPU."""
+    return x / x.new_full((), by)
+
+
 def _int8(blocks: Tensor) -> Tensor:
-    scale = (blocks.abs().amax(dim=-1, keepdim=True) / 127).half()
+    scale = _divided(blocks.abs().amax(dim=-1, keepdim=True), 127).half()
     codes = (blocks / scale.float()).nan_to_num(0.0, 0.0, 0.0).round().clamp(-127, 127)
     return torch.cat([_bytes(scale), _bytes(codes.to(torch.int8))], dim=-1)
 
@@ -37,7 +42,7 @@ def _int4(blocks: Tensor) -> Tensor:
     best: Tensor | None = None
     for shrink in SHRINKS:
         minimum = (middle - half * shrink).half()
-        scale = (2 * half * shrink / 15).half()
+        scale = _divided(2 * half * shrink, 15).half()
         codes = ((blocks - minimum.float()) / scale.float()).nan_to_num(0.0, 0.0, 0.0).round().clamp(0, 15)
         error = (codes * scale.float() + minimum.float() - blocks).square().sum(dim=-1, keepdim=True)
         nibbles = codes.to(torch.uint8)

@@ -159,8 +159,24 @@ def test_a_gpu_that_is_there_is_taken() -> None:
     assert table["device"] == ("cuda", "H200")
     assert table["dtype"][0] == table["kv_cache_dtype"][0] == "bfloat16"
     assert table["max_num_seqs"] == (256, "default on a GPU") and table["max_num_batched_tokens"][0] == 8192
-    left = 0.9 * 140 * GIB - 17 * GIB - GPU_RESERVE
+    left = 0.9 * 140 * GIB - 16 * GIB - GPU_RESERVE
     assert 0.9 * left < table["kv_cache_tokens"][0] * 131_072 < left
+    assert table["kv_cache_tokens"][1] == "what is left of 0.9 of the GPU's memory"
+
+
+def test_what_others_hold_of_a_gpu_is_not_counted_while_enough_is_free() -> None:
+    """Breaks when their memory is taken from this engine's share."""
+    alone, beside = (why(resolved(on_gpu(free_bytes=free * GIB), gpu_memory_utilization=0.4))["kv_cache_tokens"]
+                     for free in (139, 60))
+    assert alone == beside
+
+
+def test_a_share_ends_where_free_memory_does() -> None:
+    """Breaks when a cache is sized past what is free, which runs out after the engine is ready."""
+    few, many = (why(resolved(on_gpu(free_bytes=free * GIB)))["kv_cache_tokens"] for free in (60, 100))
+    assert few[1] == many[1] == "what is left of 0.95 of what is free of the GPU's memory"
+    assert abs((many[0] - few[0]) * 131_072 - 0.95 * 40 * GIB) < GIB / 1000
+    assert few[0] * 131_072 < 0.95 * 60 * GIB - 16 * GIB - GPU_RESERVE
 
 
 @pytest.mark.parametrize(("facts", "options", "reason"), [
@@ -180,8 +196,11 @@ def test_what_a_gpu_cannot_do_is_refused() -> None:
         resolved(device="cuda")
     with pytest.raises(InvalidConfig, match="kv_cache_dtype=int8 is for CPUs"):
         resolved(on_gpu(), device="cuda", kv_cache_dtype="int8")
-    with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 16.0 GiB of weights"):
+    with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 16.0 GiB of weights, since 0.1 of the "
+                                            "GPU's memory is 14.0 GiB"):
         resolved(on_gpu(), device="cuda", gpu_memory_utilization=0.1)
+    with pytest.raises(InvalidConfig, match="since 0.95 of what is free of the GPU's memory is 9.5 GiB: .* end what"):
+        resolved(on_gpu(free_bytes=10 * GIB), device="cuda")
 
 
 def test_an_embedding_model_on_a_gpu_computes_a_whole_prompt_in_one_step() -> None:

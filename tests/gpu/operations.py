@@ -14,7 +14,7 @@ import penstock.ops.triton  # noqa: F401  registers the bodies
 from penstock.ops import OPS
 from tests.gpu.check import Figures, Skip, check, require
 from tests.gpu.models import DEVICE
-from tests.ops.check import example_of, examples_of, same_bits
+from tests.ops.check import exact_reference, example_of, examples_of, same_bits
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.int8: 3e-2}
 SOME = 3                 # every so many examples, unless all are wanted
@@ -46,13 +46,11 @@ def _compare(name: str, index: int, exact: bool = False) -> float:
     op = OPS[name]
     example = example_of(op, index)
     given = _moved(copy.deepcopy(example))
-    expected = op.reference(**example)
+    expected = exact_reference(op, example) if exact else op.reference(**example)
     found = (op.exact_bodies if exact else op.bodies)["cuda"].function(**given)
     dtypes = [value.dtype for value in example.values() if isinstance(value, torch.Tensor) and value.dtype in TOLERANCE]
     own = op.tolerance.get(dtypes[0] if dtypes else torch.float32, 0.0)
     tolerance = max([own, *(TOLERANCE[dtype] for dtype in dtypes)])
-    if exact and name.startswith("fp8"):
-        tolerance = 0.1                  # a row alone is rounded, too
     pairs = [(found, expected)] + [(given[key], example[key]) for key in WRITTEN if key in example]
     return max((_apart(a, b, tolerance) for a, b in pairs if b is not None), default=0.0)
 

@@ -9,6 +9,7 @@ import torch
 
 from penstock import ops
 from penstock.ops import OPS
+from penstock.ops.qkv_write import over_source
 from tests.ops.check import example_of, examples_of, same_bits
 
 OP = OPS["qkv_write"]
@@ -19,6 +20,8 @@ CACHES = ("k_cache", "v_cache", "k_scale", "v_scale")
 def test_the_same_bits_as_one_by_one(index: int, path: str) -> None:
     joint = example_of(OP, index)
     apart = copy.deepcopy(joint)
+    if "source" in apart:
+        apart["qkv"] = over_source(apart["qkv"], apart["source"], apart["source_eps"])
     num_kv_heads, head_size = joint["k_cache"].shape[1:3]
     heads = apart["qkv"].view(apart["qkv"].shape[0], apart["qkv"].shape[1] // head_size, head_size)
     num_heads = heads.shape[1] - 2 * num_kv_heads

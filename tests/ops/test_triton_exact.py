@@ -24,7 +24,7 @@ from penstock.ops.fp8_product import fp8_product, quantized  # noqa: E402
 from penstock.ops.product import product  # noqa: E402
 from penstock.ops.triton.exact import attention as exact_attention  # noqa: E402
 from penstock.ops.triton.exact.product import split  # noqa: E402
-from tests.ops.check import example_of, examples_of, same_bits  # noqa: E402
+from tests.ops.check import exact_reference, example_of, examples_of, same_bits  # noqa: E402
 from tests.ops.interpreter import steady_dots  # noqa: E402, F401  a fixture
 
 pytestmark = pytest.mark.usefixtures("steady_dots")
@@ -59,17 +59,18 @@ def test_near_reference(op: Op[..., Any], index: int) -> None:
     dtypes = [value.dtype for value in example.values() if torch.is_tensor(value) and value.dtype in TOLERANCE]
     tolerance = max(TOLERANCE[dtype] for dtype in dtypes) if op in (product, attention) else 0.1
     found = run(op, on_device(example))
-    torch.testing.assert_close(found.float().cpu(), op.reference(**example_of(op, index)).float(), rtol=tolerance,
+    torch.testing.assert_close(found.float().cpu(), exact_reference(op, example_of(op, index)).float(), rtol=tolerance,
                                atol=tolerance)
 
 
+@pytest.mark.parametrize("examples", ["some", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("op", EXACT, ids=lambda op: op.name)
-def test_rows_are_independent(op: Op[..., Any]) -> None:
+def test_rows_are_independent(op: Op[..., Any], examples: str) -> None:
     """Rows in another order, and one alone; of whatever says that it is exact."""
-    for index in range(len(examples_of(op))):
+    indices = [index for index, example in enumerate(examples_of(op))
+               if op.rows.count(example) and "k_scale" not in example]
+    for index in indices[::-1 if examples == "all" else -3]:
         count = op.rows.count(examples_of(op)[index])
-        if not count or "k_scale" in examples_of(op)[index]:
-            continue
         whole = on_device(example_of(op, index))
         result = run(op, whole)
         order = list(range(count))
@@ -110,7 +111,7 @@ def test_products_of_any_number_of_rows(gated: bool, dtype: torch.dtype) -> None
     check_products(product, call, COUNTS if ON_GPU else (1, 16, 17, 33, 65))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("gated", [True, False])
 def test_parts_side_by_side_and_one_after_the_other(gated: bool, dtype: torch.dtype) -> None:
     """Breaks if a program that goes through all parts adds them otherwise than a kernel that finds them made."""
@@ -148,8 +149,8 @@ def test_parts_follow_from_the_shape() -> None:
 
 
 EXTRAS: list[dict[str, Any]] = [
-    {}, {"window": 33}, {"window": 700}, {"softcap": 20.0}, {"alibi": torch.linspace(0.01, 0.5, 3)},
-    {"dtype": torch.float16}, {"block": 4, "dtype": torch.bfloat16, "window": 600}]
+    {}, {"window": 33}, {"alibi": torch.linspace(0.01, 0.5, 3)}, {"block": 4, "dtype": torch.bfloat16, "window": 600}]
+MORE: list[dict[str, Any]] = [{"window": 700}, {"softcap": 20.0}, {"dtype": torch.float16}]
 
 
 def chunks(example: dict[str, Any], s: int, cuts: list[int]) -> torch.Tensor:
@@ -165,7 +166,8 @@ def chunks(example: dict[str, Any], s: int, cuts: list[int]) -> torch.Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: "-".join(extra) or "plain")
+@pytest.mark.parametrize("extra", [*EXTRAS, *(pytest.param(extra, marks=pytest.mark.slow) for extra in MORE)],
+                         ids=lambda extra: "-".join(extra) or "plain")
 def test_attention_along_any_road(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of a prompt, chunks of it cut anywhere, its queries one by one with their parts side by side or not: they
     get the same. Breaks if a part begins where a chunk does, or if keys that are not seen leave a trace."""

@@ -79,7 +79,7 @@ def deterministic(folder: str) -> LLM:
     return llm
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", pytest.param("Qwen3ForCausalLM", marks=pytest.mark.slow)])
 def test_the_same_bits_along_every_road(on_device: None, tmp_path: Path, architecture: str) -> None:
     """Alone, then together in chunks, then from the prefix cache."""
     with deterministic(write_config(tmp_path, architecture, num_hidden_layers=1)) as llm:

@@ -106,7 +106,8 @@ def loaded(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Decode
         return load_model(None, spec_from_config(described), dummy=True, seed=3)
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM",
+                                          pytest.param("Gemma2ForCausalLM", marks=pytest.mark.slow)])
 def test_norms_left_to_whoever_reads_the_product(architecture: str, kernels: None, monkeypatch: pytest.MonkeyPatch,
                                                  ) -> None:
     """As a GPU does it with few rows in bfloat16, here in float32."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from penstock.ops.cpu.cache import cache_arguments
 from penstock.ops.cpu.library import Kernel, float32, integers, pointer, rows
 from penstock.ops.cpu.norm import check_parameter
-from penstock.ops.qkv_write import qkv_write
+from penstock.ops.qkv_write import over_source, qkv_write
 
 _kernel = Kernel("qkv_write", "pnpnpnpnpnippppfppnnnnnnnnp")
 
@@ -20,9 +20,8 @@ def _qkv_write(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, pos
                q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0, cos: Tensor | None = None,
                sin: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
                source: Tensor | None = None, source_eps: float = 0.0) -> Tensor:
-    if source is not None:      # a CPU's products norm their rows themselves
-        return qkv_write.reference(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, eps, cos, sin, k_scale,
-                                   v_scale, source, source_eps)
+    if source is not None:      # of a GPU's products; a CPU's norm their rows themselves
+        qkv = over_source(qkv, source, source_eps)
     caches = cache_arguments(k_cache, v_cache, k_scale, v_scale)
     qkv, slots, positions = rows("qkv", qkv), integers(slots, torch.int64), integers(positions, torch.int64)
     num_blocks, num_kv_heads, head_size, size = k_cache.shape
