@@ -80,7 +80,7 @@ def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
 
 @held_collector()
 def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
-             progress: Progress | None = None) -> Assembly:
+             progress: Progress | None = None, offline: bool = False) -> Assembly:
     path = find_model(model, config.revision, show_progress)
     dummy = config.load_format == "dummy"
     checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
@@ -88,8 +88,8 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         described = checkpoint.config if checkpoint else read_config(path)
         generation = checkpoint.generation_config if checkpoint else read_generation_config(path)
         spec = spec_from_config(described, config.max_model_len)
-        ahead = _compile_ahead(spec, described, config)
-        spec, settings = _resolved(spec, described, config, _gpu(spec, described, config))
+        ahead = _compile_ahead(spec, described, config, offline)
+        spec, settings = _resolved(spec, described, config, _gpu(spec, described, config), offline)
         tokenizer = None if config.skip_tokenizer_init else _aside(_tokenizer, path, checkpoint, config)
         cpu.set_num_threads(settings.threads)
         loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress)
@@ -104,10 +104,10 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
 
 
 def _resolved(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, gpu: GpuFacts | None,
-              ) -> tuple[ModelSpec, Resolved]:
+              offline: bool) -> tuple[ModelSpec, Resolved]:
     """The settings, and the spec for the longest sequence that they allow."""
     settings = resolve(config, Facts(spec.max_positions, bytes_per_token(spec, config), free_memory_bytes(),
-                                     cpu.available_cores(), whole_prompts=spec.is_encoder, gpu=gpu))
+                                     cpu.available_cores(), whole_prompts=spec.is_encoder, offline=offline, gpu=gpu))
     if settings.max_model_len != spec.max_model_len:
         spec = spec_from_config(described, settings.max_model_len)
     return spec, settings
@@ -142,7 +142,8 @@ def _stored_dtype(described: Mapping[str, Any]) -> str:
     return str(described.get("dtype") or described.get("torch_dtype") or "")
 
 
-def _compile_ahead(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig) -> Ahead | None:
+def _compile_ahead(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool,
+                   ) -> Ahead | None:
     """Have the kernels compiled that a GPU will probably need, before it is opened. Without them it goes on as well."""
     from penstock.runner.cuda import gpu
 
@@ -158,7 +159,8 @@ def _compile_ahead(spec: ModelSpec, described: Mapping[str, Any], config: Engine
         seen = glimpse.result()
         if seen is None:
             return None
-        spec, settings = _resolved(spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen))
+        spec, settings = _resolved(spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen),
+                                   offline)
         if settings.device != "cuda":
             return None
         wanted = repr((spec.embedding, spec.layers, spec.norm, spec.head,

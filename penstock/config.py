@@ -12,6 +12,8 @@ STEP_TOKENS = 512           # enough to fill the cores, few enough to keep other
 LEAST_TOKENS = 8192         # of cache, where memory allows
 CPU_SEQS, GPU_SEQS = 64, 256
 GPU_STEP_TOKENS = 8192
+OFFLINE_STEP_TOKENS = 16384     # on a large GPU, where nobody waits for the tokens of others
+LARGE_GPU = 64 * GIB
 GPU_RESERVE = 3 * GIB       # what the driver, cuBLAS and the recorded steps take, and what is lost between allocations
 GPU_FREE_SHARE = 0.95       # of what other processes leave free: what they hold grows, too
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}      # a value: of layers, of embedding and head
@@ -124,6 +126,7 @@ class Facts:
     free_memory_bytes: int
     num_cores: int
     whole_prompts: bool = False  # a prompt must be computed in one step
+    offline: bool = False        # answers count, not how soon each token comes
     gpu: GpuFacts | None = None
 
 
@@ -186,7 +189,7 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     """Tokens of cache in what is left of the GPU's share once weights, a step's results and recorded steps have
     theirs; none where loading already takes more, since a matrix lies beside what becomes of it."""
     wide = 2 if config.dtype == "float32" else 1
-    seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or GPU_STEP_TOKENS
+    seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or _gpu_step(facts, gpu)[0]
     rows = sum(size if size > FEW_ROWS else 2 * size for size in graph_sizes(seqs))      # some for long texts, too
     logits = 2 * gpu.vocab_size * (2 * rows + 4 * (LOGIT_ROWS + seqs))                   # with shared prefixes, too
     wishes = (seqs + 1) * gpu.bytes_per_sequence
@@ -225,7 +228,14 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
     return "cuda", facts.gpu.name
 
 
-def _on_gpu(config: EngineConfig, gpu: GpuFacts) -> dict[str, tuple[Any, str]]:
+def _gpu_step(facts: Facts, gpu: GpuFacts) -> tuple[int, str]:
+    """Tokens of a step."""
+    if facts.offline and gpu.total_bytes >= LARGE_GPU:
+        return OFFLINE_STEP_TOKENS, "default on a large GPU, offline"
+    return GPU_STEP_TOKENS, "default on a GPU"
+
+
+def _on_gpu(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> dict[str, tuple[Any, str]]:
     """What a GPU decides otherwise."""
     if config.kv_cache_dtype == "int8":
         raise InvalidConfig("kv_cache_dtype=int8 is for CPUs: leave it out on a GPU, or set device=cpu")
@@ -242,7 +252,7 @@ def _on_gpu(config: EngineConfig, gpu: GpuFacts) -> dict[str, tuple[Any, str]]:
     if config.max_num_seqs is None:
         derived["max_num_seqs"] = GPU_SEQS, "default on a GPU"
     if config.max_num_batched_tokens is None:
-        derived["max_num_batched_tokens"] = GPU_STEP_TOKENS, "default on a GPU"
+        derived["max_num_batched_tokens"] = _gpu_step(facts, gpu)
     return derived
 
 
@@ -254,7 +264,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
         if gpu is None and getattr(config, name) == "fp8":
             raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({device[1]}): set int8, or leave it out")
     derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
-    derived |= _on_gpu(config, gpu) if gpu else {}
+    derived |= _on_gpu(config, facts, gpu) if gpu else {}
     if config.max_num_seqs is None:
         derived.setdefault("max_num_seqs", (CPU_SEQS, "default"))
     if config.kv_cache_tokens is None:

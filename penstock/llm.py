@@ -38,7 +38,7 @@ class LLM:
         config = EngineConfig.from_options(**options)
         with loading_bar(progress) as report:
             self._service: Service | None = Service(assemble(self.model, config, show_progress=progress,
-                                                             progress=report))
+                                                             progress=report, offline=True))
 
     @property
     def service(self) -> Service:

@@ -164,6 +164,16 @@ def test_a_gpu_that_is_there_is_taken() -> None:
     assert table["kv_cache_tokens"][1] == "what is left of 0.9 of the GPU's memory"
 
 
+def test_steps_are_longer_where_nobody_waits_for_tokens() -> None:
+    """Breaks when a small GPU's memory goes to longer steps, or the cache is sized without them."""
+    offline, small = (why(resolved(replace(on_gpu(total_bytes=size * GIB, free_bytes=size * GIB), offline=True)))
+                      for size in (140, 48))
+    assert offline["max_num_batched_tokens"] == (16384, "default on a large GPU, offline")
+    assert small["max_num_batched_tokens"] == (8192, "default on a GPU")
+    served = why(resolved(on_gpu(free_bytes=140 * GIB)))["kv_cache_tokens"][0]
+    assert (served - offline["kv_cache_tokens"][0]) * 131_072 == pytest.approx(8192 * 200_000, rel=1e-3)
+
+
 def test_what_others_hold_of_a_gpu_is_not_counted_while_enough_is_free() -> None:
     """Breaks when their memory is taken from this engine's share."""
     alone, beside = (why(resolved(on_gpu(free_bytes=free * GIB), gpu_memory_utilization=0.4))["kv_cache_tokens"]

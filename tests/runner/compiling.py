@@ -48,7 +48,7 @@ def described(folder: str) -> tuple[ModelSpec, Resolved]:
     config = json.loads((Path(folder) / "config.json").read_text())
     spec = spec_from_config(config, OPTIONS["max_model_len"])
     options = EngineConfig(load_format="dummy", skip_tokenizer_init=True, device="cuda", **OPTIONS)
-    return _resolved(spec, config, options, likely_facts(spec, "bfloat16", GPU))
+    return _resolved(spec, config, options, likely_facts(spec, "bfloat16", GPU), offline=True)
 
 
 def ahead(folder: str) -> None:

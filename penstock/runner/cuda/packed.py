@@ -45,6 +45,7 @@ class Packed:
                 self.at_rows += [row.row] * len(wanted)
         self.tiles = [(s, first) for s in range(self.num_single, len(counts))
                       for first in range(0, counts[s], tile_tokens)]
+        self.tiles.sort(key=lambda tile: -rows[tile[0]].start - tile[1])     # what takes longest must not come last
 
     def send(self, staging: Staging, tensors: RowTensors, block_size: int, num_parts: int,
              ) -> tuple[Step, torch.Tensor, torch.Tensor, torch.Tensor]:
