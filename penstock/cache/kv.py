@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.cache.group import Group
@@ -91,7 +91,7 @@ class KVCache:
             return []
         asked, self._asked = self._asked, None
         if asked is None or asked[0] is not tokens or asked[1:4] != (len(tokens), salt, self.tree.version):
-            path = self.tree.match(salt, tokens[:len(tokens) - 1])
+            path = self.tree.match(salt, tokens, len(tokens) - 1)
             asked = (tokens, len(tokens), salt, self.tree.version, path[:self.tree.usable(path)])
         self._asked = asked
         return asked[4]
@@ -260,16 +260,16 @@ class KVCache:
         """
         if holding.node is None:
             return
-        size = self.block_size
-        while (holding.num_inserted + 1) * size <= computed:
-            index = holding.num_inserted
-            node = self.tree.extend(holding.node, key_of(holding.salt, tokens, index * size, size))
-            self.tree.pin(node)
+        size, previous, node = self.block_size, holding.node, holding.node
+        if (holding.num_inserted + 1) * size > computed:
+            return
+        for index in range(holding.num_inserted, computed // size):
+            node = self.tree.extend(node, key_of(holding.salt, tokens, index * size, size))
             for g in self._paged:
                 self._offer_block(holding, node, g, index)
-            holding.num_inserted += 1
-            previous, holding.node = holding.node, node
-            self.tree.unpin(previous)
+        holding.num_inserted, holding.node = computed // size, node
+        self.tree.pin(node)
+        self.tree.unpin(previous)
 
     def _offer_block(self, holding: Holding, node: Node, g: int, index: int) -> None:
         ours, theirs = holding.tables[g][index], node.slots[g]
@@ -291,28 +291,24 @@ class KVCache:
             if (node is not None and snapshot.position == holding.num_inserted * self.block_size
                     and node.slots[snapshot.group] is None):
                 self.tree.hold(node, snapshot.group, snapshot.blocks)
-            self._release_all(snapshot.blocks, snapshot.plan)
+            self.pool.release_all(snapshot.blocks, snapshot.plan)
             holding.snapshots.remove(snapshot)
 
     def release(self, holding: Holding) -> None:
         """Give everything up; what is in the tree stays there until it is evicted."""
         for g, table in enumerate(holding.tables):
-            self._release_all(reversed(table[holding.first[g]:]), holding.plan)
+            self.pool.release_all(reversed(table[holding.first[g]:]), holding.plan)
             table.clear()
         for snapshot in holding.snapshots:
-            self._release_all(snapshot.blocks, snapshot.plan)
+            self.pool.release_all(snapshot.blocks, snapshot.plan)
         holding.snapshots.clear()
         for blocks in holding.resume.values():
-            self._release_all(blocks, holding.plan)
+            self.pool.release_all(blocks, holding.plan)
         holding.resume.clear()
         self.copies = [copy for copy in self.copies if copy.holding is not holding]
         if holding.node is not None:
             self.tree.unpin(holding.node)
             holding.node = None
-
-    def _release_all(self, blocks: Iterable[int], plan: int) -> None:
-        for block in blocks:
-            self.pool.release(block, plan)
 
     def changes(self, holding: Holding) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The table entries the device has not been told of, and from now on has been."""
