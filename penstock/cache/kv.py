@@ -36,6 +36,7 @@ class Holding:
     resume: dict[int, tuple[int, ...]] = field(default_factory=dict)   # per group: the snapshot to start from
     snapshots: list[Snapshot] = field(default_factory=list)            # taken, not yet in the tree
     plan: int = -1                                # the last plan that names these blocks
+    steady_until: int = 0                         # positions below are computed one by one without a further look
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,6 @@ class KVCache:
         self.recurrent = [g for g, group in enumerate(self.groups) if group.spec.kind == "recurrent"]
         # The last path looked for: who asks whether to wait for a prefix asks for the prefix next.
         self._asked: tuple[Sequence[int], int, Hashable, int, list[Node]] | None = None
-        self._unchanged: tuple[tuple[tuple[int, int], ...], ...] = ((),) * len(self.groups)
         self._paged = [g for g, group in enumerate(self.groups) if group.spec.kind != "recurrent"]
         self._windows = [g for g, group in enumerate(self.groups) if group.spec.kind == "window"]
 
@@ -141,6 +141,7 @@ class KVCache:
         for g in self._paged:
             if parent.first[g] > self.groups[g].spec.first_needed(position) // size:
                 return None
+        parent.steady_until = 0
         child = self._empty(parent.salt)
         child.plan = parent.plan
         for g in self._paged:
@@ -311,9 +312,9 @@ class KVCache:
             holding.node = None
 
     def changes(self, holding: Holding) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The table entries the device has not been told of, and from now on has been."""
+        """The table entries of each group that the device has not been told of, and from now on has been."""
         if not any(holding.changed):
-            return self._unchanged
+            return ()
         changed = tuple(tuple(entries.items()) for entries in holding.changed)
         for entries in holding.changed:
             entries.clear()

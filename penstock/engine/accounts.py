@@ -64,6 +64,7 @@ class Accounts:
     def _account(self, entry: Entry, outcome: RowResult, plan: int) -> list[Delta]:
         sequence, row = entry.sequence, entry.row
         flight = sequence.flights.pop(0)
+        sequence.held.steady_until = 0
         if outcome.error is not None:
             return self._end_with_error(sequence, outcome.error, outcome.unfit)
         sequence.computed -= max(0, flight.expected - len(outcome.tokens))

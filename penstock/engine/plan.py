@@ -52,7 +52,7 @@ class Row:
     start: int
     count: int
     output: Output
-    blocks: tuple[tuple[tuple[int, int], ...], ...] = ()   # per group: (index in the row's table, block)
+    blocks: tuple[tuple[tuple[int, int], ...], ...] = ()   # per group, if any: (index in the row's table, block)
     tokens: tuple[int, ...] = ()       # chosen by the host (beams), appended to the row before the step
     draft: tuple[Draft, ...] = ()      # the last len(draft) of the count positions
     prompt_logprobs: bool = False      # log probabilities of the prompt tokens after each of these positions

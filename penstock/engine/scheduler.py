@@ -94,6 +94,8 @@ class Scheduler:
     def check(self) -> None:
         """Everything that must hold between steps."""
         self.roster.check()
+        for sequence in self.roster.running:
+            self._steady.check(sequence)
 
     def _make_plan(self) -> Plan | None:
         if not self._entries:
@@ -233,7 +235,7 @@ class Scheduler:
                   prompt_logprobs=sequence.wants_prompt_logprobs and start < sequence.num_prompt - 1)
         sequence.chosen, sequence.draft = [], []
         expected = 1 + len(draft) if output is Output.SAMPLE and not sequence.beam else 0
-        sequence.flights.append(Flight(self._plans, count, expected))
+        sequence.flights.append(Flight(count, expected))
         sequence.computed = end
         self.stats.num_draft_tokens += len(draft)
         self._entries.append(Entry(sequence, row, sequence.epoch))

@@ -22,11 +22,10 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Flight:
     """One unfinished plan's share of a sequence."""
 
-    plan: int
     count: int
     expected: int        # the most tokens that may come back
 

@@ -48,9 +48,10 @@ TREE = [
     bug("a window is one position too narrow", "cache/state.py",
         "return max(0, position - self.window + 1)", "return max(0, position - self.window + 2)"),
     bug("the last token is taken from the cache", "cache/kv.py",
-        "self.tree.match(salt, tokens[:len(tokens) - 1])", "self.tree.match(salt, tokens)"),
+        "self.tree.match(salt, tokens, len(tokens) - 1)", "self.tree.match(salt, tokens)"),
     bug("a partial block is shared", "cache/kv.py",
-        "(holding.num_inserted + 1) * size <= computed:", "(holding.num_inserted + 1) * size <= computed + 1:"),
+        "size, previous, node = self.block_size, holding.node, holding.node",
+        "size, previous, node, computed = self.block_size, holding.node, holding.node, computed + 1"),
     bug("a lost pin: a fork does not lock its place", "cache/kv.py",
         "child.node = node\n            self.tree.pin(node)", "child.node = node"),
     bug("a pin is never given back", "cache/kv.py", "self.tree.unpin(holding.node)\n            holding.node = None",
@@ -80,11 +81,13 @@ BLOCKS = [
         "self.groups[g].spec.first_needed(position) // self.block_size + 1)\n            for"),
     bug("a window is trimmed as if started plans had ended", "engine/scheduler.py",
         "self.cache.trim(sequence.held, sequence.settled)", "self.cache.trim(sequence.held, sequence.computed)"),
+    bug("a block that was forked since is written as if it were its own", "cache/kv.py",
+        "        parent.steady_until = 0\n", ""),
     bug("copies of a released sequence are still made", "cache/kv.py",
         "        self.copies = [copy for copy in self.copies if copy.holding is not holding]\n", ""),
     bug("blocks are released without the plan that names them", "cache/kv.py",
-        "self._release_all(reversed(table[holding.first[g]:]), holding.plan)",
-        "self._release_all(reversed(table[holding.first[g]:]), -1)"),
+        "self.pool.release_all(reversed(table[holding.first[g]:]), holding.plan)",
+        "self.pool.release_all(reversed(table[holding.first[g]:]), -1)"),
 ]
 
 ROSTER = [
@@ -140,6 +143,10 @@ SCHEDULER = [
 ]
 
 ACCOUNTS = [
+    bug("a sequence that something happened to goes on unseen", "engine/accounts.py",
+        "        sequence.held.steady_until = 0\n", ""),
+    bug("a sequence goes on past the room that it has", "engine/steady.py",
+        "until = min(until, len(table) * size)", "until = min(until, len(table) * size + 1)"),
     bug("`computed` is not rolled back after rejected drafts", "engine/accounts.py",
         "sequence.computed -= max(0, flight.expected - len(outcome.tokens))", "sequence.computed -= 0"),
     bug("every draft is accepted", "engine/accounts.py", "self._accept(sequence, outcome.tokens, ",
