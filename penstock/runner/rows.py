@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -29,14 +30,14 @@ class DeviceRow:
 
     def _enter(self, g: int, changes: Sequence[tuple[int, int]]) -> None:
         self.version += 1
-        table, last = self.tables[g], max(index for index, _ in changes)
+        table, last = self.tables[g], max(changes)[0]
         if last >= len(table):
             room = np.full(max(16, last + 1 - len(table), len(table)), -1, dtype=np.int32)
             table = self.tables[g] = np.concatenate((table, room))
         if len(changes) == 1:
             table[last] = changes[0][1]
         else:
-            indices, blocks = np.array(changes).T
+            indices, blocks = entries(changes).T
             table[indices] = blocks
 
     def inputs(self, row: Row) -> list[int]:
@@ -44,6 +45,11 @@ class DeviceRow:
         start = row.start
         known = self.state.tokens[start:start + row.count - len(row.draft)]
         return known + [draft.token for draft in row.draft]
+
+
+def entries(changes: Collection[tuple[int, int]]) -> np.ndarray:
+    """Indices and blocks [n, 2]."""
+    return np.fromiter(chain.from_iterable(changes), dtype=np.int64, count=2 * len(changes)).reshape(-1, 2)
 
 
 class Rows:
@@ -55,9 +61,14 @@ class Rows:
     def __getitem__(self, row: int) -> DeviceRow:
         return self._rows[row]
 
+    def of(self, plan: Plan) -> list[DeviceRow]:
+        known = self._rows
+        return [known[row.row] for row in plan.rows]
+
     def apply(self, plan: Plan) -> None:
         """Take in admissions, table entries and tokens chosen by the host."""
         for admission in plan.admissions:
             self._rows[admission.row] = DeviceRow(admission, self.num_groups, self.grammars)
         for row in plan.rows:
-            self._rows[row.row].apply(row)
+            if row.blocks or row.tokens:
+                self._rows[row.row].apply(row)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import numpy as np
 import torch
 
 import penstock.ops.triton  # noqa: F401  registers the bodies
@@ -15,6 +16,7 @@ from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.ops.triton.keys import settle_keys
 from penstock.runner.cuda.graphs import Chosen, single_steps
+from penstock.runner.cuda.lineup import Lineup
 from penstock.runner.cuda.moment import now
 from penstock.runner.cuda.packed import Packed, most_numbers
 from penstock.runner.cuda.shared import Prefixes, fill
@@ -46,6 +48,7 @@ class CudaRunner:
         self._caches, self._tensors = self._singles.caches, self._singles.rows
         self._tile_tokens = self._singles.tile_tokens
         self._prefixes = Prefixes(memory.block_size)
+        self._line: Lineup | None = None           # of the last step of single tokens
         self._last: Ticket | None = None
         self.timeline: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # of steps
 
@@ -59,7 +62,7 @@ class CudaRunner:
 
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""
-        ticket = Ticket(plan.number, [RowResult() for _ in plan.rows], self._tensors, self.sampler)
+        ticket = Ticket(plan.number, self._tensors, self.sampler)
         ops.take_exact(self.deterministic)
         try:
             with torch.inference_mode():
@@ -85,7 +88,7 @@ class CudaRunner:
             self._tensors.enter(plan)
 
     def _launch(self, plan: Plan, ticket: Ticket) -> None:
-        devices = [self.rows[row.row] for row in plan.rows]
+        devices = self.rows.of(plan)
         if all(_is_single(row) for row in plan.rows):
             self._run_singles(plan, devices, ticket)
         else:
@@ -93,41 +96,49 @@ class CudaRunner:
             self._run_mixed(plan, devices, ticket)
 
     def _run_singles(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
-        """The longest first: what is computed last runs beside little else, and should not take long."""
-        count, singles = len(plan.rows), self._singles
-        order = sorted(range(count), key=[-row.start for row in plan.rows].__getitem__)
-        rows, devices = [plan.rows[index] for index in order], [devices[index] for index in order]
+        starts = np.array([row.start for row in plan.rows])
+        line, goes_on = self._line, True
+        if line is None or not line.goes_on(devices, starts):
+            line, goes_on = Lineup(plan.rows, devices, starts), False
+            if self.rows.num_groups == 1 and not self.deterministic:
+                line.groups = self._prefixes.find(line.ordered(plan.rows), line.devices)
+        self._line = line
+        count, groups, singles = len(devices), line.groups, self._singles
         size = singles.size(count)
-        may_share = self.rows.num_groups == 1 and not self.deterministic
-        groups = self._prefixes.find(rows, devices) if may_share else []
         flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
         numbers, *sharing = singles.split(flat, size)
         if groups:
             fill(groups, self._tile_tokens, *sharing)
         numbers[:] = -1
-        numbers[ROW, count:] = self._tensors.nobody
-        numbers[[ROW, ID, POSITION], :count] = [
-            [row.row for row in rows],
-            [tokens[row.start] if row.start < len(tokens := device.state.tokens) else -1
-             for row, device in zip(rows, devices)],
-            [row.start for row in rows]]
-        several = False
-        for s, row in enumerate(rows):
-            if any(row.blocks):
-                for g, changes in enumerate(row.blocks):
-                    if changes:
-                        first = NUM_COMMON + 2 * g
-                        numbers[first:first + 2, s] = changes[-1]
-                        several |= len(changes) > 1
-        if several:
+        numbers[ROW, :count], numbers[ROW, count:] = line.numbers, self._tensors.nobody
+        numbers[POSITION, :count] = starts[line.order]
+        if not (goes_on and line.simple):
+            numbers[ID, :count] = line.tokens()
+        if self._enter_blocks(plan.rows, line, numbers):
             self._tensors.enter(plan)
         self._staging.send(len(flat), singles[size, bool(groups)].flat)
         one = singles[size, bool(groups)]
         logits = singles.run(one.forward)
-        results = [ticket.results[index] for index in order]
-        wishing = self._expect(ticket, list(zip(rows, devices, results, range(count))))
-        wishing |= self.deterministic      # another's wishes are no reason to choose a row's token by other kernels
+        wishing = self.deterministic      # another's wishes are no reason to choose a row's token by other kernels
+        if line.simple:
+            ticket.line = line
+        else:
+            ticket.results = [RowResult() for _ in plan.rows]
+            wishing |= self._expect(ticket, list(zip(line.ordered(plan.rows), line.devices,
+                                                     line.ordered(ticket.results), range(count))))
         self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
+
+    def _enter_blocks(self, rows: Sequence[Row], line: Lineup, numbers: np.ndarray) -> bool:
+        """One new block of each row and group; whether there are more."""
+        several = False
+        for row, place in zip(rows, line.places):
+            if row.blocks:
+                for g, changes in enumerate(row.blocks):
+                    if changes:
+                        first = NUM_COMMON + 2 * g
+                        numbers[first:first + 2, place] = changes[-1]
+                        several |= len(changes) > 1
+        return several
 
     def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> bool:
         """Say who chooses each row's token, given with its place among the logits; whether any of those that the device
@@ -159,7 +170,7 @@ class CudaRunner:
     def _fetch(self, ticket: Ticket, logits: torch.Tensor, chosen: Chosen, count: int) -> None:
         if ticket.asked:
             ticket.logits = logits
-        if ticket.chosen:
+        if ticket.chosen or ticket.line is not None:
             ticket.tokens = _coming(chosen.tokens[:count])
             if chosen.report is not None and any(one.state.num_logprobs is not None for _, one, _ in ticket.chosen):
                 ticket.report = _coming(chosen.report[:count])
@@ -170,6 +181,7 @@ class CudaRunner:
         model = self.model
         order = sorted(range(len(plan.rows)), key=lambda index: plan.rows[index].count != 1)
         rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
+        ticket.results = [RowResult() for _ in plan.rows]
         results = [ticket.results[index] for index in order]
         packed = Packed(rows, of, self._tile_tokens)
         step, at, owners, row_of = packed.send(self._staging, self._tensors, self.memory.block_size,
@@ -210,4 +222,4 @@ def _coming(values: torch.Tensor) -> torch.Tensor:
 
 
 def _is_single(row: Row) -> bool:
-    return row.count == 1 and row.output is Output.SAMPLE and not row.prompt_logprobs
+    return row.count == 1 and row.output is Output.SAMPLE and not row.prompt_logprobs and not row.draft
