@@ -57,10 +57,9 @@ class RadixCache:
         salted = isinstance(salt, Salt)
         tokens = tuple(tokens)               # whose parts are keys as they are
         for start in range(0, (len(tokens) if length is None else length) - size + 1, size):
-            if node is None:
+            if node is None or not node.children:
                 break
-            key = key_of(salt, tokens, start, size) if salted else tokens[start:start + size]
-            node = node.children.get(key)
+            node = node.children.get(key_of(salt, tokens, start, size) if salted else tokens[start:start + size])
             if node is not None:
                 path.append(node)
         return path
@@ -146,10 +145,10 @@ class RadixCache:
 
     def _evictable(self, node: Node, g: int) -> bool:
         slot = node.slots[g]
-        if slot is None or not self._idle(slot):
+        if slot is None:
             return False
         if not self._full[g]:
-            return True
+            return self._idle(slot)
         return not node.children and not node.pins and all(s is None or self._idle(s) for s in node.slots)
 
     def _idle(self, slot: Slot) -> bool:

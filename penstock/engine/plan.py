@@ -85,11 +85,19 @@ class RowResult:
     complete: bool = False                       # after the last token the answer is all that its grammar allows
     forced: bool = False                         # a token was chosen to end the answer within its budget
 
+    @property
+    def only_token(self) -> int | None:
+        """The one token, where nothing else is to be told."""
+        if len(self.tokens) != 1 or self.error is not None or self.logprobs or self.prompt_logprobs or self.draft \
+                or self.complete or self.forced:
+            return None
+        return self.tokens[0]
+
 
 @dataclass(slots=True)
 class Result:
     number: int
-    rows: list[RowResult] = field(default_factory=list)
+    rows: list[RowResult | int] = field(default_factory=list)     # a number: one sampled token, and nothing to tell
     error: str | None = None                     # the whole step failed; no row has a result
     forward_s: float = 0.0
     sampling_s: float = 0.0

@@ -4,7 +4,7 @@ in full, without looking at what cannot matter then."""
 from __future__ import annotations
 
 from penstock.cache.kv import Holding, KVCache
-from penstock.engine.plan import Output, Row, RowResult
+from penstock.engine.plan import Output, Row
 from penstock.engine.sequence import Flight, Sequence
 
 ONE_TOKEN = Flight(1, 1)
@@ -56,14 +56,11 @@ class Steady:
                     return 0
         return until
 
-    def accepts(self, sequence: Sequence, outcome: RowResult) -> bool:
+    def accepts(self, sequence: Sequence, token: int) -> bool:
         """Take in the one token of such a row; False, with nothing changed, if more is to be looked at."""
-        tokens = outcome.tokens
-        if len(tokens) != 1 or outcome.error is not None or outcome.logprobs or outcome.draft or outcome.complete \
-                or outcome.forced or sequence.special or sequence.suspect or sequence.keys or not self._possible:
-            return False
         flights, holding, known = sequence.flights, sequence.holding, sequence.tokens
-        if flights[0].expected != 1 or tokens[0] in sequence.stops or len(known) + 1 >= sequence.limit:
+        if sequence.special or sequence.suspect or sequence.keys or not self._possible or flights[0].expected != 1 \
+                or token in sequence.stops or len(known) + 1 >= sequence.limit:
             return False
         if holding is not None and holding.node is not None:
             whole, settled = (holding.num_inserted + 1) * self._size, sequence.computed
@@ -73,7 +70,7 @@ class Steady:
                 if whole <= settled:
                     return False
         del flights[0]
-        known.append(tokens[0])
+        known.append(token)
         return True
 
     def check(self, sequence: Sequence) -> None:

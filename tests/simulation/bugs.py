@@ -152,7 +152,7 @@ ACCOUNTS = [
     bug("every draft is accepted", "engine/accounts.py", "self._accept(sequence, outcome.tokens, ",
         "self._accept(sequence, tuple(d.token for d in row.draft) + outcome.tokens[-1:], "),
     bug("a result of an earlier epoch is accepted", "engine/accounts.py",
-        "return not self.sequence.done and self.sequence.epoch == self.epoch", "return not self.sequence.done"),
+        "return self.sequence.epoch == self.epoch", "return not self.sequence.done"),
     bug("min_tokens is ignored", "engine/accounts.py", " and sequence.num_output > request.sampling.min_tokens", ""),
     bug("a stop token does not end the answer", "engine/accounts.py", "if token in request.stop_token_ids and",
         "if token in request.eos_token_ids and"),

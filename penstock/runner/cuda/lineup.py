@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from penstock.engine.plan import Row, RowResult
+from penstock.ops.sample import BAD
 from penstock.runner.cuda.shared import Group
 from penstock.runner.rows import DeviceRow
 from penstock.sampling.likeliest import DAMAGED
@@ -45,17 +46,12 @@ class Lineup:
         starts = self._starts[self.order].tolist()
         return [text[start] if start < len(text) else -1 for start, text in zip(starts, self._texts)]
 
-    def take(self, tokens: Sequence[int]) -> list[RowResult]:
+    def take(self, tokens: Sequence[int]) -> list[RowResult | int]:
         """The tokens that came of a step of simple rows, in its order; the results are in the plan's."""
-        if min(tokens) < 0:
-            return self._take_some(tokens)
+        results: list[RowResult | int] = [tokens[place] for place in self.places]
+        if BAD in tokens:
+            results = [RowResult(error=DAMAGED) if token == BAD else token for token in results]
         for text, token in zip(self._texts, tokens):
-            text.append(token)
-        return [RowResult((tokens[place],)) for place in self.places]
-
-    def _take_some(self, tokens: Sequence[int]) -> list[RowResult]:
-        for text, token in zip(self._texts, tokens):
-            if token >= 0:
+            if token != BAD:
                 text.append(token)
-        return [RowResult((tokens[place],)) if tokens[place] >= 0 else RowResult(error=DAMAGED)
-                for place in self.places]
+        return results

@@ -123,9 +123,10 @@ class CudaRunner:
         if line.simple:
             ticket.line = line
         else:
-            ticket.results = [RowResult() for _ in plan.rows]
-            wishing |= self._expect(ticket, list(zip(line.ordered(plan.rows), line.devices,
-                                                     line.ordered(ticket.results), range(count))))
+            results = [RowResult() for _ in plan.rows]
+            ticket.results = [*results]
+            wishing |= self._expect(ticket, list(zip(line.ordered(plan.rows), line.devices, line.ordered(results),
+                                                     range(count))))
         self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
 
     def _enter_blocks(self, rows: Sequence[Row], line: Lineup, numbers: np.ndarray) -> bool:
@@ -181,18 +182,19 @@ class CudaRunner:
         model = self.model
         order = sorted(range(len(plan.rows)), key=lambda index: plan.rows[index].count != 1)
         rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
-        ticket.results = [RowResult() for _ in plan.rows]
-        results = [ticket.results[index] for index in order]
+        every = [RowResult() for _ in plan.rows]
+        ticket.results = [*every]
+        results = [every[index] for index in order]
         packed = Packed(rows, of, self._tile_tokens)
         step, at, owners, row_of = packed.send(self._staging, self._tensors, self.memory.block_size,
                                                self._singles.num_parts(packed.num_single))
         lengths = step.positions[at] + 1
         if any(row.prompt_logprobs for row in rows):
-            every = model.forward(step, self._caches)
+            states = model.forward(step, self._caches)
             for row, device, result, end in zip(rows, of, results, packed.ends):
                 if row.prompt_logprobs:
-                    self._prompt_logprobs(row, device, every[end - row.count:end], result)
-            hidden = every[at]
+                    self._prompt_logprobs(row, device, states[end - row.count:end], result)
+            hidden = states[at]
         else:
             ends = ends_of(step, at, owners, self._singles.num_parts(len(packed.at)))
             hidden = model.forward(step, self._caches, ends)

@@ -35,7 +35,7 @@ class Ticket:
     number: int
     rows: RowTensors
     sampler: Sampler
-    results: list[RowResult] = field(default_factory=list)
+    results: list[RowResult | int] = field(default_factory=list)
     line: Lineup | None = None                  # whose rows are all simple: their results come with the tokens
     tokens: torch.Tensor | None = None          # pinned; there once `done` has happened
     report: torch.Tensor | None = None          # likewise, of the same rows, where any asks for log probabilities
