@@ -86,6 +86,11 @@ class KVCache:
         """How many positions of `tokens` could be taken from the cache. The last one never is: it must be computed."""
         return len(self._path(salt, tokens)) * self.block_size
 
+    def chain(self, salt: Hashable, tokens: Sequence[int]) -> int:
+        """What stands for the positions that `match` counts."""
+        path = self._path(salt, tokens)
+        return path[-1].chain if path else self.tree.chain_of_root(salt)
+
     def _path(self, salt: Hashable, tokens: Sequence[int]) -> list[Node]:
         if not self.enable_prefix_caching or not self.groups:
             return []

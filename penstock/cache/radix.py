@@ -13,14 +13,20 @@ Key = tuple[Hashable, ...]
 Slot = tuple[int, ...]      # the blocks one group holds at a node: one, or a whole snapshot
 
 
+def chained(chain: int, key: Key) -> int:
+    """What stands for a prefix and one more block."""
+    return hash((chain, key))
+
+
 class Node:
     """The block that follows its parent's prefix. `slots[g]` is what group g holds here, None for nothing."""
 
-    __slots__ = ("children", "key", "parent", "pins", "queued", "slots", "used")
+    __slots__ = ("chain", "children", "key", "parent", "pins", "queued", "slots", "used")
 
     def __init__(self, parent: Node | None, key: Key, num_groups: int) -> None:
         self.parent = parent
         self.key = key
+        self.chain = chained(0 if parent is None else parent.chain, key)      # stands for its whole prefix
         self.children: dict[Key, Node] = {}
         self.slots: list[Slot | None] = [None] * num_groups
         self.pins = 0           # sequences whose own path ends here
@@ -48,6 +54,9 @@ class RadixCache:
         """The empty prefix; prefixes under different salts are never shared."""
         salt = root_of(salt)
         return self._roots.setdefault(salt, Node(None, (salt,), len(self.groups)))
+
+    def chain_of_root(self, salt: Hashable) -> int:
+        return chained(0, (root_of(salt),))
 
     def match(self, salt: Hashable, tokens: Sequence[int], length: int | None = None) -> list[Node]:
         """The nodes of the longest path whose keys are the beginning of `tokens`, or of the first `length` of them."""

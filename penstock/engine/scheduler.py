@@ -272,7 +272,10 @@ class Scheduler:
         if not self._reads_cache(sequence) or not self.cache.enable_prefix_caching:
             return False
         prefixes = self.roster.prefixes
-        return prefixes.still_awaited(sequence) or prefixes.awaited(sequence, self._match(sequence))
+        if prefixes.still_awaited(sequence):
+            return True
+        hit, chain = self._match(sequence), self.cache.chain(sequence.salt, sequence.tokens)
+        return prefixes.awaited(sequence, hit, chain)
 
     def _admit(self, sequence: Sequence, budget: int, alone: bool = False, cold: bool = False) -> int:
         """Give the sequence a row and its first tokens of this step; 0 if there is no room for it now."""

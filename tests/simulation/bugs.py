@@ -127,7 +127,7 @@ SCHEDULER = [
     bug("a request one block larger than the cache is accepted", "engine/capacity.py",
         "if blocks > self.cache.pool.num_blocks:", "if blocks > self.cache.pool.num_blocks + 1:"),
     bug("a common prefix is computed twice", "engine/scheduler.py",
-        "return prefixes.still_awaited(sequence) or prefixes.awaited(sequence, self._match(sequence))", "return False"),
+        "return prefixes.awaited(sequence, hit, chain)", "return False"),
     bug("a sibling is forked one position too early", "engine/scheduler.py",
         "self.cache.fork(leader.holding, last, at_end", "self.cache.fork(leader.holding, max(0, last - 1), at_end"),
     bug("a pooled prompt is cut", "engine/scheduler.py", "whole = not sequence.request.pool or", "whole = True or"),
