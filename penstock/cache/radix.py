@@ -26,7 +26,7 @@ class Node:
     def __init__(self, parent: Node | None, key: Key, num_groups: int) -> None:
         self.parent = parent
         self.key = key
-        self.chain = chained(0 if parent is None else parent.chain, key)      # stands for its whole prefix
+        self.chain: int = chained(0 if parent is None else parent.chain, key)      # stands for its whole prefix
         self.children: dict[Key, Node] = {}
         self.slots: list[Slot | None] = [None] * num_groups
         self.pins = 0           # sequences whose own path ends here

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from penstock.types import Request, TokenLogprobs
@@ -97,7 +98,7 @@ class RowResult:
 @dataclass(slots=True)
 class Result:
     number: int
-    rows: list[RowResult | int] = field(default_factory=list)     # a number: one sampled token, and nothing to tell
+    rows: Sequence[RowResult | int] = ()         # a number: one sampled token, and nothing else to tell
     error: str | None = None                     # the whole step failed; no row has a result
     forward_s: float = 0.0
     sampling_s: float = 0.0

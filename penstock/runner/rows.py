@@ -30,15 +30,12 @@ class DeviceRow:
 
     def _enter(self, g: int, changes: Sequence[tuple[int, int]]) -> None:
         self.version += 1
-        table, last = self.tables[g], max(changes)[0]
+        indices, blocks = changes[0] if len(changes) == 1 else entries(changes).T
+        table, last = self.tables[g], indices if isinstance(indices, int) else int(indices.max())
         if last >= len(table):
             room = np.full(max(16, last + 1 - len(table), len(table)), -1, dtype=np.int32)
             table = self.tables[g] = np.concatenate((table, room))
-        if len(changes) == 1:
-            table[last] = changes[0][1]
-        else:
-            indices, blocks = entries(changes).T
-            table[indices] = blocks
+        table[indices] = blocks
 
     def inputs(self, row: Row) -> list[int]:
         """The tokens at the row's positions, guesses included."""
@@ -56,6 +53,7 @@ class Rows:
     def __init__(self, num_groups: int, grammars: Grammars | None = None) -> None:
         self.num_groups = num_groups
         self.grammars = grammars
+        self.num_admitted = 0          # since the start
         self._rows: dict[int, DeviceRow] = {}
 
     def __getitem__(self, row: int) -> DeviceRow:
@@ -67,6 +65,7 @@ class Rows:
 
     def apply(self, plan: Plan) -> None:
         """Take in admissions, table entries and tokens chosen by the host."""
+        self.num_admitted += len(plan.admissions)
         for admission in plan.admissions:
             self._rows[admission.row] = DeviceRow(admission, self.num_groups, self.grammars)
         for row in plan.rows:

@@ -16,7 +16,7 @@ from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.ops.triton.keys import settle_keys
 from penstock.runner.cuda.graphs import Chosen, single_steps
-from penstock.runner.cuda.lineup import Lineup
+from penstock.runner.cuda.lineup import Lineup, ordered
 from penstock.runner.cuda.moment import now
 from penstock.runner.cuda.packed import Packed, most_numbers
 from penstock.runner.cuda.shared import Prefixes, fill
@@ -96,13 +96,14 @@ class CudaRunner:
             self._run_mixed(plan, devices, ticket)
 
     def _run_singles(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
-        starts = np.array([row.start for row in plan.rows])
-        line, goes_on = self._line, True
-        if line is None or not line.goes_on(devices, starts):
-            line, goes_on = Lineup(plan.rows, devices, starts), False
+        rows, starts = np.array([[row.row for row in plan.rows], [row.start for row in plan.rows]])
+        line, num_admitted = self._line, self.rows.num_admitted
+        goes_on = line is not None and line.goes_on(rows, starts, num_admitted)
+        if line is None or not goes_on:
+            line = self._line = Lineup(rows, devices, starts, self._tensors.nobody, num_admitted)
             if self.rows.num_groups == 1 and not self.deterministic:
-                line.groups = self._prefixes.find(line.ordered(plan.rows), line.devices)
-        self._line = line
+                line.groups = self._prefixes.find(line.starts.tolist(), line.devices)
+        places = line.places(rows)
         count, groups, singles = len(devices), line.groups, self._singles
         size = singles.size(count)
         flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
@@ -111,35 +112,22 @@ class CudaRunner:
             fill(groups, self._tile_tokens, *sharing)
         numbers[:] = -1
         numbers[ROW, :count], numbers[ROW, count:] = line.numbers, self._tensors.nobody
-        numbers[POSITION, :count] = starts[line.order]
+        numbers[POSITION, :count] = line.starts
         if not (goes_on and line.simple):
             numbers[ID, :count] = line.tokens()
-        if self._enter_blocks(plan.rows, line, numbers):
+        if _enter_blocks(plan.rows, places, numbers):
             self._tensors.enter(plan)
         self._staging.send(len(flat), singles[size, bool(groups)].flat)
         one = singles[size, bool(groups)]
         logits = singles.run(one.forward)
         wishing = self.deterministic      # another's wishes are no reason to choose a row's token by other kernels
         if line.simple:
-            ticket.line = line
+            ticket.line, ticket.places = line, places
         else:
-            results = [RowResult() for _ in plan.rows]
-            ticket.results = [*results]
-            wishing |= self._expect(ticket, list(zip(line.ordered(plan.rows), line.devices, line.ordered(results),
-                                                     range(count))))
+            ticket.results = results = [RowResult() for _ in plan.rows]
+            wishing |= self._expect(ticket, list(zip(ordered(plan.rows, places), line.devices,
+                                                     ordered(results, places), range(count))))
         self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
-
-    def _enter_blocks(self, rows: Sequence[Row], line: Lineup, numbers: np.ndarray) -> bool:
-        """One new block of each row and group; whether there are more."""
-        several = False
-        for row, place in zip(rows, line.places):
-            if row.blocks:
-                for g, changes in enumerate(row.blocks):
-                    if changes:
-                        first = NUM_COMMON + 2 * g
-                        numbers[first:first + 2, place] = changes[-1]
-                        several |= len(changes) > 1
-        return several
 
     def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> bool:
         """Say who chooses each row's token, given with its place among the logits; whether any of those that the device
@@ -182,22 +170,20 @@ class CudaRunner:
         model = self.model
         order = sorted(range(len(plan.rows)), key=lambda index: plan.rows[index].count != 1)
         rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
-        every = [RowResult() for _ in plan.rows]
-        ticket.results = [*every]
+        ticket.results = every = [RowResult() for _ in plan.rows]
         results = [every[index] for index in order]
         packed = Packed(rows, of, self._tile_tokens)
         step, at, owners, row_of = packed.send(self._staging, self._tensors, self.memory.block_size,
                                                self._singles.num_parts(packed.num_single))
-        lengths = step.positions[at] + 1
         if any(row.prompt_logprobs for row in rows):
             states = model.forward(step, self._caches)
             for row, device, result, end in zip(rows, of, results, packed.ends):
                 if row.prompt_logprobs:
                     self._prompt_logprobs(row, device, states[end - row.count:end], result)
-            hidden = states[at]
+            hidden, lengths = states[at], (step.positions[at] + 1).int()
         else:
             ends = ends_of(step, at, owners, self._singles.num_parts(len(packed.at)))
-            hidden = model.forward(step, self._caches, ends)
+            hidden, lengths = model.forward(step, self._caches, ends), ends.step.lengths
         if not packed.at:
             ticket.done = now()
             return
@@ -225,3 +211,16 @@ def _coming(values: torch.Tensor) -> torch.Tensor:
 
 def _is_single(row: Row) -> bool:
     return row.count == 1 and row.output is Output.SAMPLE and not row.prompt_logprobs and not row.draft
+
+
+def _enter_blocks(rows: Sequence[Row], places: Sequence[int], numbers: np.ndarray) -> bool:
+    """One new block of each row and group, into the numbers at its place; whether there are more."""
+    several = False
+    for row, place in zip(rows, places):
+        if row.blocks:
+            for g, changes in enumerate(row.blocks):
+                if changes:
+                    first = NUM_COMMON + 2 * g
+                    numbers[first:first + 2, place] = changes[-1]
+                    several |= len(changes) > 1
+    return several

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,8 +36,9 @@ class Ticket:
     number: int
     rows: RowTensors
     sampler: Sampler
-    results: list[RowResult | int] = field(default_factory=list)
-    line: Lineup | None = None                  # whose rows are all simple: their results come with the tokens
+    results: Sequence[RowResult | int] = ()
+    line: Lineup | None = None                  # whose rows are all simple: their results come with the tokens,
+    places: Sequence[int] = ()                  # where each of the plan's rows is there
     tokens: torch.Tensor | None = None          # pinned; there once `done` has happened
     report: torch.Tensor | None = None          # likewise, of the same rows, where any asks for log probabilities
     done: torch.cuda.Event | None = None
@@ -86,7 +88,7 @@ class Ticket:
             if self.tokens is not None:
                 tokens = self.tokens.tolist()
                 if self.line is not None:
-                    self.results = self.line.take(tokens)
+                    self.results = self.line.take(tokens, self.places)
                 for result, device, place in self.chosen:
                     self._take(result, device, tokens[place], place)
         except Exception as error:      # whatever a step raises must reach the scheduler, which finds the cause
