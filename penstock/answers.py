@@ -47,11 +47,17 @@ class Answer:
         """A stop string ended the answer; the engine does not know of it."""
         return self._stop.matched is not None
 
+    def extend(self, delta: Delta) -> bool:
+        """Take in tokens that say nothing more; False, with nothing changed, if there is more to it."""
+        if self._detokenizer is not None or delta.finish_reason is not None or delta.logprobs \
+                or delta.prompt_logprobs is not None or delta.forced_closing:
+            return False
+        self._output.token_ids.extend(delta.tokens)
+        return True
+
     def push(self, delta: Delta) -> Part:
         """Take in what a step added: the part of it that belongs to the answer."""
-        if self._detokenizer is None and delta.finish_reason is None and not delta.logprobs:
-            self._output.token_ids.extend(delta.tokens)
-            self._output.forced_closing |= delta.forced_closing
+        if self.extend(delta):
             return "", len(delta.tokens), ()
         text, taken = self._take_tokens(delta)
         logprobs = self._take_logprobs(delta.logprobs[:taken]) if delta.logprobs else ()
@@ -136,6 +142,8 @@ class Collector:
         answer = self._answers.get(delta.sibling)
         if answer is None:
             answer = self._answers[delta.sibling] = Answer(self.request, delta.sibling, self._tokenizer)
+        elif self.listener is None and answer.extend(delta):
+            return False
         if delta.sibling == 0:
             self._num_cached = delta.num_cached_tokens
         self.error = delta.error or self.error

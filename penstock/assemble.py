@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +19,7 @@ from penstock.cache.layout import LAYOUTS
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.engine.engine import Engine
 from penstock.engine.scheduler import Scheduler
-from penstock.machine import free_memory_bytes, held_collector
+from penstock.machine import free_memory_bytes, held_collector, settle_collector
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
 from penstock.models.load import load_model
@@ -207,8 +206,7 @@ def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | N
     if ahead:
         ahead.wait()
     runner.warm()
-    gc.collect()
-    gc.freeze()      # what has been loaded stays: looking through it again takes longer than a step
+    settle_collector()
     return Engine(scheduler, LocalExecutor(runner), overlap=1)
 
 

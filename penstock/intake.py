@@ -232,7 +232,7 @@ class Intake:
         return list(tokens)
 
     def check_ids(self, name: str, ids: Any) -> None:
-        if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.vocab_size):
+        if not ids or (list(map(type, ids)).count(int) == len(ids) and min(ids) >= 0 and max(ids) < self.vocab_size):
             return
         for id in ids:
             if type(id) is not int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 M_ARENA_MAX = -8            # of glibc's malloc.h
 PR_SET_PDEATHSIG = 1        # of prctl.h
+MANY_NEW = 50_000           # objects: a step of 256 rows makes about a thousand, most of which it lets go of
 
 
 def free_memory_bytes() -> int:
@@ -50,3 +51,11 @@ def held_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def settle_collector() -> None:
+    """What has been loaded stays: looking through it again takes longer than a step. So does looking through requests
+    and plans, which leave next to no garbage in circles: that waits until there is much that is new."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(max(MANY_NEW, gc.get_threshold()[0]), *gc.get_threshold()[1:])

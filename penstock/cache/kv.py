@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.cache.group import Group
@@ -36,6 +36,7 @@ class Holding:
     resume: dict[int, tuple[int, ...]] = field(default_factory=dict)   # per group: the snapshot to start from
     snapshots: list[Snapshot] = field(default_factory=list)            # taken, not yet in the tree
     plan: int = -1                                # the last plan that names these blocks
+    steady_until: int = 0                         # positions below are computed one by one without a further look
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,6 @@ class KVCache:
         self.recurrent = [g for g, group in enumerate(self.groups) if group.spec.kind == "recurrent"]
         # The last path looked for: who asks whether to wait for a prefix asks for the prefix next.
         self._asked: tuple[Sequence[int], int, Hashable, int, list[Node]] | None = None
-        self._unchanged: tuple[tuple[tuple[int, int], ...], ...] = ((),) * len(self.groups)
         self._paged = [g for g, group in enumerate(self.groups) if group.spec.kind != "recurrent"]
         self._windows = [g for g, group in enumerate(self.groups) if group.spec.kind == "window"]
 
@@ -86,12 +86,17 @@ class KVCache:
         """How many positions of `tokens` could be taken from the cache. The last one never is: it must be computed."""
         return len(self._path(salt, tokens)) * self.block_size
 
+    def chain(self, salt: Hashable, tokens: Sequence[int]) -> int:
+        """What stands for the positions that `match` counts."""
+        path = self._path(salt, tokens)
+        return path[-1].chain if path else self.tree.chain_of_root(salt)
+
     def _path(self, salt: Hashable, tokens: Sequence[int]) -> list[Node]:
         if not self.enable_prefix_caching or not self.groups:
             return []
         asked, self._asked = self._asked, None
         if asked is None or asked[0] is not tokens or asked[1:4] != (len(tokens), salt, self.tree.version):
-            path = self.tree.match(salt, tokens[:len(tokens) - 1])
+            path = self.tree.match(salt, tokens, len(tokens) - 1)
             asked = (tokens, len(tokens), salt, self.tree.version, path[:self.tree.usable(path)])
         self._asked = asked
         return asked[4]
@@ -141,6 +146,7 @@ class KVCache:
         for g in self._paged:
             if parent.first[g] > self.groups[g].spec.first_needed(position) // size:
                 return None
+        parent.steady_until = 0
         child = self._empty(parent.salt)
         child.plan = parent.plan
         for g in self._paged:
@@ -260,16 +266,16 @@ class KVCache:
         """
         if holding.node is None:
             return
-        size = self.block_size
-        while (holding.num_inserted + 1) * size <= computed:
-            index = holding.num_inserted
-            node = self.tree.extend(holding.node, key_of(holding.salt, tokens, index * size, size))
-            self.tree.pin(node)
+        size, previous, node = self.block_size, holding.node, holding.node
+        if (holding.num_inserted + 1) * size > computed:
+            return
+        for index in range(holding.num_inserted, computed // size):
+            node = self.tree.extend(node, key_of(holding.salt, tokens, index * size, size))
             for g in self._paged:
                 self._offer_block(holding, node, g, index)
-            holding.num_inserted += 1
-            previous, holding.node = holding.node, node
-            self.tree.unpin(previous)
+        holding.num_inserted, holding.node = computed // size, node
+        self.tree.pin(node)
+        self.tree.unpin(previous)
 
     def _offer_block(self, holding: Holding, node: Node, g: int, index: int) -> None:
         ours, theirs = holding.tables[g][index], node.slots[g]
@@ -291,33 +297,29 @@ class KVCache:
             if (node is not None and snapshot.position == holding.num_inserted * self.block_size
                     and node.slots[snapshot.group] is None):
                 self.tree.hold(node, snapshot.group, snapshot.blocks)
-            self._release_all(snapshot.blocks, snapshot.plan)
+            self.pool.release_all(snapshot.blocks, snapshot.plan)
             holding.snapshots.remove(snapshot)
 
     def release(self, holding: Holding) -> None:
         """Give everything up; what is in the tree stays there until it is evicted."""
         for g, table in enumerate(holding.tables):
-            self._release_all(reversed(table[holding.first[g]:]), holding.plan)
+            self.pool.release_all(reversed(table[holding.first[g]:]), holding.plan)
             table.clear()
         for snapshot in holding.snapshots:
-            self._release_all(snapshot.blocks, snapshot.plan)
+            self.pool.release_all(snapshot.blocks, snapshot.plan)
         holding.snapshots.clear()
         for blocks in holding.resume.values():
-            self._release_all(blocks, holding.plan)
+            self.pool.release_all(blocks, holding.plan)
         holding.resume.clear()
         self.copies = [copy for copy in self.copies if copy.holding is not holding]
         if holding.node is not None:
             self.tree.unpin(holding.node)
             holding.node = None
 
-    def _release_all(self, blocks: Iterable[int], plan: int) -> None:
-        for block in blocks:
-            self.pool.release(block, plan)
-
     def changes(self, holding: Holding) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The table entries the device has not been told of, and from now on has been."""
+        """The table entries of each group that the device has not been told of, and from now on has been."""
         if not any(holding.changed):
-            return self._unchanged
+            return ()
         changed = tuple(tuple(entries.items()) for entries in holding.changed)
         for entries in holding.changed:
             entries.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockPool:
@@ -76,6 +76,17 @@ class BlockPool:
             self._num_idle += 1
             if self._on_idle:
                 self._on_idle(block)
+
+    def release_all(self, blocks: Iterable[int], after: int = -1) -> None:
+        """The same for each of them, in this order."""
+        refs, busy, cached = self.refs, self._busy, self._cached
+        for block in blocks:
+            if refs[block] <= 2 and (refs[block] < 2 or cached[block]):
+                self.release(block, after)
+                continue
+            if after > busy[block]:
+                busy[block] = after
+            refs[block] -= 1
 
     def cache(self, block: int) -> None:
         """The tree becomes an owner."""

@@ -13,14 +13,20 @@ Key = tuple[Hashable, ...]
 Slot = tuple[int, ...]      # the blocks one group holds at a node: one, or a whole snapshot
 
 
+def chained(chain: int, key: Key) -> int:
+    """What stands for a prefix and one more block."""
+    return hash((chain, key))
+
+
 class Node:
     """The block that follows its parent's prefix. `slots[g]` is what group g holds here, None for nothing."""
 
-    __slots__ = ("children", "key", "parent", "pins", "queued", "slots", "used")
+    __slots__ = ("chain", "children", "key", "parent", "pins", "queued", "slots", "used")
 
     def __init__(self, parent: Node | None, key: Key, num_groups: int) -> None:
         self.parent = parent
         self.key = key
+        self.chain: int = chained(0 if parent is None else parent.chain, key)      # stands for its whole prefix
         self.children: dict[Key, Node] = {}
         self.slots: list[Slot | None] = [None] * num_groups
         self.pins = 0           # sequences whose own path ends here
@@ -49,18 +55,20 @@ class RadixCache:
         salt = root_of(salt)
         return self._roots.setdefault(salt, Node(None, (salt,), len(self.groups)))
 
-    def match(self, salt: Hashable, tokens: Sequence[int]) -> list[Node]:
-        """The nodes of the longest path whose keys are the beginning of `tokens`."""
+    def chain_of_root(self, salt: Hashable) -> int:
+        return chained(0, (root_of(salt),))
+
+    def match(self, salt: Hashable, tokens: Sequence[int], length: int | None = None) -> list[Node]:
+        """The nodes of the longest path whose keys are the beginning of `tokens`, or of the first `length` of them."""
         node = self._roots.get(root_of(salt))
         path: list[Node] = []
         size = self.block_size
         salted = isinstance(salt, Salt)
         tokens = tuple(tokens)               # whose parts are keys as they are
-        for start in range(0, len(tokens) - size + 1, size):
-            if node is None:
+        for start in range(0, (len(tokens) if length is None else length) - size + 1, size):
+            if node is None or not node.children:
                 break
-            key = key_of(salt, tokens, start, size) if salted else tokens[start:start + size]
-            node = node.children.get(key)
+            node = node.children.get(key_of(salt, tokens, start, size) if salted else tokens[start:start + size])
             if node is not None:
                 path.append(node)
         return path
@@ -124,24 +132,32 @@ class RadixCache:
             if node.used > used:
                 self._offer(node, g)
                 continue
-            if self._full[g]:
-                for other in range(len(self.groups)):
-                    self._drop(node, other)
-            else:
-                self._drop(node, g)
+            self._give_up(node, g)
             self._prune(node)
         return True
 
     def clear(self) -> None:
         """Give up everything that is idle."""
-        self.evict(self.pool.num_blocks + 1)
+        groups = range(len(self.groups))
+        self._queue = []
+        for node in reversed(list(self.nodes())):        # children before their parents
+            for g in groups:
+                node.queued[g] = False
+                if self._evictable(node, g):
+                    self._give_up(node, g)
+            self._unlink(node)
+
+    def _give_up(self, node: Node, g: int) -> None:
+        """Without its block of a full group a node is of no use to the others."""
+        for other in range(len(self.groups)) if self._full[g] else (g,):
+            self._drop(node, other)
 
     def _evictable(self, node: Node, g: int) -> bool:
         slot = node.slots[g]
-        if slot is None or not self._idle(slot):
+        if slot is None:
             return False
         if not self._full[g]:
-            return True
+            return self._idle(slot)
         return not node.children and not node.pins and all(s is None or self._idle(s) for s in node.slots)
 
     def _idle(self, slot: Slot) -> bool:
@@ -167,17 +183,23 @@ class RadixCache:
 
     def _prune(self, node: Node) -> None:
         """Take out empty nodes upwards; a parent that became a leaf may be evicted next."""
-        while node.parent is not None and not node.children and not node.pins and all(s is None for s in node.slots):
-            parent = node.parent
-            self.version += 1
-            del parent.children[node.key]
-            node = parent
-        if node.parent is None and not node.children and not node.pins:
-            self._roots.pop(node.key[0], None)
+        while self._unlink(node) and node.parent is not None:
+            node = node.parent
         if not node.children and not node.pins:
             for g in range(len(self.groups)):
                 if self._full[g]:
                     self._offer(node, g)
+
+    def _unlink(self, node: Node) -> bool:
+        """Take a node out of the tree, if there is nothing in it."""
+        if node.children or node.pins or any(node.slots):
+            return False
+        if node.parent is None:
+            self._roots.pop(node.key[0], None)
+        else:
+            self.version += 1
+            del node.parent.children[node.key]
+        return True
 
     def nodes(self) -> Iterator[Node]:
         stack = list(self._roots.values())

@@ -24,8 +24,8 @@ class Entry:
 
     @property
     def valid(self) -> bool:
-        """Whether the sequence still stands where it stood when the plan was made."""
-        return not self.sequence.done and self.sequence.epoch == self.epoch
+        """Whether the sequence still stands where it stood when the plan was made: one that ended does not."""
+        return self.sequence.epoch == self.epoch
 
 
 @dataclass(slots=True)
@@ -49,21 +49,26 @@ class Accounts:
         if result.error is not None:
             return self._fail(started, result.error)
         deltas: list[Delta] = []
+        num_accepted = 0
         for entry, outcome in zip(started.entries, result.rows, strict=True):
             if not entry.valid:
                 continue
             sequence = entry.sequence
-            if self._steady.accepts(sequence, outcome):
-                self.stats.num_output_tokens += 1
-                deltas.append(Delta(sequence.request.id, sequence.sibling, outcome.tokens,
+            token = outcome if isinstance(outcome, int) else outcome.only_token
+            if token is not None and self._steady.accepts(sequence, token):
+                num_accepted += 1
+                deltas.append(Delta(sequence.request.id, sequence.sibling, (token,),
                                     num_cached_tokens=sequence.num_cached or 0))
             else:
-                deltas.extend(self._account(entry, outcome, started.plan.number))
+                whole = RowResult((outcome,)) if isinstance(outcome, int) else outcome
+                deltas.extend(self._account(entry, whole, started.plan.number))
+        self.stats.num_output_tokens += num_accepted
         return deltas
 
     def _account(self, entry: Entry, outcome: RowResult, plan: int) -> list[Delta]:
         sequence, row = entry.sequence, entry.row
         flight = sequence.flights.pop(0)
+        sequence.held.steady_until = 0
         if outcome.error is not None:
             return self._end_with_error(sequence, outcome.error, outcome.unfit)
         sequence.computed -= max(0, flight.expected - len(outcome.tokens))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from penstock.types import Request, TokenLogprobs
@@ -52,7 +53,7 @@ class Row:
     start: int
     count: int
     output: Output
-    blocks: tuple[tuple[tuple[int, int], ...], ...] = ()   # per group: (index in the row's table, block)
+    blocks: tuple[tuple[tuple[int, int], ...], ...] = ()   # per group, if any: (index in the row's table, block)
     tokens: tuple[int, ...] = ()       # chosen by the host (beams), appended to the row before the step
     draft: tuple[Draft, ...] = ()      # the last len(draft) of the count positions
     prompt_logprobs: bool = False      # log probabilities of the prompt tokens after each of these positions
@@ -85,11 +86,19 @@ class RowResult:
     complete: bool = False                       # after the last token the answer is all that its grammar allows
     forced: bool = False                         # a token was chosen to end the answer within its budget
 
+    @property
+    def only_token(self) -> int | None:
+        """The one token, where nothing else is to be told."""
+        if len(self.tokens) != 1 or self.error is not None or self.logprobs or self.prompt_logprobs or self.draft \
+                or self.complete or self.forced:
+            return None
+        return self.tokens[0]
+
 
 @dataclass(slots=True)
 class Result:
     number: int
-    rows: list[RowResult] = field(default_factory=list)
+    rows: Sequence[RowResult | int] = ()         # a number: one sampled token, and nothing else to tell
     error: str | None = None                     # the whole step failed; no row has a result
     forward_s: float = 0.0
     sampling_s: float = 0.0

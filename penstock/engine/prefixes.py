@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
-from penstock.cache.salt import Salt, key_of, root_of
+from penstock.cache.radix import chained
+from penstock.cache.salt import Salt, key_of
 from penstock.engine.sequence import Sequence
 
 
@@ -17,7 +19,11 @@ class PendingPrefixes:
 
     def announce(self, sequence: Sequence) -> None:
         """The sequence runs and will compute its prompt from `computed` on."""
-        sequence.keys = self._chain(sequence)[sequence.computed // self.block_size:]
+        holding = sequence.held
+        if holding.node is None:
+            return
+        keys = self._keys_after(sequence, holding.num_inserted, holding.node.chain)
+        sequence.keys = list(keys)[sequence.computed // self.block_size - holding.num_inserted:]
         self._keys.update(sequence.keys)
 
     def progress(self, sequence: Sequence, inserted: int) -> None:
@@ -31,29 +37,26 @@ class PendingPrefixes:
             self._forget(key)
         sequence.keys = []
 
-    def awaited(self, sequence: Sequence, hit: int) -> bool:
-        """Whether the block after the first `hit` positions is being computed by someone else."""
+    def awaited(self, sequence: Sequence, hit: int, chain: int) -> bool:
+        """Whether the block after the first `hit` positions, for which `chain` stands, is being computed by someone
+        else."""
         index = hit // self.block_size
         if not self._keys or (index + 1) * self.block_size > len(sequence.request.tokens) - 1:
             return False
-        sequence.awaits = self._chain(sequence)[index]
+        sequence.awaits = next(self._keys_after(sequence, index, chain))
         return sequence.awaits in self._keys
 
     def still_awaited(self, sequence: Sequence) -> bool:
         """Whether the block that it was last said to wait for is still being computed."""
         return sequence.awaits in self._keys
 
-    def _chain(self, sequence: Sequence) -> list[int]:
-        """A key per whole block of the prompt, each over everything before it."""
-        if sequence.chain is None:
-            tokens, size, salt = sequence.request.tokens, self.block_size, sequence.salt
-            salted = isinstance(salt, Salt)
-            key, chain = hash(root_of(salt)), []
-            for start in range(0, len(tokens) - size + 1, size):
-                key = hash((key, key_of(salt, tokens, start, size) if salted else tokens[start:start + size]))
-                chain.append(key)
-            sequence.chain = chain
-        return sequence.chain
+    def _keys_after(self, sequence: Sequence, num_blocks: int, chain: int) -> Iterator[int]:
+        """A key per whole block of the prompt after the first `num_blocks`, each over everything before it."""
+        tokens, size, salt = sequence.request.tokens, self.block_size, sequence.salt
+        salted = isinstance(salt, Salt)
+        for start in range(num_blocks * size, len(tokens) - size + 1, size):
+            chain = chained(chain, key_of(salt, tokens, start, size) if salted else tokens[start:start + size])
+            yield chain
 
     def _forget(self, key: int) -> None:
         self._keys[key] -= 1

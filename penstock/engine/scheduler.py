@@ -94,6 +94,8 @@ class Scheduler:
     def check(self) -> None:
         """Everything that must hold between steps."""
         self.roster.check()
+        for sequence in self.roster.running:
+            self._steady.check(sequence)
 
     def _make_plan(self) -> Plan | None:
         if not self._entries:
@@ -233,7 +235,7 @@ class Scheduler:
                   prompt_logprobs=sequence.wants_prompt_logprobs and start < sequence.num_prompt - 1)
         sequence.chosen, sequence.draft = [], []
         expected = 1 + len(draft) if output is Output.SAMPLE and not sequence.beam else 0
-        sequence.flights.append(Flight(self._plans, count, expected))
+        sequence.flights.append(Flight(count, expected))
         sequence.computed = end
         self.stats.num_draft_tokens += len(draft)
         self._entries.append(Entry(sequence, row, sequence.epoch))
@@ -270,7 +272,10 @@ class Scheduler:
         if not self._reads_cache(sequence) or not self.cache.enable_prefix_caching:
             return False
         prefixes = self.roster.prefixes
-        return prefixes.still_awaited(sequence) or prefixes.awaited(sequence, self._match(sequence))
+        if prefixes.still_awaited(sequence):
+            return True
+        hit, chain = self._match(sequence), self.cache.chain(sequence.salt, sequence.tokens)
+        return prefixes.awaited(sequence, hit, chain)
 
     def _admit(self, sequence: Sequence, budget: int, alone: bool = False, cold: bool = False) -> int:
         """Give the sequence a row and its first tokens of this step; 0 if there is no room for it now."""

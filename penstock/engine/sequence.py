@@ -22,11 +22,10 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Flight:
     """One unfinished plan's share of a sequence."""
 
-    plan: int
     count: int
     expected: int        # the most tokens that may come back
 
@@ -57,8 +56,7 @@ class Sequence:
     num_preempted: int = 0
     passed: int = 0                               # how often a later arrival was admitted first
     suspect: int = 0                              # a step with it failed: it runs alone until so much is settled
-    chain: list[int] | None = None                # keys of its prompt's blocks
-    keys: list[int] = field(default_factory=list)     # those of them that others may wait for
+    keys: list[int] = field(default_factory=list)     # of its prompt's blocks that others may wait for
     awaits: int | None = None                     # the one that it waits for itself, or waited
     num_prompt: int = field(init=False)
     salt: Hashable = field(init=False)            # within which its prefix is shared

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -29,15 +30,12 @@ class DeviceRow:
 
     def _enter(self, g: int, changes: Sequence[tuple[int, int]]) -> None:
         self.version += 1
-        table, last = self.tables[g], max(index for index, _ in changes)
+        indices, blocks = changes[0] if len(changes) == 1 else entries(changes).T
+        table, last = self.tables[g], indices if isinstance(indices, int) else int(indices.max())
         if last >= len(table):
             room = np.full(max(16, last + 1 - len(table), len(table)), -1, dtype=np.int32)
             table = self.tables[g] = np.concatenate((table, room))
-        if len(changes) == 1:
-            table[last] = changes[0][1]
-        else:
-            indices, blocks = np.array(changes).T
-            table[indices] = blocks
+        table[indices] = blocks
 
     def inputs(self, row: Row) -> list[int]:
         """The tokens at the row's positions, guesses included."""
@@ -46,18 +44,30 @@ class DeviceRow:
         return known + [draft.token for draft in row.draft]
 
 
+def entries(changes: Collection[tuple[int, int]]) -> np.ndarray:
+    """Indices and blocks [n, 2]."""
+    return np.fromiter(chain.from_iterable(changes), dtype=np.int64, count=2 * len(changes)).reshape(-1, 2)
+
+
 class Rows:
     def __init__(self, num_groups: int, grammars: Grammars | None = None) -> None:
         self.num_groups = num_groups
         self.grammars = grammars
+        self.num_admitted = 0          # since the start
         self._rows: dict[int, DeviceRow] = {}
 
     def __getitem__(self, row: int) -> DeviceRow:
         return self._rows[row]
 
+    def of(self, plan: Plan) -> list[DeviceRow]:
+        known = self._rows
+        return [known[row.row] for row in plan.rows]
+
     def apply(self, plan: Plan) -> None:
         """Take in admissions, table entries and tokens chosen by the host."""
+        self.num_admitted += len(plan.admissions)
         for admission in plan.admissions:
             self._rows[admission.row] = DeviceRow(admission, self.num_groups, self.grammars)
         for row in plan.rows:
-            self._rows[row.row].apply(row)
+            if row.blocks or row.tokens:
+                self._rows[row.row].apply(row)

@@ -39,12 +39,12 @@ class TokenCounts:
 class Penalties:
     """What one row's penalties need to know of its text; each text is counted only when a penalty looks at it."""
 
-    def __init__(self, sampling: SamplingParams, prompt: Sequence[int], generated: Sequence[int]) -> None:
+    def __init__(self, sampling: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
         self.repetition = sampling.repetition_penalty
         self.frequency = sampling.frequency_penalty
         self.presence = sampling.presence_penalty
-        self._everywhere = TokenCounts([*prompt, *generated]) if self.repetition != 1 else None
-        self._generated = TokenCounts(generated) if self.frequency or self.presence else None
+        self._everywhere = TokenCounts(tokens) if self.repetition != 1 else None
+        self._generated = TokenCounts(tokens[num_prompt:]) if self.frequency or self.presence else None
 
     @property
     def active(self) -> bool:

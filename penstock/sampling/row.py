@@ -29,7 +29,7 @@ class RowState:
         self.num_prompt = num_prompt
         self.tokens = list(tokens)
         self._masks = Masks(request)
-        self._penalties = Penalties(request.sampling, self.tokens[:num_prompt], self.tokens[num_prompt:])
+        self._penalties = Penalties(request.sampling, self.tokens, num_prompt)
         self._counts = self._penalties.active
         self.failure: str | None = None      # why no more tokens can be chosen
         self.guide = self._guide(grammars)

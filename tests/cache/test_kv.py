@@ -47,9 +47,10 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
 def test_a_fork_shares_until_one_of_the_two_writes() -> None:
     content = Content(16, 4, [FULL])
     parent = grown(content, [1] * 6)
+    parent.holding.steady_until = 8
     child = content.fork(parent, 6, [2, 2])
     assert child is not None
-    assert child.holding.tables == parent.holding.tables
+    assert child.holding.tables == parent.holding.tables and not parent.holding.steady_until
     copies = content.cache.num_copied
     content.advance(child, 1)
     assert content.cache.num_copied == copies + 1

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engine.plan import Output, Row
 from penstock.runner.cuda.shared import Group, Prefixes, fill, num_tiles
 
 BLOCK = 16
@@ -19,10 +18,9 @@ class Known:
         self.tables = [np.array(table, dtype=np.int32)]
 
 
-def step(*tables: list[int]) -> tuple[list[Row], list[Any]]:
+def step(*tables: list[int]) -> tuple[list[int], list[Any]]:
     """One row for each table, at the last position that its blocks hold."""
-    rows = [Row(s, len(table) * BLOCK - 1, 1, Output.SAMPLE) for s, table in enumerate(tables)]
-    return rows, [Known(table) for table in tables]
+    return [len(table) * BLOCK - 1 for table in tables], [Known(table) for table in tables]
 
 
 def test_groups_are_as_long_as_what_all_have_in_common() -> None:
@@ -38,15 +36,15 @@ def test_few_sequences_and_short_prefixes_are_not_worth_it() -> None:
 
 
 def test_the_block_that_is_being_written_is_nobodys_prefix() -> None:
-    rows, devices = step(*([list(range(20))] * 4))
-    assert Prefixes(BLOCK).find(rows, devices) == [Group((0, 1, 2, 3), 19 * BLOCK)]
+    starts, devices = step(*([list(range(20))] * 4))
+    assert Prefixes(BLOCK).find(starts, devices) == [Group((0, 1, 2, 3), 19 * BLOCK)]
 
 
 def test_other_rows_are_looked_at_again() -> None:
     prefixes = Prefixes(BLOCK)
-    rows, devices = step(*([*range(20), 50 + i] for i in range(4)))
-    first = prefixes.find(rows, devices)
-    assert first and prefixes.find(rows, devices) is first
+    starts, devices = step(*([*range(20), 50 + i] for i in range(4)))
+    first = prefixes.find(starts, devices)
+    assert first and prefixes.find(starts, devices) is first
     assert prefixes.find(*step(*(list(range(30 * i, 30 * i + 21)) for i in range(4)))) == []
 
 

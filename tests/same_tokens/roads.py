@@ -95,6 +95,7 @@ class Guessing:
         result: Result = self.executor.start(plan).result()
         assert isinstance(self.executor.runner, Runner)
         for row, outcome in zip(plan.rows, result.rows):
+            assert isinstance(outcome, RowResult)
             outcome.draft = self._guess(self.executor.runner.rows[row.row].state, outcome)
         return Done(result)
 

@@ -75,7 +75,7 @@ class FakeExecutor:
         device = self.rows[row.row]
         last = len(device.request.tokens) + (0 if device.request.pool else device.request.max_tokens - 1)
         require(row.start + row.count <= last, "a position past the end of the answer", row, last)
-        for table, changes in zip(device.tables, row.blocks, strict=True):
+        for table, changes in zip(device.tables, row.blocks, strict=bool(row.blocks)):
             for index, block in changes:
                 table.extend([-1] * (index + 1 - len(table)))
                 table[index] = block

@@ -10,6 +10,7 @@ import torch
 from penstock.engine.plan import Admission, Plan
 from penstock.runner.cuda.staging import sent
 from penstock.runner.cuda.wishes import WishRows
+from penstock.runner.rows import entries
 from penstock.sampling.random import WORD, philox
 from penstock.sampling.row import RowState
 
@@ -45,11 +46,9 @@ class RowTensors:
         for g, table in enumerate(self.tables):
             changed = [row for row in plan.rows if row.blocks and row.blocks[g]]
             if changed:
-                counts = [len(row.blocks[g]) for row in changed]
-                rows = np.repeat([row.row for row in changed], counts)
-                entries = np.concatenate([np.array(row.blocks[g], dtype=np.int64) for row in changed])
-                sent = torch.from_numpy(np.column_stack((rows, entries)).T.copy()).pin_memory()
-                where, indices, blocks = sent.to(self._device, non_blocking=True)
+                rows = np.repeat([row.row for row in changed], [len(row.blocks[g]) for row in changed])
+                found = entries([entry for row in changed for entry in row.blocks[g]])
+                where, indices, blocks = sent(np.stack((rows, found[:, 0], found[:, 1])), self._device)
                 table[where, indices] = blocks.to(torch.int32)
 
     def take(self, rows: Sequence[int], tokens: Sequence[int]) -> None:

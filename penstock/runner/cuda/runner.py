@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import numpy as np
 import torch
 
 import penstock.ops.triton  # noqa: F401  registers the bodies
@@ -15,6 +16,7 @@ from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.ops.triton.keys import settle_keys
 from penstock.runner.cuda.graphs import Chosen, single_steps
+from penstock.runner.cuda.lineup import Lineup, ordered
 from penstock.runner.cuda.moment import now
 from penstock.runner.cuda.packed import Packed, most_numbers
 from penstock.runner.cuda.shared import Prefixes, fill
@@ -45,6 +47,7 @@ class CudaRunner:
             self._singles = single_steps(model, memory, max_num_seqs, num_processors, eager, deterministic)
         self._caches, self._tensors = self._singles.caches, self._singles.rows
         self._prefixes = Prefixes(memory.block_size)
+        self._line: Lineup | None = None           # of the last step of single tokens
         self._last: Ticket | None = None
         self.timeline: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # of steps
 
@@ -58,7 +61,7 @@ class CudaRunner:
 
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""
-        ticket = Ticket(plan.number, [RowResult() for _ in plan.rows], self._tensors, self.sampler)
+        ticket = Ticket(plan.number, self._tensors, self.sampler)
         ops.take_exact(self.deterministic)
         try:
             with torch.inference_mode():
@@ -84,7 +87,7 @@ class CudaRunner:
             self._tensors.enter(plan)
 
     def _launch(self, plan: Plan, ticket: Ticket) -> None:
-        devices = [self.rows[row.row] for row in plan.rows]
+        devices = self.rows.of(plan)
         if all(_is_single(row) for row in plan.rows):
             self._run_singles(plan, devices, ticket)
         else:
@@ -92,40 +95,37 @@ class CudaRunner:
             self._run_mixed(plan, devices, ticket)
 
     def _run_singles(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
-        """The longest first: what is computed last runs beside little else, and should not take long."""
-        count, singles = len(plan.rows), self._singles
-        order = sorted(range(count), key=[-row.start for row in plan.rows].__getitem__)
-        rows, devices = [plan.rows[index] for index in order], [devices[index] for index in order]
+        rows, starts = np.array([[row.row for row in plan.rows], [row.start for row in plan.rows]])
+        line, num_admitted = self._line, self.rows.num_admitted
+        goes_on = line is not None and line.goes_on(rows, starts, num_admitted)
+        if line is None or not goes_on:
+            line = self._line = Lineup(rows, devices, starts, self._tensors.nobody, num_admitted)
+            if self.rows.num_groups == 1 and not self.deterministic:
+                line.groups = self._prefixes.find(line.starts.tolist(), line.devices)
+        places = line.places(rows)
+        count, groups, singles = len(devices), line.groups, self._singles
         size = singles.size(count)
-        may_share = self.rows.num_groups == 1 and not self.deterministic
-        groups = self._prefixes.find(rows, devices) if may_share else []
         flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
         numbers, *sharing = singles.split(flat, size)
         if groups:
             fill(groups, singles.tile_tokens, *sharing)
         numbers[:] = -1
-        numbers[ROW, count:] = self._tensors.nobody
-        numbers[[ROW, ID, POSITION], :count] = [
-            [row.row for row in rows],
-            [tokens[row.start] if row.start < len(tokens := device.state.tokens) else -1
-             for row, device in zip(rows, devices)],
-            [row.start for row in rows]]
-        several = False
-        for s, row in enumerate(rows):
-            if any(row.blocks):
-                for g, changes in enumerate(row.blocks):
-                    if changes:
-                        first = NUM_COMMON + 2 * g
-                        numbers[first:first + 2, s] = changes[-1]
-                        several |= len(changes) > 1
-        if several:
+        numbers[ROW, :count], numbers[ROW, count:] = line.numbers, self._tensors.nobody
+        numbers[POSITION, :count] = line.starts
+        if not (goes_on and line.simple):
+            numbers[ID, :count] = line.tokens()
+        if _enter_blocks(plan.rows, places, numbers):
             self._tensors.enter(plan)
-        one = singles[size, bool(groups), singles.num_parts(size, rows[0].start + 1)]
+        one = singles[size, bool(groups), singles.num_parts(size, int(line.starts[0]) + 1)]
         self._staging.send(len(flat), one.flat)
         logits = singles.run(one.forward)
-        results = [ticket.results[index] for index in order]
-        wishing = self._expect(ticket, list(zip(rows, devices, results, range(count))))
-        wishing |= self.deterministic      # another's wishes are no reason to choose a row's token by other kernels
+        wishing = self.deterministic      # another's wishes are no reason to choose a row's token by other kernels
+        if line.simple:
+            ticket.line, ticket.places = line, places
+        else:
+            ticket.results = results = [RowResult() for _ in plan.rows]
+            wishing |= self._expect(ticket, list(zip(ordered(plan.rows, places), line.devices,
+                                                     ordered(results, places), range(count))))
         self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
 
     def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> bool:
@@ -158,7 +158,7 @@ class CudaRunner:
     def _fetch(self, ticket: Ticket, logits: torch.Tensor, chosen: Chosen, count: int) -> None:
         if ticket.asked:
             ticket.logits = logits
-        if ticket.chosen:
+        if ticket.chosen or ticket.line is not None:
             ticket.tokens = _coming(chosen.tokens[:count])
             if chosen.report is not None and any(one.state.num_logprobs is not None for _, one, _ in ticket.chosen):
                 ticket.report = _coming(chosen.report[:count])
@@ -169,21 +169,21 @@ class CudaRunner:
         model, singles = self.model, self._singles
         order = sorted(range(len(plan.rows)), key=lambda index: plan.rows[index].count != 1)
         rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
-        results = [ticket.results[index] for index in order]
+        ticket.results = every = [RowResult() for _ in plan.rows]
+        results = [every[index] for index in order]
         packed = Packed(rows, of, singles.chunk_tokens)
         longest = max(row.start + row.count for row in rows)
         step, at, owners, row_of = packed.send(self._staging, self._tensors, self.memory.block_size,
                                                singles.num_parts(packed.num_single, longest))
-        lengths = step.positions[at] + 1
         if any(row.prompt_logprobs for row in rows):
-            every = model.forward(step, self._caches)
+            states = model.forward(step, self._caches)
             for row, device, result, end in zip(rows, of, results, packed.ends):
                 if row.prompt_logprobs:
-                    self._prompt_logprobs(row, device, every[end - row.count:end], result)
-            hidden = every[at]
+                    self._prompt_logprobs(row, device, states[end - row.count:end], result)
+            hidden, lengths = states[at], (step.positions[at] + 1).int()
         else:
             ends = ends_of(step, at, owners, singles.num_parts(len(packed.at), longest))
-            hidden = model.forward(step, self._caches, ends)
+            hidden, lengths = model.forward(step, self._caches, ends), ends.step.lengths
         if not packed.at:
             ticket.done = now()
             return
@@ -210,4 +210,17 @@ def _coming(values: torch.Tensor) -> torch.Tensor:
 
 
 def _is_single(row: Row) -> bool:
-    return row.count == 1 and row.output is Output.SAMPLE and not row.prompt_logprobs
+    return row.count == 1 and row.output is Output.SAMPLE and not row.prompt_logprobs and not row.draft
+
+
+def _enter_blocks(rows: Sequence[Row], places: Sequence[int], numbers: np.ndarray) -> bool:
+    """One new block of each row and group, into the numbers at its place; whether there are more."""
+    several = False
+    for row, place in zip(rows, places):
+        if row.blocks:
+            for g, changes in enumerate(row.blocks):
+                if changes:
+                    first = NUM_COMMON + 2 * g
+                    numbers[first:first + 2, place] = changes[-1]
+                    several |= len(changes) > 1
+    return several

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.engine.plan import Row
 from penstock.runner.rows import DeviceRow
 
 LEAST_SEQUENCES = 4
@@ -29,24 +28,24 @@ class Prefixes:
         self._key: tuple[object, ...] = ()
         self._groups: list[Group] = []
 
-    def find(self, rows: Sequence[Row], devices: Sequence[DeviceRow]) -> list[Group]:
-        """The groups of a step of single tokens in a cache of one block table."""
-        if len(rows) < LEAST_SEQUENCES:
+    def find(self, starts: Sequence[int], devices: Sequence[DeviceRow]) -> list[Group]:
+        """The groups of a step of single tokens at these positions, in a cache of one block table."""
+        if len(starts) < LEAST_SEQUENCES:
             return []
         key = tuple(devices)
         if key != self._key:
-            self._key, self._groups = key, self._search(rows, devices)
+            self._key, self._groups = key, self._search(starts, devices)
         return self._groups
 
-    def _search(self, rows: Sequence[Row], devices: Sequence[DeviceRow]) -> list[Group]:
+    def _search(self, starts: Sequence[int], devices: Sequence[DeviceRow]) -> list[Group]:
         by_first: dict[int, list[int]] = {}
-        for s, (row, device) in enumerate(zip(rows, devices)):
-            if row.start >= LEAST_POSITIONS:
-                by_first.setdefault(int(device.tables[0][0]), []).append(s)
+        for s, (start, device) in enumerate(zip(starts, devices)):
+            if start >= LEAST_POSITIONS:
+                by_first.setdefault(device.tables[0].item(0), []).append(s)
         groups: list[Group] = []
         for members in by_first.values():
             if len(members) >= LEAST_SEQUENCES and len(groups) < MOST_GROUPS:
-                shortest = min(rows[s].start for s in members) // self._block_size
+                shortest = min(starts[s] for s in members) // self._block_size
                 tables = np.stack([devices[s].tables[0][:shortest] for s in members])
                 differing = np.flatnonzero((tables != tables[0]).any(axis=0))
                 common = int(differing[0] if len(differing) else shortest) * self._block_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from penstock.engine.plan import Result, Row, RowResult
 from penstock.ops.report import NO_TOKEN as LIST_END
 from penstock.ops.sample import BAD, NOTHING
 from penstock.ops.wishes import MOST_LOGPROBS
+from penstock.runner.cuda.lineup import Lineup
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.rows import DeviceRow
 from penstock.runner.sampling import take
@@ -32,9 +34,11 @@ class Asked:
 @dataclass
 class Ticket:
     number: int
-    results: list[RowResult]
     rows: RowTensors
     sampler: Sampler
+    results: Sequence[RowResult | int] = ()
+    line: Lineup | None = None                  # whose rows are all simple: their results come with the tokens,
+    places: Sequence[int] = ()                  # where each of the plan's rows is there
     tokens: torch.Tensor | None = None          # pinned; there once `done` has happened
     report: torch.Tensor | None = None          # likewise, of the same rows, where any asks for log probabilities
     done: torch.cuda.Event | None = None
@@ -83,6 +87,8 @@ class Ticket:
             self.waited_s = time.perf_counter() - waiting
             if self.tokens is not None:
                 tokens = self.tokens.tolist()
+                if self.line is not None:
+                    self.results = self.line.take(tokens, self.places)
                 for result, device, place in self.chosen:
                     self._take(result, device, tokens[place], place)
         except Exception as error:      # whatever a step raises must reach the scheduler, which finds the cause
