@@ -83,6 +83,7 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
             GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr,
             PRECISION: tl.constexpr, EARLY: tl.constexpr):
     """One of `num_parts` parts of the keys of a sequence with one query, for the query heads of one key head."""
+    await_others(EARLY)
     h, s, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + s)
     first = 0
@@ -95,7 +96,6 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
     share = tl.cdiv(tl.cdiv(length - first, NUM), num_parts) * NUM
     start = first + part * share
     end = tl.minimum(length, start + share)
-    await_others(EARLY)
     g, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     head = h * GROUP + g
     inside = (g < GROUP)[:, None] & (d < SIZE)[None, :]
@@ -131,6 +131,7 @@ def _common(q, k_cache, v_cache, table, lengths, members, tiles, alibi, parts, t
             GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr,
             PRECISION: tl.constexpr, EARLY: tl.constexpr):
     """One part of the positions that a tile of sequences has in common; it follows the parts of their own."""
+    await_others(EARLY)
     tile, h, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(tiles + 4 * tile + 1)
     end = tl.load(tiles + 4 * tile + 3)
@@ -138,9 +139,8 @@ def _common(q, k_cache, v_cache, table, lengths, members, tiles, alibi, parts, t
     start = part * share
     r, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     there = (r < ROWS // GROUP * GROUP) & (r // GROUP < count)
-    member = tl.load(members + tl.load(tiles + 4 * tile) + r // GROUP, mask=there, other=0).to(tl.int64)
-    await_others(EARLY)
     if count > 0:
+        member = tl.load(members + tl.load(tiles + 4 * tile) + r // GROUP, mask=there, other=0).to(tl.int64)
         head = h * GROUP + r % GROUP
         inside = there[:, None] & (d < SIZE)[None, :]
         query = tl.load(q + (member * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)

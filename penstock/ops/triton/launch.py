@@ -18,9 +18,9 @@ assumed = (0, 0)         # the capability of the GPU that tensors on the meta de
 
 @triton.jit
 def await_others(EARLY: tl.constexpr):
-    """Go on once the kernels before this one have ended; let the next one begin to wait. Weights, and a step's own
-    numbers (slots, positions, lengths, block tables), may be read before: the kernel in front did not write them, and
-    those in front of it have ended."""
+    """Go on once the kernels before this one have ended; let the next one begin to wait. Only what never changes, such
+    as weights, may be read before: of all else, however long ago it was written, a processor's own cache may still
+    hold what was there the step before."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -42,6 +42,6 @@ def is_roomy(device: torch.device) -> bool:
 
 
 def early(x: Tensor) -> dict[str, Any]:
-    """The options of a kernel that calls `await_others` on every path before it writes, or reads what layers write."""
+    """The options of a kernel that calls `await_others` on every path before it writes, or reads what may change."""
     begins = _early(x.device)
     return {"EARLY": begins, "launch_pdl": True} if begins else {"EARLY": False}

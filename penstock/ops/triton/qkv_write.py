@@ -62,6 +62,7 @@ def _write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, so
            HEADS: tl.constexpr, ROOM: tl.constexpr, EARLY: tl.constexpr):
     """Some heads of one token, all of one kind: queries go to `out`, keys and values to their slot; a slot under 0 is
     nobody's."""
+    await_others(EARLY)
     t, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     some = tl.arange(0, ROOM)
     h = part * HEADS + some
@@ -69,7 +70,6 @@ def _write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, so
     head = qkv + t * qkv_row + h * SIZE
     slot = tl.load(slots + t)
     position = tl.load(positions + t)
-    await_others(EARLY)
     row_factor = 1.0
     if source is not None:
         row_factor = norm_factor(source + t * source_row, source_width, source_eps, 1024)
