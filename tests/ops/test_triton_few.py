@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import pytest
 import torch
 
+from penstock.ops.example import normal
+from penstock.ops.product import is_few, product
+from tests.ops.test_triton import DEVICE  # before Triton is imported
+
 pytest.importorskip("triton")
 
-import penstock.ops.triton  # noqa: E402, F401  registers the bodies
-from penstock.ops.example import normal  # noqa: E402
-from penstock.ops.product import is_few, product  # noqa: E402
 from penstock.ops.triton.few_rows import few_rows  # noqa: E402
-from tests.ops.test_triton import DEVICE  # noqa: E402
 
 
 @pytest.mark.parametrize(("num_rows", "width", "num_out", "eps", "activation"), [

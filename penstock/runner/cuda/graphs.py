@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +26,10 @@ from penstock.runner.step import LayerCache, Step
 
 MOST_PARTS, MOST_OF_SHORT = 32, 8
 SHORT = 512              # positions of the longest sequence
+SELDOM = 8               # times
 Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 Made = TypeVar("Made")
+Key = tuple[int, bool, int]      # for how many sequences, with positions in common or none, with keys in so many parts
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ class SingleSteps:
                         for table in rows.tables]
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self._known: dict[tuple[int, bool, int], Recorded] = {}
+        self._known: dict[Key, Recorded] = {}
+        self._wanted: Counter[Key] = Counter()    # and not recorded
         self._pool = None if eager else torch.cuda.graph_pool_handle()
 
     def warm(self, size: int, shared: bool = False, wishing: bool = False, longest: int = 1) -> None:
@@ -104,6 +108,20 @@ class SingleSteps:
     def size(self, num_sequences: int) -> int:
         return self.sizes[bisect_left(self.sizes, num_sequences)]
 
+    def fitting(self, num_sequences: int, shared: bool, longest: int) -> Key:
+        """The step to take for so many sequences. One that is seldom wanted is not worth recording, and slow without:
+        a larger one that is recorded takes its place, with rows of nobody."""
+        least = self.size(num_sequences)
+        keys = [(size, shared, self.num_parts(size, longest)) for size in self.sizes if size >= least]
+        if not self.eager and not self._is_recorded(keys[0]):
+            self._wanted[keys[0]] += 1
+            if self._wanted[keys[0]] <= SELDOM:
+                return next((key for key in keys if self._is_recorded(key)), keys[0])
+        return keys[0]
+
+    def _is_recorded(self, key: Key) -> bool:
+        return key in self._known and self._known[key].forward.graph is not None
+
     def num_flat(self, size: int, shared: bool) -> int:
         """How many numbers are sent: the rows', and where positions are shared who shares which."""
         return self.num_numbers * size + (2 * size + 4 * num_tiles(size, self.tile_tokens) if shared else 0)
@@ -114,8 +132,7 @@ class SingleSteps:
         return (flat[:end].reshape(self.num_numbers, size), flat[end:end + size], flat[end + size:end + 2 * size],
                 flat[end + 2 * size:].reshape(-1, 4))
 
-    def __getitem__(self, key: tuple[int, bool, int]) -> Recorded:
-        """Of that size, with positions in common or none, with keys in so many parts."""
+    def __getitem__(self, key: Key) -> Recorded:
         if key not in self._known:
             self._known[key] = self._made(self._numbers[:self.num_flat(*key[:2])], *key)
         return self._known[key]

@@ -104,7 +104,8 @@ class CudaRunner:
                 line.groups = self._prefixes.find(line.starts.tolist(), line.devices)
         places = line.places(rows)
         count, groups, singles = len(devices), line.groups, self._singles
-        size = singles.size(count)
+        key = singles.fitting(count, bool(groups), int(line.starts[0]) + 1)
+        size = key[0]
         flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
         numbers, *sharing = singles.split(flat, size)
         if groups:
@@ -116,7 +117,7 @@ class CudaRunner:
             numbers[ID, :count] = line.tokens()
         if _enter_blocks(plan.rows, places, numbers):
             self._tensors.enter(plan)
-        one = singles[size, bool(groups), singles.num_parts(size, int(line.starts[0]) + 1)]
+        one = singles[key]
         self._staging.send(len(flat), one.flat)
         logits = singles.run(one.forward)
         wishing = self.deterministic      # another's wishes are no reason to choose a row's token by other kernels
