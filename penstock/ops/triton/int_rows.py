@@ -121,5 +121,5 @@ def widen(out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = None)
 @int_rows.impl("cuda", exact=True)
 def _body(ids: Tensor, words: Tensor, scales: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     out = torch.empty((ids.shape[0], width), dtype=dtype, device=ids.device)
-    widen(out, words, scales, ids)
+    widen(out, words, scales, ids.contiguous())
     return out

@@ -19,8 +19,8 @@ assumed = (0, 0)         # the capability of the GPU that tensors on the meta de
 @triton.jit
 def await_others(EARLY: tl.constexpr):
     """Go on once the kernels before this one have ended; let the next one begin to wait. Only what never changes, such
-    as weights, may be read before: of all else, however long ago it was written, a processor's own cache may still
-    hold what was there the step before."""
+    as weights, may be read before: nothing promises that a processor's own cache does not hold of all else what was
+    there the step before."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
