@@ -58,4 +58,5 @@ def settle_collector() -> None:
     and plans, which leave next to no garbage in circles: that waits until there is much that is new."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(max(MANY_NEW, gc.get_threshold()[0]), *gc.get_threshold()[1:])
+    first, *others = gc.get_threshold()
+    gc.set_threshold(first and max(MANY_NEW, first), *others)        # with 0 nothing is ever collected

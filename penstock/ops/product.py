@@ -37,7 +37,8 @@ def is_few(x: Tensor, weight: Tensor, norm: Tensor | None, gated: bool) -> bool:
     """Whether rows and outputs are so few that a kernel which also norms, adds and activates is faster than the
     library's."""
     return (1 < x.shape[0] <= FEW_ROWS and weight.shape[0] in FEW_OUTPUTS and norm is None and not gated
-            and x.itemsize == 2 and weight.dtype == x.dtype and x.stride(1) == 1 and not takes_exact())
+            and x.itemsize == 2 and weight.dtype == x.dtype and x.stride(1) == 1 and weight.is_contiguous()
+            and not takes_exact())
 
 
 def defers(x: Tensor, norm: Tensor | None, bias: Tensor | None, eps: float) -> bool:

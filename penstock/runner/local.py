@@ -26,6 +26,8 @@ class Starts(Protocol):
 
     def start(self, plan: Plan) -> Ticket: ...
 
+    def close(self) -> None: ...
+
 
 class LocalExecutor:
     def __init__(self, runner: Runner | Starts) -> None:
@@ -38,6 +40,8 @@ class LocalExecutor:
 
     def close(self) -> None:
         """What a GPU holds is freed with the runner, and given back to others."""
+        if self.runner is not None and not isinstance(self.runner, Runner):
+            self.runner.close()
         self.runner = None
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             gc.collect()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -113,6 +115,22 @@ def test_whoever_chooses_the_choice_is_the_same(both: tuple[LLM, LLM], kinds: li
     with mock.patch.object(Ticket, "_choose", autospec=True, side_effect=choose) as by_host:
         assert answers(other, prompts, params) == answers(usual, prompts, params)
     assert by_host.called == (kinds is ON_HOST)
+
+
+def test_a_closed_runner_is_gone(tmp_path: Path, no_gpu: None) -> None:
+    """Breaks when weights and cache outlive their engine, at which the collector does not look once it is warm."""
+    gc.collect()
+    with engines(write_config(tmp_path, "LlamaForCausalLM")) as (_, other):
+        steps = weakref.ref(cast(Any, other.service.engine.executor).runner._singles)
+        answers(other, PROMPTS[:1], [asking()])
+        gc.freeze()
+    try:
+        other.close()
+        del other
+        gc.collect()
+        assert steps() is None
+    finally:
+        gc.unfreeze()
 
 
 def test_stops_that_wait_and_words_that_do_not_come(both: tuple[LLM, LLM]) -> None:

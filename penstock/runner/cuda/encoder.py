@@ -60,6 +60,9 @@ class EncoderRunner:
             for count in (1, 2):
                 self._forward(self._sent([list(range(count))])).cpu()
 
+    def close(self) -> None:
+        """It goes with whoever holds it."""
+
     def start(self, plan: Plan) -> Pooled:
         """Rows are taken in before anything can fail, so that later plans find them."""
         ticket = Pooled(plan.number)

@@ -132,6 +132,10 @@ class SingleSteps:
         return (flat[:end].reshape(self.num_numbers, size), flat[end:end + size], flat[end + size:end + 2 * size],
                 flat[end + 2 * size:].reshape(-1, 4))
 
+    def forget(self) -> None:
+        """Give up all that was recorded."""
+        self._known.clear()
+
     def __getitem__(self, key: Key) -> Recorded:
         if key not in self._known:
             self._known[key] = self._made(self._numbers[:self.num_flat(*key[:2])], *key)

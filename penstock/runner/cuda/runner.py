@@ -59,6 +59,11 @@ class CudaRunner:
             for done in [threads.submit(work) for work in works]:
                 done.result()
 
+    def close(self) -> None:
+        """Recorded steps refer to what refers to them, and the collector does not look at what was there when the
+        engine was ready: without this they would hold weights and cache for ever."""
+        self._singles.forget()
+
     def start(self, plan: Plan) -> Ticket:
         """Rows are taken in before anything can fail, so that later plans find them."""
         ticket = Ticket(plan.number, self._tensors, self.sampler)
