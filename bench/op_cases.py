@@ -20,7 +20,6 @@ Call = Callable[[], object]
 BF16 = torch.bfloat16
 BLOCK = 16                              # positions of a cache block
 MOST_SETS = 400
-MOST_PARTS = 32                         # in which one sequence's keys are read
 ALIGNED = 4                             # numbers of 4 bytes: for other places kernels are compiled anew
 EPS = 1e-5
 
@@ -169,16 +168,16 @@ class Maker:
         return [partial(ops.attention, q, k, v, table, starts, lengths, s.head_size**-0.5, work=work)
                 for table in tables]
 
-    def _parts(self, num_rows: int) -> int:
-        return max(1, min(MOST_PARTS, 2 * self._processors // (num_rows * self.shape.num_kv_heads)))
-
     def _decode(self, k: Tensor, v: Tensor, order: Tensor, rows: int, context: int) -> OpCase:
+        from penstock.runner.cuda.graphs import num_parts
+
         s = self.shape
         moved = rows * context * s.position_bytes
         tables = self._tables(order, rows, -(-context // BLOCK), self._num_sets(moved))
+        work = ops.Work(rows, None, num_parts(rows, context, s.num_kv_heads, self._processors))
         others = {"sdpa": self._plain(rows, 1, context, False)} if moved < 5e9 else {}
         return OpCase("attention", s.name, f"{rows} rows at {context}",
-                      self._attend(k, v, tables, 1, context, ops.Work(rows, None, self._parts(rows))),
+                      self._attend(k, v, tables, 1, context, work),
                       moved + 4.0 * rows * s.num_heads * s.head_size, float(s.pair_ops) * rows * context, others)
 
     def _chunk(self, k: Tensor, v: Tensor, order: Tensor, count: int, tokens: int, before: int) -> OpCase:
@@ -218,6 +217,7 @@ class Maker:
     def _common(self, k: Tensor, v: Tensor, order: Tensor, sharing: bool) -> OpCase:
         """The same tables with the beginning read once for all, and once for each."""
         from penstock.ops.triton.attention import tile_tokens
+        from penstock.runner.cuda.graphs import num_parts
 
         s, (rows, prefix, own) = self.shape, self.sizes.shared
         ahead, rest = prefix // BLOCK, -(-own // BLOCK)
@@ -228,7 +228,8 @@ class Maker:
         fill([Group(tuple(range(rows)), ahead * BLOCK)], size, members, skips, tiles)
         parts = [torch.from_numpy(part).to(self.device) for part in (members, skips, tiles)]
         shared = ops.Shared(parts[0], parts[1], parts[2])
-        work = ops.Work(rows, None, self._parts(rows), shared if sharing else None)
+        work = ops.Work(rows, None, num_parts(rows, prefix + own, s.num_kv_heads, self._processors),
+                        shared if sharing else None)
         read = (prefix if sharing else rows * prefix) + rows * own
         name = f"{rows} rows, {prefix} common + {own}"
         return OpCase("attention", s.name, name if sharing else f"{name}, each alone",

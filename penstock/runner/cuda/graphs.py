@@ -61,6 +61,12 @@ class Recorded:
     choice: dict[bool, Half[Chosen]]
 
 
+def num_parts(num_single: int, longest: int, num_kv_heads: int, num_processors: int) -> int:
+    """In how many parts the keys of single queries are read, so that every processor has some."""
+    most = MOST_OF_SHORT if longest <= SHORT else MOST_PARTS
+    return max(1, min(most, 2 * num_processors // max(1, num_single * num_kv_heads)))
+
+
 class SingleSteps:
     """Of each size: its tensors, all in the same places, and once it has run its graphs."""
 
@@ -101,9 +107,7 @@ class SingleSteps:
             self.choose(self._forward(one.numbers, one.step), one.step.lengths, one.numbers[ROW], wishing)
 
     def num_parts(self, num_single: int, longest: int) -> int:
-        """In how many parts the keys of single queries are read, so that every processor has some."""
-        most = MOST_OF_SHORT if longest <= SHORT else MOST_PARTS
-        return max(1, min(most, 2 * self._processors // max(1, num_single * self._kv_heads)))
+        return num_parts(num_single, longest, self._kv_heads, self._processors)
 
     def size(self, num_sequences: int) -> int:
         return self.sizes[bisect_left(self.sizes, num_sequences)]
@@ -112,12 +116,14 @@ class SingleSteps:
         """The step to take for so many sequences. One that is seldom wanted is not worth recording, and slow without:
         a larger one that is recorded takes its place, with rows of nobody."""
         least = self.size(num_sequences)
-        keys = [(size, shared, self.num_parts(size, longest)) for size in self.sizes if size >= least]
-        if not self.eager and not self._is_recorded(keys[0]):
-            self._wanted[keys[0]] += 1
-            if self._wanted[keys[0]] <= SELDOM:
-                return next((key for key in keys if self._is_recorded(key)), keys[0])
-        return keys[0]
+        right = least, shared, self.num_parts(least, longest)
+        if self.eager or self._is_recorded(right):
+            return right
+        self._wanted[right] += 1
+        if self._wanted[right] > SELDOM:
+            return right
+        larger = ((size, shared, self.num_parts(size, longest)) for size in self.sizes if size > least)
+        return next((key for key in larger if self._is_recorded(key)), right)
 
     def _is_recorded(self, key: Key) -> bool:
         return key in self._known and self._known[key].forward.graph is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def now(timed: bool = False) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+def now() -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -49,7 +49,6 @@ class CudaRunner:
         self._prefixes = Prefixes(memory.block_size)
         self._line: Lineup | None = None           # of the last step of single tokens
         self._last: Ticket | None = None
-        self.timeline: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None  # of steps
 
     def warm(self) -> None:
         """Compile what the first steps take, several kernels at once."""
@@ -76,10 +75,7 @@ class CudaRunner:
                 self._tensors.admit(plan.admissions, [self.rows[one.row].state for one in plan.admissions])
                 if plan.moves:
                     self.memory.move(plan.moves)
-                begun = None if self.timeline is None else now(timed=True)
                 self._launch(plan, ticket)
-                if begun is not None and self.timeline is not None:
-                    self.timeline.append((begun, now(timed=True)))
         except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
             ticket.error = f"{type(error).__name__}: {error}"
             self._keep_apart(plan)
