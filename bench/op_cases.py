@@ -184,7 +184,7 @@ class Maker:
         from penstock.ops.triton.attention import tile_tokens
 
         s = self.shape
-        size = tile_tokens(s.num_heads, s.num_kv_heads, wide=s.head_size <= 128)
+        size = tile_tokens(s.num_heads, s.num_kv_heads)
         tiles = torch.tensor([(row, first) for row in range(count) for first in range(0, tokens, size)],
                              dtype=torch.int32, device=self.device)
         length = before + tokens
@@ -194,7 +194,7 @@ class Maker:
         others = {} if before else {"flash": self._plain(count, tokens, tokens, True, "FLASH_ATTENTION"),
                                     "cudnn": self._plain(count, tokens, tokens, True, "CUDNN_ATTENTION")}
         return OpCase("attention", s.name, f"{count} × {tokens} after {before}",
-                      self._attend(k, v, tables, tokens, length, ops.Work(0, tiles, tile_tokens=size)), moved,
+                      self._attend(k, v, tables, tokens, length, ops.Work(0, tiles)), moved,
                       float(s.pair_ops) * pairs, others)
 
     def _plain(self, rows: int, each: int, length: int, causal: bool, backend: str = "") -> list[Call]:
@@ -217,7 +217,7 @@ class Maker:
     def _common(self, k: Tensor, v: Tensor, order: Tensor, sharing: bool) -> OpCase:
         """The same tables with the beginning read once for all, and once for each."""
         from penstock.ops.triton.attention import tile_tokens
-        from penstock.runner.cuda.graphs import num_parts
+        from penstock.runner.cuda.graphs import num_common_parts, num_parts
 
         s, (rows, prefix, own) = self.shape, self.sizes.shared
         ahead, rest = prefix // BLOCK, -(-own // BLOCK)
@@ -227,7 +227,8 @@ class Maker:
         tiles = np.zeros((num_tiles(rows, size), 4), dtype=np.int32)
         fill([Group(tuple(range(rows)), ahead * BLOCK)], size, members, skips, tiles)
         parts = [torch.from_numpy(part).to(self.device) for part in (members, skips, tiles)]
-        shared = ops.Shared(parts[0], parts[1], parts[2])
+        num_common = num_common_parts(rows, size, s.num_kv_heads, self._processors)
+        shared = ops.Shared(parts[0], parts[1], parts[2], num_common)
         work = ops.Work(rows, None, num_parts(rows, prefix + own, s.num_kv_heads, self._processors),
                         shared if sharing else None)
         read = (prefix if sharing else rows * prefix) + rows * own

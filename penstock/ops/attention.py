@@ -35,15 +35,13 @@ class Work:
     """How a step's queries are dealt out on a device that computes in tiles; elsewhere it is of no use.
 
     The first `num_single` sequences have one query each, whose keys are read in `num_parts` parts at once; `tiles` are
-    [n, 2] int32, the sequence and its first query of each tile, for the others. A tile has `tile_tokens` queries; with
-    0 the device decides.
+    [n, 2] int32, the sequence and its first query of each tile, for the others.
     """
 
     num_single: int
     tiles: Tensor | None = None
     num_parts: int = 1
     shared: Shared | None = None       # of no use with a window
-    tile_tokens: int = 0
 
 
 def paged(seed: int, sequences: Sequence[tuple[int, int]], num_heads: int, num_kv_heads: int, head_size: int,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.attention import Work, attention
-from penstock.ops.triton.launch import await_others, early, is_roomy
+from penstock.ops.triton.launch import await_others, begin_beside, early, is_roomy, outlast
 from penstock.ops.triton.numbers import fitted, tanh
 
 LEAST_FEW, FEW = 16, 48  # sequences, of which each is read by one program that has to read more at once
-TILE, WIDE_TILE = 128, 256     # rows of a tile: tokens times the query heads of a key head
-LEAST_GROUP = 4          # query heads of a key head for which a wide tile is faster
-MOST_WIDE = 128          # values of a head in a wide tile
+TILE = 128               # rows: tokens times the query heads of a key head
+MOST_WIDE = 128          # values of a head, of which more keys are read at once
+MOST_REGISTERS = 128     # of a thread, so that two tiles fit into a processor: one multiplies while the other does not
 LOG2_E = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(-1e30)          # under any score
 
 
 @triton.jit
@@ -30,60 +33,86 @@ def _beside(q, cache):
 
 @triton.jit
 def _scores(q, k, j, position, slope, scale, softcap, window, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores [M, N] of queries q[M, D] at position[M] over keys k[N, D] at j[N], times log2(e)."""
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    """Scores [M, N] of queries q[M, D] at position[M] over keys k[N, D] at j[N], and what they are still to be
+    multiplied by to be exponents of 2."""
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    factor = scale * LOG2_E
     if softcap is not None:
-        s = softcap * tanh(s / softcap)
+        s = softcap * tanh(s * scale / softcap)
+        factor = LOG2_E * 1.0
     if slope is not None:
+        if softcap is None:
+            s *= scale
+            factor = LOG2_E * 1.0
         s += slope[:, None] * (j[None, :] - position[:, None]).to(tl.float32)
     if MASKED:
         seen = j[None, :] <= position[:, None]
         if window > 0:
             seen = seen & (j[None, :] > position[:, None] - window)
         s = tl.where(seen, s, float("-inf"))
-    return s * LOG2_E
+    return s, factor
 
 
 @triton.jit
 def _nothing(ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """What `_attend` begins with."""
-    return (tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
+    """What `_attend` begins with; the largest score so far is a number, so that a row that sees none of its first keys
+    needs no care."""
+    return (tl.full((ROWS,), LEAST, tl.float32), tl.zeros((ROWS,), tl.float32),
             tl.zeros((ROWS, BLOCK), tl.float32))
 
 
 @triton.jit
 def _attend(q, most, total, sums, start, low, end, table, k_cache, v_cache, position, slope, scale, softcap, window,
             k_block, k_place, v_block, v_place, P: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-            NUM: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+            NUM: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr = False):
     """Go on over the keys start … end - 1, NUM at a time, those under `low` left out: the largest score, the weights'
-    total, the values' sums."""
+    total, the values' sums. WHOLE promises that there are NUM each time, none of them under `low`."""
     d = tl.arange(0, BLOCK)
     for begin in range(start, end, NUM):
         j = begin + tl.arange(0, NUM)
-        there = (j >= low) & (j < end)       # what lies before a window is someone else's by now
-        block = tl.load(table + j // P, mask=there, other=-1).to(tl.int64)
-        wanted = (block >= 0)[:, None] & (d < SIZE)[None, :]
-        k = tl.load(k_cache + (block * k_block + (j % P) * k_place)[:, None] + d[None, :], mask=wanted, other=0.0)
-        s = _scores(q, k.to(q.dtype), j, position, slope, scale, softcap, window, MASKED, PRECISION)
-        s = tl.where(there[None, :], s, float("-inf"))
-        now = tl.maximum(most, tl.max(s, 1))
-        base = tl.where(now == float("-inf"), 0.0, now)
-        p = tl.exp2(s - base[:, None])
-        kept = tl.exp2(most - base)
-        v = tl.load(v_cache + (block * v_block + (j % P) * v_place)[:, None] + d[None, :], mask=wanted, other=0.0)
-        sums = sums * kept[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
+        if WHOLE:
+            block = tl.load(table + j // P).to(tl.int64)
+        else:
+            there = (j >= low) & (j < end)       # what lies before a window is someone else's by now
+            block = tl.load(table + j // P, mask=there, other=-1).to(tl.int64)
+        keys = k_cache + (block * k_block + (j % P) * k_place)[:, None] + d[None, :]
+        values = v_cache + (block * v_block + (j % P) * v_place)[:, None] + d[None, :]
+        k = _loaded(keys, d, block, SIZE, BLOCK, WHOLE)
+        s, factor = _scores(q, k.to(q.dtype), j, position, slope, scale, softcap, window, MASKED, PRECISION)
+        if not WHOLE:
+            s = tl.where(there[None, :], s, float("-inf"))
+        now = tl.maximum(most, tl.max(s, 1) * factor)
+        p = tl.exp2(s * factor - now[:, None])
+        kept = tl.exp2(most - now)
+        v = _loaded(values, d, block, SIZE, BLOCK, WHOLE)
+        sums = tl.dot(p.to(q.dtype), v.to(q.dtype), sums * kept[:, None], input_precision=PRECISION)
         total = total * kept + tl.sum(p, 1)
         most = now
     return most, total, sums
+
+
+@triton.jit
+def _loaded(place, d, block, SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """Keys or values [N, BLOCK]; 0 beyond the head's size, and where no block is."""
+    if not WHOLE:
+        x = tl.load(place, mask=(block >= 0)[:, None] & (d < SIZE)[None, :], other=0.0)
+    elif BLOCK > SIZE:
+        x = tl.load(place, mask=(d < SIZE)[None, :], other=0.0)
+    else:
+        x = tl.load(place)
+    return x
 
 
 @triton.jit(do_not_specialize=["num_parts", "num_all", "table_row"])
 def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops, scale, softcap, window, q_row, k_block,
             k_head, k_place, v_block, v_head, v_place, table_row, num_parts, num_all, num_heads, P: tl.constexpr,
             GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr,
-            PRECISION: tl.constexpr, EARLY: tl.constexpr):
+            PRECISION: tl.constexpr, EARLY: tl.constexpr, BESIDE: tl.constexpr):
     """One of `num_parts` parts of the keys of a sequence with one query, for the query heads of one key head."""
-    await_others(EARLY)
+    if BESIDE:
+        begin_beside(EARLY)
+    else:
+        await_others(EARLY)
     h, s, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + s)
     first = 0
@@ -123,6 +152,8 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
         tl.store(tops + 2 * at, most, mask=g < GROUP)
         tl.store(tops + 2 * at + 1, total, mask=g < GROUP)
         tl.store(parts + at[:, None] * SIZE + d[None, :], sums, mask=inside)
+    if BESIDE:
+        outlast(EARLY)
 
 
 @triton.jit(do_not_specialize=["num_parts", "num_all", "table_row"])
@@ -150,8 +181,13 @@ def _common(q, k_cache, v_cache, table, lengths, members, tiles, alibi, parts, t
         if alibi is not None:
             slope = tl.load(alibi + head, mask=there, other=0.0)
         position = tl.load(lengths + member, mask=there, other=1) - 1
-        most, total, sums = _attend(query, most, total, sums, start, 0, tl.minimum(end, start + share),
-                                    table + tl.load(tiles + 4 * tile + 2).to(tl.int64) * table_row,
+        end = tl.minimum(end, start + share)
+        whole = end // NUM * NUM
+        table += tl.load(tiles + 4 * tile + 2).to(tl.int64) * table_row
+        most, total, sums = _attend(query, most, total, sums, start, 0, whole, table, k_cache + h * k_head,
+                                    v_cache + h * v_head, position, slope, scale, softcap, 0, k_block, k_place, v_block,
+                                    v_place, P, SIZE, BLOCK, NUM, False, PRECISION, True)
+        most, total, sums = _attend(query, most, total, sums, tl.maximum(start, whole), 0, end, table,
                                     k_cache + h * k_head, v_cache + h * v_head, position, slope, scale, softcap, 0,
                                     k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, False, PRECISION)
         at = (member * num_all + num_parts + part) * num_heads + head
@@ -210,7 +246,7 @@ def _tile(q, k_cache, v_cache, table, query_start, lengths, tiles, alibi, out, s
         whole = (first + 1) // NUM * NUM              # keys that every query of the tile sees
         most, total, sums = _attend(query, most, total, sums, start, low, whole, table + s * table_row,
                                     k_cache + h * k_head, v_cache + h * v_head, position, slope, scale, softcap, window,
-                                    k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, False, PRECISION)
+                                    k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, False, PRECISION, True)
     end = tl.minimum(length, first + ROWS // GROUP)
     most, total, sums = _attend(query, most, total, sums, whole, low, end, table + s * table_row, k_cache + h * k_head,
                                 v_cache + h * v_head, position, slope, scale, softcap, window, k_block, k_place,
@@ -219,10 +255,9 @@ def _tile(q, k_cache, v_cache, table, query_start, lengths, tiles, alibi, out, s
     tl.store(out + (row * num_heads + head)[:, None] * SIZE + d[None, :], y.to(out.dtype.element_ty), mask=inside)
 
 
-def tile_tokens(num_heads: int, num_kv_heads: int, wide: bool = False) -> int:
-    """Queries of one sequence in a tile; a wide one takes 16-bit heads of 128 values at most, and a roomy device."""
-    group = num_heads // num_kv_heads
-    return max(1, (WIDE_TILE if wide and group >= LEAST_GROUP else TILE) // group)
+def tile_tokens(num_heads: int, num_kv_heads: int) -> int:
+    """Queries of one sequence in a tile, or sequences that have positions in common."""
+    return max(1, TILE // (num_heads // num_kv_heads))
 
 
 def _stages(q: Tensor, block: int) -> int:
@@ -230,18 +265,19 @@ def _stages(q: Tensor, block: int) -> int:
     return 1 if q.dtype == torch.float32 or (block > MOST_WIDE and not is_roomy(q.device)) else 2
 
 
-def _reads(num_single: int, block: int, dtype: torch.dtype) -> tuple[int, int]:
+def _reads(num_single: int, block: int, dtype: torch.dtype, is_shared: bool = False) -> tuple[int, int]:
     """Keys at once and stages of a single query's reading, measured on an H200."""
     if dtype == torch.float32:
         return (64 if block <= MOST_WIDE else 32), 1
     if block > MOST_WIDE:
         return 32, 3
-    return (128 if LEAST_FEW <= num_single <= FEW else 64), 2
+    return (32 if is_shared else 128 if LEAST_FEW <= num_single <= FEW else 64), 2
 
 
-def _warps(num_keys: int) -> int:
-    """Of a tile, for so many keys at once."""
-    return 4 if num_keys == 64 else 8
+def _tile_options(q: Tensor, block: int) -> dict[str, Any]:
+    """Of a kernel that computes a tile."""
+    limit = {"maxnreg": MOST_REGISTERS} if q.dtype != torch.float32 and block <= MOST_WIDE else {}
+    return {"num_warps": 8, "num_stages": _stages(q, block), **limit}
 
 
 def make_work(query_start: list[int], num_heads: int, num_kv_heads: int, device: torch.device) -> Work:
@@ -249,7 +285,7 @@ def make_work(query_start: list[int], num_heads: int, num_kv_heads: int, device:
     step = tile_tokens(num_heads, num_kv_heads)
     tiles = [(s, start) for s in range(len(query_start) - 1)
              for start in range(0, query_start[s + 1] - query_start[s], step)]
-    return Work(0, torch.tensor(tiles, dtype=torch.int32, device=device).view(-1, 2), tile_tokens=step)
+    return Work(0, torch.tensor(tiles, dtype=torch.int32, device=device).view(-1, 2))
 
 
 @attention.impl("cuda", exact=False)
@@ -279,25 +315,25 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
         if num_all > 1:
             parts = torch.empty((work.num_single, num_all, num_heads, size), device=q.device)
             tops = torch.empty((work.num_single, num_all, num_heads, 2), device=q.device)
-        at_once, num_stages = _reads(work.num_single, block, q.dtype)
-        _single[(num_kv_heads, work.num_single, work.num_parts)](
-            q, k_cache, v_cache, table, lengths, shared and shared.skips, alibi, out, parts, tops, scale, cap, window,
-            q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
-            max(16, triton.next_power_of_2(group)), size, block, at_once, precision, num_warps=4,
-            num_stages=num_stages, **early(q))
         if shared:
             _common[(len(shared.tiles), num_kv_heads, shared.num_parts)](
                 q, k_cache, v_cache, table, lengths, shared.members, shared.tiles, alibi, parts, tops, scale, cap,
                 q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
-                max(TILE, triton.next_power_of_2(group)), size, block, num, precision, num_warps=_warps(num),
-                num_stages=_stages(q, block), **early(q))
+                max(TILE, triton.next_power_of_2(group)), size, block, num, precision, **_tile_options(q, block),
+                **early(q))
+        at_once, num_stages = _reads(work.num_single, block, q.dtype, shared is not None)
+        _single[(num_kv_heads, work.num_single, work.num_parts)](
+            q, k_cache, v_cache, table, lengths, shared and shared.skips, alibi, out, parts, tops, scale, cap, window,
+            q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
+            max(16, triton.next_power_of_2(group)), size, block, at_once, precision, BESIDE=shared is not None,
+            num_warps=4, num_stages=num_stages, **early(q))
         if parts is not None:
-            _joined[(work.num_single, num_heads)](parts, tops, out, num_all, num_heads, size, block,
-                                                  triton.next_power_of_2(num_all), num_warps=4, **early(q))
+            _joined[(work.num_single, num_heads)](
+                parts, tops, out, num_all, num_heads, size, block, triton.next_power_of_2(num_all),
+                num_warps=1 if shared else 4, **early(q))
     if work.tiles is not None and len(work.tiles):
-        rows = max(TILE, triton.next_power_of_2(group), triton.next_power_of_2(work.tile_tokens * group))
         _tile[(len(work.tiles), num_kv_heads)](
             q, k_cache, v_cache, table, query_start, lengths, work.tiles, alibi, out, scale, cap, window, q.stride(0),
-            *strides, num_heads, block_size, group, rows, size, block, num, precision,
-            num_warps=16 if rows > TILE else _warps(num), num_stages=_stages(q, block))
+            *strides, num_heads, block_size, group, max(TILE, triton.next_power_of_2(group)), size, block, num,
+            precision, **_tile_options(q, block))
     return out

@@ -26,6 +26,24 @@ def await_others(EARLY: tl.constexpr):
         gdc_launch_dependents()
 
 
+@triton.jit
+def begin_beside(EARLY: tl.constexpr):
+    """In place of `await_others`, for a kernel that needs nothing of the one before it, which awaits others: once that
+    one lets this one begin, what was before both of them has ended. It must end with `outlast`."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def outlast(EARLY: tl.constexpr):
+    """End after the kernel before: the next one waits for this one alone, and may need both. The last program does, as
+    all others have begun by then."""
+    if EARLY:
+        last = (tl.program_id(0) == tl.num_programs(0) - 1) & (tl.program_id(1) == tl.num_programs(1) - 1)
+        if last & (tl.program_id(2) == tl.num_programs(2) - 1):
+            gdc_wait()
+
+
 @lru_cache(maxsize=16)
 def _early(device: torch.device) -> bool:
     if device.type == "meta":

@@ -16,15 +16,14 @@ from penstock import ops
 from penstock.config import graph_sizes
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import NUM_COMMON, ROW
-from penstock.ops.triton.attention import MOST_WIDE, tile_tokens
+from penstock.ops.triton.attention import tile_tokens
 from penstock.ops.triton.exact.attention import tile_tokens as exact_tile_tokens
-from penstock.ops.triton.launch import is_roomy
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.cuda.shared import num_tiles
 from penstock.runner.memory import BlockMemory
 from penstock.runner.step import LayerCache, Step
 
-MOST_PARTS, MOST_OF_SHORT = 32, 8
+MOST_PARTS, MOST_OF_SHORT, MOST_IN_COMMON = 32, 8, 16
 SHORT = 512              # positions of the longest sequence
 SELDOM = 8               # times
 Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
@@ -67,12 +66,18 @@ def num_parts(num_single: int, longest: int, num_kv_heads: int, num_processors: 
     return max(1, min(most, 2 * num_processors // max(1, num_single * num_kv_heads)))
 
 
+def num_common_parts(num_sequences: int, tile_tokens: int, num_kv_heads: int, num_processors: int) -> int:
+    """In how many parts the positions that tiles of sequences have in common are read, so that every processor has some
+    beside what sequences have alone: a power of 2, of which fewer kernels come."""
+    each = num_processors // (-(-num_sequences // tile_tokens) * num_kv_heads)
+    return 1 << (max(1, min(MOST_IN_COMMON, each)).bit_length() - 1)
+
+
 class SingleSteps:
     """Of each size: its tensors, all in the same places, and once it has run its graphs."""
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache | None], rows: RowTensors, block_size: int,
-                 max_num_seqs: int, tile_tokens: int, chunk_tokens: int, num_processors: int, eager: bool,
-                 deterministic: bool) -> None:
+                 max_num_seqs: int, tile_tokens: int, num_processors: int, eager: bool, deterministic: bool) -> None:
         self.model, self.caches, self.rows, self.block_size = model, caches, rows, block_size
         self.sizes = graph_sizes(max_num_seqs)
         self.eager, self.deterministic = eager, deterministic
@@ -81,8 +86,7 @@ class SingleSteps:
         self._kv_heads = max((shape[0] for shape in model.spec.kv_shapes() if shape), default=1)
         num_groups = len(rows.tables)
         self.num_numbers = NUM_COMMON + 2 * num_groups
-        self.tile_tokens = tile_tokens            # sequences that share positions
-        self.chunk_tokens = chunk_tokens          # of one sequence
+        self.tile_tokens = tile_tokens            # of one sequence, or sequences that share positions
         self._numbers = torch.zeros(self.num_flat(max_num_seqs, True), dtype=torch.int32, device=device)
         whole = torch.int64
         self._ids = torch.zeros(max_num_seqs, dtype=whole, device=device)
@@ -108,6 +112,9 @@ class SingleSteps:
 
     def num_parts(self, num_single: int, longest: int) -> int:
         return num_parts(num_single, longest, self._kv_heads, self._processors)
+
+    def num_common_parts(self, size: int) -> int:
+        return num_common_parts(size, self.tile_tokens, self._kv_heads, self._processors)
 
     def size(self, num_sequences: int) -> int:
         return self.sizes[bisect_left(self.sizes, num_sequences)]
@@ -149,7 +156,7 @@ class SingleSteps:
 
     def _made(self, flat: torch.Tensor, size: int, is_shared: bool, num_parts: int) -> Recorded:
         numbers, members, skips, tiles = self.split(flat, size)
-        shared = ops.Shared(members, skips, tiles) if is_shared else None
+        shared = ops.Shared(members, skips, tiles, self.num_common_parts(size)) if is_shared else None
         step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
                     [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
                     ops.Work(size, None, num_parts, shared))
@@ -201,10 +208,7 @@ def single_steps(model: Decoder, memory: BlockMemory, max_num_seqs: int, num_pro
     width = -(-spec.max_model_len // memory.block_size)
     rows = RowTensors(max_num_seqs, len(memory.grouping.groups), width, spec.vocab_size, memory.blocks.device)
     heads = [(layer.attention.num_heads, *shape) for layer, shape in zip(spec.layers, spec.kv_shapes()) if shape]
-    wide = (memory.dtype != torch.float32 and max(size for _, _, size in heads) <= MOST_WIDE
-            and is_roomy(memory.blocks.device))
-    tile, chunk = (min(exact_tile_tokens(num_heads, num_kv_heads) if deterministic
-                       else tile_tokens(num_heads, num_kv_heads, is_wide) for num_heads, num_kv_heads, _ in heads)
-                   for is_wide in (False, wide))
-    return SingleSteps(model, memory.layer_caches(spec.kv_shapes()), rows, memory.block_size, max_num_seqs, tile, chunk,
+    of = exact_tile_tokens if deterministic else tile_tokens
+    tile = min(of(num_heads, num_kv_heads) for num_heads, num_kv_heads, _ in heads)
+    return SingleSteps(model, memory.layer_caches(spec.kv_shapes()), rows, memory.block_size, max_num_seqs, tile,
                        num_processors, eager, deterministic)

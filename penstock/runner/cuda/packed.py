@@ -31,7 +31,7 @@ class Packed:
     """Rows one after the other, those of single tokens first."""
 
     def __init__(self, rows: Sequence[Row], devices: Sequence[DeviceRow], tile_tokens: int) -> None:
-        self.rows, self.devices, self.tile_tokens = rows, devices, tile_tokens
+        self.rows, self.devices = rows, devices
         counts = [row.count for row in rows]
         self.ends = np.cumsum(counts).tolist()
         self.num_tokens = self.ends[-1]
@@ -70,7 +70,7 @@ class Packed:
         used = -(-max(row.start + row.count for row in self.rows) // block_size)
         tables = [table[:, :used][rows] for table in tensors.tables]
         slots = [table[owners, places // block_size].long() * block_size + places % block_size for table in tables]
-        work = ops.Work(self.num_single, tiles.view(-1, 2), num_parts, tile_tokens=self.tile_tokens)
+        work = ops.Work(self.num_single, tiles.view(-1, 2), num_parts)
         at = at.long()
         return Step(ids, places, slots, tables, starts, lengths, work), at, owners[at], at_rows
 

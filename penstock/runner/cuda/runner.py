@@ -173,7 +173,7 @@ class CudaRunner:
         rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
         ticket.results = every = [RowResult() for _ in plan.rows]
         results = [every[index] for index in order]
-        packed = Packed(rows, of, singles.chunk_tokens)
+        packed = Packed(rows, of, singles.tile_tokens)
         longest = max(row.start + row.count for row in rows)
         step, at, owners, row_of = packed.send(self._staging, self._tensors, self.memory.block_size,
                                                singles.num_parts(packed.num_single, longest))

@@ -30,8 +30,8 @@ def later_steps(singles: SingleSteps) -> list[Work]:
     each way that keys are read, with and without positions in common."""
     if singles.deterministic:
         return _of_tiles(singles)
-    kinds = {(singles.num_parts(size, longest), LEAST_FEW <= size <= FEW): (size, longest)
-             for longest in (SHORT + 1, SHORT) for size in reversed(singles.sizes)}
+    kinds = {(singles.num_parts(size, longest), singles.num_common_parts(size), LEAST_FEW <= size <= FEW):
+             (size, longest) for longest in (SHORT + 1, SHORT) for size in reversed(singles.sizes)}
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
     return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, wishing=True),
             *(partial(_mixed, singles, count) for count in singles.model.row_counts),
@@ -58,8 +58,7 @@ def _mixed(singles: SingleSteps, num_tokens: int = 2, wishing: bool = False, use
         starts = torch.arange(0, 4, 2, dtype=torch.int32, device=rows.last.device)
         tables = [table[:1, :used].contiguous() for table in rows.tables]
         step = Step(zeros, zeros, [torch.full_like(zeros, -1) for _ in tables], tables, starts, starts[1:].clone(),
-                    ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device),
-                             tile_tokens=singles.chunk_tokens))
+                    ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device)))
         at = torch.ones(1, dtype=torch.int64, device=rows.last.device)
         nobody = torch.full((1,), rows.nobody, dtype=torch.int32, device=rows.last.device)
         hidden = model.forward(step, singles.caches, ends_of(step, at, zeros[:1], singles.num_parts(1, 1)))
