@@ -39,15 +39,39 @@ class Attention:
         weights = [norm.weight if isinstance(norm, RmsNorm) else None for norm in norms]
         return (weights[0], weights[1], epsilons.pop()) if len(epsilons) == 1 else None
 
-    def _queries(self, qkv: Tensor, step: Step, cache: LayerCache, source: Tensor | None = None, eps: float = 0.0,
-                 ) -> Tensor:
-        """Keys and values go to the cache; queries [T, H, D] come back. With `source` its norm is still to be made up
-        for."""
+    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, residual: Tensor | None = None,
+                 norm: Norm | None = None) -> Tensor:
+        """`norm` is applied to x first."""
+        if cache is None:
+            raise ValueError("causal attention needs a cache")
+        work = step.work
+        if work is None or self._norms is None or cache.k_scale is not None or not ops.is_joined(work, self.window):
+            return self.answers(self.queries(x, step, cache, norm), step, cache, residual)
+        qkv, source, eps = self._projected(x, norm)
+        y = ops.qkv_attention(qkv, cache.k, cache.v, step.slots[cache.group], step.positions, step.tables[cache.group],
+                              step.lengths, self.scale, self.window, self.softcap, self.alibi, *self._norms,
+                              *self._angles, source, eps, work.num_parts)
+        return self.out(y.flatten(1), residual)
+
+    @property
+    def _angles(self) -> tuple[Tensor | None, Tensor | None]:
+        return (None, None) if self.rope is None else (self.rope.cos, self.rope.sin)
+
+    def _projected(self, x: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor | None, float]:
+        """Queries, keys and values of x, and where x's norm is still to be made up for, x and the norm's eps."""
+        if self._norms is not None and isinstance(norm, RmsNorm):
+            unnormed = self.qkv.unnormed(x, norm)
+            if unnormed is not None:
+                return unnormed[0], x, unnormed[1]
+        return self.qkv(x, norm=norm), None, 0.0
+
+    def queries(self, x: Tensor, step: Step, cache: LayerCache, norm: Norm | None = None) -> Tensor:
+        """The first half: keys and values go to the cache; queries [T, H, D] come back."""
+        qkv, source, eps = self._projected(x, norm)
         slots = step.slots[cache.group]
-        cos, sin = (None, None) if self.rope is None else (self.rope.cos, self.rope.sin)
         if self._norms is not None:
-            return ops.qkv_write(qkv, cache.k, cache.v, slots, step.positions, *self._norms, cos, sin, cache.k_scale,
-                                 cache.v_scale, source, eps)
+            return ops.qkv_write(qkv, cache.k, cache.v, slots, step.positions, *self._norms, *self._angles,
+                                 cache.k_scale, cache.v_scale, source, eps)
         heads = qkv.view(qkv.shape[0], self.v_end, self.head_size)
         q = _normed(heads[:, :self.q_end], self.q_norm)
         k = _normed(heads[:, self.q_end:self.k_end], self.k_norm)
@@ -55,21 +79,6 @@ class Attention:
             q, k = self.rope(q, step.positions), self.rope(k, step.positions)
         ops.cache_write(k, heads[:, self.k_end:], cache.k, cache.v, slots, cache.k_scale, cache.v_scale)
         return q
-
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, residual: Tensor | None = None,
-                 norm: Norm | None = None) -> Tensor:
-        """`norm` is applied to x first."""
-        if cache is None:
-            raise ValueError("causal attention needs a cache")
-        return self.answers(self.queries(x, step, cache, norm), step, cache, residual)
-
-    def queries(self, x: Tensor, step: Step, cache: LayerCache, norm: Norm | None = None) -> Tensor:
-        """The first half: keys and values go to the cache; queries [T, H, D] come back."""
-        if self._norms is not None and isinstance(norm, RmsNorm):
-            unnormed = self.qkv.unnormed(x, norm)
-            if unnormed is not None:
-                return self._queries(unnormed[0], step, cache, x, unnormed[1])
-        return self._queries(self.qkv(x, norm=norm), step, cache)
 
     def answers(self, q: Tensor, step: Step, cache: LayerCache, residual: Tensor | None = None) -> Tensor:
         """The second half."""

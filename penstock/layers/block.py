@@ -34,12 +34,14 @@ class Block:
     def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, ends: Ends | None = None) -> Tensor:
         if cache is None:
             raise ValueError("a layer needs its cache")
-        q = self.attention.queries(x, step, cache, self.attention_norm)
-        if ends is not None:
+        if ends is None:
+            y = self.attention(x, step, cache, self._residual(x, self.attention_out_norm), self.attention_norm)
+        else:
+            q = self.attention.queries(x, step, cache, self.attention_norm)
             if not len(ends.at):
                 return x[:0]
-            q, x, step = ends.of(q), ends.of(x), ends.step
-        y = self.attention.answers(q, step, cache, self._residual(x, self.attention_out_norm))
+            q, x = ends.of(q), ends.of(x)
+            y = self.attention.answers(q, ends.step, cache, self._residual(x, self.attention_out_norm))
         x = self._added(x, y, self.attention_out_norm)
         y = self.mlp(x, self._residual(x, self.mlp_out_norm), self.mlp_norm)
         return self._added(x, y, self.mlp_out_norm)
@@ -56,13 +58,17 @@ class ParallelBlock:
         if cache is None:
             raise ValueError("a layer needs its cache")
         y = self.attention_norm(x)
+        if ends is None:
+            return self.mlp(self._other(x, y), self.attention(y, step, cache, x))
         q = self.attention.queries(y, step, cache)
-        if ends is not None:
-            if not len(ends.at):
-                return x[:0]
-            q, x, y, step = ends.of(q), ends.of(x), ends.of(y), ends.step
-        z = y if self.mlp_norm is None else self.mlp_norm(x)
-        return self.mlp(z, self.attention.answers(q, step, cache, x))
+        if not len(ends.at):
+            return x[:0]
+        q, x, y = ends.of(q), ends.of(x), ends.of(y)
+        return self.mlp(self._other(x, y), self.attention.answers(q, ends.step, cache, x))
+
+    def _other(self, x: Tensor, y: Tensor) -> Tensor:
+        """What the MLP reads of the stream x, whose attention reads y. It comes before attention is added to x."""
+        return y if self.mlp_norm is None else self.mlp_norm(x)
 
 
 class PostNormBlock:

@@ -28,6 +28,7 @@ from penstock.ops.packed_linear import packed_linear
 from penstock.ops.packed_rows import packed_rows
 from penstock.ops.pooling import pooling
 from penstock.ops.product import product
+from penstock.ops.qkv_attention import is_joined, qkv_attention
 from penstock.ops.qkv_write import qkv_write
 from penstock.ops.registry import OPS, Op, op, take_exact
 from penstock.ops.report import report
@@ -40,7 +41,7 @@ from penstock.ops.softcap import softcap
 __all__ = [
     "FORMATS", "OPS", "PANEL", "Format", "Op", "PackedWeight", "Shared", "Work", "above", "activation", "add", "argmax",
     "attention", "cache_write", "cpu", "embedding", "encoder_attention", "fp8_mlp", "fp8_product", "gated_activation",
-    "gather", "int_product", "int_rows", "layer_norm", "linear", "log_softmax", "op", "pack_panels", "packed_linear",
-    "packed_rows", "pooling", "product", "qkv_write", "report", "rms_norm", "rope", "sample", "scale", "single_inputs",
-    "softcap", "take_exact", "unpack_panels", "weight_sums",
+    "gather", "int_product", "int_rows", "is_joined", "layer_norm", "linear", "log_softmax", "op", "pack_panels",
+    "packed_linear", "packed_rows", "pooling", "product", "qkv_attention", "qkv_write", "report", "rms_norm", "rope",
+    "sample", "scale", "single_inputs", "softcap", "take_exact", "unpack_panels", "weight_sums",
 ]

@@ -21,6 +21,7 @@ from penstock.ops.triton import (
     layer_norm,
     pooling,
     product,
+    qkv_attention,
     qkv_write,
     report,
     rms_norm,
@@ -32,6 +33,6 @@ from penstock.ops.triton import (
 
 __all__ = [
     "activation", "add", "attention", "cache_write", "encoder_attention", "exact", "fp8_mlp", "fp8_product", "inputs",
-    "int_product", "int_rows", "layer_norm", "pooling", "product", "qkv_write", "report", "rms_norm", "rope", "sample",
-    "scale", "softcap",
+    "int_product", "int_rows", "layer_norm", "pooling", "product", "qkv_attention", "qkv_write", "report", "rms_norm",
+    "rope", "sample", "scale", "softcap",
 ]

@@ -54,6 +54,16 @@ def _scores(q, k, j, position, slope, scale, softcap, window, MASKED: tl.constex
 
 
 @triton.jit
+def _taken_in(s, factor, v, most, total, sums, PRECISION: tl.constexpr):
+    """Some more scores s[M, N] and their values v[N, D]: the largest score, the weights' total, the values' sums."""
+    now = tl.maximum(most, tl.max(s, 1) * factor)
+    p = tl.exp2(s * factor - now[:, None])
+    kept = tl.exp2(most - now)
+    sums = tl.dot(p.to(v.dtype), v, sums * kept[:, None], input_precision=PRECISION)
+    return now, total * kept + tl.sum(p, 1), sums
+
+
+@triton.jit
 def _nothing(ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """What `_attend` begins with; the largest score so far is a number, so that a row that sees none of its first keys
     needs no care."""
@@ -81,13 +91,8 @@ def _attend(q, most, total, sums, start, low, end, table, k_cache, v_cache, posi
         s, factor = _scores(q, k.to(q.dtype), j, position, slope, scale, softcap, window, MASKED, PRECISION)
         if not WHOLE:
             s = tl.where(there[None, :], s, float("-inf"))
-        now = tl.maximum(most, tl.max(s, 1) * factor)
-        p = tl.exp2(s * factor - now[:, None])
-        kept = tl.exp2(most - now)
         v = _loaded(values, d, block, SIZE, BLOCK, WHOLE)
-        sums = tl.dot(p.to(q.dtype), v.to(q.dtype), sums * kept[:, None], input_precision=PRECISION)
-        total = total * kept + tl.sum(p, 1)
-        most = now
+        most, total, sums = _taken_in(s, factor, v.to(q.dtype), most, total, sums, PRECISION)
     return most, total, sums
 
 

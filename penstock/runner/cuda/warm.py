@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from penstock import ops
+from penstock.ops.product import FEW_ROWS
 from penstock.ops.triton.attention import FEW, LEAST_FEW
 from penstock.ops.triton.exact.product import ROWS
 from penstock.runner.cuda.graphs import SHORT, SingleSteps
@@ -30,8 +31,8 @@ def later_steps(singles: SingleSteps) -> list[Work]:
     each way that keys are read, with and without positions in common."""
     if singles.deterministic:
         return _of_tiles(singles)
-    kinds = {(singles.num_parts(size, longest), singles.num_common_parts(size), LEAST_FEW <= size <= FEW):
-             (size, longest) for longest in (SHORT + 1, SHORT) for size in reversed(singles.sizes)}
+    kinds = {(singles.num_parts(size, longest), singles.num_common_parts(size), LEAST_FEW <= size <= FEW,
+              size <= FEW_ROWS): (size, longest) for longest in (SHORT + 1, SHORT) for size in reversed(singles.sizes)}
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
     return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, wishing=True),
             *(partial(_mixed, singles, count) for count in singles.model.row_counts),
