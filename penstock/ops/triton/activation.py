@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.activation import KINDS, activation, gated_activation
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early
 from penstock.ops.triton.numbers import activated, norm_factor
 
 BLOCK = 1024
@@ -39,7 +39,7 @@ def activate(x: Tensor, kind: str, gated: bool, source: Tensor | None = None, ep
     out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
     if out.numel():
         x = x if x.stride(1) == 1 else x.contiguous()
-        grid = x.shape[0], triton.cdiv(width, BLOCK)
+        grid = x.shape[0], cdiv(width, BLOCK)
         row, size = (0, 0) if source is None else (source.stride(0), source.shape[1])
         _activation[grid](x, out, source, x.stride(0), width, row, size, eps, gated, kind, BLOCK, num_warps=4,
                           **early(x))

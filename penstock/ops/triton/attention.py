@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.attention import Work, attention
-from penstock.ops.triton.launch import await_others, begin_beside, early, is_roomy, outlast
+from penstock.ops.triton.launch import await_others, begin_beside, early, is_roomy, outlast, power_of_2
 from penstock.ops.triton.numbers import fitted, tanh
 
 LEAST_FEW, FEW = 16, 48  # sequences, of which each is read by one program that has to read more at once
@@ -308,7 +308,7 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
     if work is None:
         work = make_work(query_start.tolist(), num_heads, num_kv_heads, q.device)
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
-    group, block = num_heads // num_kv_heads, max(16, triton.next_power_of_2(size))
+    group, block = num_heads // num_kv_heads, max(16, power_of_2(size))
     strides = (k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0), v_cache.stride(1),
                v_cache.stride(2), table.stride(0))
     cap = softcap or None
@@ -324,21 +324,21 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
             _common[(len(shared.tiles), num_kv_heads, shared.num_parts)](
                 q, k_cache, v_cache, table, lengths, shared.members, shared.tiles, alibi, parts, tops, scale, cap,
                 q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
-                max(TILE, triton.next_power_of_2(group)), size, block, num, precision, **_tile_options(q, block),
+                max(TILE, power_of_2(group)), size, block, num, precision, **_tile_options(q, block),
                 **early(q))
         at_once, num_stages = _reads(work.num_single, block, q.dtype, shared is not None)
         _single[(num_kv_heads, work.num_single, work.num_parts)](
             q, k_cache, v_cache, table, lengths, shared and shared.skips, alibi, out, parts, tops, scale, cap, window,
             q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
-            max(16, triton.next_power_of_2(group)), size, block, at_once, precision, BESIDE=shared is not None,
+            max(16, power_of_2(group)), size, block, at_once, precision, BESIDE=shared is not None,
             num_warps=4, num_stages=num_stages, **early(q))
         if parts is not None:
             _joined[(work.num_single, num_heads)](
-                parts, tops, out, num_all, num_heads, size, block, triton.next_power_of_2(num_all),
+                parts, tops, out, num_all, num_heads, size, block, power_of_2(num_all),
                 num_warps=1 if shared else 4, **early(q))
     if work.tiles is not None and len(work.tiles):
         _tile[(len(work.tiles), num_kv_heads)](
             q, k_cache, v_cache, table, query_start, lengths, work.tiles, alibi, out, scale, cap, window, q.stride(0),
-            *strides, num_heads, block_size, group, max(TILE, triton.next_power_of_2(group)), size, block, num,
+            *strides, num_heads, block_size, group, max(TILE, power_of_2(group)), size, block, num,
             precision, **_tile_options(q, block))
     return out

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.cache_write import cache_write
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, early, power_of_2
 from penstock.ops.triton.numbers import fitted
 
 
@@ -39,5 +39,5 @@ def _body(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
         _store[(num_tokens, num_heads)](
             k, v, k_cache, v_cache, slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1), k_cache.stride(0),
             k_cache.stride(1), k_cache.stride(3), v_cache.stride(0), v_cache.stride(1), v_cache.stride(2),
-            k_cache.shape[3], size, triton.next_power_of_2(size), num_warps=1, **early(k))
+            k_cache.shape[3], size, power_of_2(size), num_warps=1, **early(k))
     return None

@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.ops.attention import Work
 from penstock.ops.encoder_attention import encoder_attention
 from penstock.ops.triton.attention import LOG2_E, TILE, make_work
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, early, power_of_2
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _body(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float, wo
     if work is None or work.tiles is None:
         work = make_work(query_start.tolist(), 1, 1, q.device)
     assert work.tiles is not None
-    block, wide = max(16, triton.next_power_of_2(size)), q.dtype == torch.float32
+    block, wide = max(16, power_of_2(size)), q.dtype == torch.float32
     _encoder[(len(work.tiles), num_heads)](
         q, k, v, query_start, work.tiles, out, scale, q.stride(0), k.stride(0), v.stride(0), q.stride(1), k.stride(1),
         v.stride(1), num_heads, size, block, TILE, 64 if block <= 128 and not wide else 32, "ieee" if wide else "tf32",

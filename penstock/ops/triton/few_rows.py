@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.triton.launch import await_others, early, is_roomy
+from penstock.ops.triton.launch import await_others, cdiv, early, is_roomy, power_of_2
 from penstock.ops.triton.numbers import activated
 
 OUTPUTS, INPUTS = 64, 128      # of a program at once
@@ -53,7 +53,7 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     residual = None if residual is None else residual.contiguous()
     out = torch.empty((num_rows, num_out), dtype=x.dtype, device=x.device) if residual is None else residual
     num_stages = 3 if not is_roomy(x.device) else 6 if width > 2048 else 4
-    _few[(triton.cdiv(num_out, OUTPUTS),)](
+    _few[(cdiv(num_out, OUTPUTS),)](
         x, weight, bias, residual, out, num_rows, num_out, x.stride(0), eps, eps > 0, activation or "", width,
-        max(16, triton.next_power_of_2(num_rows)), OUTPUTS, INPUTS, num_stages, num_warps=4, **early(x))
+        max(16, power_of_2(num_rows)), OUTPUTS, INPUTS, num_stages, num_warps=4, **early(x))
     return out

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.fp8_product import FP8, LARGEST, LEAST, fp8_product
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.product import one_row
 
@@ -78,7 +78,7 @@ def _finished(sums, scales, scale, bias, residual, out, new_scales, num_out, GAT
 
 def _whole_row(width: int) -> tuple[int, int]:
     """Values and warps of a program that holds a row: 16 for each thread, as long as there are threads."""
-    block = triton.next_power_of_2(width)
+    block = power_of_2(width)
     return block, min(32, max(1, block // 512))
 
 
@@ -112,7 +112,7 @@ def finish(sums: Tensor, scales: Tensor, scale: Tensor, bias: Tensor | None, res
     out = residual = residual if residual is None else residual.contiguous()
     if out is None:
         out = torch.empty((sums.shape[0], num_out), dtype=sums.dtype, device=sums.device)
-    _finished[(sums.shape[0], triton.cdiv(num_out, BLOCK))](
+    _finished[(sums.shape[0], cdiv(num_out, BLOCK))](
         sums, scales, scale, bias, residual, out, None, num_out, gated, activation or "", BLOCK, num_warps=4,
         **early(sums))
     return out

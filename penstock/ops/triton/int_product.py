@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.ops.int_product import FEW, SCRATCH_BYTES, TILES, int_product
 from penstock.ops.triton.activation import activate
 from penstock.ops.triton.int_rows import ONE, field, layout, scaling, widen, widened
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.product import NARROW
 from penstock.ops.triton.rms_norm import normed
@@ -167,7 +167,7 @@ def _finish(sums: Tensor, dtype: torch.dtype, bias: Tensor | None, residual: Ten
     out = residual
     if out is None or not out.is_contiguous():
         out = torch.empty((num_rows, num_out), dtype=dtype, device=sums.device)
-    _int_finished[(num_rows, triton.cdiv(num_out, BLOCK))](
+    _int_finished[(num_rows, cdiv(num_out, BLOCK))](
         sums, bias, residual, out, num_rows, num_out, num_out if residual is None else residual.stride(0), num_parts,
         gated, activation or "", BLOCK, num_warps=4, **early(sums))
     return out
@@ -176,9 +176,9 @@ def _finish(sums: Tensor, dtype: torch.dtype, bias: Tensor | None, residual: Ten
 def _row_shape(num_units: int, num_out: int) -> tuple[int, int]:
     """Outputs a program, and units at a time, one to a thread: so many that x is read for several outputs, and that
     there are some programs for every processor."""
-    rows = min(8, max(1, triton.next_power_of_2(num_out // 512 + 1) // 2))
+    rows = min(8, max(1, power_of_2(num_out // 512 + 1) // 2))
     if num_units <= 256:
-        return rows, triton.next_power_of_2(num_units)
+        return rows, power_of_2(num_units)
     return rows, 64 if num_units % 128 and num_units <= 1024 else 128
 
 
@@ -192,7 +192,7 @@ def _one_row(x: Tensor, words: Tensor, scales: Tensor, bias: Tensor | None, resi
     given, num_units, bits = layout(words, scales)
     out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
     rows, units = _row_shape(num_units, num_out)
-    _int_row[(triton.cdiv(num_out, rows),)](
+    _int_row[(cdiv(num_out, rows),)](
         x, words, given, bias, residual, norm, out, num_out, num_units, x.shape[1], eps, ONE, bits, eps > 0, gated,
         activation or "", rows, units, num_units > units, num_warps=max(1, units // 32), **early(x))
     return out
@@ -212,14 +212,14 @@ def _few_rows(x: Tensor, words: Tensor, scales: Tensor, bias: Tensor | None, res
     given, num_units, bits = layout(words, scales)
     num_rows, num_out = x.shape[0], words.shape[0]
     outputs, rows, units, options = _tile_shape(num_rows, bits)
-    tiles, steps = triton.cdiv(num_out, outputs), triton.cdiv(num_units, units)
+    tiles, steps = cdiv(num_out, outputs), cdiv(num_units, units)
     wanted = max(1, (LARGE_PROGRAMS if rows == TILES[-1] else PROGRAMS) // tiles)
-    num_parts = min(triton.next_power_of_2(wanted + 1) // 2, max(1, steps // 2))
-    per_part = triton.cdiv(steps, num_parts)
-    num_parts = triton.cdiv(steps, per_part)
+    num_parts = min(power_of_2(wanted + 1) // 2, max(1, steps // 2))
+    per_part = cdiv(steps, num_parts)
+    num_parts = cdiv(steps, per_part)
     bare = num_parts == 1 and not gated and bias is None and residual is None and activation is None
     sums = torch.empty((num_parts, num_rows, num_out), dtype=x.dtype if bare else torch.float32, device=x.device)
-    _int_tile[(tiles, triton.cdiv(num_rows, rows), num_parts)](
+    _int_tile[(tiles, cdiv(num_rows, rows), num_parts)](
         x, words, given, sums, num_rows, num_out, num_units, x.shape[1], x.stride(0), per_part, ONE, bits, outputs,
         rows, units, **options, **early(x))
     return sums[0] if bare else _finish(sums, x.dtype, bias, residual, activation, gated)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.ops.int_product import UNIT
 from penstock.ops.int_rows import int_rows
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
 
 WIDENED_UNITS = 256      # in one program
 ONE = 0x3F800000         # the bits of 1.0
@@ -111,9 +111,9 @@ def widen(out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = None)
     if not num_rows:
         return
     given, num_units, bits = layout(words, scales)
-    units = min(WIDENED_UNITS, triton.next_power_of_2(num_units))
+    units = min(WIDENED_UNITS, power_of_2(num_units))
     rows = 1 if ids is not None else WIDENED_UNITS // units
-    grid = triton.cdiv(num_rows, rows), triton.cdiv(num_units, units)
+    grid = cdiv(num_rows, rows), cdiv(num_units, units)
     _int_rows[grid](ids, words, given, out, num_rows, num_units, width, ONE, bits, rows, units, num_warps=4,
                     **early(out))
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.layer_norm import layer_norm
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, early, power_of_2
 from penstock.ops.triton.rms_norm import MOST_VALUES, rows_of
 
 
@@ -37,7 +37,7 @@ def _body(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: 
     if not out.numel():
         return out
     given, added = rows_of(x), None if residual is None else rows_of(residual)
-    block = triton.next_power_of_2(width)
+    block = power_of_2(width)
     _layer_norm[given.shape[:2]](
         given, weight, bias, added, out, given.stride(0), given.stride(1), 0 if added is None else added.stride(0),
         0 if added is None else added.stride(1), given.shape[1], width, eps, block,

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.pooling import LEAST, pooling
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, early, power_of_2
 
 VALUES = 1 << 14         # in one program at a time
 _LEAST = tl.constexpr(LEAST)
@@ -39,7 +39,7 @@ def _body(hidden: Tensor, query_start: Tensor, first: bool, normalize: bool) -> 
     out = torch.empty((num_sequences, width), dtype=torch.float32, device=hidden.device)
     if out.numel():
         hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
-        block = triton.next_power_of_2(width)
+        block = power_of_2(width)
         _pooling[(num_sequences,)](hidden, query_start, out, hidden.stride(0), width, first, normalize,
                                    max(1, min(16, VALUES // block)), block, num_warps=8, **early(hidden))
     return out

@@ -8,7 +8,7 @@ from torch import Tensor
 from penstock.ops.product import defers, is_few, product
 from penstock.ops.triton.activation import activate
 from penstock.ops.triton.few_rows import few_rows
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.rms_norm import normed
 
@@ -86,7 +86,7 @@ def _gemv(x, weight, scale, bias, residual, norm, out, num_out, eps, NORMED: tl.
 
 def _gemv_shape(width: int, num_out: int, itemsize: int) -> tuple[int, int, int]:
     """Outputs and inputs of a program, and its warps, measured on an H200."""
-    block = triton.next_power_of_2(width)
+    block = power_of_2(width)
     if block > 4096:
         return (2, 1024, 4) if itemsize == 1 else (1, 1024, 4) if itemsize == 4 else (2, 2048, 4)
     if itemsize == 1:
@@ -109,7 +109,7 @@ def one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
     out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
     rows, block, num_warps = _gemv_shape(width, num_out, weight.itemsize)
     rows = rows // 2 if gated and rows > 1 else rows
-    _gemv[(triton.cdiv(num_out, rows),)](x, weight, scale, bias, residual, norm, out, num_out, eps, eps > 0, gated,
+    _gemv[(cdiv(num_out, rows),)](x, weight, scale, bias, residual, norm, out, num_out, eps, eps > 0, gated,
                                          activation or "", width, rows, block, num_warps=num_warps, **early(x))
     return out
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.ops.qkv_attention import qkv_attention
 from penstock.ops.triton.attention import _attend, _beside, _joined, _nothing, _reads, _scores, _taken_in
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, early, power_of_2
 from penstock.ops.triton.numbers import fitted, norm_factor
 
 
@@ -118,7 +118,7 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
                                        alibi, q_norm, k_norm, eps, cos, sin, source, source_eps, num_parts)
     num_sequences, (_, num_kv_heads, size, block_size) = qkv.shape[0], k_cache.shape
     num_heads = qkv.shape[1] // size - 2 * num_kv_heads
-    group, block = num_heads // num_kv_heads, max(16, triton.next_power_of_2(size))
+    group, block = num_heads // num_kv_heads, max(16, power_of_2(size))
     out = torch.empty((num_sequences, num_heads, size), dtype=qkv.dtype, device=qkv.device)
     parts = tops = None
     if num_parts > 1:
@@ -130,9 +130,9 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
         softcap or None, window, eps, source_eps, qkv.stride(0), 0 if source is None else source.stride(0),
         0 if source is None else source.shape[1], k_cache.stride(0), k_cache.stride(1), k_cache.stride(3),
         v_cache.stride(0), v_cache.stride(1), v_cache.stride(2), table.stride(0), num_parts, num_heads, num_kv_heads,
-        block_size, group, max(16, triton.next_power_of_2(group + 1)), 0 if cos is None else cos.shape[1], size, block,
+        block_size, group, max(16, power_of_2(group + 1)), 0 if cos is None else cos.shape[1], size, block,
         at_once, "ieee" if qkv.dtype == torch.float32 else "tf32", num_warps=4, num_stages=num_stages, **early(qkv))
     if parts is not None:
         _joined[(num_sequences, num_heads)](parts, tops, out, num_parts, num_heads, size, block,
-                                            triton.next_power_of_2(num_parts), num_warps=4, **early(qkv))
+                                            power_of_2(num_parts), num_warps=4, **early(qkv))
     return out

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.qkv_write import qkv_write
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, early, power_of_2
 from penstock.ops.triton.numbers import fitted, norm_factor
 
 MOST_HEADS = 8           # in one program
@@ -111,7 +111,7 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
             qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, source, out, eps, source_eps, num_heads,
             num_kv_heads, 0 if source is None else source.stride(0), 0 if source is None else source.shape[1],
             qkv.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0),
-            v_cache.stride(1), v_cache.stride(2), block_size, half, size, triton.next_power_of_2(half),
-            triton.next_power_of_2(size), together, triton.next_power_of_2(together), num_warps=NUM_WARPS,
+            v_cache.stride(1), v_cache.stride(2), block_size, half, size, power_of_2(half),
+            power_of_2(size), together, power_of_2(together), num_warps=NUM_WARPS,
             **early(qkv))
     return out

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.ops.report import NO_TOKEN, NUM_REPORTED, report
 from penstock.ops.sample import PIECE
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
 from penstock.ops.triton.search import LOWEST, PIVOTS, above, gathered, nth_equal, reaching
 from penstock.ops.wishes import MOST_LOGPROBS, NUM_LOGPROBS, NUM_WISHES, ROOM
 
@@ -143,7 +143,7 @@ def _body(logits: Tensor, tokens: Tensor, rows: Tensor, numbers: Tensor, room: t
     out = torch.zeros((num_rows, NUM_REPORTED), device=logits.device)
     if not num_rows:
         return out
-    num_pieces = triton.cdiv(size, PIECE)
+    num_pieces = cdiv(size, PIECE)
     tops = torch.empty((num_rows, num_pieces), device=logits.device)
     sums = torch.empty((num_rows, num_pieces), device=logits.device)
     ranks = torch.empty((num_rows, num_pieces), dtype=torch.int32, device=logits.device)
@@ -154,6 +154,6 @@ def _body(logits: Tensor, tokens: Tensor, rows: Tensor, numbers: Tensor, room: t
     _told[(num_rows, num_pieces)](logits, tokens, rows, numbers, tops, sums, ranks, heads, logits.stride(0), size,
                                   num_pieces, PIECE, PARTS, num_warps=8, **early(logits))
     _report[(num_rows,)](logits, tokens, rows, numbers, tops, sums, ranks, heads, *room, out, logits.stride(0), size,
-                         num_pieces, num_pieces * PARTS, ROOM, PIECE, triton.next_power_of_2(num_pieces), PIVOTS, BLOCK,
+                         num_pieces, num_pieces * PARTS, ROOM, PIECE, power_of_2(num_pieces), PIVOTS, BLOCK,
                          num_warps=8, **early(logits))
     return out

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.rms_norm import rms_norm
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, early, power_of_2
 
 MOST_VALUES = 1 << 16      # in one program
 
@@ -47,7 +47,7 @@ def normed(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None
     if not out.numel():
         return out
     given, added = rows_of(x), None if residual is None else rows_of(residual)
-    block = triton.next_power_of_2(width)
+    block = power_of_2(width)
     _rms_norm[given.shape[:2]](
         given, weight, added, out, given.stride(0), given.stride(1), 0 if added is None else added.stride(0),
         0 if added is None else added.stride(1), given.shape[1], width, eps, block,

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.rope import rope
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, early, power_of_2
 
 
 @triton.jit
@@ -35,5 +35,5 @@ def _body(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if out.numel():
         x = x if x.stride(2) == 1 else x.contiguous()
         _rope[(num_tokens, num_heads)](x, positions, cos, sin, out, x.stride(0), x.stride(1), num_heads, cos.shape[1],
-                                       size, triton.next_power_of_2(size), num_warps=1, **early(x))
+                                       size, power_of_2(size), num_warps=1, **early(x))
     return out

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.ops.sample import BAD, GOLDEN, NOTHING, PIECE, sample
 from penstock.ops.triton.cut import cut, cut_sums, within
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
 from penstock.ops.triton.numbers import mixed
 from penstock.ops.triton.search import LOWEST, PIVOTS
 from penstock.ops.wishes import (
@@ -155,11 +155,11 @@ def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, 
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if not num_rows:
         return out
-    num_pieces = triton.cdiv(size, PIECE)
+    num_pieces = cdiv(size, PIECE)
     tops = torch.empty((num_rows, num_pieces), device=logits.device)
     sums = torch.empty((num_rows, num_pieces), device=logits.device)
     places = torch.empty((num_rows, num_pieces), dtype=torch.int32, device=logits.device)
-    grid, pieces = (num_rows, num_pieces), triton.next_power_of_2(num_pieces)
+    grid, pieces = (num_rows, num_pieces), power_of_2(num_pieces)
     if wishes is None or rows is None:
         _pieces[grid](logits, temperature, rows, tops, sums, places, None, None, None, None, None, None, None,
                       logits.stride(0), size, num_pieces, PIECE, PARTS, num_warps=8, **early(logits))

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.scale import scale
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early
 
 BLOCK = 1024
 
@@ -23,6 +23,6 @@ def _scale(x, out, size, factor, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 def _body(x: Tensor, factor: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
-        _scale[(triton.cdiv(out.numel(), BLOCK),)](x.contiguous(), out, out.numel(), factor, BLOCK, num_warps=4,
+        _scale[(cdiv(out.numel(), BLOCK),)](x.contiguous(), out, out.numel(), factor, BLOCK, num_warps=4,
                                                    **early(x))
     return out

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.softcap import softcap
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early
 from penstock.ops.triton.numbers import tanh
 
 BLOCK = 1024
@@ -24,6 +24,6 @@ def _softcap(x, out, size, cap, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 def _body(x: Tensor, cap: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
-        _softcap[(triton.cdiv(out.numel(), BLOCK),)](x.contiguous(), out, out.numel(), cap, BLOCK, num_warps=4,
+        _softcap[(cdiv(out.numel(), BLOCK),)](x.contiguous(), out, out.numel(), cap, BLOCK, num_warps=4,
                                                      **early(x))
     return out

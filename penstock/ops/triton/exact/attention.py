@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.ops.attention import Work, attention
 from penstock.ops.triton.attention import _attend, _beside, _nothing
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
 
 LEAST_ROWS = 64          # of a tile: tokens times the query heads of a key head
 PART = 512               # positions
@@ -114,7 +114,7 @@ def _in_order(parts, tops, lengths, out, num_parts, num_heads, WINDOW: tl.conste
 
 
 def rows_of_tile(num_heads: int, num_kv_heads: int) -> int:
-    return max(LEAST_ROWS, int(triton.next_power_of_2(num_heads // num_kv_heads)))
+    return max(LEAST_ROWS, int(power_of_2(num_heads // num_kv_heads)))
 
 
 def tile_tokens(num_heads: int, num_kv_heads: int) -> int:
@@ -145,14 +145,14 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
     if work is None:
         work = make_work(query_start.tolist(), num_heads, num_kv_heads, q.device)
     is_long = q.dtype == torch.float32
-    block = max(16, triton.next_power_of_2(size))
+    block = max(16, power_of_2(size))
     strides = (k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0), v_cache.stride(1),
                v_cache.stride(2), table.stride(0))
     shape = (num_heads, window, block_size, num_heads // num_kv_heads, rows_of_tile(num_heads, num_kv_heads), size,
              block, 32 if is_long or block > 128 else 64, PART, "ieee" if is_long else "tf32")
     options = {"num_warps": 4, "num_stages": 1 if is_long else 2, "enable_fp_fusion": False, **early(q)}
     if work.num_single:
-        num_parts = triton.cdiv(table.shape[1] * block_size, PART)
+        num_parts = cdiv(table.shape[1] * block_size, PART)
         parts = tops = None
         grid: tuple[int, ...] = work.num_single, num_kv_heads
         if num_parts > 1 and work.num_single * num_kv_heads < PROGRAMS \

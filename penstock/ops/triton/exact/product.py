@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.product import product
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.launch import await_others, cdiv, early
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.rms_norm import normed
 
@@ -138,10 +138,10 @@ def _product(x, weight, own, scale, bias, residual, out, num_rows, num_out, widt
 
 def split(num_out: int, width: int, block: int) -> tuple[int, int]:
     """How many parts a weight's inputs have, and inputs of each: a matter of its shape alone."""
-    blocks = triton.cdiv(width, block)
-    wanted = min(triton.cdiv(PROGRAMS, triton.cdiv(num_out, FEW)), max(1, blocks // LEAST_BLOCKS))
-    share = triton.cdiv(blocks, wanted)
-    return triton.cdiv(blocks, share), share * block
+    blocks = cdiv(width, block)
+    wanted = min(cdiv(PROGRAMS, cdiv(num_out, FEW)), max(1, blocks // LEAST_BLOCKS))
+    share = cdiv(blocks, wanted)
+    return cdiv(blocks, share), share * block
 
 
 def rows_of_tile(num_rows: int, dtype: torch.dtype) -> int:
@@ -165,19 +165,19 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
     rows, block = rows_of_tile(num_rows, x.dtype), 128 // x.element_size()
     num_parts, share = split(wide, width, block)
     outs = MANY if rows == MANY else FEW
-    tiles = triton.cdiv(num_rows, rows)
+    tiles = cdiv(num_rows, rows)
     options = {"num_warps": 8 if rows == MANY else 4, "num_stages": 2 if x.element_size() == 4 else 3 if rows == MANY
                else 5, "enable_fp_fusion": False, **early(x)}
-    if num_rows > FEW and tiles * triton.cdiv(wide, outs) >= PROGRAMS // 4:
+    if num_rows > FEW and tiles * cdiv(wide, outs) >= PROGRAMS // 4:
         outs = FEW if gated else outs                     # both halves' sums are kept at once
-        _product[(tiles * triton.cdiv(num_out, outs),)](
+        _product[(tiles * cdiv(num_out, outs),)](
             x, weight, own, scale, bias, residual, out, num_rows, num_out, width, share, x.stride(0), residual_row,
             gated, activation or "", outs, rows, block, TOGETHER, "ieee", **options)
         return out
     parts = torch.empty((num_parts, num_rows, wide), device=x.device)
-    _parts[(triton.cdiv(wide, outs), tiles, num_parts)](x, weight, parts, num_rows, wide, width, share, x.stride(0),
+    _parts[(cdiv(wide, outs), tiles, num_parts)](x, weight, parts, num_rows, wide, width, share, x.stride(0),
                                                         outs, rows, block, "ieee", **options)
-    _ended[(num_rows, triton.cdiv(num_out, FINISHED))](
+    _ended[(num_rows, cdiv(num_out, FINISHED))](
         parts, own, scale, bias, residual, out, num_rows, num_out, num_parts, residual_row, gated, activation or "",
         FINISHED, num_warps=4, enable_fp_fusion=False, **early(x))
     return out
