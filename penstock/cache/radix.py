@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from penstock.cache.group import Group
 from penstock.cache.pool import BlockPool
@@ -32,6 +32,9 @@ class Node:
         self.pins = 0           # sequences whose own path ends here
         self.used = 0
         self.queued = [False] * num_groups      # stands in the eviction queue already
+
+
+Place = tuple[Node, int]     # what one group holds at a node
 
 
 class RadixCache:
@@ -181,6 +184,28 @@ class RadixCache:
             self.pool.uncache(block)
         self.num_evicted += len(slot)
 
+    def behind(self, places: Iterable[Place]) -> list[Place]:
+        """Those of the places that hold something, and where one is of a full group, all that depends on it."""
+        found = dict.fromkeys((node, g) for node, g in places if node.slots[g] is not None)
+        stack = [node for node, g in found if self._full[g]]
+        seen: set[Node] = set()
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                found.update(dict.fromkeys((node, g) for g, slot in enumerate(node.slots) if slot is not None))
+                stack.extend(node.children.values())
+        return list(found)
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """Give up what is held there; nobody else may own it."""
+        nodes = {}
+        for node, g in places:
+            self._drop(node, g)
+            nodes[node] = None
+        for node in nodes:
+            self._prune(node)
+
     def _prune(self, node: Node) -> None:
         """Take out empty nodes upwards; a parent that became a leaf may be evicted next."""
         while self._unlink(node) and node.parent is not None:
@@ -196,6 +221,8 @@ class RadixCache:
             return False
         if node.parent is None:
             self._roots.pop(node.key[0], None)
+        elif node.parent.children.get(node.key) is not node:
+            return False                                  # it is out already
         else:
             self.version += 1
             del node.parent.children[node.key]

@@ -24,7 +24,7 @@ def bug(name: str, path: str, old: str, new: str) -> Bug:
 
 POOL = [
     bug("limbo ignored: a block is reused while a started plan names it", "cache/pool.py",
-        "if self._busy[block] > self._ended:", "if False:"),
+        "if self._busy[block] > self.ended:", "if False:"),
     bug("limbo ends one plan too early", "cache/pool.py", "if number <= plan]", "if number <= plan + 1]"),
     Bug("a block in use is evicted", (
         Edit("cache/radix.py", "return all(self.pool.refs[block] == 1 for block in slot)", "return True"),
