@@ -9,7 +9,7 @@ from penstock.cache.radix import Place
 from penstock.engine.beam import BeamGroup
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.engine.roster import Roster
-from penstock.engine.sequence import Sequence
+from penstock.engine.sequence import Sequence, Status
 from penstock.engine.stats import Stats
 from penstock.engine.steady import Steady
 from penstock.types import Delta, TokenLogprobs
@@ -152,15 +152,16 @@ class Accounts:
         self.stats.num_failed_steps += 1
         uncomputed = self.cache.uncomputed()
         self.cache.end(started.plan.number)
-        alive = [entry for entry in started.entries if entry.valid]
         deltas: list[Delta] = []
-        if len(started.entries) == 1:
-            deltas = [delta for entry in alive for delta in self._end_with_error(entry.sequence, error)]
-            alive = []
-        for entry in alive:
-            end = min(entry.row.start + entry.row.count, len(entry.sequence.tokens))
-            entry.sequence.suspect = max(entry.sequence.suspect, end)
-            self.roster.preempt(entry.sequence)
+        if len(started.entries) == 1 and started.entries[0].valid:
+            deltas = self._end_with_error(started.entries[0].sequence, error)
+        for entry in started.entries:
+            sequence = entry.sequence
+            if not sequence.done:         # one that was admitted anew since then may fail again, and nobody be blamed
+                end = min(entry.row.start + entry.row.count, len(sequence.tokens))
+                sequence.suspect = max(sequence.suspect, end)
+                if sequence.status is Status.RUNNING:
+                    self.roster.preempt(sequence)
         for sequence in [s for s in self.roster.running if s.holding in started.copied]:
             self.roster.preempt(sequence)
         self._take_back(uncomputed)

@@ -162,9 +162,9 @@ ACCOUNTS = [
         "sequence.prompt_logprobs.extend(outcome.prompt_logprobs[known:])",
         "sequence.prompt_logprobs.extend(outcome.prompt_logprobs)"),
     bug("a poisonous request is not isolated", "engine/accounts.py",
-        "entry.sequence.suspect = max(entry.sequence.suspect, end)", "entry.sequence.suspect = 0"),
-    bug("a failed step of two ends both", "engine/accounts.py", "if len(started.entries) == 1:",
-        "if len(started.entries) <= 2:"),
+        "sequence.suspect = max(sequence.suspect, end)", "sequence.suspect = 0"),
+    bug("a failed step of two ends both", "engine/accounts.py", "if len(started.entries) == 1 and",
+        "if len(started.entries) <= 2 and"),
     bug("who relied on a failed plan's copies goes on", "engine/accounts.py",
         "if s.holding in started.copied]", "if False]"),
     Bug("a beam is extended before it is forked", (
