@@ -11,6 +11,7 @@ from penstock.cache.radix import Node, Place, RadixCache
 from penstock.cache.salt import key_of
 
 ABSENT = -1
+Asked = tuple[Sequence[int], int, Hashable, int, list[Node]]     # tokens, how many, salt, the tree's version, the path
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class KVCache:
         self.num_copied = 0
         self.recurrent = [g for g, group in enumerate(self.groups) if group.spec.kind == "recurrent"]
         # The last path looked for: who asks whether to wait for a prefix asks for the prefix next.
-        self._asked: tuple[Sequence[int], int, Hashable, int, list[Node]] | None = None
+        self._asked: Asked | None = None
         self._due: dict[int, list[Place]] = {}       # per unfinished plan: what it computes and the tree has already
         self._paged = [g for g, group in enumerate(self.groups) if group.spec.kind != "recurrent"]
         self._windows = [g for g, group in enumerate(self.groups) if group.spec.kind == "window"]
@@ -97,10 +98,17 @@ class KVCache:
             return []
         asked, self._asked = self._asked, None
         if asked is None or asked[0] is not tokens or asked[1:4] != (len(tokens), salt, self.tree.version):
-            path = self.tree.match(salt, tokens, len(tokens) - 1)
+            path = self.tree.match(salt, tokens, len(tokens) - 1, self._in_common(asked, salt, tokens))
             asked = (tokens, len(tokens), salt, self.tree.version, path[:self.tree.usable(path)])
         self._asked = asked
         return asked[4]
+
+    def _in_common(self, asked: Asked | None, salt: Hashable, tokens: Sequence[int]) -> list[Node]:
+        """The path of another that begins in the same way, as those that come together often do."""
+        if asked is None or asked[2:4] != (salt, self.tree.version):
+            return []
+        length = len(asked[4]) * self.block_size
+        return asked[4] if length < len(tokens) and asked[0][:length] == tokens[:length] else []
 
     def attach(self, salt: Hashable, tokens: Sequence[int]) -> tuple[Holding, int]:
         """A holding that starts with the longest usable cached prefix, and that prefix's length.

@@ -61,25 +61,27 @@ class RadixCache:
     def chain_of_root(self, salt: Hashable) -> int:
         return chained(0, (root_of(salt),))
 
-    def match(self, salt: Hashable, tokens: Sequence[int], length: int | None = None) -> list[Node]:
-        """The nodes of the longest path whose keys are the beginning of `tokens`, or of the first `length` of them."""
-        node = self._roots.get(root_of(salt))
-        path: list[Node] = []
-        size = self.block_size
+    def match(self, salt: Hashable, tokens: Sequence[int], length: int | None = None,
+              known: Sequence[Node] = ()) -> list[Node]:
+        """The nodes of the longest path whose keys are the beginning of `tokens`, or of the first `length` of them.
+        `known` is a beginning of that path."""
+        node = known[-1] if known else self._roots.get(root_of(salt))
+        path = list(known)
+        size, first = self.block_size, len(known) * self.block_size
         salted = isinstance(salt, Salt)
-        tokens = tuple(tokens)               # whose parts are keys as they are
-        for start in range(0, (len(tokens) if length is None else length) - size + 1, size):
+        rest = tuple(tokens[first:])         # whose parts are keys as they are
+        for start in range(0, (len(tokens) if length is None else length) - first - size + 1, size):
             if node is None or not node.children:
                 break
-            node = node.children.get(key_of(salt, tokens, start, size) if salted else tokens[start:start + size])
+            node = node.children.get(key_of(salt, tokens, first + start, size) if salted else rest[start:start + size])
             if node is not None:
                 path.append(node)
         return path
 
     def usable(self, path: Sequence[Node]) -> int:
         """The longest prefix of the path, in blocks, that every group can resume after."""
-        if all(group.spec.kind == "full" for group in self.groups):
-            return next((i for i, node in enumerate(path) if None in node.slots), len(path))
+        if all(self._full):                  # there is no node without such a block
+            return len(path)
         accepted = [True] * len(path)
         for g, group in enumerate(self.groups):
             verdicts = group.spec.usable([node.slots[g] is not None for node in path], self.block_size)

@@ -231,7 +231,8 @@ class Scheduler:
         if end >= known:
             output = Output.POOL if sequence.request.pool else Output.SAMPLE
         if not sequence.admitted:
-            self._admissions.append(Admission(sequence.row, sequence.request, sequence.sibling, tuple(sequence.tokens)))
+            tokens = tuple(sequence.tokens) if sequence.num_output else sequence.request.tokens
+            self._admissions.append(Admission(sequence.row, sequence.request, sequence.sibling, tokens))
             sequence.admitted = True
             sequence.chosen = []
         row = Row(sequence.row, start, count, output, self.cache.changes(holding), tuple(sequence.chosen), draft,

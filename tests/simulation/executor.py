@@ -139,13 +139,13 @@ class FakeExecutor:
 
     def _spoil(self, work: Work, task: Task, writes: bool = True) -> None:
         """Fill what the row may write with garbage, or leave there what was there."""
-        size = self.cache.block_size
+        size, start = self.cache.block_size, max(task.first, task.device.computed)
         for g, group in enumerate(self.cache.groups):
             table, recurrent = task.tables[g], group.spec.kind == "recurrent"
-            end = min(task.first + task.row.count, len(table) * size)
-            blocks = table if recurrent else table[task.first // size:-(-end // size)]
+            end = min(start + task.row.count, len(table) * size)
+            blocks = table if recurrent else table[start // size:-(-end // size)]
             self.spoiled.update(dict.fromkeys(blocks, work.plan.number))
             if recurrent and writes:
                 self.memory.write_state(table, GARBAGE)
             elif writes:
-                self.memory.write(table, task.first, [GARBAGE] * (end - task.first))
+                self.memory.write(table, start, [GARBAGE] * (end - start))
