@@ -201,7 +201,7 @@ class RadixCache:
 
     def drop(self, places: Iterable[Place]) -> None:
         """Give up what is held there; nobody else may own it."""
-        nodes = {}
+        nodes: dict[Node, None] = {}
         for node, g in places:
             self._drop(node, g)
             nodes[node] = None

@@ -80,7 +80,7 @@ class FakeExecutor:
                 table.extend([-1] * (index + 1 - len(table)))
                 table[index] = block
         task = Task(row, device, [self._visible(device, g) for g in range(len(device.tables))],
-                    exact=device.num_drafting == 0, first=row.start - device.num_drafting)
+                    exact=device.num_drafting == 0, first=max(row.start - device.num_drafting, device.computed))
         device.num_drafting += len(row.draft)
         return task
 
