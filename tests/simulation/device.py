@@ -96,7 +96,7 @@ class Task:
 class Work:
     plan: Plan
     tasks: list[Task]
-    beside: frozenset[int] = frozenset()     # plans that had not ended when this one was started
+    beside: frozenset[int] = frozenset()     # plans that had not ended when this one was started, and it
     result: Result | None = None
 
 

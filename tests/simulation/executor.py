@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from penstock.cache.kv import KVCache
 from penstock.engine.plan import Plan, Result, Row, RowResult
@@ -12,6 +12,9 @@ from tests.simulation.faults import Faults
 from tests.simulation.forward import Drafting, Forward
 from tests.simulation.inspection import Limits, inspect_blocks, inspect_size
 from tests.simulation.model import Model
+
+
+Cell = tuple[int, int]     # a block, and an offset in it
 
 
 class FakeTicket:
@@ -35,7 +38,7 @@ class FakeExecutor:
         self.memory = Memory(cache.pool.num_blocks, cache.block_size)
         self.rows: dict[int, DeviceRow] = {}
         self.unfinished: deque[Work] = deque()
-        self.spoiled: dict[int, int] = {}      # blocks, and the plan that should have filled them and did not
+        self.spoiled: dict[Cell, int] = {}     # and the plan that should have filled it and did not
         self.blamed: set[tuple[str, int]] = set()      # failed alone: these may end with an error
         self.tally = Tally()
         self.forward = Forward(cache, model, self.memory, self.tally, drafting or Drafting(), self.faults.seed, strict)
@@ -48,7 +51,7 @@ class FakeExecutor:
         for admission in plan.admissions:
             self.rows[admission.row] = DeviceRow(admission.request, admission.sibling, list(admission.tokens),
                                                  [[] for _ in self.cache.groups], starts[admission.row])
-        beside = frozenset(earlier.plan.number for earlier in self.unfinished)
+        beside = frozenset([plan.number, *(earlier.plan.number for earlier in self.unfinished)])
         work = Work(plan, [self._task(row) for row in plan.rows], beside)
         inspect_blocks(work, self.unfinished, self.cache)
         self.unfinished.append(work)
@@ -100,15 +103,16 @@ class FakeExecutor:
             return
         for move in plan.moves:
             self.memory.copy(move.source, move.target)
-            if self._is_void(work, [move.source]):
-                self.spoiled[move.target] = plan.number
+            for offset in range(self.cache.block_size):
+                spoiled = self._is_void(work, [(move.source, offset)])
+                self._mark([(move.target, offset)], plan.number if spoiled else None)
         work.result = Result(plan.number, [self._outcome(work, task) for task in work.tasks])
 
     def _fail(self, work: Work, fault: str) -> None:
         """The whole step fails; in the middle of it, everything it was to write is garbage."""
         self.tally.num_failed_steps += 1
         for move in work.plan.moves:
-            self.spoiled[move.target] = work.plan.number
+            self._mark([(move.target, offset) for offset in range(self.cache.block_size)], work.plan.number)
             if fault == "middle":
                 self.memory.spoil(move.target)
         for task in work.tasks:
@@ -118,13 +122,31 @@ class FakeExecutor:
             self.blamed.add(work.tasks[0].device.name)
         work.result = Result(work.plan.number, error=f"the step failed: {fault}")
 
-    def _is_void(self, work: Work, blocks: Iterable[int]) -> bool:
+    def _mark(self, cells: Iterable[Cell], spoiled_by: int | None) -> None:
+        for cell in cells:
+            self.spoiled.pop(cell, None)
+            if spoiled_by is not None:
+                self.spoiled[cell] = spoiled_by
+
+    def _is_void(self, work: Work, cells: Iterable[Cell]) -> bool:
         """Whether a plan reads what was not computed, started before that was known."""
-        return any(self.spoiled.get(block) in work.beside for block in blocks)
+        return any(self.spoiled.get(cell) in work.beside for cell in cells)
+
+    def _cells(self, task: Task, g: int, start: int, end: int) -> list[Cell]:
+        """Those of positions [start, end), or all of a recurrent state."""
+        table, size = task.tables[g], self.cache.block_size
+        if self.cache.groups[g].spec.kind == "recurrent":
+            return [(block, offset) for block in table for offset in range(size)] if end else []
+        return [(table[p // size], p % size) for p in range(start, min(end, len(table) * size))]
+
+    def _reads(self, task: Task) -> Iterator[Cell]:
+        start = task.device.computed
+        for g, group in enumerate(self.cache.groups):
+            yield from self._cells(task, g, group.spec.first_needed(start), start)
 
     def _outcome(self, work: Work, task: Task) -> RowResult:
         plan = work.plan
-        if task.device.broken or self._is_void(work, (block for table in task.tables for block in table)):
+        if task.device.broken or self._is_void(work, self._reads(task)):
             self.tally.num_void += 1
             self._spoil(work, task)
             task.device.broken = True
@@ -135,7 +157,11 @@ class FakeExecutor:
             task.device.broken = True
             self.blamed.add(task.device.name)
             return RowResult(error="the row failed")
-        return self.forward.run(plan, task)
+        start = task.device.computed
+        outcome = self.forward.run(plan, task)
+        for g in range(len(self.cache.groups)):
+            self._mark(self._cells(task, g, start, start + task.row.count), None)
+        return outcome
 
     def _spoil(self, work: Work, task: Task, writes: bool = True) -> None:
         """Fill what the row may write with garbage, or leave there what was there."""
@@ -143,8 +169,7 @@ class FakeExecutor:
         for g, group in enumerate(self.cache.groups):
             table, recurrent = task.tables[g], group.spec.kind == "recurrent"
             end = min(start + task.row.count, len(table) * size)
-            blocks = table if recurrent else table[start // size:-(-end // size)]
-            self.spoiled.update(dict.fromkeys(blocks, work.plan.number))
+            self._mark(self._cells(task, g, start, end), work.plan.number)
             if recurrent and writes:
                 self.memory.write_state(table, GARBAGE)
             elif writes:
