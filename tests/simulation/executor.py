@@ -13,7 +13,6 @@ from tests.simulation.forward import Drafting, Forward
 from tests.simulation.inspection import Limits, inspect_blocks, inspect_size
 from tests.simulation.model import Model
 
-
 Cell = tuple[int, int]     # a block, and an offset in it
 
 
