@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from penstock.cache.group import Group
 from penstock.cache.pool import BlockPool
-from penstock.cache.radix import Node, RadixCache
+from penstock.cache.radix import Node, Place, RadixCache
 from penstock.cache.salt import key_of
 
 ABSENT = -1
+Asked = tuple[Sequence[int], int, Hashable, int, list[Node]]     # tokens, how many, salt, the tree's version, the path
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class KVCache:
         self.num_copied = 0
         self.recurrent = [g for g, group in enumerate(self.groups) if group.spec.kind == "recurrent"]
         # The last path looked for: who asks whether to wait for a prefix asks for the prefix next.
-        self._asked: tuple[Sequence[int], int, Hashable, int, list[Node]] | None = None
+        self._asked: Asked | None = None
+        self._due: dict[int, list[Place]] = {}       # per unfinished plan: what it computes and the tree has already
         self._paged = [g for g, group in enumerate(self.groups) if group.spec.kind != "recurrent"]
         self._windows = [g for g, group in enumerate(self.groups) if group.spec.kind == "window"]
 
@@ -96,10 +98,17 @@ class KVCache:
             return []
         asked, self._asked = self._asked, None
         if asked is None or asked[0] is not tokens or asked[1:4] != (len(tokens), salt, self.tree.version):
-            path = self.tree.match(salt, tokens, len(tokens) - 1)
+            path = self.tree.match(salt, tokens, len(tokens) - 1, self._in_common(asked, salt, tokens))
             asked = (tokens, len(tokens), salt, self.tree.version, path[:self.tree.usable(path)])
         self._asked = asked
         return asked[4]
+
+    def _in_common(self, asked: Asked | None, salt: Hashable, tokens: Sequence[int]) -> list[Node]:
+        """The path of another that begins in the same way, as those that come together often do."""
+        if asked is None or asked[2:4] != (salt, self.tree.version):
+            return []
+        length = len(asked[4]) * self.block_size
+        return asked[4] if length < len(tokens) and asked[0][:length] == tokens[:length] else []
 
     def attach(self, salt: Hashable, tokens: Sequence[int]) -> tuple[Holding, int]:
         """A holding that starts with the longest usable cached prefix, and that prefix's length.
@@ -259,8 +268,9 @@ class KVCache:
                 holding.changed[g].pop(index, None)
             holding.first[g] = max(first, keep)
 
-    def insert(self, holding: Holding, tokens: Sequence[int], computed: int) -> None:
-        """Put the whole blocks among the first `computed` positions into the tree.
+    def insert(self, holding: Holding, tokens: Sequence[int], computed: int, plan: int | None = None) -> None:
+        """Put the whole blocks among the first `computed` positions into the tree; `plan`, if it has not ended, is the
+        last that computes some of them.
 
         Where the tree already has a block for the same tokens, that one is used from now on and ours is given up.
         """
@@ -272,21 +282,43 @@ class KVCache:
         for index in range(holding.num_inserted, computed // size):
             node = self.tree.extend(node, key_of(holding.salt, tokens, index * size, size))
             for g in self._paged:
-                self._offer_block(holding, node, g, index)
+                if self._offer_block(holding, node, g, index) and plan is not None:
+                    self._due.setdefault(plan, []).append((node, g))
         holding.num_inserted, holding.node = computed // size, node
         self.tree.pin(node)
         self.tree.unpin(previous)
 
-    def _offer_block(self, holding: Holding, node: Node, g: int, index: int) -> None:
+    def _offer_block(self, holding: Holding, node: Node, g: int, index: int) -> bool:
+        """Whether the tree took it."""
         ours, theirs = holding.tables[g][index], node.slots[g]
         if ours == ABSENT:
-            return
+            return False
         if theirs is None:
             self.tree.hold(node, g, (ours,))
-        elif theirs[0] != ours:
+            return True
+        if theirs[0] != ours:
             self.pool.share(theirs[0])
             self.pool.release(ours, holding.plan)
             holding.tables[g][index] = holding.changed[g][index] = theirs[0]
+            holding.steady_until = 0
+        return False
+
+    def end(self, plan: int) -> None:
+        """What a plan put into the tree is computed now, or is about to be taken back."""
+        self._due.pop(plan, None)
+
+    def uncomputed(self, holding: Holding | None = None) -> list[Place]:
+        """What unfinished plans put into the tree, or those parts of it that rely on what is on this holding's path;
+        with all that stands behind it."""
+        due = [place for places in self._due.values() for place in places]
+        if holding is not None:
+            path = set(_upwards(holding.node))
+            first = {node for node, _ in due if node in path}
+            due = [place for place in due if not first.isdisjoint(_upwards(place[0]))]
+        return self.tree.behind(due)
+
+    def owns_any(self, holding: Holding, blocks: Set[int]) -> bool:
+        return any(not blocks.isdisjoint(table) for table in holding.tables)
 
     def keep_snapshots(self, holding: Holding, plan: int) -> None:
         """`plan` has ended: its snapshots go to the tree, before `insert` moves on from where they were taken."""
@@ -342,9 +374,18 @@ class KVCache:
             for blocks in [s.blocks for s in holding.snapshots] + list(holding.resume.values()):
                 for block in blocks:
                     owners[block] += 1
+        if any(plan <= self.pool.ended for plan in self._due):
+            raise AssertionError("a plan that has ended is to compute something still")
         if owners != self.pool.refs:
             wrong = [b for b in range(len(owners)) if owners[b] != self.pool.refs[b]]
             raise AssertionError(f"blocks {wrong[:8]} have other owners than are counted")
         pins = sum(node.pins for node in self.tree.nodes())
         if pins != sum(1 for holding in holdings if holding.node is not None):
             raise AssertionError("a node stays pinned by nobody")
+
+
+def _upwards(node: Node | None) -> Iterator[Node]:
+    """A node and those above it."""
+    while node is not None:
+        yield node
+        node = node.parent

@@ -13,7 +13,7 @@ class BlockPool:
         self.refs = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._busy = [-1] * num_blocks       # the last plan that names the block
-        self._ended = -1                     # every plan up to this one has ended
+        self.ended = -1                      # every plan up to this one has ended
         self._limbo: dict[int, list[int]] = {}
         self._num_limbo = 0
         self._cached = [False] * num_blocks  # the tree is one of the owners
@@ -103,7 +103,7 @@ class BlockPool:
 
     def end(self, plan: int) -> None:
         """A plan has ended, and with it all earlier ones."""
-        self._ended = plan
+        self.ended = plan
         if not self._limbo:
             return
         for number in [number for number in self._limbo if number <= plan]:
@@ -112,7 +112,7 @@ class BlockPool:
             self._free.extend(blocks)
 
     def _return(self, block: int) -> None:
-        if self._busy[block] > self._ended:
+        if self._busy[block] > self.ended:
             self._limbo.setdefault(self._busy[block], []).append(block)
             self._num_limbo += 1
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from penstock.cache.group import Group
 from penstock.cache.pool import BlockPool
@@ -34,6 +34,9 @@ class Node:
         self.queued = [False] * num_groups      # stands in the eviction queue already
 
 
+Place = tuple[Node, int]     # what one group holds at a node
+
+
 class RadixCache:
     """Holds one ownership of every block in it. A block that someone else owns too is in use and is never evicted."""
 
@@ -58,25 +61,27 @@ class RadixCache:
     def chain_of_root(self, salt: Hashable) -> int:
         return chained(0, (root_of(salt),))
 
-    def match(self, salt: Hashable, tokens: Sequence[int], length: int | None = None) -> list[Node]:
-        """The nodes of the longest path whose keys are the beginning of `tokens`, or of the first `length` of them."""
-        node = self._roots.get(root_of(salt))
-        path: list[Node] = []
-        size = self.block_size
+    def match(self, salt: Hashable, tokens: Sequence[int], length: int | None = None,
+              known: Sequence[Node] = ()) -> list[Node]:
+        """The nodes of the longest path whose keys are the beginning of `tokens`, or of the first `length` of them.
+        `known` is a beginning of that path."""
+        node = known[-1] if known else self._roots.get(root_of(salt))
+        path = list(known)
+        size, first = self.block_size, len(known) * self.block_size
         salted = isinstance(salt, Salt)
-        tokens = tuple(tokens)               # whose parts are keys as they are
-        for start in range(0, (len(tokens) if length is None else length) - size + 1, size):
+        rest = tuple(tokens[first:])         # whose parts are keys as they are
+        for start in range(0, (len(tokens) if length is None else length) - first - size + 1, size):
             if node is None or not node.children:
                 break
-            node = node.children.get(key_of(salt, tokens, start, size) if salted else tokens[start:start + size])
+            node = node.children.get(key_of(salt, tokens, first + start, size) if salted else rest[start:start + size])
             if node is not None:
                 path.append(node)
         return path
 
     def usable(self, path: Sequence[Node]) -> int:
         """The longest prefix of the path, in blocks, that every group can resume after."""
-        if all(group.spec.kind == "full" for group in self.groups):
-            return next((i for i, node in enumerate(path) if None in node.slots), len(path))
+        if all(self._full):                  # there is no node without such a block
+            return len(path)
         accepted = [True] * len(path)
         for g, group in enumerate(self.groups):
             verdicts = group.spec.usable([node.slots[g] is not None for node in path], self.block_size)
@@ -181,6 +186,28 @@ class RadixCache:
             self.pool.uncache(block)
         self.num_evicted += len(slot)
 
+    def behind(self, places: Iterable[Place]) -> list[Place]:
+        """Those of the places that hold something, and where one is of a full group, all that depends on it."""
+        found = dict.fromkeys((node, g) for node, g in places if node.slots[g] is not None)
+        stack = [node for node, g in found if self._full[g]]
+        seen: set[Node] = set()
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                found.update(dict.fromkeys((node, g) for g, slot in enumerate(node.slots) if slot is not None))
+                stack.extend(node.children.values())
+        return list(found)
+
+    def drop(self, places: Iterable[Place]) -> None:
+        """Give up what is held there; nobody else may own it."""
+        nodes: dict[Node, None] = {}
+        for node, g in places:
+            self._drop(node, g)
+            nodes[node] = None
+        for node in nodes:
+            self._prune(node)
+
     def _prune(self, node: Node) -> None:
         """Take out empty nodes upwards; a parent that became a leaf may be evicted next."""
         while self._unlink(node) and node.parent is not None:
@@ -196,6 +223,8 @@ class RadixCache:
             return False
         if node.parent is None:
             self._roots.pop(node.key[0], None)
+        elif node.parent.children.get(node.key) is not node:
+            return False                                  # it is out already
         else:
             self.version += 1
             del node.parent.children[node.key]

@@ -1,14 +1,15 @@
-"""What came back: tokens are accepted, `computed` is corrected, blocks enter the tree, answers end."""
+"""What came back: tokens are accepted, `computed` is corrected, blocks enter the tree or leave it, answers end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from penstock.cache.kv import Holding, KVCache
+from penstock.cache.radix import Place
 from penstock.engine.beam import BeamGroup
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.engine.roster import Roster
-from penstock.engine.sequence import Sequence
+from penstock.engine.sequence import Sequence, Status
 from penstock.engine.stats import Stats
 from penstock.engine.steady import Steady
 from penstock.types import Delta, TokenLogprobs
@@ -52,6 +53,8 @@ class Accounts:
         num_accepted = 0
         for entry, outcome in zip(started.entries, result.rows, strict=True):
             if not entry.valid:
+                if not isinstance(outcome, int) and outcome.error is not None:
+                    self._take_back(self.cache.uncomputed())      # which part was its own is no longer known
                 continue
             sequence = entry.sequence
             token = outcome if isinstance(outcome, int) else outcome.only_token
@@ -62,6 +65,7 @@ class Accounts:
             else:
                 whole = RowResult((outcome,)) if isinstance(outcome, int) else outcome
                 deltas.extend(self._account(entry, whole, started.plan.number))
+        self.cache.end(started.plan.number)
         self.stats.num_output_tokens += num_accepted
         return deltas
 
@@ -70,7 +74,10 @@ class Accounts:
         flight = sequence.flights.pop(0)
         sequence.held.steady_until = 0
         if outcome.error is not None:
-            return self._end_with_error(sequence, outcome.error, outcome.unfit)
+            uncomputed = self.cache.uncomputed(sequence.held)
+            deltas = self._end_with_error(sequence, outcome.error, outcome.unfit)
+            self._take_back(uncomputed)
+            return deltas
         sequence.computed -= max(0, flight.expected - len(outcome.tokens))
         if row.draft:
             self.stats.num_accepted_tokens += len(outcome.tokens) - 1
@@ -143,18 +150,29 @@ class Accounts:
     def _fail(self, started: Started, error: str) -> list[Delta]:
         """A step failed. Alone in it: the sequence ends. Otherwise each runs alone for a while, to find the cause."""
         self.stats.num_failed_steps += 1
-        alive = [entry for entry in started.entries if entry.valid]
+        uncomputed = self.cache.uncomputed()
+        self.cache.end(started.plan.number)
         deltas: list[Delta] = []
-        if len(started.entries) == 1:
-            deltas = [delta for entry in alive for delta in self._end_with_error(entry.sequence, error)]
-            alive = []
-        for entry in alive:
-            end = min(entry.row.start + entry.row.count, len(entry.sequence.tokens))
-            entry.sequence.suspect = max(entry.sequence.suspect, end)
-            self.roster.preempt(entry.sequence)
+        if len(started.entries) == 1 and started.entries[0].valid:
+            deltas = self._end_with_error(started.entries[0].sequence, error)
+        for entry in started.entries:
+            sequence = entry.sequence
+            if not sequence.done:         # one that was admitted anew since then may fail again, and nobody be blamed
+                end = min(entry.row.start + entry.row.count, len(sequence.tokens))
+                sequence.suspect = max(sequence.suspect, end)
+                if sequence.status is Status.RUNNING:
+                    self.roster.preempt(sequence)
         for sequence in [s for s in self.roster.running if s.holding in started.copied]:
             self.roster.preempt(sequence)
+        self._take_back(uncomputed)
         return deltas
+
+    def _take_back(self, uncomputed: list[Place]) -> None:
+        """What should have been computed was not: it leaves the tree, and whoever shares it begins anew."""
+        blocks = {block for node, g in uncomputed for block in node.slots[g] or ()}
+        for sequence in [s for s in self.roster.running if self.cache.owns_any(s.held, blocks)]:
+            self.roster.preempt(sequence)
+        self.cache.tree.drop(uncomputed)
 
     def _advance(self, group: BeamGroup) -> list[Delta]:
         """Every beam has its candidates: continue the best, fork where one parent has several, end the rest."""

@@ -28,9 +28,10 @@ class PendingPrefixes:
 
     def progress(self, sequence: Sequence, inserted: int) -> None:
         """Blocks up to `inserted` are in the tree now."""
-        total = len(sequence.request.tokens) // self.block_size
-        while sequence.keys and total - len(sequence.keys) < inserted:
-            self._forget(sequence.keys.pop(0))
+        count = len(sequence.keys) - max(0, len(sequence.request.tokens) // self.block_size - inserted)
+        for key in sequence.keys[:max(0, count)]:
+            self._forget(key)
+        del sequence.keys[:max(0, count)]
 
     def withdraw(self, sequence: Sequence) -> None:
         for key in sequence.keys:

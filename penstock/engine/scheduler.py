@@ -39,6 +39,7 @@ class Scheduler:
         self._plans = 0
         self._started: dict[int, Started] = {}
         self._entries: list[Entry] = []            # of the plan being made
+        self._enlisted: list[Sequence] = []        # whose entries were made with a full look
         self._admissions: list[Admission] = []
 
     @property
@@ -77,7 +78,7 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """The next step's plan, or None when nothing can be done before a started plan ends."""
-        self._entries, self._admissions = [], []
+        self._entries, self._enlisted, self._admissions = [], [], []
         suspects = [s for queue in (self.roster.waiting, self.roster.running) for s in queue if s.suspect]
         if suspects:
             self._schedule_alone(min(suspects, key=self.policy.rank))
@@ -103,6 +104,8 @@ class Scheduler:
         copies, self.cache.copies = self.cache.copies, []
         plan = Plan(self._plans, tuple(entry.row for entry in self._entries), tuple(self._admissions),
                     tuple(Move(copy.source, copy.target) for copy in copies))
+        for sequence in self._enlisted:
+            self._share(sequence)
         self._started[plan.number] = Started(plan, self._entries, [copy.holding for copy in copies])
         self._plans += 1
         self.stats.num_steps += 1
@@ -188,7 +191,7 @@ class Scheduler:
     def _fitting(self, sequence: Sequence, count: int) -> int:
         """The longest of count, count/2, … for which there are blocks; 0 if not even one position fits."""
         while count:
-            needed = self.cache.needed(sequence.held, sequence.settled, sequence.computed + count)
+            needed = self.cache.needed(sequence.held, sequence.certain, sequence.computed + count)
             if self.cache.ensure(needed):
                 return count
             count = 0 if sequence.request.pool else count // 2
@@ -218,7 +221,7 @@ class Scheduler:
         """Put the sequence's next `count` positions into the plan."""
         holding, start, end = sequence.held, sequence.computed, sequence.computed + count
         state_at_start = bool(self.cache.recurrent and holding.tables[self.cache.recurrent[0]])
-        self.cache.grow(holding, sequence.settled, end, self._plans)
+        self.cache.grow(holding, sequence.certain, end, self._plans)
         if state_at_start and is_snapshot(sequence, start, self.cache.block_size) \
                 and self._capacity.spares(self.cache.state_blocks):
             self.cache.snapshot(holding, start, self._plans)
@@ -228,7 +231,8 @@ class Scheduler:
         if end >= known:
             output = Output.POOL if sequence.request.pool else Output.SAMPLE
         if not sequence.admitted:
-            self._admissions.append(Admission(sequence.row, sequence.request, sequence.sibling, tuple(sequence.tokens)))
+            tokens = tuple(sequence.tokens) if sequence.num_output else sequence.request.tokens
+            self._admissions.append(Admission(sequence.row, sequence.request, sequence.sibling, tokens))
             sequence.admitted = True
             sequence.chosen = []
         row = Row(sequence.row, start, count, output, self.cache.changes(holding), tuple(sequence.chosen), draft,
@@ -239,6 +243,17 @@ class Scheduler:
         sequence.computed = end
         self.stats.num_draft_tokens += len(draft)
         self._entries.append(Entry(sequence, row, sequence.epoch))
+        self._enlisted.append(sequence)
+
+    def _share(self, sequence: Sequence) -> None:
+        """Plans run in the order in which they are started, so whole blocks of known tokens are in the tree for the
+        next plan, whether or not this one has ended by then. Rows of the same plan never read them: a runner may
+        compute its rows in any order. A recurrent state is of use with its snapshot only, which is kept at the end."""
+        if not self.cache.recurrent:
+            holding = sequence.held
+            self.cache.insert(holding, sequence.tokens, min(sequence.certain, len(sequence.tokens)), self._plans)
+            if sequence.keys:
+                self.roster.prefixes.progress(sequence, holding.num_inserted)
 
     def _admit_waiting(self, budget: int) -> None:
         """In the policy's order; the first that finds no room stops the rest, so that it is not passed for ever."""

@@ -92,6 +92,15 @@ class Sequence:
         return position
 
     @property
+    def certain(self) -> int:
+        """The first position that the next plan may write: before it, unfinished plans leave nothing open."""
+        position = self.computed
+        for flight in self.flights:
+            if flight.expected > 1:
+                position -= flight.expected - 1
+        return position
+
+    @property
     def remaining(self) -> int:
         """Positions of known or coming tokens that no plan computes yet: one for decoding, many for a prompt."""
         return len(self.tokens) + self.expected - self.computed
@@ -125,7 +134,7 @@ class Sequence:
         self.epoch += 1
 
     def check(self) -> None:
-        if not 0 <= self.settled <= self.computed <= len(self.tokens) + self.expected:
+        if not 0 <= self.settled <= self.certain <= self.computed <= len(self.tokens) + self.expected:
             raise AssertionError(f"sequence {self.number}: computed={self.computed} is out of bounds")
         if self.settled > len(self.tokens):
             raise AssertionError(f"sequence {self.number}: more is settled than is known")

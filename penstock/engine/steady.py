@@ -41,17 +41,18 @@ class Steady:
     def _until(self, sequence: Sequence, holding: Holding) -> int:
         """Up to which position it goes on by one token at a time, in blocks that it has alone; 0 if it does not."""
         computed = sequence.computed
-        known, settled = len(sequence.tokens), computed
+        known, certain = len(sequence.tokens), computed
         for flight in sequence.flights:
             known += flight.expected
-            settled -= flight.count
+            if flight.expected > 1:
+                certain -= flight.expected - 1
         if known - computed != 1 or computed < sequence.num_prompt or known >= sequence.limit or not self._possible \
                 or sequence.special or sequence.draft or sequence.suspect or not sequence.admitted:
             return 0
         size, until = self._size, sequence.limit - 1
         for table in holding.tables:
             until = min(until, len(table) * size)
-            for index in range(settled // size, len(table)):
+            for index in range(certain // size, len(table)):
                 if self._refs[table[index]] > 1:
                     return 0
         return until

@@ -145,3 +145,12 @@ def test_drafted(known: Known) -> None:
     after = known.llm.stats()
     accepted = after["num_accepted_tokens"] - before["num_accepted_tokens"]
     assert 0 < accepted < after["num_draft_tokens"] - before["num_draft_tokens"]
+
+
+@pytest.mark.parametrize("overlap", [1, 2])
+def test_prefixes_that_started_plans_compute(known: Known, overlap: int) -> None:
+    """Whoever begins alike is admitted while the first of them is not yet accounted for."""
+    with known.make() as llm:
+        llm.service.engine.overlap = overlap
+        assert together(llm, prompts(), params()) == known.answers
+        assert llm.stats()["num_cached_tokens"] > 0

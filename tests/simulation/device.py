@@ -74,7 +74,7 @@ class DeviceRow:
     computed: int                      # by the plans that have run
     chain: Chain = field(default_factory=list)
     broken: bool = False               # a step failed under it: what it does until it is admitted anew is void
-    num_drafting: int = 0              # unfinished plans that verify drafts of it
+    num_drafting: int = 0              # guesses of it that unfinished plans verify
 
     @property
     def name(self) -> tuple[str, int]:
@@ -89,12 +89,14 @@ class Task:
     device: DeviceRow
     tables: list[list[int]]
     exact: bool                        # row.start is where the row stands, not an upper bound of it
+    first: int                         # the first position that it may write
 
 
 @dataclass(eq=False)
 class Work:
     plan: Plan
     tasks: list[Task]
+    beside: frozenset[int] = frozenset()     # plans that had not ended when this one was started, and it
     result: Result | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 
 from penstock.cache.kv import KVCache
 from penstock.engine.plan import Plan, Result, Row, RowResult
@@ -11,6 +12,8 @@ from tests.simulation.faults import Faults
 from tests.simulation.forward import Drafting, Forward
 from tests.simulation.inspection import Limits, inspect_blocks, inspect_size
 from tests.simulation.model import Model
+
+Cell = tuple[int, int]     # a block, and an offset in it
 
 
 class FakeTicket:
@@ -34,6 +37,7 @@ class FakeExecutor:
         self.memory = Memory(cache.pool.num_blocks, cache.block_size)
         self.rows: dict[int, DeviceRow] = {}
         self.unfinished: deque[Work] = deque()
+        self.spoiled: dict[Cell, int] = {}     # and the plan that should have filled it and did not
         self.blamed: set[tuple[str, int]] = set()      # failed alone: these may end with an error
         self.tally = Tally()
         self.forward = Forward(cache, model, self.memory, self.tally, drafting or Drafting(), self.faults.seed, strict)
@@ -46,11 +50,9 @@ class FakeExecutor:
         for admission in plan.admissions:
             self.rows[admission.row] = DeviceRow(admission.request, admission.sibling, list(admission.tokens),
                                                  [[] for _ in self.cache.groups], starts[admission.row])
-        work = Work(plan, [self._task(row) for row in plan.rows])
+        beside = frozenset([plan.number, *(earlier.plan.number for earlier in self.unfinished)])
+        work = Work(plan, [self._task(row) for row in plan.rows], beside)
         inspect_blocks(work, self.unfinished, self.cache)
-        for earlier in self.unfinished:
-            if earlier.result is not None and earlier.result.error is not None:
-                self._void(earlier, work)
         self.unfinished.append(work)
         if not self.lazy:
             self._run(work)
@@ -62,7 +64,7 @@ class FakeExecutor:
         if work.result is None:
             self._run(work)
         for task in work.tasks:
-            task.device.num_drafting -= bool(task.row.draft)
+            task.device.num_drafting -= len(task.row.draft)
         assert work.result is not None
         return work.result
 
@@ -80,8 +82,8 @@ class FakeExecutor:
                 table.extend([-1] * (index + 1 - len(table)))
                 table[index] = block
         task = Task(row, device, [self._visible(device, g) for g in range(len(device.tables))],
-                    exact=device.num_drafting == 0)
-        device.num_drafting += bool(row.draft)
+                    exact=device.num_drafting == 0, first=max(row.start - device.num_drafting, device.computed))
+        device.num_drafting += len(row.draft)
         return task
 
     def _visible(self, device: DeviceRow, g: int) -> list[int]:
@@ -100,54 +102,74 @@ class FakeExecutor:
             return
         for move in plan.moves:
             self.memory.copy(move.source, move.target)
-        work.result = Result(plan.number, [self._outcome(plan, task) for task in work.tasks])
+            for offset in range(self.cache.block_size):
+                spoiled = self._is_void(work, [(move.source, offset)])
+                self._mark([(move.target, offset)], plan.number if spoiled else None)
+        work.result = Result(plan.number, [self._outcome(work, task) for task in work.tasks])
 
     def _fail(self, work: Work, fault: str) -> None:
         """The whole step fails; in the middle of it, everything it was to write is garbage."""
         self.tally.num_failed_steps += 1
-        if fault == "middle":
-            for move in work.plan.moves:
+        for move in work.plan.moves:
+            self._mark([(move.target, offset) for offset in range(self.cache.block_size)], work.plan.number)
+            if fault == "middle":
                 self.memory.spoil(move.target)
         for task in work.tasks:
-            if fault == "middle":
-                self._spoil(task)
+            self._spoil(work, task, writes=fault == "middle")
             task.device.broken = True
         if len(work.tasks) == 1:
             self.blamed.add(work.tasks[0].device.name)
         work.result = Result(work.plan.number, error=f"the step failed: {fault}")
-        for later in self.unfinished:
-            if later.plan.number > work.plan.number:
-                self._void(work, later)
 
-    def _void(self, failed: Work, later: Work) -> None:
-        """Rows of a plan that was started before the failure was known, and that read a copy which was never made."""
-        lost = {move.target for move in failed.plan.moves}
-        for move in later.plan.moves:
-            if move.source in lost:
-                lost.add(move.target)
-        for task in later.tasks:
-            if any(block in lost for table in task.tables for block in table):
-                task.device.broken = True
+    def _mark(self, cells: Iterable[Cell], spoiled_by: int | None) -> None:
+        for cell in cells:
+            self.spoiled.pop(cell, None)
+            if spoiled_by is not None:
+                self.spoiled[cell] = spoiled_by
 
-    def _outcome(self, plan: Plan, task: Task) -> RowResult:
-        if task.device.broken:
+    def _is_void(self, work: Work, cells: Iterable[Cell]) -> bool:
+        """Whether a plan reads what was not computed, started before that was known."""
+        return any(self.spoiled.get(cell) in work.beside for cell in cells)
+
+    def _cells(self, task: Task, g: int, start: int, end: int) -> list[Cell]:
+        """Those of positions [start, end), or all of a recurrent state."""
+        table, size = task.tables[g], self.cache.block_size
+        if self.cache.groups[g].spec.kind == "recurrent":
+            return [(block, offset) for block in table for offset in range(size)] if end else []
+        return [(table[p // size], p % size) for p in range(start, min(end, len(table) * size))]
+
+    def _reads(self, task: Task) -> Iterator[Cell]:
+        start = task.device.computed
+        for g, group in enumerate(self.cache.groups):
+            yield from self._cells(task, g, group.spec.first_needed(start), start)
+
+    def _outcome(self, work: Work, task: Task) -> RowResult:
+        plan = work.plan
+        if task.device.broken or self._is_void(work, self._reads(task)):
             self.tally.num_void += 1
-            self._spoil(task)
+            self._spoil(work, task)
+            task.device.broken = True
             return RowResult(tokens=(GARBAGE,), candidates=((GARBAGE, 0.0),))
         if self.faults.of_row(plan, task.row):
             self.tally.num_failed_rows += 1
-            self._spoil(task)
+            self._spoil(work, task)
             task.device.broken = True
             self.blamed.add(task.device.name)
             return RowResult(error="the row failed")
-        return self.forward.run(plan, task)
-
-    def _spoil(self, task: Task) -> None:
-        """Fill what the row may write with garbage."""
         start = task.device.computed
+        outcome = self.forward.run(plan, task)
+        for g in range(len(self.cache.groups)):
+            self._mark(self._cells(task, g, start, start + task.row.count), None)
+        return outcome
+
+    def _spoil(self, work: Work, task: Task, writes: bool = True) -> None:
+        """Fill what the row may write with garbage, or leave there what was there."""
+        size, start = self.cache.block_size, max(task.first, task.device.computed)
         for g, group in enumerate(self.cache.groups):
-            if group.spec.kind == "recurrent":
-                self.memory.write_state(task.tables[g], GARBAGE)
-            else:
-                end = min(start + task.row.count, len(task.tables[g]) * self.cache.block_size)
-                self.memory.write(task.tables[g], start, [GARBAGE] * (end - start))
+            table, recurrent = task.tables[g], group.spec.kind == "recurrent"
+            end = min(start + task.row.count, len(table) * size)
+            self._mark(self._cells(task, g, start, end), work.plan.number)
+            if recurrent and writes:
+                self.memory.write_state(table, GARBAGE)
+            elif writes:
+                self.memory.write(table, start, [GARBAGE] * (end - start))

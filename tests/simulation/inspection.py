@@ -34,27 +34,42 @@ def inspect_size(plan: Plan, limits: Limits) -> None:
 
 
 def inspect_blocks(work: Work, unfinished: Iterable[Work], cache: KVCache) -> None:
-    """Blocks to be written have one owner, are in no prefix, and are named by no other row's unfinished plan."""
+    """Blocks to be written have one owner, are in no prefix but by this very plan, and are named by no other row's
+    unfinished plan."""
     busy: dict[int, DeviceRow] = {}
     for earlier in unfinished:
         for task in earlier.tasks:
             busy.update((block, task.device) for table in task.tables for block in table if block >= 0)
     written: set[int] = set()
-    pool = cache.pool
+    pool, number = cache.pool, work.plan.number
+    fresh = {block for node, g in cache._due.get(number, ()) for block in node.slots[g] or ()}
+
+    def given_up(block: int) -> bool:
+        """Only after this plan, for another block with the same tokens."""
+        return pool.refs[block] == 0 and pool._busy[block] == number
+
+    def own(block: int) -> bool:
+        return pool.refs[block] == 1 == pool.num_users(block) or block in fresh or given_up(block)
+
     for task in work.tasks:
         for g, group in enumerate(cache.groups):
             table = task.tables[g]
-            blocks = table if group.spec.kind == "recurrent" else table[task.device.computed // cache.block_size:]
+            blocks = table if group.spec.kind == "recurrent" else table[task.first // cache.block_size:]
             for block in blocks:
-                require(block >= 0 and pool.refs[block] == 1 == pool.num_users(block), "a block that is not its own "
-                        "is written", block, task.row, pool.refs[block])
+                require(block >= 0 and own(block), "a block that is not its own is written", block, task.row,
+                        pool.refs[block])
                 require(block not in written, "a block with two writers", block, task.row)
                 require(busy.get(block, task.device) is task.device, "a block that a started plan names is written",
                         block, task.row)
                 written.add(block)
-            require(all(block < 0 or pool.refs[block] > 0 for block in table), "a free block is read", task.row, table)
+            require(all(block < 0 or pool.refs[block] > 0 or given_up(block) for block in table),
+                    "a free block is read", task.row, table)
+    for task in work.tasks:
+        for g, group in enumerate(cache.groups):
+            read = task.tables[g][:task.first // cache.block_size] if group.spec.kind != "recurrent" else []
+            require(written.isdisjoint(read), "a block is read that another row of the plan writes", task.row)
     targets = [move.target for move in work.plan.moves]
     require(len(set(targets)) == len(targets), "a block is moved to twice", work.plan.moves)
-    require(all(pool.refs[target] == 1 and target not in busy for target in targets), "a move into a block in use",
+    require(all(own(target) and target not in busy for target in targets), "a move into a block in use",
             work.plan.moves)
 
