@@ -22,7 +22,8 @@ from tests.gpu.check import Outcome
 OPS = ("op ", "exact op ")
 MARK = "@@"              # what else is printed is not ours
 LIMIT_S = 200.0          # for one check
-LONG = ("deterministic", "first tokens", "smollm2", "op attention", "op product", "gguf", "grammars")  # to begin with
+LONG = ("deterministic", "first tokens", "smollm2", "op attention", "op product", "gguf", "grammars",
+        "no load")       # to begin with
 FATAL = ("CUDA error", "AcceleratorError", "CUBLAS_STATUS", "out of memory")     # after which a process is of no use
 
 
@@ -35,6 +36,8 @@ def load() -> dict[str, object]:
         files,
         fp8,
         ints,
+        large,
+        memory,
         operations,
         roads,
         start,
