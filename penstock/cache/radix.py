@@ -51,6 +51,7 @@ class RadixCache:
         self._owner: dict[int, tuple[Node, int]] = {}                 # block -> where it is held
         self._queue: list[tuple[int, int, int, Node, int]] = []       # candidates for eviction, oldest first
         self._tick = 0
+        self._pins = 0                       # of all nodes
         self._full = [group.spec.kind == "full" for group in groups]
 
     def root(self, salt: Hashable) -> Node:
@@ -116,9 +117,11 @@ class RadixCache:
 
     def pin(self, node: Node) -> None:
         node.pins += 1
+        self._pins += 1
 
     def unpin(self, node: Node) -> None:
         node.pins -= 1
+        self._pins -= 1
         self._prune(node)
 
     def on_idle(self, block: int) -> None:
@@ -145,12 +148,27 @@ class RadixCache:
         """Give up everything that is idle."""
         groups = range(len(self.groups))
         self._queue = []
+        if not self._pins and self.pool.num_idle == len(self._owner):
+            self._clear_all()
+            return
         for node in reversed(list(self.nodes())):        # children before their parents
             for g in groups:
                 node.queued[g] = False
                 if self._evictable(node, g):
                     self._give_up(node, g)
             self._unlink(node)
+
+    def _clear_all(self) -> None:
+        """Nobody uses anything: no node needs a look of its own."""
+        for node in list(self.nodes()):
+            node.children.clear()
+            node.slots = [None] * len(self.groups)
+        for block in self._owner:
+            self.pool.uncache(block)
+        self.num_evicted += len(self._owner)
+        self.version += 1
+        self._owner.clear()
+        self._roots.clear()
 
     def _give_up(self, node: Node, g: int) -> None:
         """Without its block of a full group a node is of no use to the others."""
@@ -253,8 +271,8 @@ class RadixCache:
                     held[block] = (node, g)
             if node.parent is not None and not node.children and not node.pins and not any(node.slots):
                 raise AssertionError("an empty leaf was left in the tree")
-        if held != self._owner:
-            raise AssertionError("the tree's list of its blocks is wrong")
+        if held != self._owner or self._pins != sum(node.pins for node in self.nodes()):
+            raise AssertionError("the tree's list of its blocks, or its count of pins, is wrong")
         queued = {(node, g) for _, _, _, node, g in self._queue}
         if any(self._evictable(*where) and where not in queued for where in set(held.values())):
             raise AssertionError("an idle slot was never offered for eviction")

@@ -67,6 +67,13 @@ class TreeMachine(RuleBasedStateMachine):
             assert pool.num_idle == 0 and pool.num_free < num_free
         assert set(self.content.held()) <= set(before)
 
+    @rule()
+    def clear(self) -> None:
+        cache, before = self.content.cache, self.content.held()
+        cache.tree.clear()
+        assert set(self.content.held()) <= set(before)
+        assert self.writers or cache.pool.num_idle == 0
+
     @invariant()
     def owners_are_counted(self) -> None:
         if hasattr(self, "content"):
