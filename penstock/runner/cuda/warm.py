@@ -20,21 +20,23 @@ MANY_ROWS = 8192
 
 
 def first_steps(singles: SingleSteps) -> list[Work]:
-    """What the first request takes; one row and more take different kernels. They may run side by side."""
+    """What the first request takes. They may run side by side."""
     wishing = singles.deterministic
-    return [*(partial(singles.warm, size, False, wishing) for size in singles.sizes[:2]),
+    sizes = singles.sizes[:2] if singles.deterministic else singles.sizes[:1]
+    return [*(partial(singles.warm, size, False, wishing) for size in sizes),
             *(partial(_mixed, singles, count, wishing, used) for count, used in ((FIRST_PROMPT, 1), (2, None)))]
 
 
 def later_steps(singles: SingleSteps) -> list[Work]:
-    """What comes with rows that wish more than a temperature, with more rows and with longer sequences: one size for
-    each way that keys are read, with and without positions in common."""
+    """What comes with a second row, with rows that wish more than a temperature, with more rows and with longer
+    sequences: one size for each way that keys are read, with and without positions in common."""
     if singles.deterministic:
         return _of_tiles(singles)
     kinds = {(singles.num_parts(size, longest), singles.num_common_parts(size), LEAST_FEW <= size <= FEW,
               size <= FEW_ROWS): (size, longest) for longest in (SHORT + 1, SHORT) for size in reversed(singles.sizes)}
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
-    return [partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, wishing=True),
+    return [*(partial(singles.warm, size) for size in singles.sizes[1:2]),
+            partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, wishing=True),
             *(partial(_mixed, singles, count) for count in singles.model.row_counts),
             *(partial(singles.warm, size, is_shared, False, longest) for size, longest in kinds.values()
               for is_shared in shared)]
