@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 KERNELS = ("_activation", "_add", "_choose", "_common", "_encoder", "_ended", "_exact", "_few", "_gemv", "_in_order",
-           "_inputs", "_int_finished", "_int_row", "_int_rows", "_int_tile", "_joined", "_layer_norm", "_parts",
-           "_pieces", "_pooling", "_product", "_report", "_rms_norm", "_rope", "_scale", "_single", "_softcap",
-           "_store", "_tile", "_told", "_write", "cut", "cut_sums")
+           "_inputs", "_int_finished", "_int_row", "_int_rows", "_int_tile", "_joined", "_layer_norm", "_made_and_used",
+           "_parts", "_pieces", "_pooling", "_product", "_report", "_rms_norm", "_rope", "_scale", "_single",
+           "_softcap", "_store", "_tile", "_told", "_write", "cut", "cut_sums")
 FP8_KERNELS = ("_finished", "_rounded")      # not for Ampere
 
 

@@ -74,37 +74,40 @@ def _nothing(ROWS: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _attend(q, most, total, sums, start, low, end, table, k_cache, v_cache, position, slope, scale, softcap, window,
             k_block, k_place, v_block, v_place, P: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-            NUM: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr = False):
+            NUM: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr = False,
+            BESIDE: tl.constexpr = False):
     """Go on over the keys start … end - 1, NUM at a time, those under `low` left out: the largest score, the weights'
-    total, the values' sums. WHOLE promises that there are NUM each time, none of them under `low`."""
+    total, the values' sums. WHOLE promises that there are NUM each time, none of them under `low`; BESIDE is as in
+    `_single`."""
     d = tl.arange(0, BLOCK)
     for begin in range(start, end, NUM):
         j = begin + tl.arange(0, NUM)
         if WHOLE:
-            block = tl.load(table + j // P).to(tl.int64)
+            block = tl.load(table + j // P, cache_modifier=".cg" if BESIDE else "").to(tl.int64)
         else:
             there = (j >= low) & (j < end)       # what lies before a window is someone else's by now
-            block = tl.load(table + j // P, mask=there, other=-1).to(tl.int64)
+            block = tl.load(table + j // P, mask=there, other=-1, cache_modifier=".cg" if BESIDE else "").to(tl.int64)
         keys = k_cache + (block * k_block + (j % P) * k_place)[:, None] + d[None, :]
         values = v_cache + (block * v_block + (j % P) * v_place)[:, None] + d[None, :]
-        k = _loaded(keys, d, block, SIZE, BLOCK, WHOLE)
+        k = _loaded(keys, d, block, SIZE, BLOCK, WHOLE, BESIDE)
         s, factor = _scores(q, k.to(q.dtype), j, position, slope, scale, softcap, window, MASKED, PRECISION)
         if not WHOLE:
             s = tl.where(there[None, :], s, float("-inf"))
-        v = _loaded(values, d, block, SIZE, BLOCK, WHOLE)
+        v = _loaded(values, d, block, SIZE, BLOCK, WHOLE, BESIDE)
         most, total, sums = _taken_in(s, factor, v.to(q.dtype), most, total, sums, PRECISION)
     return most, total, sums
 
 
 @triton.jit
-def _loaded(place, d, block, SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+def _loaded(place, d, block, SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, BESIDE: tl.constexpr):
     """Keys or values [N, BLOCK]; 0 beyond the head's size, and where no block is."""
     if not WHOLE:
-        x = tl.load(place, mask=(block >= 0)[:, None] & (d < SIZE)[None, :], other=0.0)
+        wanted = (block >= 0)[:, None] & (d < SIZE)[None, :]
+        x = tl.load(place, mask=wanted, other=0.0, cache_modifier=".cg" if BESIDE else "")
     elif BLOCK > SIZE:
-        x = tl.load(place, mask=(d < SIZE)[None, :], other=0.0)
+        x = tl.load(place, mask=(d < SIZE)[None, :], other=0.0, cache_modifier=".cg" if BESIDE else "")
     else:
-        x = tl.load(place)
+        x = tl.load(place, cache_modifier=".cg" if BESIDE else "")
     return x
 
 
@@ -113,16 +116,17 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
             k_head, k_place, v_block, v_head, v_place, table_row, num_parts, num_all, num_heads, P: tl.constexpr,
             GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, NUM: tl.constexpr,
             PRECISION: tl.constexpr, EARLY: tl.constexpr, BESIDE: tl.constexpr):
-    """One of `num_parts` parts of the keys of a sequence with one query, for the query heads of one key head."""
+    """One of `num_parts` parts of the keys of a sequence with one query, for the query heads of one key head. BESIDE
+    `_common` nothing is read by way of a processor's own cache, which is sure to be right after a wait alone."""
     if BESIDE:
         begin_beside(EARLY)
     else:
         await_others(EARLY)
     h, s, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    length = tl.load(lengths + s)
+    length = tl.load(lengths + s, cache_modifier=".cg" if BESIDE else "")
     first = 0
     if skips is not None:
-        first = tl.load(skips + s)
+        first = tl.load(skips + s, cache_modifier=".cg" if BESIDE else "")
     low = first
     if window > 0:
         low = tl.maximum(0, length - window)
@@ -135,7 +139,8 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
     inside = (g < GROUP)[:, None] & (d < SIZE)[None, :]
     most, total, sums = _nothing(ROWS, BLOCK)
     if start < end:
-        query = tl.load(q + s * q_row + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0)
+        query = tl.load(q + s * q_row + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0,
+                        cache_modifier=".cg" if BESIDE else "")
         query = _beside(query, k_cache)
         position = tl.zeros((ROWS,), tl.int32) + length - 1
         slope = None
@@ -143,7 +148,8 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
             slope = tl.load(alibi + head, mask=g < GROUP, other=0.0)
         most, total, sums = _attend(query, most, total, sums, start, low, end, table + s * table_row,
                                     k_cache + h * k_head, v_cache + h * v_head, position, slope, scale, softcap, window,
-                                    k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, window > 0, PRECISION)
+                                    k_block, k_place, v_block, v_place, P, SIZE, BLOCK, NUM, window > 0, PRECISION,
+                                    False, BESIDE)
     if parts is None:
         y = sums / total[:, None]
         tl.store(out + (s * num_heads + head)[:, None] * SIZE + d[None, :], y.to(out.dtype.element_ty), mask=inside)

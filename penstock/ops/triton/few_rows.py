@@ -13,7 +13,7 @@ from penstock.ops.triton.numbers import activated
 OUTPUTS, INPUTS = 64, 128      # of a program at once
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _few(x, weight, bias, residual, out, num_rows, num_out, x_row, eps, NORMED: tl.constexpr, KIND: tl.constexpr,
          WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
          EARLY: tl.constexpr):

@@ -39,7 +39,8 @@ def await_others(EARLY: tl.constexpr):
 @triton.jit
 def begin_beside(EARLY: tl.constexpr):
     """In place of `await_others`, for a kernel that needs nothing of the one before it, which awaits others: once that
-    one lets this one begin, what was before both of them has ended. It must end with `outlast`."""
+    one lets this one begin, what was before both of them has ended. It reads that past the processors' own caches
+    (`.cg`), and must end with `outlast`."""
     if EARLY:
         gdc_launch_dependents()
 

@@ -7,10 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.ops.attention import Work, attention
 from penstock.ops.qkv_attention import qkv_attention
+from penstock.ops.qkv_write import qkv_write
 from penstock.ops.triton.attention import _attend, _beside, _joined, _nothing, _reads, _scores, _taken_in
 from penstock.ops.triton.launch import await_others, early, power_of_2
 from penstock.ops.triton.numbers import fitted, norm_factor
+
+MOST_VALUES = 8192       # of a program's queries and keys; more take more shared memory than Ada has
 
 
 @triton.jit
@@ -113,12 +117,16 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
           q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0, cos: Tensor | None = None,
           sin: Tensor | None = None, source: Tensor | None = None, source_eps: float = 0.0, num_parts: int = 1,
           ) -> Tensor:
-    if k_cache.stride(2) != 1 or v_cache.stride(3) != 1:
-        return qkv_attention.reference(qkv, k_cache, v_cache, slots, positions, table, lengths, scale, window, softcap,
-                                       alibi, q_norm, k_norm, eps, cos, sin, source, source_eps, num_parts)
     num_sequences, (_, num_kv_heads, size, block_size) = qkv.shape[0], k_cache.shape
     num_heads = qkv.shape[1] // size - 2 * num_kv_heads
     group, block = num_heads // num_kv_heads, max(16, power_of_2(size))
+    rows = max(16, power_of_2(group + 1))
+    if k_cache.stride(2) != 1 or v_cache.stride(3) != 1 or rows * block > MOST_VALUES:
+        q = qkv_write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, eps, cos, sin, None, None, source,
+                      source_eps)
+        starts = torch.arange(num_sequences + 1, dtype=torch.int32, device=q.device)
+        return attention(q, k_cache, v_cache, table, starts, lengths, scale, window, softcap, alibi,
+                         work=Work(num_sequences, None, num_parts))
     out = torch.empty((num_sequences, num_heads, size), dtype=qkv.dtype, device=qkv.device)
     parts = tops = None
     if num_parts > 1:
@@ -130,7 +138,7 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
         softcap or None, window, eps, source_eps, qkv.stride(0), 0 if source is None else source.stride(0),
         0 if source is None else source.shape[1], k_cache.stride(0), k_cache.stride(1), k_cache.stride(3),
         v_cache.stride(0), v_cache.stride(1), v_cache.stride(2), table.stride(0), num_parts, num_heads, num_kv_heads,
-        block_size, group, max(16, power_of_2(group + 1)), 0 if cos is None else cos.shape[1], size, block,
+        block_size, group, rows, 0 if cos is None else cos.shape[1], size, block,
         at_once, "ieee" if qkv.dtype == torch.float32 else "tf32", num_warps=4, num_stages=num_stages, **early(qkv))
     if parts is not None:
         _joined[(num_sequences, num_heads)](parts, tops, out, num_parts, num_heads, size, block,

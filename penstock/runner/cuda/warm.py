@@ -33,7 +33,8 @@ def later_steps(singles: SingleSteps) -> list[Work]:
     if singles.deterministic:
         return _of_tiles(singles)
     kinds = {(singles.num_parts(size, longest), singles.num_common_parts(size), LEAST_FEW <= size <= FEW,
-              size <= FEW_ROWS): (size, longest) for longest in (SHORT + 1, SHORT) for size in reversed(singles.sizes)}
+              size <= FEW_ROWS // 2, size <= FEW_ROWS): (size, longest)
+             for longest in (SHORT + 1, SHORT) for size in reversed(singles.sizes)}
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
     return [*(partial(singles.warm, size) for size in singles.sizes[1:2]),
             partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, wishing=True),
