@@ -63,7 +63,7 @@ def ahead(folder: str) -> None:
 
 
 def notes(folder: str) -> None:
-    """What is noted with our outlines of torch's functions, and with torch's own."""
+    """What is noted with our outlines of torch's functions, and with torch's own; all of it is put in order."""
     spec, settings = described(folder)
     elsewhere.stand_in(GPU.capability)
 
@@ -75,6 +75,8 @@ def notes(folder: str) -> None:
         ours = noted()
     assert "sympy" not in sys.modules and "torch._dynamo" not in sys.modules
     assert ours == noted() and len(ours) > 10
+    first, later = aheads._jobs(partial(outline, spec, settings, GPU.num_processors), GPU)
+    assert len(first) + len(later) == 1 + len(ours)          # the driver beside them
 
 
 def trouble(folder: str) -> None:

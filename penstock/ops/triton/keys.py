@@ -9,12 +9,13 @@ from typing import Any
 from triton.runtime.jit import JITFunction
 
 ROOT = "penstock.ops.triton"
+PROSE = re.compile(r'''""".*?"""|#[^\n]*''', re.DOTALL)
 
 
 def named(function: Any) -> list[Any]:
     """The functions of ours that its source names, as often as it does."""
     known = function.fn.__globals__
-    names = re.findall(r"\w+", function.src.partition(":\n")[2])
+    names = re.findall(r"\w+", PROSE.sub("", function.src.partition(":\n")[2]))
     return [value for name in names if isinstance(value := known.get(name), JITFunction) and value is not function
             and value.fn.__module__.startswith(ROOT)]
 
