@@ -11,7 +11,7 @@ import pytest
 from bench.gpu_plot import cases, main, starts
 from bench.process import ROOT
 
-KEPT = ROOT / "bench" / "results" / "gpu-2026-11-15.json"
+KEPT = ROOT / "bench" / "results" / "gpu-2026-11-16.json"
 
 
 def line(kind: str, **more: Any) -> dict[str, Any]:
