@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock.answers import Collector
@@ -20,18 +20,22 @@ AnyParams = SamplingParams | BeamSearchParams | None
 class Batch:
     """Whatever ends a batch early, bad input or Ctrl-C, leaves nothing of it in the engine."""
 
-    def __init__(self, service: Service, encoded: Sequence[Encoded], params: Sequence[AnyParams],
+    def __init__(self, service: Service, encoded: Iterable[Encoded], params: Sequence[AnyParams],
                  priority: Sequence[int] | None = None, pool: bool = False) -> None:
+        """A device may be at work on the first prompts while others are encoded."""
         self.collectors: list[Collector] = []
         self._service = service
-        priorities = [0] * len(encoded) if priority is None else list(priority)
-        if len(priorities) != len(encoded):
-            raise InvalidRequest(f"{len(encoded)} prompts came with {len(priorities)} priorities: give one for each")
+        priorities = [0] * len(params) if priority is None else list(priority)
+        if len(priorities) != len(params):
+            raise InvalidRequest(f"{len(params)} prompts came with {len(priorities)} priorities: give one for each")
+        num_tokens, started = 0, pool
         try:
-            with held_interrupts():
-                for one, own, rank in zip(encoded, params, priorities):
+            for one, own, rank in zip(encoded, params, priorities):
+                num_tokens += len(one.tokens)
+                with held_interrupts():
                     self.collectors.append(service.submit(one.tokens, own, prompt=one.prompt, priority=rank,
                                                           salt=one.salt, pool=pool))
+                    started = started or service.start_full(num_tokens)
         except BaseException:
             self._abort()
             raise

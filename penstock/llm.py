@@ -73,7 +73,7 @@ class LLM:
         """
         items = _as_list(prompts)
         params = self._params_for(sampling_params, len(items))
-        encoded = [self.service.intake.encode(item, cut=_cuts(one)) for item, one in zip(items, params)]
+        encoded = (self.service.intake.encode(item, cut=_cuts(one)) for item, one in zip(items, params))
         return self._run(encoded, params, use_tqdm, priority)
 
     def chat(self, messages: Messages | Sequence[Messages], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
@@ -85,8 +85,8 @@ class LLM:
         params = self._params_for(sampling_params, len(conversations))
         values = {"add_generation_prompt": add_generation_prompt, "tools": tools,
                   "continue_final_message": continue_final_message, **_template_values(chat_template_kwargs)}
-        encoded = [self.service.intake.encode_messages(conversation, values, cut=_cuts(one))
-                   for conversation, one in zip(conversations, params)]
+        encoded = (self.service.intake.encode_messages(conversation, values, cut=_cuts(one))
+                   for conversation, one in zip(conversations, params))
         return self._run(encoded, params, use_tqdm, None)
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False,
@@ -145,7 +145,7 @@ class LLM:
             if self._service is not None and collector is not None:
                 self._service.abort(collector)
 
-    def _run(self, encoded: Sequence[Encoded], params: Sequence[SamplingParams | None], use_tqdm: UseTqdm,
+    def _run(self, encoded: Iterable[Encoded], params: Sequence[SamplingParams | None], use_tqdm: UseTqdm,
              priority: Sequence[int] | None) -> list[RequestOutput]:
         batch = Batch(self.service, encoded, params, priority)
         batch.finish(use_tqdm)

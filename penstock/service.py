@@ -62,6 +62,14 @@ class Service:
         self.collectors[request.id] = collector
         return collector
 
+    def start_full(self, num_tokens: int) -> bool:
+        """Start a step that prompts of so many tokens fill, while more are taken in: on a device that works beside the
+        host, and only if nobody who comes later would be in it."""
+        scheduler = self.engine.scheduler
+        in_order = not (scheduler.policy.displaces or scheduler.policy.overtakes)
+        is_full = num_tokens >= scheduler.max_num_batched_tokens
+        return bool(self.engine.overlap) and in_order and is_full and self.engine.start()
+
     @held_interrupts()
     def step(self) -> list[Collector]:
         """One engine step, its deltas handed to their collectors. Those that are finished are returned and let go."""

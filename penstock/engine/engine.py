@@ -30,13 +30,17 @@ class Engine:
     def abort(self, request_id: str, sibling: int | None = None, reason: str = "abort") -> list[Delta]:
         return self.scheduler.abort(request_id, sibling, reason)
 
+    def start(self) -> bool:
+        """Start one plan, if anything can be planned; `step` waits for it."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._started.append((plan, self.executor.start(plan)))
+        return plan is not None
+
     def step(self) -> list[Delta]:
         """Start what can be started, then wait for the oldest plan and account for it."""
-        while len(self._started) <= self.overlap:
-            plan = self.scheduler.schedule()
-            if plan is None:
-                break
-            self._started.append((plan, self.executor.start(plan)))
+        while len(self._started) <= self.overlap and self.start():
+            pass
         if not self._started:
             if self.scheduler.has_work:
                 raise RuntimeError("the scheduler has work but plans none of it")
