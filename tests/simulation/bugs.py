@@ -139,8 +139,8 @@ SCHEDULER = [
         "most = sequence.limit - len(sequence.tokens) - sequence.expected + 3"),
     bug("a state that cannot go back gets drafts", "engine/scheduler.py",
         "if not sequence.draft or self.cache.recurrent or most <= 0:", "if not sequence.draft or most <= 0:"),
-    bug("overlap is one plan too deep", "engine/engine.py", "while len(self._started) <= self.overlap:",
-        "while len(self._started) <= self.overlap + 1:"),
+    bug("overlap is one plan too deep", "engine/engine.py", "while len(self._started) <= self.overlap and",
+        "while len(self._started) <= self.overlap + 1 and"),
 ]
 
 ACCOUNTS = [
