@@ -43,11 +43,11 @@ def _examples() -> Iterator[Example]:
         yield _example(seed + 2, [700, 1], 2, 1, 256, rotated=256, dtype=dtype)
 
 
-def is_joined(work: Work | None, window: int) -> bool:
+def is_joined(work: Work, window: int) -> bool:
     """Whether a step has one query of each of a few sequences, and none of them positions that are read for several:
     then its queries need not be written anywhere. With many of them a kernel that does all of it is slower."""
-    return (work is not None and 1 < work.num_single <= FEW_ROWS and work.tiles is None
-            and (work.shared is None or window > 0) and not takes_exact())
+    return (1 < work.num_single <= FEW_ROWS and work.tiles is None and (work.shared is None or window > 0)
+            and not takes_exact())
 
 
 @op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}, examples=_examples,

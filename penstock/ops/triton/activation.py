@@ -6,8 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.activation import KINDS, activation, gated_activation
-from penstock.ops.triton.launch import await_others, cdiv, early
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated, norm_factor
+from penstock.ops.triton.sizes import cdiv
 
 BLOCK = 1024
 

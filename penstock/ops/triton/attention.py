@@ -10,8 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.attention import Work, attention
-from penstock.ops.triton.launch import await_others, begin_beside, early, is_roomy, outlast, power_of_2
+from penstock.ops.triton.launch import await_others, begin_beside, early, is_roomy, outlast
 from penstock.ops.triton.numbers import fitted, tanh
+from penstock.ops.triton.sizes import power_of_2
 
 LEAST_FEW, FEW = 16, 48  # sequences, of which each is read by one program that has to read more at once
 TILE = 128               # rows: tokens times the query heads of a key head
@@ -22,7 +23,7 @@ LEAST = tl.constexpr(-1e30)          # under any score
 
 
 @triton.jit
-def _beside(q, cache):
+def _for_cache(q, cache):
     """Queries as they meet that cache's values: an 8-bit float becomes a float16 in one instruction, for which a
     bfloat16 takes four."""
     if cache.dtype.element_ty == tl.float8e4nv:      # noqa: SIM102  not every Triton joins them at compile time
@@ -111,6 +112,19 @@ def _loaded(place, d, block, SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.
     return x
 
 
+@triton.jit
+def _part(first, length, limit, window, part, num_parts, NUM: tl.constexpr):
+    """Of the keys from `first`, or from the window's, up to `limit` in a sequence of `length`: under which none is
+    read, where the part begins and where it ends."""
+    low = first
+    if window > 0:
+        low = tl.maximum(0, length - window)
+        first = low // NUM * NUM
+    share = tl.cdiv(tl.cdiv(limit - first, NUM), num_parts) * NUM
+    start = first + part * share
+    return low, start, tl.minimum(limit, start + share)
+
+
 @triton.jit(do_not_specialize=["num_parts", "num_all", "table_row"])
 def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops, scale, softcap, window, q_row, k_block,
             k_head, k_place, v_block, v_head, v_place, table_row, num_parts, num_all, num_heads, P: tl.constexpr,
@@ -124,16 +138,10 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
         await_others(EARLY)
     h, s, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + s, cache_modifier=".cg" if BESIDE else "")
-    first = 0
+    first = length * 0
     if skips is not None:
         first = tl.load(skips + s, cache_modifier=".cg" if BESIDE else "")
-    low = first
-    if window > 0:
-        low = tl.maximum(0, length - window)
-        first = low // NUM * NUM
-    share = tl.cdiv(tl.cdiv(length - first, NUM), num_parts) * NUM
-    start = first + part * share
-    end = tl.minimum(length, start + share)
+    low, start, end = _part(first, length, length, window, part, num_parts, NUM)
     g, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     head = h * GROUP + g
     inside = (g < GROUP)[:, None] & (d < SIZE)[None, :]
@@ -141,7 +149,7 @@ def _single(q, k_cache, v_cache, table, lengths, skips, alibi, out, parts, tops,
     if start < end:
         query = tl.load(q + s * q_row + head[:, None] * SIZE + d[None, :], mask=inside, other=0.0,
                         cache_modifier=".cg" if BESIDE else "")
-        query = _beside(query, k_cache)
+        query = _for_cache(query, k_cache)
         position = tl.zeros((ROWS,), tl.int32) + length - 1
         slope = None
         if alibi is not None:
@@ -186,7 +194,7 @@ def _common(q, k_cache, v_cache, table, lengths, members, tiles, alibi, parts, t
         head = h * GROUP + r % GROUP
         inside = there[:, None] & (d < SIZE)[None, :]
         query = tl.load(q + (member * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
-        query = _beside(query, k_cache)
+        query = _for_cache(query, k_cache)
         most, total, sums = _nothing(ROWS, BLOCK)
         slope = None
         if alibi is not None:
@@ -242,7 +250,7 @@ def _tile(q, k_cache, v_cache, table, query_start, lengths, tiles, alibi, out, s
     inside = there[:, None] & (d < SIZE)[None, :]
     row = (begin + token).to(tl.int64)
     query = tl.load(q + (row * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
-    query = _beside(query, k_cache)
+    query = _for_cache(query, k_cache)
     most, total, sums = _nothing(ROWS, BLOCK)
     slope = None
     if alibi is not None:

@@ -5,8 +5,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.cache_write import cache_write
-from penstock.ops.triton.launch import await_others, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import fitted
+from penstock.ops.triton.sizes import power_of_2
 
 
 @triton.jit

@@ -8,7 +8,8 @@ from torch import Tensor
 from penstock.ops.attention import Work
 from penstock.ops.encoder_attention import encoder_attention
 from penstock.ops.triton.attention import LOG2_E, TILE, make_work
-from penstock.ops.triton.launch import await_others, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.sizes import power_of_2
 
 
 @triton.jit

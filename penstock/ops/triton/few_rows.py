@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.triton.launch import await_others, cdiv, early, is_roomy, power_of_2
+from penstock.ops.triton.launch import await_others, early, is_roomy
 from penstock.ops.triton.numbers import activated
+from penstock.ops.triton.sizes import cdiv, power_of_2
 
 OUTPUTS, INPUTS = 64, 128      # of a program at once
 

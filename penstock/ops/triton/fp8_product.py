@@ -8,9 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.fp8_product import FP8, LARGEST, LEAST, fp8_product
-from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.product import one_row
+from penstock.ops.triton.sizes import cdiv, power_of_2
 
 BLOCK = 1024
 SHRUNK = 2.0**-9           # codes are multiplied as if they were so much smaller: their sums are within float16's range

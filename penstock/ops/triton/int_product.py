@@ -8,10 +8,11 @@ from torch import Tensor
 from penstock.ops.int_product import FEW, SCRATCH_BYTES, TILES, int_product
 from penstock.ops.triton.activation import activate
 from penstock.ops.triton.int_rows import ONE, field, layout, scaling, widen, widened
-from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.product import NARROW
 from penstock.ops.triton.rms_norm import normed
+from penstock.ops.triton.sizes import cdiv, power_of_2
 
 BLOCK = 1024
 PROGRAMS = 384           # that a product of few rows is dealt out to, by splitting its inputs

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from penstock.ops.int_product import UNIT
 from penstock.ops.int_rows import int_rows
-from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.sizes import cdiv, power_of_2
 
 WIDENED_UNITS = 256      # in one program
 ONE = 0x3F800000         # the bits of 1.0

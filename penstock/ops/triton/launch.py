@@ -16,16 +16,6 @@ ROOMY = ((8, 0), HOPPER, (10, 0))
 assumed = (0, 0)         # the capability of the GPU that tensors on the meta device stand for
 
 
-def cdiv(a: int, b: int) -> int:
-    """Triton's own, here and below, take longer than some kernels do."""
-    return -(-a // b)
-
-
-def power_of_2(n: int) -> int:
-    """The least that is not under n."""
-    return 1 << max(0, n - 1).bit_length()
-
-
 @triton.jit
 def await_others(EARLY: tl.constexpr):
     """Go on once the kernels before this one have ended; let the next one begin to wait. Only what never changes, such

@@ -6,8 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.layer_norm import layer_norm
-from penstock.ops.triton.launch import await_others, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.rms_norm import MOST_VALUES, rows_of
+from penstock.ops.triton.sizes import power_of_2
 
 
 @triton.jit

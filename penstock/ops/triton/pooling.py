@@ -6,7 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.pooling import LEAST, pooling
-from penstock.ops.triton.launch import await_others, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.sizes import power_of_2
 
 VALUES = 1 << 14         # in one program at a time
 _LEAST = tl.constexpr(LEAST)

@@ -8,9 +8,10 @@ from torch import Tensor
 from penstock.ops.product import defers, is_few, product
 from penstock.ops.triton.activation import activate
 from penstock.ops.triton.few_rows import few_rows
-from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.rms_norm import normed
+from penstock.ops.triton.sizes import cdiv, power_of_2
 
 NARROW = 1024            # inputs
 

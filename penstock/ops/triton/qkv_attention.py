@@ -10,9 +10,10 @@ from torch import Tensor
 from penstock.ops.attention import Work, attention
 from penstock.ops.qkv_attention import qkv_attention
 from penstock.ops.qkv_write import qkv_write
-from penstock.ops.triton.attention import _attend, _beside, _joined, _nothing, _reads, _scores, _taken_in
-from penstock.ops.triton.launch import await_others, early, power_of_2
+from penstock.ops.triton.attention import _attend, _for_cache, _joined, _nothing, _part, _reads, _scores, _taken_in
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import fitted, norm_factor
+from penstock.ops.triton.sizes import power_of_2
 
 MOST_VALUES = 8192       # of a program's queries and keys; more take more shared memory than Ada has
 
@@ -80,7 +81,7 @@ def _made_and_used(qkv, k_cache, v_cache, slots, table, lengths, alibi, q_norm, 
     block, place = slot // P, slot % P
     tl.store(k_cache + block * k_block + h * k_head + place * k_place + (g * 0)[:, None] + d[None, :], k, mask=stored)
     tl.store(v_cache + block * v_block + h * v_head + place * v_place + (g * 0)[:, None] + d[None, :], v, mask=stored)
-    query = _beside(fitted(x, qkv.dtype.element_ty), k_cache)
+    query = _for_cache(fitted(x, qkv.dtype.element_ty), k_cache)
     slope = None
     if alibi is not None:
         slope = tl.load(alibi + head, mask=g < GROUP, other=0.0)
@@ -89,14 +90,7 @@ def _made_and_used(qkv, k_cache, v_cache, slots, table, lengths, alibi, q_norm, 
     scores, factor = _scores(query, k.to(query.dtype), tl.where(own, position, position + 1), at, slope, scale, softcap,
                              window, True, PRECISION)
     most, total, sums = _taken_in(scores, factor, v.to(query.dtype), most, total, sums, PRECISION)
-    first = 0
-    low = 0
-    if window > 0:
-        low = tl.maximum(0, length - window)
-        first = low // NUM * NUM
-    share = tl.cdiv(tl.cdiv(position - first, NUM), num_parts) * NUM
-    start = first + part * share
-    end = tl.minimum(position, start + share)
+    low, start, end = _part(length * 0, length, position, window, part, num_parts, NUM)
     most, total, sums = _attend(query, most, total, sums, start, low, end, table + s * table_row, k_cache + h * k_head,
                                 v_cache + h * v_head, at, slope, scale, softcap, window, k_block, k_place, v_block,
                                 v_place, P, SIZE, BLOCK, NUM, window > 0, PRECISION)

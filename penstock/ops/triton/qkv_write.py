@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.qkv_write import qkv_write
-from penstock.ops.triton.launch import await_others, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import fitted, norm_factor
+from penstock.ops.triton.sizes import power_of_2
 
 MOST_HEADS = 8           # in one program
 NUM_WARPS = 2

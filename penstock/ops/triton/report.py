@@ -7,8 +7,9 @@ from torch import Tensor
 
 from penstock.ops.report import NO_TOKEN, NUM_REPORTED, report
 from penstock.ops.sample import PIECE
-from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.search import LOWEST, PIVOTS, above, gathered, nth_equal, reaching
+from penstock.ops.triton.sizes import cdiv, power_of_2
 from penstock.ops.wishes import MOST_LOGPROBS, NUM_LOGPROBS, NUM_WISHES, ROOM
 
 _NUM_WISHES, _NUM_LOGPROBS, _NUM_REPORTED = (tl.constexpr(NUM_WISHES), tl.constexpr(NUM_LOGPROBS),

@@ -6,7 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.rms_norm import rms_norm
-from penstock.ops.triton.launch import await_others, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.sizes import power_of_2
 
 MOST_VALUES = 1 << 16      # in one program
 

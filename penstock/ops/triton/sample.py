@@ -7,9 +7,10 @@ from torch import Tensor
 
 from penstock.ops.sample import BAD, GOLDEN, NOTHING, PIECE, sample
 from penstock.ops.triton.cut import cut, cut_sums, within
-from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import mixed
 from penstock.ops.triton.search import LOWEST, PIVOTS
+from penstock.ops.triton.sizes import cdiv, power_of_2
 from penstock.ops.wishes import (
     FREQUENCY,
     MASKED,

@@ -6,7 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.scale import scale
-from penstock.ops.triton.launch import await_others, cdiv, early
+from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.sizes import cdiv
 
 BLOCK = 1024
 

@@ -6,8 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.softcap import softcap
-from penstock.ops.triton.launch import await_others, cdiv, early
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import tanh
+from penstock.ops.triton.sizes import cdiv
 
 BLOCK = 1024
 

@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.attention import Work, attention
-from penstock.ops.triton.attention import _attend, _beside, _nothing
-from penstock.ops.triton.launch import await_others, cdiv, early, power_of_2
+from penstock.ops.triton.attention import _attend, _for_cache, _nothing
+from penstock.ops.triton.launch import await_others, early
+from penstock.ops.triton.sizes import cdiv, power_of_2
 
 LEAST_ROWS = 64          # of a tile: tokens times the query heads of a key head
 PART = 512               # positions
@@ -68,7 +69,7 @@ def _exact(q, k_cache, v_cache, table, query_start, lengths, tiles, alibi, out, 
         slope = tl.load(alibi + head, mask=there, other=0.0)
     blocks, keys, values = table + s * table_row, k_cache + h * k_head, v_cache + h * v_head
     query = tl.load(q + (row * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
-    query = _beside(query, k_cache)
+    query = _for_cache(query, k_cache)
     most, total, sums = _nothing(ROWS, BLOCK)
     if parts is None:
         for part in range(low // PART, tl.cdiv(end, PART)):

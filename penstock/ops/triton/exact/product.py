@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.product import product
-from penstock.ops.triton.launch import await_others, cdiv, early
+from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.rms_norm import normed
+from penstock.ops.triton.sizes import cdiv
 
 ROWS = 16, 32, 64, 128   # of a tile
 FEW, MANY = ROWS[-2:]    # outputs of a tile of few rows, and of the largest one

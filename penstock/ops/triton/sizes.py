@@ -1,0 +1,12 @@
+"""Numbers of programs and of their values. Triton's own functions for these take longer than some kernels do."""
+
+from __future__ import annotations
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """The least that is not under n."""
+    return 1 << max(0, n - 1).bit_length()
