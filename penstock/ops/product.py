@@ -33,10 +33,10 @@ def _examples() -> Iterator[Example]:
                    "norm": normal(seed + 400, width) if seed % 4 < 2 else None, "eps": 1e-5 if seed % 4 < 3 else 0.0}
 
 
-def is_few(x: Tensor, weight: Tensor, norm: Tensor | None, gated: bool) -> bool:
+def is_few(x: Tensor, weight: Tensor, norm: Tensor | None) -> bool:
     """Whether rows and outputs are so few that a kernel which also norms, adds and activates is faster than the
     library's."""
-    return (1 < x.shape[0] <= FEW_ROWS and weight.shape[0] in FEW_OUTPUTS and norm is None and not gated
+    return (1 < x.shape[0] <= FEW_ROWS and weight.shape[0] in FEW_OUTPUTS and norm is None
             and x.itemsize == 2 and weight.dtype == x.dtype and x.stride(1) == 1 and weight.is_contiguous()
             and not takes_exact())
 

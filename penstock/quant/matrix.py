@@ -32,7 +32,7 @@ class Matrix:
     def unnormed(self, x: Tensor, norm: RmsNorm) -> tuple[Tensor, float] | None:
         """The product of a few rows with its norm left to whoever reads it, and that norm's eps; None for others."""
         weight, eps = norm_parts(norm)
-        deferred = defers(x, weight, self.bias, eps) and not is_few(x, self.weight, weight, False)
+        deferred = defers(x, weight, self.bias, eps) and not is_few(x, self.weight, weight)
         return (ops.product(x, self.weight), eps) if deferred else None
 
     def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import penstock.ops.triton  # noqa: F401  registers the bodies
 from penstock import ops
 from penstock.ops.product import is_few
+from penstock.ops.triton import cublas
 from penstock.ops.triton.attention import tile_tokens
 from penstock.runner.cuda.shared import Group, fill, num_tiles
 from tests.gpu.check import Figures, Skip, check, require
@@ -29,16 +30,18 @@ def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     return value
 
 
-@check([(2, 4096, 1024, 1e-5), (17, 6144, 4096, 1e-5), (32, 4096, 4096, 0.0), (32, 4096, 14336, 0.0)])
-def few_rows(num_rows: int, num_out: int, width: int, eps: float) -> Figures:
+@check([(2, 4096, 1024, 1e-5, False), (17, 6144, 4096, 1e-5, False), (32, 4096, 4096, 0.0, False),
+        (32, 4096, 14336, 0.0, False), (2, 6144, 1024, 1e-6, True), (32, 6144, 1024, 1e-6, True)])
+def few_rows(num_rows: int, num_out: int, width: int, eps: float, gated: bool) -> Figures:
     if DEVICE == "cpu":
         raise Skip("kernels need a GPU")
     x, weight = _normal(num_rows, width), _normal(num_out, width, scale=width**-0.5)
-    require(is_few(x, weight, None, False), "another kernel is taken")
+    require(is_few(x, weight, None), "another kernel is taken")
     residual = None if eps else _normal(num_rows, num_out)
-    expected = ops.product.reference(x, weight, None, residual, None, False, None, eps)
+    after = ("silu" if gated else None, gated, None, eps)
+    expected = ops.product.reference(x, weight, None, residual, *after)
     given = None if residual is None else residual.clone()
-    return {"off by": _apart(ops.product(x, weight, None, given, None, False, None, eps), expected)}
+    return {"off by": _apart(ops.product(x, weight, None, given, *after), expected)}
 
 
 @check([(32, 256, 2048, 70), (16, 256, 2048, 70), (16, 33, 256, 1), (32, 5, 512, 300)])
@@ -99,3 +102,13 @@ def queries_made_and_used(num_heads: int, num_sequences: int, normed: bool) -> F
                                   1e-6, cos, sin, num_parts=parts)
         worst = max(worst, _apart(found, expected), *(_apart(b, a) for a, b in zip(one, other)))
     return {"off by": worst}
+
+
+@check([(4096, 6144, 1024), (5000, 28672, 4096)])
+def many_rows(num_rows: int, num_out: int, width: int) -> Figures:
+    if DEVICE == "cpu":
+        raise Skip("kernels need a GPU")
+    x, weight = _normal(num_rows, width), _normal(num_out, width, scale=width**-0.5)
+    size = cublas.Size(num_rows, num_out, width, x.dtype, x.device)
+    return {"off by": _apart(cublas.multiplied(x, weight), torch.mm(x, weight.t())),
+            "not torch's": cublas.kernel_for(size) is not None}

@@ -112,7 +112,7 @@ def _fits(name: str, example: dict[str, Any]) -> bool:
     first = next(value for value in example.values() if isinstance(value, torch.Tensor))
     return first.shape[0] > 0 and "k_scale" not in example and (
         name != "product" or first.shape[0] == 1
-        or is_few(first, example["weight"], example.get("norm"), example.get("gated", False)))
+        or is_few(first, example["weight"], example.get("norm")))
 
 
 def main(capability: int, once: bool = False) -> None:

@@ -22,22 +22,36 @@ def test_as_the_reference(num_rows: int, width: int, num_out: int, eps: float, a
     weight = normal(2, num_out, width, scale=width**-0.5, dtype=torch.float16).to(DEVICE)
     bias, residual = normal(3, num_out).to(DEVICE), normal(4, num_rows, num_out, dtype=torch.float16).to(DEVICE)
     expected = product.reference(x, weight, bias, residual, activation, False, None, eps)
-    found = few_rows(x, weight, bias, residual.clone(), activation, eps)
+    found = few_rows(x, weight, bias, residual.clone(), activation, False, eps)
     torch.testing.assert_close(found, expected, atol=4e-3, rtol=4e-3)
-    torch.testing.assert_close(few_rows(x, weight, None, None, activation, eps),
+    torch.testing.assert_close(few_rows(x, weight, None, None, activation, False, eps),
                                product.reference(x, weight, None, None, activation, False, None, eps),
                                atol=4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize(("num_rows", "width", "num_out", "eps"),
+                         [(2, 100, 140, 1e-5), (32, 256, 64, 0.0), (9, 64, 2, 0.0)])
+def test_gates_as_the_reference(num_rows: int, width: int, num_out: int, eps: float) -> None:
+    """Breaks if a gate meets another one's values; the last program has fewer than it could take."""
+    x = normal(1, num_rows, width, dtype=torch.float16).to(DEVICE)
+    weight = normal(2, num_out, width, scale=width**-0.5, dtype=torch.float16).to(DEVICE)
+    bias, residual = normal(3, num_out).to(DEVICE), normal(4, num_rows, num_out // 2, dtype=torch.float16).to(DEVICE)
+    expected = product.reference(x, weight, bias, residual, "silu", True, None, eps)
+    found = few_rows(x, weight, bias, residual.clone(), "silu", True, eps)
+    torch.testing.assert_close(found, expected, atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(few_rows(x, weight, None, None, "silu", True, eps),
+                               product.reference(x, weight, None, None, "silu", True, None, eps), atol=4e-3, rtol=4e-3)
 
 
 def test_rows_of_a_wider_tensor() -> None:
     x = normal(1, 5, 96, dtype=torch.float16).to(DEVICE)[:, :64]
     weight = normal(2, 30, 64, scale=0.1, dtype=torch.float16).to(DEVICE)
-    torch.testing.assert_close(few_rows(x, weight, None, None, None, 0.0), product.reference(x, weight), atol=4e-3,
-                               rtol=4e-3)
+    torch.testing.assert_close(few_rows(x, weight, None, None, None, False, 0.0), product.reference(x, weight),
+                               atol=4e-3, rtol=4e-3)
 
 
 def test_which_products_are_of_few_rows() -> None:
     x, weight = torch.zeros(32, 64, dtype=torch.bfloat16), torch.zeros(4096, 64, dtype=torch.bfloat16)
-    assert is_few(x, weight, None, False) and not is_few(x, weight, None, True)
-    assert not is_few(x[:1], weight, None, False) and not is_few(x.float(), weight.float(), None, False)
-    assert not is_few(x.repeat(2, 1), weight, None, False) and not is_few(x, weight[:1024], None, False)
+    assert is_few(x, weight, None) and not is_few(x, weight, torch.ones(64))
+    assert not is_few(x[:1], weight, None) and not is_few(x.float(), weight.float(), None)
+    assert not is_few(x.repeat(2, 1), weight, None) and not is_few(x, weight[:1024], None)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.ops.product import defers, is_few, product
 from penstock.ops.triton.activation import activate
+from penstock.ops.triton.cublas import multiplied
 from penstock.ops.triton.few_rows import few_rows
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated
@@ -126,15 +127,15 @@ def _body(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tenso
     """One row, or a few, by a kernel that takes in what stands before and after the product, more by cuBLAS."""
     if x.shape[0] == 1 and x.is_contiguous():
         return one_row(x, weight, bias, residual, activation, gated, norm, eps)
-    if is_few(x, weight, norm, gated):
-        return few_rows(x, weight, bias, residual, activation, eps)
+    if is_few(x, weight, norm):
+        return few_rows(x, weight, bias, residual, activation, gated, eps)
     if gated and activation is not None and defers(x, norm, bias, eps):
-        y = activate(torch.mm(x, weight.t()), activation, True, x, eps)
+        y = activate(multiplied(x, weight), activation, True, x, eps)
         return y if residual is None else residual.add_(y)
     y = normed(x, norm, eps) if eps > 0 else x
     if bias is None and residual is not None and not gated and activation is None:
         return torch.addmm(residual, y, weight.t(), out=residual)
-    y = torch.mm(y, weight.t()) if bias is None else torch.addmm(bias.to(y.dtype), y, weight.t())
+    y = multiplied(y, weight) if bias is None else torch.addmm(bias.to(y.dtype), y, weight.t())
     if gated:
         y = _gated(y, activation)
     elif activation is not None:

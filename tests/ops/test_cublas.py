@@ -1,0 +1,77 @@
+"""Which of the library's kernels is taken, without the library."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.ops.example import normal
+from tests.ops import test_triton  # noqa: F401  before Triton is imported
+
+pytest.importorskip("triton")
+
+from penstock.ops.triton import cublas  # noqa: E402
+
+
+class Product:
+    """Results that tell who made them."""
+
+    def __init__(self, can: bool = True, names: bool = True) -> None:
+        self.can, self.names = can, names
+        self.asked: list[int] = []
+
+    def kernel(self) -> str | None:
+        if not self.names:
+            raise RuntimeError("cublasLtMatmulAlgoGetHeuristic failed with status 15")
+        return "kernel"
+
+    def run(self, kernel: str, x: Tensor, weight: Tensor, out: Tensor) -> bool:
+        assert kernel == "kernel"
+        out.fill_(7.0)
+        return self.can
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
+    monkeypatch.setattr(cublas, "_suits", lambda x, weight: True)
+    monkeypatch.setattr(cublas, "_library", lambda: "found")
+    cublas.kernel_for.cache_clear()
+    return normal(1, 12, 32), normal(2, 48, 32)
+
+
+def _given(product: Product, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows that the library is asked about."""
+    def made(size: cublas.Size) -> Product:
+        asked.append(size.num_rows)
+        return product
+
+    asked: list[int] = []
+    monkeypatch.setattr(cublas, "_product", made)
+    return asked
+
+
+def test_the_named_kernel_is_taken(pair: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _given(Product(), monkeypatch)
+    for _ in range(2):
+        assert torch.equal(cublas.multiplied(*pair), torch.full((12, 48), 7.0))
+    assert asked == [cublas.STEP, 12, 12]          # for a kernel once, rounded up
+
+
+@pytest.mark.parametrize("product", [Product(can=False), Product(names=False)])
+def test_what_the_library_cannot_torch_does(product: Product, pair: tuple[Tensor, Tensor],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    _given(product, monkeypatch)
+    assert torch.equal(cublas.multiplied(*pair), torch.mm(pair[0], pair[1].t()))
+
+
+def test_without_the_library_torch_does_it(pair: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublas, "_library", lambda: None)
+    assert torch.equal(cublas.multiplied(*pair), torch.mm(pair[0], pair[1].t()))
+
+
+def test_what_suits() -> None:
+    """Without a GPU nothing does, and the product is torch's."""
+    x, weight = torch.zeros(cublas.MANY_ROWS, 16, dtype=torch.bfloat16), torch.zeros(8, 16, dtype=torch.bfloat16)
+    assert not cublas._suits(x, weight)
+    assert cublas._library() is None or torch.version.cuda is not None
