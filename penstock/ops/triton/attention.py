@@ -25,9 +25,10 @@ LEAST = tl.constexpr(-1e30)          # under any score
 @triton.jit
 def _for_cache(q, cache):
     """Queries as they meet that cache's values: an 8-bit float becomes a float16 in one instruction, for which a
-    bfloat16 takes four, and tensor cores have no use for a float32."""
-    if cache.dtype.element_ty == tl.float8e4nv:
-        q = fitted(q, tl.float16)
+    bfloat16 takes four."""
+    if cache.dtype.element_ty == tl.float8e4nv:      # noqa: SIM102  not every Triton joins them at compile time
+        if q.dtype == tl.bfloat16:
+            q = fitted(q, tl.float16)
     return q
 
 
@@ -278,14 +279,9 @@ def tile_tokens(num_heads: int, num_kv_heads: int) -> int:
     return max(1, TILE // (num_heads // num_kv_heads))
 
 
-def met_as(q: Tensor, k_cache: Tensor) -> torch.dtype:
-    """In which queries and keys are multiplied."""
-    return torch.float16 if k_cache.itemsize == 1 else q.dtype
-
-
-def _stages(dtype: torch.dtype, block: int, device: torch.device) -> int:
+def _stages(q: Tensor, block: int) -> int:
     """A tile of wide heads with keys read ahead takes more than the 99 KiB that Ada has."""
-    return 1 if dtype == torch.float32 or (block > MOST_WIDE and not is_roomy(device)) else 2
+    return 1 if q.dtype == torch.float32 or (block > MOST_WIDE and not is_roomy(q.device)) else 2
 
 
 def _reads(num_single: int, block: int, dtype: torch.dtype, is_shared: bool = False) -> tuple[int, int]:
@@ -297,10 +293,10 @@ def _reads(num_single: int, block: int, dtype: torch.dtype, is_shared: bool = Fa
     return (32 if is_shared else 128 if LEAST_FEW <= num_single <= FEW else 64), 2
 
 
-def _tile_options(dtype: torch.dtype, block: int, device: torch.device) -> dict[str, Any]:
+def _tile_options(q: Tensor, block: int) -> dict[str, Any]:
     """Of a kernel that computes a tile."""
-    limit = {"maxnreg": MOST_REGISTERS} if dtype != torch.float32 and block <= MOST_WIDE else {}
-    return {"num_warps": 8, "num_stages": _stages(dtype, block, device), **limit}
+    limit = {"maxnreg": MOST_REGISTERS} if q.dtype != torch.float32 and block <= MOST_WIDE else {}
+    return {"num_warps": 8, "num_stages": _stages(q, block), **limit}
 
 
 def make_work(query_start: list[int], num_heads: int, num_kv_heads: int, device: torch.device) -> Work:
@@ -325,13 +321,12 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
     num_heads, (_, num_kv_heads, size, block_size) = q.shape[1], k_cache.shape
     if work is None:
         work = make_work(query_start.tolist(), num_heads, num_kv_heads, q.device)
-    dtype = met_as(q, k_cache)
-    precision = "ieee" if dtype == torch.float32 else "tf32"
+    precision = "ieee" if q.dtype == torch.float32 else "tf32"
     group, block = num_heads // num_kv_heads, max(16, power_of_2(size))
     strides = (k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0), v_cache.stride(1),
                v_cache.stride(2), table.stride(0))
     cap = softcap or None
-    num = 64 if block <= MOST_WIDE and dtype != torch.float32 else 32
+    num = 64 if block <= MOST_WIDE and q.dtype != torch.float32 else 32
     if work.num_single:
         parts = tops = None
         shared = None if window else work.shared
@@ -343,9 +338,9 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
             _common[(len(shared.tiles), num_kv_heads, shared.num_parts)](
                 q, k_cache, v_cache, table, lengths, shared.members, shared.tiles, alibi, parts, tops, scale, cap,
                 q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
-                max(TILE, power_of_2(group)), size, block, num, precision, **_tile_options(dtype, block, q.device),
+                max(TILE, power_of_2(group)), size, block, num, precision, **_tile_options(q, block),
                 **early(q))
-        at_once, num_stages = _reads(work.num_single, block, dtype, shared is not None)
+        at_once, num_stages = _reads(work.num_single, block, q.dtype, shared is not None)
         _single[(num_kv_heads, work.num_single, work.num_parts)](
             q, k_cache, v_cache, table, lengths, shared and shared.skips, alibi, out, parts, tops, scale, cap, window,
             q.stride(0), *strides, work.num_parts, num_all, num_heads, block_size, group,
@@ -359,5 +354,5 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
         _tile[(len(work.tiles), num_kv_heads)](
             q, k_cache, v_cache, table, query_start, lengths, work.tiles, alibi, out, scale, cap, window, q.stride(0),
             *strides, num_heads, block_size, group, max(TILE, power_of_2(group)), size, block, num,
-            precision, **_tile_options(dtype, block, q.device))
+            precision, **_tile_options(q, block))
     return out

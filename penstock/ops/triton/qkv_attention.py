@@ -115,7 +115,8 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
     num_heads = qkv.shape[1] // size - 2 * num_kv_heads
     group, block = num_heads // num_kv_heads, max(16, power_of_2(size))
     rows = max(16, power_of_2(group + 1))
-    # A cache of 8-bit floats takes two kernels: on an H200 this one gave NaN with it, though not in the interpreter.
+    # With a cache of 8-bit floats this kernel gave NaN on an H200 where it takes all registers that a thread may have
+    # (float32, or norms of heads and of rows in bfloat16), for a reason not found: such a cache takes two kernels.
     if k_cache.stride(2) != 1 or v_cache.stride(3) != 1 or rows * block > MOST_VALUES or k_cache.itemsize == 1:
         q = qkv_write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, eps, cos, sin, None, None, source,
                       source_eps)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.attention import Work, attention
-from penstock.ops.triton.attention import _attend, _for_cache, _nothing, met_as
+from penstock.ops.triton.attention import _attend, _for_cache, _nothing
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.sizes import cdiv, power_of_2
 
@@ -145,7 +145,7 @@ def _body(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_star
     num_heads, (_, num_kv_heads, size, block_size) = q.shape[1], k_cache.shape
     if work is None:
         work = make_work(query_start.tolist(), num_heads, num_kv_heads, q.device)
-    is_long = met_as(q, k_cache) == torch.float32
+    is_long = q.dtype == torch.float32
     block = max(16, power_of_2(size))
     strides = (k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0), v_cache.stride(1),
                v_cache.stride(2), table.stride(0))
