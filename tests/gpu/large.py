@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -112,3 +114,31 @@ def many_rows(num_rows: int, num_out: int, width: int) -> Figures:
     size = cublas.Size(num_rows, num_out, width, x.dtype, x.device)
     return {"off by": _apart(cublas.multiplied(x, weight), torch.mm(x, weight.t())),
             "not torch's": cublas.kernel_for(size) is not None}
+
+
+@check([(8, 64, "float32", False), (4, 128, "float32", True), (4, 128, "bfloat16", True), (8, 64, "float16", False)])
+def eight_bit_keys_among_nan(num_heads: int, size: int, name: str, normed: bool) -> Figures:
+    """Nothing may come of what lies in a block beyond the last key: NaN, as other bytes of a memory often are."""
+    if DEVICE == "cpu" or torch.cuda.get_device_capability() < (8, 9):
+        raise Skip("no GPU with 8-bit floats")
+    dtype, kv_heads, block, width, lengths = getattr(torch, name), 2, 16, 20, [5, 42, 79, 116, 153, 190, 227, 264, 301]
+    pool = torch.full((len(lengths) * width, 2, kv_heads, block, size), torch.nan, device=DEVICE)
+    table = torch.randperm(len(pool), device=DEVICE).view(len(lengths), width).to(torch.int32)
+    for row, length in zip(table.tolist(), lengths):
+        for at in range(length - 1):
+            pool[row[at // block], :, :, at % block] = torch.randn(2, kv_heads, size, device=DEVICE)
+    ends = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    positions = ends.long() - 1
+    slots = table.gather(1, (positions // block).unsqueeze(1)).squeeze(1).long() * block + positions % block
+    qkv = torch.randn(len(lengths), (num_heads + 2 * kv_heads) * size, device=DEVICE).to(dtype)
+    source = torch.randn(len(lengths), 256, device=DEVICE).to(dtype) if normed and dtype == torch.bfloat16 else None
+    angles = torch.randn(width * block, size // 2, device=DEVICE)
+    norm = torch.rand(size, device=DEVICE) + 0.5 if normed else None
+    after: Any = (size**-0.5, 0, 0.0, None, norm, norm, 1e-6, angles.cos(), angles.sin(), source,
+                  1e-6 if normed else 0.0, 8)
+    found = []
+    for way in (ops.qkv_attention, ops.qkv_attention.reference):
+        copy = pool.to(torch.float8_e4m3fn)
+        given = copy[:, 0].transpose(2, 3), copy[:, 1]
+        found.append(way(qkv, *given, slots, positions, table, ends, *after))
+    return {"off by": _apart(*found)}
