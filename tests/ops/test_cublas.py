@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +22,6 @@ class Product:
 
     def __init__(self, can: bool = True, names: bool = True) -> None:
         self.can, self.names = can, names
-        self.asked: list[int] = []
 
     def kernel(self) -> str | None:
         if not self.names:
@@ -68,6 +70,23 @@ def test_what_the_library_cannot_torch_does(product: Product, pair: tuple[Tensor
 def test_without_the_library_torch_does_it(pair: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublas, "_library", lambda: None)
     assert torch.equal(cublas.multiplied(*pair), torch.mm(pair[0], pair[1].t()))
+
+
+def _on_gpu(rows: int, **other: Any) -> Any:
+    """What is asked of a tensor there."""
+    known = {"shape": (rows, 16), "is_cuda": True, "dtype": torch.bfloat16, "is_contiguous": lambda: True,
+             "data_ptr": lambda: 64}
+    return SimpleNamespace(**known | other)
+
+
+def test_what_suits_on_a_gpu() -> None:
+    many, weight = cublas.MANY_ROWS, _on_gpu(8)
+    assert cublas._suits(_on_gpu(many), weight) and cublas._suits(_on_gpu(many + 1), weight)
+    apart: list[tuple[Any, Any]] = [
+        (_on_gpu(many - 1), weight), (_on_gpu(many, dtype=torch.float16), weight),
+        (_on_gpu(many, dtype=torch.float32), _on_gpu(8, dtype=torch.float32)),
+        (_on_gpu(many, is_contiguous=lambda: False), weight), (_on_gpu(many), _on_gpu(8, data_ptr=lambda: 72))]
+    assert not any(cublas._suits(*pair) for pair in apart)
 
 
 def test_what_suits() -> None:

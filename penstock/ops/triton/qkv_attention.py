@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.ops.attention import Work, attention
 from penstock.ops.qkv_attention import qkv_attention
 from penstock.ops.qkv_write import qkv_write
-from penstock.ops.triton.attention import _attend, _for_cache, _joined, _nothing, _part, _reads, _scores, _taken_in
+from penstock.ops.triton.attention import _attend, _joined, _nothing, _part, _reads, _scores, _taken_in
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import fitted, norm_factor
 from penstock.ops.triton.sizes import power_of_2
@@ -81,7 +81,7 @@ def _made_and_used(qkv, k_cache, v_cache, slots, table, lengths, alibi, q_norm, 
     block, place = slot // P, slot % P
     tl.store(k_cache + block * k_block + h * k_head + place * k_place + (g * 0)[:, None] + d[None, :], k, mask=stored)
     tl.store(v_cache + block * v_block + h * v_head + place * v_place + (g * 0)[:, None] + d[None, :], v, mask=stored)
-    query = _for_cache(fitted(x, qkv.dtype.element_ty), k_cache)
+    query = fitted(x, qkv.dtype.element_ty)
     slope = None
     if alibi is not None:
         slope = tl.load(alibi + head, mask=g < GROUP, other=0.0)
