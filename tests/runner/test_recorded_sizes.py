@@ -12,7 +12,7 @@ import pytest
 os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
-from penstock.runner.cuda.graphs import SELDOM, SHORT, SingleSteps  # noqa: E402
+from penstock.runner.cuda.graphs import SELDOM, SHORT, SingleSteps, num_parts  # noqa: E402
 
 
 def steps(recorded: list[tuple[int, bool]], eager: bool = False) -> SingleSteps:
@@ -43,6 +43,12 @@ def test_nothing_stands_in_for_the_largest_or_for_another_kind() -> None:
     assert made.fitting(20, True, 1)[0] == 64
     assert made.fitting(1, False, SHORT + 1) == (16, False, 2)      # the same kernels as for short texts
     assert steps([(1, False)]).fitting(1, False, SHORT + 1) == (1, False, 32)
+
+
+def test_in_how_many_parts_keys_are_read() -> None:
+    counts = (1, 4, 16, 18, 32, 33, 64)
+    assert [num_parts(count, SHORT, 8, 132) for count in counts] == [8, 8, 2, 1, 1, 1, 1]
+    assert [num_parts(count, SHORT + 1, 8, 132) for count in counts] == [32, 8, 2, 2, 2, 1, 1]
 
 
 def test_launched_one_by_one_every_size_is_its_own() -> None:

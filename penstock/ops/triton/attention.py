@@ -76,7 +76,7 @@ def _nothing(ROWS: tl.constexpr, BLOCK: tl.constexpr):
 def _attend(q, most, total, sums, start, low, end, table, k_cache, v_cache, position, slope, scale, softcap, window,
             k_block, k_place, v_block, v_place, P: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
             NUM: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr = False,
-            BESIDE: tl.constexpr = False):
+            BESIDE: tl.constexpr = False, ahead=None):
     """Go on over the keys start … end - 1, NUM at a time, those under `low` left out: the largest score, the weights'
     total, the values' sums. WHOLE promises that there are NUM each time, none of them under `low`; BESIDE is as in
     `_single`."""
@@ -86,8 +86,12 @@ def _attend(q, most, total, sums, start, low, end, table, k_cache, v_cache, posi
         if WHOLE:
             block = tl.load(table + j // P, cache_modifier=".cg" if BESIDE else "").to(tl.int64)
         else:
-            there = (j >= low) & (j < end)       # what lies before a window is someone else's by now
-            block = tl.load(table + j // P, mask=there, other=-1, cache_modifier=".cg" if BESIDE else "").to(tl.int64)
+            there = (j >= low) & (j < end)
+            if ahead is None:
+                block = _blocks(table, j, low, end, P, BESIDE).to(tl.int64)
+            else:
+                block = ahead.to(tl.int64)
+                ahead = _blocks(table, j + NUM, low, end, P, BESIDE)
         keys = k_cache + (block * k_block + (j % P) * k_place)[:, None] + d[None, :]
         values = v_cache + (block * v_block + (j % P) * v_place)[:, None] + d[None, :]
         k = _loaded(keys, d, block, SIZE, BLOCK, WHOLE, BESIDE)
@@ -97,6 +101,12 @@ def _attend(q, most, total, sums, start, low, end, table, k_cache, v_cache, posi
         v = _loaded(values, d, block, SIZE, BLOCK, WHOLE, BESIDE)
         most, total, sums = _taken_in(s, factor, v.to(q.dtype), most, total, sums, PRECISION)
     return most, total, sums
+
+
+@triton.jit
+def _blocks(table, j, low, end, P: tl.constexpr, BESIDE: tl.constexpr):
+    """Where the keys at j lie; what lies before a window is someone else's by now."""
+    return tl.load(table + j // P, mask=(j >= low) & (j < end), other=-1, cache_modifier=".cg" if BESIDE else "")
 
 
 @triton.jit

@@ -10,10 +10,10 @@ from torch import Tensor
 from penstock.ops.attention import Work, attention
 from penstock.ops.qkv_attention import qkv_attention
 from penstock.ops.qkv_write import qkv_write
-from penstock.ops.triton.attention import _attend, _joined, _nothing, _part, _reads, _scores, _taken_in
+from penstock.ops.triton.attention import _attend, _blocks, _joined, _nothing, _part, _reads, _scores, _taken_in
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import fitted, norm_factor
-from penstock.ops.triton.sizes import power_of_2
+from penstock.ops.triton.sizes import norm_block, power_of_2
 
 MOST_VALUES = 8192       # of a program's queries and keys; more take more shared memory than Ada has
 
@@ -57,17 +57,20 @@ def _made_and_used(qkv, k_cache, v_cache, slots, table, lengths, alibi, q_norm, 
                    tops, scale, softcap, window, eps, source_eps, qkv_row, source_row, source_width, k_block, k_head,
                    k_place, v_block, v_head, v_place, table_row, num_parts, num_heads, num_kv_heads, P: tl.constexpr,
                    GROUP: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, SIZE: tl.constexpr,
-                   BLOCK: tl.constexpr, NUM: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr):
+                   BLOCK: tl.constexpr, NUM: tl.constexpr, PRECISION: tl.constexpr, NORMED: tl.constexpr,
+                   EARLY: tl.constexpr):
     """The query heads of one key head of a sequence, and the key after them. The first part begins with that key, which
     it stores; all parts read older ones."""
     await_others(EARLY)
     h, s, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + s)
     position = tl.maximum(length - 1, 0)
+    low, start, end = _part(length * 0, length, position, window, part, num_parts, NUM)
+    ahead = _blocks(table + s * table_row, start + tl.arange(0, NUM), low, end, P, False)
     row = qkv + s * qkv_row
     row_factor = 1.0
     if source is not None:
-        row_factor = norm_factor(source + s * source_row, source_width, source_eps, 1024)
+        row_factor = norm_factor(source + s * source_row, source_width, source_eps, NORMED)
     g, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     head = tl.where(g < GROUP, h * GROUP + g, num_heads + h)       # beyond the queries the key, time and again
     x = _turned(row + head * SIZE, g, d, q_norm, k_norm, cos, sin, position, eps, row_factor, GROUP, HALF, SIZE)
@@ -90,10 +93,9 @@ def _made_and_used(qkv, k_cache, v_cache, slots, table, lengths, alibi, q_norm, 
     scores, factor = _scores(query, k.to(query.dtype), tl.where(own, position, position + 1), at, slope, scale, softcap,
                              window, True, PRECISION)
     most, total, sums = _taken_in(scores, factor, v.to(query.dtype), most, total, sums, PRECISION)
-    low, start, end = _part(length * 0, length, position, window, part, num_parts, NUM)
     most, total, sums = _attend(query, most, total, sums, start, low, end, table + s * table_row, k_cache + h * k_head,
                                 v_cache + h * v_head, at, slope, scale, softcap, window, k_block, k_place, v_block,
-                                v_place, P, SIZE, BLOCK, NUM, window > 0, PRECISION)
+                                v_place, P, SIZE, BLOCK, NUM, window > 0, PRECISION, False, False, ahead)
     inside = (g < GROUP)[:, None] & (d < SIZE)[None, :]
     if parts is None:
         y = sums / total[:, None]
@@ -135,7 +137,8 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
         0 if source is None else source.shape[1], k_cache.stride(0), k_cache.stride(1), k_cache.stride(3),
         v_cache.stride(0), v_cache.stride(1), v_cache.stride(2), table.stride(0), num_parts, num_heads, num_kv_heads,
         block_size, group, rows, 0 if cos is None else cos.shape[1], size, block,
-        at_once, "ieee" if qkv.dtype == torch.float32 else "tf32", num_warps=4, num_stages=num_stages, **early(qkv))
+        at_once, "ieee" if qkv.dtype == torch.float32 else "tf32",
+        norm_block(0 if source is None else source.shape[1]), num_warps=4, num_stages=num_stages, **early(qkv))
     if parts is not None:
         _joined[(num_sequences, num_heads)](parts, tops, out, num_parts, num_heads, size, block,
                                             power_of_2(num_parts), num_warps=4, **early(qkv))

@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.ops.qkv_write import qkv_write
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import fitted, norm_factor
-from penstock.ops.triton.sizes import power_of_2
+from penstock.ops.triton.sizes import norm_block, power_of_2
 
 MOST_HEADS = 8           # in one program
 NUM_WARPS = 2
@@ -60,7 +60,7 @@ def _turn_into(head, target, there, norm, cos, sin, position, eps, row_factor, H
 def _write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, source, out, eps, source_eps, num_heads,
            num_kv_heads, source_row, source_width, qkv_row, k_block, k_head, k_place, v_block, v_head, v_place,
            P: tl.constexpr, HALF: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
-           HEADS: tl.constexpr, ROOM: tl.constexpr, EARLY: tl.constexpr):
+           HEADS: tl.constexpr, ROOM: tl.constexpr, NORMED: tl.constexpr, EARLY: tl.constexpr):
     """Some heads of one token, all of one kind: queries go to `out`, keys and values to their slot; a slot under 0 is
     nobody's."""
     await_others(EARLY)
@@ -73,7 +73,7 @@ def _write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, cos, sin, so
     position = tl.load(positions + t)
     row_factor = 1.0
     if source is not None:
-        row_factor = norm_factor(source + t * source_row, source_width, source_eps, 1024)
+        row_factor = norm_factor(source + t * source_row, source_width, source_eps, NORMED)
     if part * HEADS < num_heads:
         _turn_into(head, out + (t * num_heads + h) * SIZE, there, q_norm, cos, sin, position, eps, row_factor, HALF,
                    SIZE, BLOCK, WHOLE, out.dtype.element_ty)
@@ -113,6 +113,6 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
             num_kv_heads, 0 if source is None else source.stride(0), 0 if source is None else source.shape[1],
             qkv.stride(0), k_cache.stride(0), k_cache.stride(1), k_cache.stride(3), v_cache.stride(0),
             v_cache.stride(1), v_cache.stride(2), block_size, half, size, power_of_2(half),
-            power_of_2(size), together, power_of_2(together), num_warps=NUM_WARPS,
-            **early(qkv))
+            power_of_2(size), together, power_of_2(together), norm_block(0 if source is None else source.shape[1]),
+            num_warps=NUM_WARPS, **early(qkv))
     return out

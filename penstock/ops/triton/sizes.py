@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+MOST_NORMED = 4096
+
 
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
@@ -10,3 +12,8 @@ def cdiv(a: int, b: int) -> int:
 def power_of_2(n: int) -> int:
     """The least that is not under n."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def norm_block(width: int) -> int:
+    """Values that are read at once to norm so many: all of them, unless they are very many."""
+    return min(MOST_NORMED, power_of_2(width))

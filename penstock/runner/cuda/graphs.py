@@ -61,9 +61,12 @@ class Recorded:
 
 
 def num_parts(num_single: int, longest: int, num_kv_heads: int, num_processors: int) -> int:
-    """In how many parts the keys of single queries are read, so that every processor has some."""
-    most = MOST_OF_SHORT if longest <= SHORT else MOST_PARTS
-    return max(1, min(most, 2 * num_processors // max(1, num_single * num_kv_heads)))
+    """In how many parts the keys of single queries are read, so that every processor has some; of long texts in two
+    rather than leave some processors half the work of others."""
+    wanted, each = 2 * num_processors, max(1, num_single * num_kv_heads)
+    if longest <= SHORT:
+        return max(1, min(MOST_OF_SHORT, wanted // each))
+    return max(1 + (each < wanted), min(MOST_PARTS, wanted // each))
 
 
 def num_common_parts(num_sequences: int, tile_tokens: int, num_kv_heads: int, num_processors: int) -> int:
