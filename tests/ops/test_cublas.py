@@ -75,7 +75,7 @@ def test_without_the_library_torch_does_it(pair: tuple[Tensor, Tensor], monkeypa
 def _on_gpu(rows: int, **other: Any) -> Any:
     """What is asked of a tensor there."""
     known = {"shape": (rows, 16), "is_cuda": True, "dtype": torch.bfloat16, "is_contiguous": lambda: True,
-             "data_ptr": lambda: 64}
+             "data_ptr": lambda: 64, "numel": lambda: cublas.MUCH // cublas.MANY_ROWS}
     return SimpleNamespace(**known | other)
 
 
@@ -83,7 +83,8 @@ def test_what_suits_on_a_gpu() -> None:
     many, weight = cublas.MANY_ROWS, _on_gpu(8)
     assert cublas._suits(_on_gpu(many), weight) and cublas._suits(_on_gpu(many + 1), weight)
     apart: list[tuple[Any, Any]] = [
-        (_on_gpu(many - 1), weight), (_on_gpu(many, dtype=torch.float16), weight),
+        (_on_gpu(many - 1), weight), (_on_gpu(many), _on_gpu(8, numel=lambda: cublas.MUCH // many - 1)),
+        (_on_gpu(many, dtype=torch.float16), weight),
         (_on_gpu(many, dtype=torch.float32), _on_gpu(8, dtype=torch.float32)),
         (_on_gpu(many, is_contiguous=lambda: False), weight), (_on_gpu(many), _on_gpu(8, data_ptr=lambda: 72))]
     assert not any(cublas._suits(*pair) for pair in apart)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 MANY_ROWS, STEP = 4096, 1024        # kernels are looked for once in so many rows
+MUCH = 1 << 36                      # multiplications: what is less would gain less time than the host takes to ask
 TILE = 201                          # the library's name for 176 outputs by 128 rows
 FLOAT32, COMPUTE_FLOAT32 = 0, 68    # its names, too, as all of these
 TYPES = {torch.float16: 2, torch.bfloat16: 14}
@@ -149,7 +150,8 @@ def kernel_for(size: Size) -> Any:
 
 
 def _suits(x: Tensor, weight: Tensor) -> bool:
-    return x.shape[0] >= MANY_ROWS and x.is_cuda and x.dtype in TYPES and weight.dtype == x.dtype and all(
+    return (x.shape[0] >= MANY_ROWS and x.shape[0] * weight.numel() >= MUCH and x.is_cuda and x.dtype in TYPES
+            and weight.dtype == x.dtype) and all(
         one.is_contiguous() and not one.data_ptr() % ALIGNMENT for one in (x, weight))
 
 
