@@ -30,12 +30,13 @@ class Batch:
             raise InvalidRequest(f"{len(params)} prompts came with {len(priorities)} priorities: give one for each")
         num_tokens, started = 0, pool
         try:
-            for one, own, rank in zip(encoded, params, priorities):
-                num_tokens += len(one.tokens)
-                with held_interrupts():
-                    self.collectors.append(service.submit(one.tokens, own, prompt=one.prompt, priority=rank,
-                                                          salt=one.salt, pool=pool))
-                    started = started or service.start_full(num_tokens)
+            with watched_interrupts():
+                for one, own, rank in zip(encoded, params, priorities):
+                    num_tokens += len(one.tokens)
+                    with held_interrupts():
+                        self.collectors.append(service.submit(one.tokens, own, prompt=one.prompt, priority=rank,
+                                                              salt=one.salt, pool=pool))
+                        started = started or service.start_full(num_tokens)
         except BaseException:
             self._abort()
             raise
