@@ -115,6 +115,7 @@ class GpuFacts:
     layer_bytes: int = 0         # of the widest layer's weights, at 16 bits
     outer_bytes: int = 0         # of weight_bytes, embedding's and head's
     largest_bytes: int = 0       # of one matrix at 16 bits
+    lacks: str = ""              # what kernels need and is not there, with the remedy
 
 
 @dataclass(frozen=True)
@@ -215,10 +216,14 @@ def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tupl
 def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
     if config.device == "cuda" and facts.gpu is None:
         raise InvalidConfig("device=cuda, but torch sees no GPU: install a CUDA build of torch, or set device=cpu")
+    if config.device == "cuda" and facts.gpu is not None and facts.gpu.lacks:
+        raise InvalidConfig(f"device=cuda needs {facts.gpu.lacks}, or set device=cpu")
     if config.device != "auto":
         return config.device, "set by the user"
     if facts.gpu is None:
         return "cpu", "there is no GPU that torch can use"
+    if facts.gpu.lacks:
+        return "cpu", f"a GPU needs {facts.gpu.lacks}"
     if not facts.gpu.checked:
         return "cpu", "models of this kind have not been checked on a GPU"
     if config.kv_cache_dtype == "int8":

@@ -192,6 +192,8 @@ def test_a_share_ends_where_free_memory_does() -> None:
 @pytest.mark.parametrize(("facts", "options", "reason"), [
     (FACTS, {}, "there is no GPU that torch can use"),
     (on_gpu(checked=False), {}, "models of this kind have not been checked on a GPU"),
+    (on_gpu(lacks="Triton 3.6 or newer; this is 3.4.0: install a newer torch"), {},
+     "a GPU needs Triton 3.6 or newer; this is 3.4.0: install a newer torch"),
     (on_gpu(), {"kv_cache_dtype": "int8"}, "an int8 cache is for CPUs"),
     (on_gpu(free_bytes=20 * GIB), {}, "the GPU's memory has no room for the model"),
     (on_gpu(), {"device": "cpu"}, "set by the user")])
@@ -204,6 +206,8 @@ def test_else_the_cpu_is(facts: Facts, options: dict[str, Any], reason: str) -> 
 def test_what_a_gpu_cannot_do_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="torch sees no GPU"):
         resolved(device="cuda")
+    with pytest.raises(InvalidConfig, match="device=cuda needs Triton, which is not installed: .*, or set device=cpu"):
+        resolved(on_gpu(lacks="Triton, which is not installed: install torch 2.10 or newer"), device="cuda")
     with pytest.raises(InvalidConfig, match="kv_cache_dtype=int8 is for CPUs"):
         resolved(on_gpu(), device="cuda", kv_cache_dtype="int8")
     with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 16.0 GiB of weights, since 0.1 of the "

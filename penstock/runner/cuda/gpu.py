@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from math import prod
 
 import torch
@@ -17,6 +22,8 @@ from penstock.ops.fp8_product import fits
 from penstock.ops.wishes import wishes_bytes
 
 FP8_CAPABILITY = (8, 9)
+LEAST_CAPABILITY = (8, 0)                # older ones cannot multiply bfloat16
+LEAST_TRITON, LEAST_TORCH = (3, 6), "2.10"      # older Tritons do not compile all kernels
 # Compared with transformers on a GPU by tests/gpu.
 CHECKED = ("BertModel", "BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
            "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM",
@@ -77,7 +84,31 @@ def _facts(spec: ModelSpec, stored_dtype: str, name: str, total: int, free: int,
     wishes = 0 if spec.is_encoder else wishes_bytes(spec.vocab_size)
     return GpuFacts(name, total, free, 2 * spec.num_parameters, bytes_per_step_token(spec), spec.vocab_size, dtype,
                     wishes, capability >= FP8_CAPABILITY, spec.architecture in CHECKED, fp8_bytes(spec),
-                    layer_bytes(spec), *matrix_bytes(spec))
+                    layer_bytes(spec), *matrix_bytes(spec), lacking(name, capability, triton_version()))
+
+
+def lacking(name: str, capability: tuple[int, int], triton: str | None) -> str:
+    """What kernels need and such a GPU with that version of Triton does not have, and what to do about it."""
+    if capability < LEAST_CAPABILITY:
+        return (f"compute capability 8.0 or later (Ampere); {name or 'this GPU'} has {capability[0]}.{capability[1]}: "
+                "use another GPU")
+    if triton is None:
+        return f"Triton, which is not installed: install torch {LEAST_TORCH} or newer for Linux, which brings it along"
+    found = tuple(int(part) for part in re.findall(r"\d+", triton)[:2])
+    if found < LEAST_TRITON:
+        return (f"Triton {'.'.join(map(str, LEAST_TRITON))} or newer; this is {triton}: install torch {LEAST_TORCH} or "
+                "newer, which brings it along")
+    return ""
+
+
+def triton_version() -> str | None:
+    """None where it is not installed. It need not be imported for that, unless it comes from nowhere."""
+    if find_spec("triton") is None:
+        return None
+    for package in ("triton", "pytorch-triton", "triton-windows"):
+        with suppress(PackageNotFoundError):
+            return version(package)
+    return str(import_module("triton").__version__)
 
 
 def fp8_bytes(spec: ModelSpec) -> int:
