@@ -348,13 +348,12 @@ class KVCache:
             self.tree.unpin(holding.node)
             holding.node = None
 
-    def changes(self, holding: Holding) -> tuple[tuple[tuple[int, int], ...], ...]:
+    def changes(self, holding: Holding) -> tuple[dict[int, int], ...]:
         """The table entries of each group that the device has not been told of, and from now on has been."""
         if not any(holding.changed):
             return ()
-        changed = tuple(tuple(entries.items()) for entries in holding.changed)
-        for entries in holding.changed:
-            entries.clear()
+        changed = tuple(holding.changed)
+        holding.changed = [{} for _ in changed]
         return changed
 
     def check(self, holdings: Sequence[Holding]) -> None:

@@ -53,7 +53,7 @@ class Row:
     start: int
     count: int
     output: Output
-    blocks: tuple[tuple[tuple[int, int], ...], ...] = ()   # per group, if any: (index in the row's table, block)
+    blocks: tuple[dict[int, int], ...] = ()     # per group, if any: the new block at an index of the row's table
     tokens: tuple[int, ...] = ()       # chosen by the host (beams), appended to the row before the step
     draft: tuple[Draft, ...] = ()      # the last len(draft) of the count positions
     prompt_logprobs: bool = False      # log probabilities of the prompt tokens after each of these positions

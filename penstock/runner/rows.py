@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -28,10 +28,10 @@ class DeviceRow:
         for token in row.tokens:
             self.state.append(token)
 
-    def _enter(self, g: int, changes: Sequence[tuple[int, int]]) -> None:
+    def _enter(self, g: int, changes: dict[int, int]) -> None:
         self.version += 1
-        indices, blocks = changes[0] if len(changes) == 1 else entries(changes).T
-        table, last = self.tables[g], indices if isinstance(indices, int) else int(indices.max())
+        indices, blocks = next(iter(changes.items())) if len(changes) == 1 else entries([changes])
+        table, last = self.tables[g], max(changes)
         if last >= len(table):
             room = np.full(max(16, last + 1 - len(table), len(table)), -1, dtype=np.int32)
             table = self.tables[g] = np.concatenate((table, room))
@@ -44,9 +44,13 @@ class DeviceRow:
         return known + [draft.token for draft in row.draft]
 
 
-def entries(changes: Collection[tuple[int, int]]) -> np.ndarray:
-    """Indices and blocks [n, 2]."""
-    return np.fromiter(chain.from_iterable(changes), dtype=np.int64, count=2 * len(changes)).reshape(-1, 2)
+def entries(changes: Sequence[dict[int, int]]) -> np.ndarray:
+    """Indices and blocks [2, n], one table's after the other's."""
+    count = sum(map(len, changes))
+    found = np.empty((2, count), dtype=np.int64)
+    found[0] = np.fromiter(chain.from_iterable(changes), np.int64, count)
+    found[1] = np.fromiter(chain.from_iterable(map(dict.values, changes)), np.int64, count)
+    return found
 
 
 class Rows:

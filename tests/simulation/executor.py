@@ -78,7 +78,7 @@ class FakeExecutor:
         last = len(device.request.tokens) + (0 if device.request.pool else device.request.max_tokens - 1)
         require(row.start + row.count <= last, "a position past the end of the answer", row, last)
         for table, changes in zip(device.tables, row.blocks, strict=bool(row.blocks)):
-            for index, block in changes:
+            for index, block in changes.items():
                 table.extend([-1] * (index + 1 - len(table)))
                 table[index] = block
         task = Task(row, device, [self._visible(device, g) for g in range(len(device.tables))],

@@ -74,48 +74,48 @@ def plan(row: Row, *, number: int = 0, moves: tuple[Move, ...] = (), tokens: tup
 def test_the_budget_and_the_rows_are_watched() -> None:
     executor, block, _ = device()
     with pytest.raises(Broken, match="budget"):
-        executor.start(plan(Row(0, 0, 9, Output.SAMPLE, (((0, block),),))))
+        executor.start(plan(Row(0, 0, 9, Output.SAMPLE, ({0: block},))))
     with pytest.raises(Broken, match="not there"):
-        executor.start(plan(Row(2, 0, 3, Output.SAMPLE, (((0, block),),))))
+        executor.start(plan(Row(2, 0, 3, Output.SAMPLE, ({0: block},))))
 
 
 def test_a_write_into_a_block_with_another_owner_is_caught() -> None:
     executor, block, _ = device()
     executor.cache.pool.share(block)
     with pytest.raises(Broken, match="not its own"):
-        executor.start(plan(Row(0, 0, 3, Output.SAMPLE, (((0, block),),))))
+        executor.start(plan(Row(0, 0, 3, Output.SAMPLE, ({0: block},))))
 
 
 def test_a_write_into_a_free_block_is_caught() -> None:
     executor, block, _ = device()
     executor.cache.pool.release(block)
     with pytest.raises(Broken, match="not its own"):
-        executor.start(plan(Row(0, 0, 3, Output.SAMPLE, (((0, block),),))))
+        executor.start(plan(Row(0, 0, 3, Output.SAMPLE, ({0: block},))))
 
 
 def test_a_block_that_a_started_plan_names_is_not_given_away() -> None:
     executor, block, _ = device()
-    executor.start(plan(Row(0, 0, 3, Output.SAMPLE, (((0, block),),))))
+    executor.start(plan(Row(0, 0, 3, Output.SAMPLE, ({0: block},))))
     with pytest.raises(Broken, match="a started plan names"):
-        executor.start(plan(Row(1, 0, 3, Output.SAMPLE, (((0, block),),)), number=1))
+        executor.start(plan(Row(1, 0, 3, Output.SAMPLE, ({0: block},)), number=1))
 
 
 def test_a_move_into_a_shared_block_is_caught() -> None:
     executor, block, other = device()
     executor.cache.pool.share(other)
     with pytest.raises(Broken, match="a move into a block in use"):
-        executor.start(plan(Row(0, 0, 3, Output.SAMPLE, (((0, block),),)), moves=(Move(block, other),)))
+        executor.start(plan(Row(0, 0, 3, Output.SAMPLE, ({0: block},)), moves=(Move(block, other),)))
 
 
 def test_more_positions_than_tokens_are_caught() -> None:
     executor, block, _ = device()
     with pytest.raises(Broken, match="more positions than tokens"):
-        executor.start(plan(Row(0, 0, 4, Output.SAMPLE, (((0, block),),)))).result()
+        executor.start(plan(Row(0, 0, 4, Output.SAMPLE, ({0: block},)))).result()
 
 
 def test_plans_are_awaited_in_order() -> None:
     executor, block, other = device()
-    executor.start(plan(Row(0, 0, 3, Output.SAMPLE, (((0, block),),))))
-    second = executor.start(plan(Row(1, 0, 3, Output.SAMPLE, (((0, other),),)), number=1))
+    executor.start(plan(Row(0, 0, 3, Output.SAMPLE, ({0: block},))))
+    second = executor.start(plan(Row(1, 0, 3, Output.SAMPLE, ({0: other},)), number=1))
     with pytest.raises(Broken, match="out of order"):
         second.result()

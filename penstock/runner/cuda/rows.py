@@ -47,8 +47,8 @@ class RowTensors:
             changed = [row for row in plan.rows if row.blocks and row.blocks[g]]
             if changed:
                 rows = np.repeat([row.row for row in changed], [len(row.blocks[g]) for row in changed])
-                found = entries([entry for row in changed for entry in row.blocks[g]])
-                where, indices, blocks = sent(np.stack((rows, found[:, 0], found[:, 1])), self._device)
+                where, indices, blocks = sent(np.vstack((rows, entries([row.blocks[g] for row in changed]))),
+                                              self._device)
                 table[where, indices] = blocks.to(torch.int32)
 
     def take(self, rows: Sequence[int], tokens: Sequence[int]) -> None:

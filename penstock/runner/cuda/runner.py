@@ -225,6 +225,6 @@ def _enter_blocks(rows: Sequence[Row], places: Sequence[int], numbers: np.ndarra
             for g, changes in enumerate(row.blocks):
                 if changes:
                     first = NUM_COMMON + 2 * g
-                    numbers[first:first + 2, place] = changes[-1]
+                    numbers[first:first + 2, place] = next(reversed(changes.items()))
                     several |= len(changes) > 1
     return several
