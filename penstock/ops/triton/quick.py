@@ -14,6 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from penstock.ops.triton.keys import ROOT
 
+KNOWN = (3, 6), (3, 9)   # versions of Triton, of which all launch compiled kernels in the same way
 MOST = 256               # launches that a kernel remembers; steps of other sizes are others
 ALIGNED = 15             # bits of an address that decide how a kernel may read
 ONES = ((1, 1, 1), (1, 1), (1,), ())     # that complete a grid of so many dimensions
@@ -58,7 +59,7 @@ class Quick(JITFunction):     # type: ignore[misc]
 
 def quicken() -> None:
     """Have all kernels of ours remember their launches, if this version of Triton launches as is known here."""
-    if not all(hasattr(hook, "calls") for hook in (_ENTER, _EXIT)):
+    if not KNOWN[0] <= tuple(map(int, triton.__version__.split(".")[:2])) <= KNOWN[1]:
         return
     for name in [name for name in sys.modules if name.startswith(ROOT)]:
         for value in list(vars(sys.modules[name]).values()):
