@@ -19,7 +19,7 @@ GPU_FREE_SHARE = 0.95       # of what other processes leave free: what they hold
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}      # a value: of layers, of embedding and head
 INT_SCRATCH = GIB // 8      # where integers are widened on a GPU
 INT_LOADING = GIB           # what rounding to integers takes
-FEW_ROWS = 64               # sequences whose recorded steps depend on how long they are, with four key heads or more
+TWICE_RECORDED = 64         # sequences at most whose steps differ with short and long texts, given 4 key heads or more
 LOGIT_ROWS = 64             # prompt log probabilities are made from so many rows of logits at a time
 POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CAPACITIES = ("ondemand", "reserve")
@@ -191,7 +191,7 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     theirs; none where loading already takes more, since a matrix lies beside what becomes of it."""
     wide = 2 if config.dtype == "float32" else 1
     seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or _gpu_step(facts, gpu)[0]
-    rows = sum(size if size > FEW_ROWS else 2 * size for size in graph_sizes(seqs))      # some for long texts, too
+    rows = sum(size if size > TWICE_RECORDED else 2 * size for size in graph_sizes(seqs))
     logits = 2 * gpu.vocab_size * (2 * rows + 4 * (LOGIT_ROWS + seqs))                   # with shared prefixes, too
     wishes = (seqs + 1) * gpu.bytes_per_sequence
     room = _gpu_share(config, gpu)[0] - _weight_bytes(config, gpu)

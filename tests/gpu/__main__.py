@@ -131,7 +131,6 @@ def run_all(names: list[str], workers: list[Worker]) -> list[Outcome]:
             print(outcome, flush=True)
             if outcome.trace:
                 print("    " + outcome.trace.strip().replace("\n", "\n    "), flush=True)
-        worker.close()
 
     threads = [threading.Thread(target=share, args=[worker]) for worker in workers]
     for thread in threads:
@@ -144,7 +143,7 @@ def run_all(names: list[str], workers: list[Worker]) -> list[Outcome]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--only", action="append", default=[],
-                        help="checks whose name has these words; repeatable, for others too")
+                        help="checks whose name has these words; given again, those that have others, too")
     parser.add_argument("--ops", action="store_true", help="the ops alone, with all their examples")
     parser.add_argument("--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes")
     parser.add_argument("--list", action="store_true", help="name the checks")
@@ -165,13 +164,15 @@ def main() -> int:
     for worker in workers:
         worker.begin()
     names = [name for name in load() if (not options.ops or name.startswith(OPS))
-             and (not options.only or any(words in name for words in options.only))]
+             and any(words in name for words in options.only or [""])]
     names.sort(key=lambda name: not name.startswith(LONG))
     if options.list or not names:
         print("\n".join(names) or "no check has such a name")
     busy = [name for name in names if name.startswith(BUSY)]
     outcomes = [] if options.list else [*run_all(busy, workers[:FEW]),
                                         *run_all([name for name in names if name not in busy], workers)]
+    for worker in workers:
+        worker.close()
     if not outcomes:
         return 0 if names else 2
     failed = [outcome.name for outcome in outcomes if not outcome.passed]

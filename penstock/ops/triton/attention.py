@@ -79,7 +79,7 @@ def _attend(q, most, total, sums, start, low, end, table, k_cache, v_cache, posi
             BESIDE: tl.constexpr = False, ahead=None):
     """Go on over the keys start … end - 1, NUM at a time, those under `low` left out: the largest score, the weights'
     total, the values' sums. WHOLE promises that there are NUM each time, none of them under `low`; BESIDE is as in
-    `_single`."""
+    `_single`; `ahead` says where the first NUM lie, and has the others looked up a round before they are read."""
     d = tl.arange(0, BLOCK)
     for begin in range(start, end, NUM):
         j = begin + tl.arange(0, NUM)

@@ -12,6 +12,12 @@ ROOT = "penstock.ops.triton"
 PROSE = re.compile(r'''""".*?"""|#[^\n]*''', re.DOTALL)
 
 
+def functions() -> list[Any]:
+    """Those of ours that have been imported."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(ROOT)]
+    return [value for module in modules for value in list(vars(module).values()) if isinstance(value, JITFunction)]
+
+
 def named(function: Any) -> list[Any]:
     """The functions of ours that its source names, as often as it does."""
     known = function.fn.__globals__
@@ -32,7 +38,5 @@ def settle_keys() -> None:
                 settle(other)
             _ = function.cache_key
 
-    for name in [name for name in sys.modules if name.startswith(ROOT)]:
-        for value in list(vars(sys.modules[name]).values()):
-            if isinstance(value, JITFunction):
-                settle(value)
+    for function in functions():
+        settle(function)

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from math import prod
 
 import torch
@@ -94,21 +89,19 @@ def lacking(name: str, capability: tuple[int, int], triton: str | None) -> str:
                 "use another GPU")
     if triton is None:
         return f"Triton, which is not installed: install torch {LEAST_TORCH} or newer for Linux, which brings it along"
-    found = tuple(int(part) for part in re.findall(r"\d+", triton)[:2])
-    if found < LEAST_TRITON:
+    if tuple(map(int, triton.split(".")[:2])) < LEAST_TRITON:
         return (f"Triton {'.'.join(map(str, LEAST_TRITON))} or newer; this is {triton}: install torch {LEAST_TORCH} or "
                 "newer, which brings it along")
     return ""
 
 
 def triton_version() -> str | None:
-    """None where it is not installed. It need not be imported for that, unless it comes from nowhere."""
-    if find_spec("triton") is None:
+    """None where it cannot be imported."""
+    try:
+        import triton
+    except ImportError:
         return None
-    for package in ("triton", "pytorch-triton", "triton-windows"):
-        with suppress(PackageNotFoundError):
-            return version(package)
-    return str(import_module("triton").__version__)
+    return str(triton.__version__)
 
 
 def fp8_bytes(spec: ModelSpec) -> int:

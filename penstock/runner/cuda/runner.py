@@ -15,7 +15,7 @@ from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.ops.triton.keys import settle_keys
-from penstock.ops.triton.quick import quicken
+from penstock.ops.triton.launch_memory import remember_launches
 from penstock.runner.cuda.graphs import Chosen, single_steps
 from penstock.runner.cuda.lineup import Lineup, ordered
 from penstock.runner.cuda.moment import now
@@ -54,7 +54,7 @@ class CudaRunner:
     def warm(self) -> None:
         """Compile what the first steps take, several kernels at once."""
         settle_keys()
-        quicken()
+        remember_launches()
         works = first_steps(self._singles)
         with ThreadPoolExecutor(len(works)) as threads:
             for done in [threads.submit(work) for work in works]:

@@ -16,7 +16,7 @@ from tests.ops import test_triton  # noqa: F401  before Triton is imported
 
 pytest.importorskip("triton")
 
-from penstock.ops.triton import quick  # noqa: E402
+from penstock.ops.triton import launch_memory  # noqa: E402
 
 X, Y = torch.zeros(64), torch.zeros(64, dtype=torch.float16)
 
@@ -32,12 +32,12 @@ class Played:
         self.asked: list[tuple[Any, ...]] = []
         self.launched: list[tuple[Any, ...]] = []
         self.device = 0
-        self.kernel: Any = object.__new__(quick.Quick)
+        self.kernel: Any = object.__new__(launch_memory.Remembering)
         self.kernel.__dict__.update(_known={}, signature=inspect.signature(_kernel), run=self._run)
         hooks = SimpleNamespace(calls=[])
         self.hooks = hooks.calls
-        monkeypatch.setattr(quick, "_ENTER", hooks)
-        monkeypatch.setattr(quick, "_EXIT", SimpleNamespace(calls=[]))
+        monkeypatch.setattr(launch_memory, "_ENTER", hooks)
+        monkeypatch.setattr(launch_memory, "_EXIT", SimpleNamespace(calls=[]))
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 99 + device, raising=False)
 
@@ -95,23 +95,23 @@ def test_those_who_watch_launches_are_told_of_each(played: Played) -> None:
 
 
 def test_a_kernel_remembers_no_more_than_it_may(played: Played) -> None:
-    for number in range(quick.MOST + 10):
+    for number in range(launch_memory.MOST + 10):
         played(X, number, 1.0, 64)
-    assert len(played.kernel._known) <= quick.MOST
-    played(X, quick.MOST + 9, 1.0, 64)
+    assert len(played.kernel._known) <= launch_memory.MOST
+    played(X, launch_memory.MOST + 9, 1.0, 64)
     assert len(played.launched) == 1
 
 
 KINDS = """
 import penstock.ops.triton
-from penstock.ops.triton import quick, rms_norm, attention
-quick.triton.__version__ = "{version}"
-quick.quicken()
+from penstock.ops.triton import attention, launch_memory, rms_norm
+launch_memory.triton.__version__ = "{version}"
+launch_memory.remember_launches()
 print([type(one).__name__ for one in (rms_norm._rms_norm, attention._single)])
 """
 
 
-@pytest.mark.parametrize(("version", "expected"), [("3.9.1+git3", "Quick"), ("3.5.1", "JITFunction"),
+@pytest.mark.parametrize(("version", "expected"), [("3.9.1+git3", "Remembering"), ("3.5.1", "JITFunction"),
                                                    ("3.10.0", "JITFunction")])
 def test_all_of_ours_remember_where_triton_is_as_known(version: str, expected: str) -> None:
     """A process of its own, where kernels are not interpreted."""

@@ -3,7 +3,6 @@ argument first. A small model's prompts take the host longer than the device."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from penstock.ops.triton.keys import ROOT
+from penstock.ops.triton.keys import functions
 
 KNOWN = (3, 6), (3, 9)   # versions of Triton, of which all launch compiled kernels in the same way
 MOST = 256               # launches that a kernel remembers; steps of other sizes are others
@@ -23,7 +22,7 @@ _ENTER: Any = getattr(_SETTINGS, "launch_enter_hook", None)
 _EXIT: Any = getattr(_SETTINGS, "launch_exit_hook", None)
 
 
-class Quick(JITFunction):     # type: ignore[misc]
+class Remembering(JITFunction):     # type: ignore[misc]
     """A kernel that remembers its launches."""
 
     _known: dict[Any, tuple[Any, ...]]
@@ -57,11 +56,10 @@ class Quick(JITFunction):     # type: ignore[misc]
         self._known[key] = made.run, made.function, made.packed_metadata, values
 
 
-def quicken() -> None:
+def remember_launches() -> None:
     """Have all kernels of ours remember their launches, if this version of Triton launches as is known here."""
     if not KNOWN[0] <= tuple(map(int, triton.__version__.split(".")[:2])) <= KNOWN[1]:
         return
-    for name in [name for name in sys.modules if name.startswith(ROOT)]:
-        for value in list(vars(sys.modules[name]).values()):
-            if type(value) is JITFunction:
-                value.__class__, value._known = Quick, {}
+    for function in functions():
+        if type(function) is JITFunction:
+            function.__class__, function._known = Remembering, {}
