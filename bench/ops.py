@@ -20,7 +20,8 @@ from typing import Any
 from bench import ceilings, limits
 from bench.process import ROOT
 
-OPS = ("rms_norm", "qkv_write", "activation", "attention", "product", "fp8_product", "sample")
+OPS = ("rms_norm", "qkv_write", "activation", "attention", "qkv_attention", "product", "fp8_product", "int_product",
+       "sample")
 SHAPES = ("8b", "0.6b")
 REPLAYS = 5
 LEAST_S, MOST_S = 2e-3, 12e-3             # of one replay
@@ -85,10 +86,10 @@ def figures(case: Any, seconds: float, others: dict[str, float | None], measured
 def line(row: dict[str, Any] | None = None) -> str:
     """A line of the table; without a row its head."""
     if row is None:
-        return (f"{'op':<12}{'shape':<6}{'case':<38}{'µs':>10}{'TB/s':>7}{'':>6}{'TFLOP/s':>9}{'':>6}{'floor':>7}"
+        return (f"{'op':<14}{'shape':<6}{'case':<38}{'µs':>10}{'TB/s':>7}{'':>6}{'TFLOP/s':>9}{'':>6}{'floor':>7}"
                 "  others, µs")
     others = ", ".join(f"{name} {'failed' if value is None else value}" for name, value in row["others_us"].items())
-    return (f"{row['op']:<12}{row['shape']:<6}{row['case']:<38}{row['us']:>10}{row['tb_s']:>7.2f}"
+    return (f"{row['op']:<14}{row['shape']:<6}{row['case']:<38}{row['us']:>10}{row['tb_s']:>7.2f}"
             f"{row['share_of_copy']:>6.0%}{row['tflop_s']:>9.1f}{row['share_of_rate']:>6.0%}{row['share_of_floor']:>7.0%}"
             f"  {others}")
 
@@ -110,7 +111,7 @@ def run(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
                     seconds = time_calls(case.calls)
                 except Exception as error:       # one kernel that fails must not hide the others
                     document["failures"].append(f"{op} {shape} {case.name}: {type(error).__name__}: {error}"[:300])
-                    print(f"{op:<12}{shape:<6}{case.name:<38} failed: {error}"[:200], flush=True)
+                    print(f"{op:<14}{shape:<6}{case.name:<38} failed: {error}"[:200], flush=True)
                     continue
                 others = {} if chosen.alone else {name: _tried(calls) for name, calls in case.others.items()}
                 document["cases"].append(figures(case, seconds, others, document))

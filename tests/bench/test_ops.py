@@ -12,11 +12,12 @@ os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the te
 pytest.importorskip("triton")
 
 from bench import ops as bench_ops  # noqa: E402
-from bench.op_cases import SHAPES, Maker, OpCase, Shape, Sizes  # noqa: E402
+from bench.op_cases import SHAPES, Maker  # noqa: E402
+from bench.op_inputs import OpCase, Shape, Sizes  # noqa: E402
 from penstock.ops import registry  # noqa: E402
 
 TINY = Shape("tiny", 64, 96, 4, 2, 16, 500, normed=True)
-SMALL = Sizes((1, 5), (1, 3), (1, 4), (16, 40), ((2, 70, 0), (1, 5, 30)), (6, 32, 7))
+SMALL = Sizes((1, 5), (1, 3), (1, 4), (16, 40), (2, 3), (16, 33), ((2, 70, 0), (1, 5, 30)), (6, 32, 7))
 MEASURED = {"copy_tb_s": 4.0, "bf16_tflop_s": 800.0, "fp8_tflop_s": 1300.0}
 
 
@@ -62,6 +63,21 @@ def test_products_are_those_of_the_models() -> None:
     assert SHAPES["0.6b"].matrices()["qkv"] == (4096, 1024)
     case = next(case for case in made("product") if case.name == "down 64×96, 3 rows")
     assert case.num_bytes == 2 * (64 * 96 + 3 * 160) and case.num_ops == 2 * 3 * 64 * 96
+
+
+def test_integers_are_counted_with_their_scales() -> None:
+    cases = {case.name: case for case in made("int_product")}
+    assert cases["8 bits, down 64×96, 3 rows"].num_bytes == 64 * 96 + 64 * 3 * 2 + 2 * 3 * 160
+    assert cases["4 bits, down 64×96, 3 rows"].num_bytes == 64 * 48 + 64 * 3 * 4 + 2 * 3 * 160
+    assert "8 bits, head 500×64, 1 rows" in cases and "4 bits, head 500×64, 1 rows" not in cases
+
+
+def test_queries_made_where_they_are_used_are_those_made_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "REFERENCE_ONLY", {"cpu"})
+    for case in made("qkv_attention"):
+        joined, apart = (calls[0]() for calls in (case.calls, case.others["apart"]))
+        assert isinstance(joined, torch.Tensor) and isinstance(apart, torch.Tensor)
+        torch.testing.assert_close(joined, apart)
 
 
 def test_figures_stand_beside_their_ceilings() -> None:
