@@ -12,6 +12,7 @@ from torch import Tensor
 from bench.op_inputs import BF16, EPS, Call, Inputs, OpCase
 from penstock import ops
 from penstock.ops.fp8_product import quantized as as_fp8
+from penstock.ops.int_product import PANEL, num_pairs, num_panels
 from penstock.ops.packed import GROUP
 
 
@@ -66,18 +67,19 @@ class Products(Inputs):
         for rows in self._rows_of(matrix, self.sizes.product_rows):
             num = min(len(weights), self._num_sets(size + 2 * rows * num_in))
             added = self._added(matrix, rows, num_out)
-            calls = [partial(ops.int_product, self._normal(rows, num_in), words, scales, *_finish(matrix, added))
-                     for words, scales in weights[:num]]
+            calls = [partial(ops.int_product, self._normal(rows, num_in), words, scales, num_out,
+                             *_finish(matrix, added)) for words, scales in weights[:num]]
             name = f"{bits} bits, {matrix} {num_out}×{num_in}, {rows} rows"
             yield OpCase("int_product", self.shape.name, name, calls, size + 2.0 * rows * (num_in + num_out),
                          2.0 * rows * num_out * num_in)
 
     def _integers(self, bits: int, num_out: int, num_in: int) -> tuple[Tensor, Tensor]:
         """Words and scales of random codes, whose values are about num_in^-0.5 in size."""
-        size = (num_out, num_in // GROUP)
-        words = torch.randint(-2**31, 2**31, (*size, bits), device=self.device).int()
-        scales = torch.full(size, num_in**-0.5 / (80 if bits == 8 else 5), device=self.device, dtype=torch.float16)
-        return words, scales if bits == 8 else torch.stack([scales, -7.5 * scales], -1)
+        size = num_panels(num_out), num_pairs(num_in)
+        words = torch.randint(-2**31, 2**31, (*size, PANEL, 2 * bits), device=self.device).int()
+        scales = torch.full((*size, 2, PANEL), num_in**-0.5 / (80 if bits == 8 else 5), device=self.device,
+                            dtype=torch.float16)
+        return words, scales.view(*size, PANEL, 2) if bits == 8 else torch.stack([scales, -7.5 * scales], -1)
 
     def _added(self, matrix: str, rows: int, num_out: int) -> Tensor | None:
         return self._normal(rows, num_out) if matrix in ("out", "down") else None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.ops.example import integers
-from penstock.ops.int_product import int_example, widened
+from penstock.ops.int_product import PANEL, int_example, widened
 from penstock.ops.registry import Example, op
 
 TOLERANCE = {torch.float16: 0.0}      # of the scales: values are exact before they are rounded to the dtype
@@ -27,4 +27,4 @@ def _examples() -> Iterator[Example]:
 @op(tolerance=TOLERANCE, examples=_examples)
 def int_rows(ids: Tensor, words: Tensor, scales: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """Rows ids[T] of the matrix → [T, C] in that dtype."""
-    return widened(words[ids], scales[ids], width).to(dtype)
+    return widened(words, scales, len(words) * PANEL, width)[ids].to(dtype)

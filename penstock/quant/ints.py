@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock import ops
-from penstock.ops.int_product import FEW, TILES, pack_words
-from penstock.ops.packed import GROUP
+from penstock.ops.int_product import FEW, PANEL, TILES, num_pairs, num_panels, pack_codes, pack_scales
 from penstock.quant.matrix import norm_parts
 from penstock.quant.rounding import coded
 from penstock.quant.scheme import RmsNorm
@@ -28,14 +27,15 @@ class Ints:
     def __init__(self, weight: Tensor, bias: Tensor | None, quantization: str, dtype: torch.dtype) -> None:
         self.num_out, self.num_in = weight.shape
         self.dtype = dtype             # of rows
-        bits, groups, device = BITS[quantization], -(-self.num_in // GROUP), weight.device
-        self.words = torch.empty((self.num_out, groups, bits), dtype=torch.int32, device=device)
-        self.scales = torch.empty((self.num_out, groups, *((2,) if bits == 4 else ())), dtype=torch.float16,
+        bits, device = BITS[quantization], weight.device
+        size = num_panels(self.num_out), num_pairs(self.num_in)
+        self.words = torch.empty((*size, PANEL, 2 * bits), dtype=torch.int32, device=device)
+        self.scales = torch.empty((*size, *((PANEL, 2) if bits == 8 else (2, PANEL, 2))), dtype=torch.float16,
                                   device=device)
         first = 0
-        for codes, scales in coded(weight, quantization):
-            part = slice(first, first + len(codes))
-            self.words[part], self.scales[part] = pack_words(codes, bits), scales
+        for codes, scales in coded(weight, quantization, PANEL):
+            part = slice(first, first + num_panels(len(codes)))
+            self.words[part], self.scales[part] = pack_codes(codes, bits), pack_scales(scales)
             first = part.stop
         self.bias = None if bias is None else bias.float().contiguous()
 
@@ -45,10 +45,12 @@ class Ints:
 
     def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
                norm: RmsNorm | None = None) -> Tensor:
-        return ops.int_product(x, self.words, self.scales, self.bias, residual, activation, False, *norm_parts(norm))
+        return ops.int_product(x, self.words, self.scales, self.num_out, self.bias, residual, activation, False,
+                               *norm_parts(norm))
 
     def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
-        return ops.int_product(x, self.words, self.scales, self.bias, None, activation, True, *norm_parts(norm))
+        return ops.int_product(x, self.words, self.scales, self.num_out, self.bias, None, activation, True,
+                               *norm_parts(norm))
 
     def rows(self, ids: Tensor) -> Tensor:
         return ops.int_rows(ids, self.words, self.scales, self.num_in, self.dtype)

@@ -59,10 +59,11 @@ QUANTIZERS = {"int8": (8, 34, _int8), "int4": (3, 20, _int4)}       # GGUF type,
 PARTS_ON_GPU = 1 << 24                 # values worked on at a time
 
 
-def coded(weight: Tensor, quantization: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some rows of a float matrix after others, rounded as by `quantize`, but where the matrix lies: codes [R, G, 32],
-    of 8 bits 128 too large, and float16 scales [R, G], of 4 bits with minimums [R, G, 2]."""
-    num_rows = max(1, PARTS_ON_GPU // weight.shape[1])
+def coded(weight: Tensor, quantization: str, multiple: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some rows of a float matrix after others, a multiple of so many at a time, rounded as by `quantize`, but where
+    the matrix lies: codes [R, G, 32], of 8 bits 128 too large, and float16 scales [R, G], of 4 bits with minimums
+    [R, G, 2]."""
+    num_rows = max(1, PARTS_ON_GPU // weight.shape[1] // multiple) * multiple
     for first in range(0, len(weight), num_rows):
         blocks = QUANTIZERS[quantization][2](_blocks(weight[first:first + num_rows]))
         if quantization == "int8":

@@ -31,7 +31,7 @@ def _need() -> None:
 
 def meant(weight: torch.Tensor, kind: str) -> torch.Tensor:
     made = Ints(weight, None, kind, torch.float32)
-    return widened(made.words, made.scales, weight.shape[1])
+    return widened(made.words, made.scales, *weight.shape)
 
 
 @lru_cache(maxsize=1)

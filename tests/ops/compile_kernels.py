@@ -17,7 +17,7 @@ import penstock.ops.triton  # noqa: F401  registers the bodies
 from penstock.ops import OPS
 from penstock.ops.attention import Shared, Work, paged
 from penstock.ops.cache import FP8
-from penstock.ops.int_product import TILES, int_example
+from penstock.ops.int_product import PANEL, TILES, int_example, num_pairs, num_panels
 from penstock.ops.product import is_few
 from penstock.ops.triton import launch
 from penstock.ops.wishes import make_wishes
@@ -71,17 +71,22 @@ def _calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _int_products() -> Iterator[dict[str, Any]]:
-    """One row over several blocks, with all around it, and gated; each tile of rows."""
+    """One row over several blocks, with all around it, and gated; each tile of rows, for few outputs and for many."""
     norm, bias = torch.ones(14336), torch.zeros(128)
     for bits in (8, 4):
         for width, extra in ((14336, {"norm": norm, "eps": 1e-5, "bias": bias}),
                              (1024, {"gated": True, "activation": "silu", "eps": 1e-5})):
             words, scales = int_example(1, bits, 128, width)
-            yield {"x": torch.ones(1, width, dtype=torch.bfloat16), "words": words, "scales": scales, **extra}
+            yield {"x": torch.ones(1, width, dtype=torch.bfloat16), "words": words, "scales": scales, "num_out": 128,
+                   **extra}
         for num_rows in TILES:
             words, scales = int_example(1, bits, 128, 1024)
             yield {"x": torch.ones(num_rows, 1024, dtype=torch.bfloat16), "words": words, "scales": scales,
-                   "bias": bias, "gated": num_rows > 16, "activation": "silu"}
+                   "num_out": 128, "bias": bias, "gated": num_rows > 16, "activation": "silu"}
+            size = num_panels(4096), num_pairs(4096)
+            yield {"x": torch.ones(num_rows, 4096, dtype=torch.float16 if num_rows == 32 else torch.bfloat16),
+                   "words": torch.zeros((*size, PANEL, 2 * bits), dtype=torch.int32), "num_out": 4096,
+                   "scales": torch.zeros((*size, *((PANEL, 2) if bits == 8 else (2, PANEL, 2))), dtype=torch.float16)}
 
 
 def _few_rows() -> Iterator[dict[str, Any]]:

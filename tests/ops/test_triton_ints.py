@@ -13,14 +13,14 @@ if not ON_GPU:
 pytest.importorskip("triton")
 
 from penstock.ops.example import normal  # noqa: E402
-from penstock.ops.int_product import FEW, int_example, int_product, pack_words, unpack_words, widened  # noqa: E402
+from penstock.ops.int_product import FEW, int_example, int_product, pack_codes, pack_scales, unpack_codes, widened  # noqa: E402
 from penstock.ops.int_rows import int_rows  # noqa: E402
 from penstock.ops.triton import int_product as bodies  # noqa: E402
 from penstock.ops.triton.int_rows import widen  # noqa: E402
 from tests.ops.check import example_of, examples_of, same_bits  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
-ROWS = (2, 16, 17, 33, 65, 130)
+ROWS = (2, 16, 17, 33, 65, 128)
 HALF = torch.bfloat16 if ON_GPU else torch.float16      # the interpreter multiplies no bfloat16 matrices
 BITS = pytest.mark.parametrize("bits", [8, 4])
 
@@ -31,7 +31,7 @@ def product_of(bits: int, num_rows: int, width: int, num_out: int, dtype: torch.
     words, scales = int_example(bits, bits, num_out, width)
     size = num_out // 2 if gated else num_out
     given = {"x": normal(1, num_rows, width, dtype=dtype), "words": words, "scales": scales,
-             "bias": normal(2, num_out) if bias else None,
+             "num_out": num_out, "bias": normal(2, num_out) if bias else None,
              "residual": normal(3, num_rows, size, dtype=dtype) if residual else None, "activation": activation,
              "gated": gated, "norm": normal(4, width) if normed else None, "eps": 1e-5 if normed else 0.0}
     expected = int_product.reference(**given)      # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def test_few_rows_with_all_around_them(bits: int, width: int) -> None:
 
 
 def test_one_part_alone_is_written_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "PROGRAMS", 1)
+    monkeypatch.setattr(bodies, "nearest_power_of_2", lambda ratio: 1)
     monkeypatch.setattr(bodies, "_finish", None)
     product_of(4, 5, 512, 72, HALF)
 
@@ -116,29 +116,45 @@ def test_all_rows_are_exact(bits: int) -> None:
     words, scales = int_example(3, bits, 70, 208)
     out = torch.empty(70, 208, device=DEVICE)
     widen(out, words.to(DEVICE), scales.to(DEVICE))
-    assert same_bits(out.cpu(), widened(words, scales, 208))
+    assert same_bits(out.cpu(), widened(words, scales, 70, 208))
 
 
 @BITS
 def test_every_code_at_every_place(bits: int) -> None:
-    """Packed and unpacked again, and widened by the kernel: a wrong shift or mask shows here."""
-    codes = (torch.arange(32)[None, :] + torch.arange(256)[:, None]) % (1 << bits)
-    words = pack_words(codes.view(128, 2, 32), bits)
-    assert words.dtype == torch.int32 and torch.equal(unpack_words(words), codes.view(128, 2, 32).int())
-    scales = torch.ones(128, 2, dtype=torch.float16)
+    """Packed and unpacked again, widened by the kernel, and multiplied: a wrong shift or mask shows here."""
+    codes = ((torch.arange(64)[None, :] + torch.arange(256)[:, None]) % (1 << bits)).view(256, 2, 32)
+    words = pack_codes(codes, bits)
+    assert words.dtype == torch.int32 and torch.equal(unpack_codes(words), codes.int())
+    scales = torch.ones(256, 2, dtype=torch.float16)
     if bits == 4:
         scales = torch.stack([scales, torch.zeros_like(scales)], -1)
-    out = torch.empty(128, 64, device=DEVICE)
-    widen(out, words.to(DEVICE), scales.to(DEVICE))
-    assert torch.equal(out.cpu(), codes.view(128, 64).float() - (128 if bits == 8 else 0))
+    packed = pack_scales(scales)
+    values = codes.view(256, 64).float() - (128 if bits == 8 else 0)
+    out = torch.empty(256, 64, device=DEVICE)
+    widen(out, words.to(DEVICE), packed.to(DEVICE))
+    assert torch.equal(out.cpu(), values)
+    for num_rows in (1, 64):
+        x = torch.eye(64, dtype=HALF)[:num_rows].contiguous()
+        found = int_product.bodies["cuda"].function(x.to(DEVICE), words.to(DEVICE), packed.to(DEVICE), 256)
+        assert torch.equal(found.float().cpu(), values.T[:num_rows])
 
 
 @BITS
-def test_the_order_of_codes_in_a_word(bits: int) -> None:
-    """Field i of word j of a unit is input 4 i + j."""
-    fields = 32 // bits
-    for i, j in ((0, 0), (1, 2), (fields - 1, 3)):
-        codes = torch.zeros(1, 1, 32, dtype=torch.int64)
-        codes[0, 0, 4 * i + j] = 5
-        words = pack_words(codes, bits)
-        assert int(words[0, 0, j]) & 0xFFFFFFFF == 5 << bits * i and words.count_nonzero() == 1
+def test_the_order_of_codes(bits: int) -> None:
+    """Field f of half h of a span is its input 16 f + h; outputs lie in panels of eight, groups in pairs."""
+    for output, group, half, f in ((0, 0, 0, 0), (9, 3, 5, 1), (17, 1, 15, 1), (7, 2, 4, 0)):
+        codes = torch.zeros(18, 4, 32, dtype=torch.int64)
+        codes[output, group, 16 * f + half] = 5
+        words = pack_codes(codes, bits)
+        assert words.shape == (3, 2, 8, 2 * bits) and words.count_nonzero() == 1 and words.is_contiguous()
+        span, field = (8 * (group % 2), f) if bits == 8 else (0, f + 2 * (group % 2))
+        word = int(words[output // 8, group // 2, output % 8, span + half // 2]) & 0xFFFFFFFF
+        assert word == 5 << 16 * (half % 2) + bits * field
+
+
+def test_scales_lie_as_codes_do() -> None:
+    plain = torch.arange(10 * 3).view(10, 3).half()
+    packed = pack_scales(plain)
+    assert packed.shape == (2, 2, 8, 2) and packed[1, 0, 1].tolist() == [27, 28] and packed[1, 1, 1].tolist() == [29, 0]
+    both = pack_scales(torch.stack([plain, -plain], -1))
+    assert both.shape == (2, 2, 2, 8, 2) and both[1, 0, 1, 1].tolist() == [28, -28] and not both[1, 1, 1].any()

@@ -11,7 +11,7 @@ import torch
 
 from penstock import SamplingParams
 from penstock.models import load
-from penstock.ops.int_product import widened
+from penstock.ops.int_product import bits_of, widened
 from penstock.quant import rounding
 from penstock.quant.ints import Ints
 from penstock.quant.packed import pack
@@ -37,7 +37,7 @@ def test_weights_are_those_of_a_cpu(kind: str, num_out: int, width: int, monkeyp
     monkeypatch.setattr(rounding, "PARTS_ON_GPU", 40 * width)
     weight = matrix(num_out, width)
     ours, theirs = Ints(weight, None, kind, torch.float32), pack([quantize(weight, kind)])
-    assert same_bits(widened(ours.words, ours.scales, width), theirs.unpacked())
+    assert same_bits(widened(ours.words, ours.scales, num_out, width), theirs.unpacked())
     ids = torch.tensor([num_out - 1, 0, 3])
     assert same_bits(ours.rows(ids), theirs.unpacked()[ids])
     assert ours.rows(ids[:0]).shape == (0, width)
@@ -56,7 +56,7 @@ def test_bytes(kind: str) -> None:
 def test_products(kind: str) -> None:
     weight, bias = matrix(96, 160), torch.linspace(-1, 1, 96)
     scheme = Ints(weight, bias, kind, torch.float32)
-    meant = widened(scheme.words, scheme.scales, 160)
+    meant = widened(scheme.words, scheme.scales, 96, 160)
     x = torch.randn(3, 160, generator=torch.Generator().manual_seed(1))
     residual = torch.ones(3, 96)
     torch.testing.assert_close(scheme.matmul(x, residual.clone()), x @ meant.T + bias + residual)
@@ -91,5 +91,5 @@ def test_a_model_of_them_is_the_cpus(architecture: str, kind: str, tmp_path: Pat
             assert found is not None
             told.append([next(iter(position.values())).logprob for position in found if position])
     torch.testing.assert_close(torch.tensor(told[1]), torch.tensor(told[0]), rtol=2e-3, atol=2e-3)
-    bits = {name: scheme.words.shape[2] for name, scheme in made.items() if isinstance(scheme, Ints)}
+    bits = {name: bits_of(scheme.words) for name, scheme in made.items() if isinstance(scheme, Ints)}
     assert bits["embedding.tokens.weight"] == 8 and bits["layers.0.mlp.down.weight"] == int(kind[3:])

@@ -5,12 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.int_product import UNIT
+from penstock.ops.int_product import PANEL, bits_of
 from penstock.ops.int_rows import int_rows
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.sizes import cdiv, power_of_2
 
-WIDENED_UNITS = 256      # in one program
+WIDENED_SPANS = 128      # in one program
 ONE = 0x3F800000         # the bits of 1.0
 
 
@@ -35,75 +35,80 @@ def field(words, one, i: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def scaling(scales, at, mask, BITS: tl.constexpr):
-    """Scales and minimums of the units `at`, float32; 8 bits have no minimums, and two units to a group."""
-    if BITS == 4:
-        both = tl.load(scales + at, mask=mask, other=0).to(tl.uint32)
-        scale = both.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-        return scale, (both >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        scale = tl.load(scales + at // 2, mask=mask, other=0.0).to(tl.float32)
-        return scale, scale
+def span_place(row, span, num_pairs, BITS: tl.constexpr):
+    """Where among the words of a weight a row's span begins."""
+    SPANS: tl.constexpr = BITS // 4                       # of a pair
+    return ((row // 8 * num_pairs + span // SPANS) * 8 + row % 8) * (2 * BITS) + span % SPANS * 8
 
 
 @triton.jit
-def _value(words, scale, minimum, one, i: tl.constexpr, BITS: tl.constexpr, EXACT: tl.constexpr, DTYPE: tl.constexpr):
-    """The weights of field i. Unless exact, a 4-bit one may be off by 2^-16 of its scale."""
+def scale_place(row, span, num_pairs, BITS: tl.constexpr):
+    """Where the scale of a row's span is: of 8 bits among scales; of 4 bits among words of a scale and a minimum each,
+    where that of the span's second group is 8 further on."""
+    if BITS == 8:
+        place = ((row // 8 * num_pairs + span // 2) * 8 + row % 8) * 2 + span % 2
+    else:
+        place = (row // 8 * num_pairs + span) * 16 + row % 8
+    return place
+
+
+@triton.jit
+def half(both, i: tl.constexpr):
+    """Of two float16 in a word the lower one (0) or the upper one (1), in float32."""
+    return (both.to(tl.uint32, bitcast=True) >> 16 * i).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def scaling(at, mask, BITS: tl.constexpr):
+    """Scales and minimums there; of 8 bits no minimums."""
+    if BITS == 4:
+        both = tl.load(at, mask=mask, other=0)
+        scale, minimum = half(both, 0), half(both, 1)
+    else:
+        scale = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        minimum = scale
+    return scale, minimum
+
+
+@triton.jit
+def _value(words, scale, minimum, one, i: tl.constexpr, BITS: tl.constexpr):
+    """The weights of field i, exactly."""
     f = field(words, one, i, BITS)
     if BITS == 8:
         y = f * (256 * scale) - 384 * scale
     else:
-        step = 256 * scale if i % 2 == 0 else 16 * scale
-        if EXACT:
-            y = (f - 1) * step + minimum
-        else:
-            y = f * step + (minimum - step)
-    return y.to(DTYPE)
-
-
-@triton.jit
-def widened(words, scale, minimum, one, BITS: tl.constexpr, EXACT: tl.constexpr, DTYPE: tl.constexpr):
-    """Words [R, 4 U] with scales and minimums [R, U] → weights [R, inputs of U units] in their order."""
-    words = tl.reshape(words, (scale.shape[0], scale.shape[1], 4))
-    s, m = scale[:, :, None], minimum[:, :, None]
-    a = tl.join(_value(words, s, m, one, 0, BITS, EXACT, DTYPE), _value(words, s, m, one, 1, BITS, EXACT, DTYPE))
-    b = tl.join(_value(words, s, m, one, 2, BITS, EXACT, DTYPE), _value(words, s, m, one, 3, BITS, EXACT, DTYPE))
-    y = tl.join(a, b)                     # [R, U, word, i % 2, i // 2]
-    if BITS == 8:
-        y = tl.permute(y, (0, 1, 4, 3, 2))
-    else:
-        a = tl.join(_value(words, s, m, one, 4, BITS, EXACT, DTYPE), _value(words, s, m, one, 5, BITS, EXACT, DTYPE))
-        b = tl.join(_value(words, s, m, one, 6, BITS, EXACT, DTYPE), _value(words, s, m, one, 7, BITS, EXACT, DTYPE))
-        y = tl.permute(tl.join(y, tl.join(a, b)), (0, 1, 5, 4, 3, 2))
-    return tl.reshape(y, (scale.shape[0], scale.shape[1] * 128 // BITS))
+        y = (f - 1) * (256 * scale if i % 2 == 0 else 16 * scale) + minimum
+    return y
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _int_rows(ids, words, scales, out, num_rows, num_units, width, one, BITS: tl.constexpr, ROWS: tl.constexpr,
-              UNITS: tl.constexpr, EARLY: tl.constexpr):
-    """ROWS rows, UNITS units of each, widened."""
+def _int_rows(ids, words, scales, out, num_rows, num_pairs, width, one, BITS: tl.constexpr, ROWS: tl.constexpr,
+              SPANS: tl.constexpr, EARLY: tl.constexpr):
+    """ROWS rows, SPANS spans of each, widened."""
     await_others(EARLY)
+    FIELDS: tl.constexpr = 16 // BITS
     place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
-    word = tl.program_id(1) * UNITS * 4 + tl.arange(0, UNITS * 4)
+    span = tl.program_id(1) * SPANS + tl.arange(0, SPANS)
     row = place
     if ids is not None:
         row = tl.load(ids + place, mask=place < num_rows, other=0)
-    known = (place < num_rows)[:, None]
-    w = tl.load(words + (row * num_units * 4)[:, None] + word[None, :], mask=known & (word < num_units * 4)[None, :],
-                other=0)
-    at = (row * num_units)[:, None] + unit[None, :]
-    scale, minimum = scaling(scales, at, known & (unit < num_units)[None, :], BITS)
-    INPUTS: tl.constexpr = UNITS * 128 // BITS
-    k = tl.program_id(1) * INPUTS + tl.arange(0, INPUTS)
-    y = widened(w, scale, minimum, one, BITS, True, out.dtype.element_ty)
-    tl.store(out + (place * width)[:, None] + k[None, :], y, mask=known & (k < width)[None, :])
+    there = (place < num_rows)[:, None] & (span < num_pairs * (BITS // 4))[None, :]
+    at = span_place(row[:, None], span[None, :], num_pairs, BITS)
+    w = tl.load(words + at[:, :, None] + tl.arange(0, 8)[None, None, :], mask=there[:, :, None], other=0)
+    scale_at = scales + scale_place(row[:, None], span[None, :], num_pairs, BITS)
+    for f in tl.static_range(FIELDS):
+        scale, minimum = scaling(scale_at + f // 2 * 8, there, BITS)
+        scale, minimum = scale[:, :, None], minimum[:, :, None]
+        y = tl.join(_value(w, scale, minimum, one, f, BITS), _value(w, scale, minimum, one, FIELDS + f, BITS))
+        y = tl.reshape(y, (ROWS, SPANS, 16))
+        k = (span * (16 * FIELDS) + 16 * f)[None, :, None] + tl.arange(0, 16)[None, None, :]
+        tl.store(out + (place * width)[:, None, None] + k, y.to(out.dtype.element_ty),
+                 mask=there[:, :, None] & (k < width))
 
 
-def layout(words: Tensor, scales: Tensor) -> tuple[Tensor, int, int]:
-    """Scales as kernels read them, a scale and its minimum in one word; units in a row; bits."""
-    bits = words.shape[2]
-    return scales if bits == 8 else scales.view(torch.int32), words.shape[1] * bits // UNIT, bits
+def as_read(scales: Tensor) -> Tensor:
+    """A scale and its minimum in one word."""
+    return scales if scales.dim() == 4 else scales.view(torch.int32)
 
 
 def widen(out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = None) -> None:
@@ -111,11 +116,12 @@ def widen(out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = None)
     num_rows, width = out.shape
     if not num_rows:
         return
-    given, num_units, bits = layout(words, scales)
-    units = min(WIDENED_UNITS, power_of_2(num_units))
-    rows = 1 if ids is not None else WIDENED_UNITS // units
-    grid = cdiv(num_rows, rows), cdiv(num_units, units)
-    _int_rows[grid](ids, words, given, out, num_rows, num_units, width, ONE, bits, rows, units, num_warps=4,
+    bits, num_pairs = bits_of(words), words.shape[1]
+    num_spans = num_pairs * (bits // 4)
+    rows = 1 if ids is not None else PANEL
+    spans = min(WIDENED_SPANS // rows, power_of_2(num_spans))
+    grid = cdiv(num_rows, rows), cdiv(num_spans, spans)
+    _int_rows[grid](ids, words, as_read(scales), out, num_rows, num_pairs, width, ONE, bits, rows, spans, num_warps=4,
                     **early(out))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log2
+
 MOST_NORMED = 4096
 
 
@@ -12,6 +14,10 @@ def cdiv(a: int, b: int) -> int:
 def power_of_2(n: int) -> int:
     """The least that is not under n."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def nearest_power_of_2(x: float) -> int:
+    return 1 << max(0, round(log2(x)))
 
 
 def norm_block(width: int) -> int:
