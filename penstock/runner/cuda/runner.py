@@ -16,6 +16,7 @@ from penstock.models.decoder import Decoder
 from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.ops.triton.keys import settle_keys
 from penstock.ops.triton.launch_memory import remember_launches
+from penstock.ops.triton.launchers import load_apart
 from penstock.runner.cuda.graphs import Chosen, single_steps
 from penstock.runner.cuda.lineup import Lineup, ordered
 from penstock.runner.cuda.moment import now
@@ -55,6 +56,7 @@ class CudaRunner:
         """Compile what the first steps take, several kernels at once."""
         settle_keys()
         remember_launches()
+        load_apart()
         works = first_steps(self._singles)
         with ThreadPoolExecutor(len(works)) as threads:
             for done in [threads.submit(work) for work in works]:
