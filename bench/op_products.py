@@ -15,6 +15,8 @@ from penstock.ops.fp8_product import quantized as as_fp8
 from penstock.ops.int_product import PANEL, num_pairs, num_panels
 from penstock.ops.packed import GROUP
 
+NORMED = ("qkv", "gate_up")             # matrices whose inputs are
+
 
 class Products(Inputs):
     def _rows_of(self, matrix: str, all_rows: Sequence[int]) -> list[int]:
@@ -67,8 +69,9 @@ class Products(Inputs):
         for rows in self._rows_of(matrix, self.sizes.product_rows):
             num = min(len(weights), self._num_sets(size + 2 * rows * num_in))
             added = self._added(matrix, rows, num_out)
+            norm = torch.ones(num_in, device=self.device) if matrix in NORMED else None      # is not folded into these
             calls = [partial(ops.int_product, self._normal(rows, num_in), words, scales, num_out,
-                             *_finish(matrix, added)) for words, scales in weights[:num]]
+                             *_finish(matrix, added, norm)) for words, scales in weights[:num]]
             name = f"{bits} bits, {matrix} {num_out}×{num_in}, {rows} rows"
             yield OpCase("int_product", self.shape.name, name, calls, size + 2.0 * rows * (num_in + num_out),
                          2.0 * rows * num_out * num_in)
@@ -85,7 +88,8 @@ class Products(Inputs):
         return self._normal(rows, num_out) if matrix in ("out", "down") else None
 
 
-def _finish(matrix: str, residual: Tensor | None) -> tuple[None, Tensor | None, str | None, bool, None, float]:
+def _finish(matrix: str, residual: Tensor | None, norm: Tensor | None = None,
+            ) -> tuple[None, Tensor | None, str | None, bool, Tensor | None, float]:
     """bias, residual, activation, gated, norm, eps, as a layer gives them."""
     gated = matrix == "gate_up"
-    return None, residual, "silu" if gated else None, gated, None, EPS if matrix in ("qkv", "gate_up") else 0.0
+    return None, residual, "silu" if gated else None, gated, norm, EPS if matrix in NORMED else 0.0

@@ -49,8 +49,6 @@ def draw(document: dict[str, Any], path: Path) -> None:
     found = lines_of(document["cases"])
     shapes = [shape for shape in SHAPES if any(shape == one for one, _ in found)]
     kinds = [kind for kind in PANELS if any(kind == one for _, one in found)]
-    if not found:
-        raise ValueError("no product and no attention among its cases")
     figure, panels = pyplot.subplots(len(shapes), len(kinds), squeeze=False, sharey=True, layout="constrained",
                                      figsize=(1 + 2.5 * len(kinds), 0.8 + 2.5 * len(shapes)))
     for row, shape in zip(panels, shapes):
@@ -91,12 +89,18 @@ def main(words: Sequence[str] | None = None) -> int:
     if chosen.picture.suffix not in (".svg", ".png"):
         parser.error(f"{chosen.picture} is no picture: the last argument must end in .svg or .png")
     try:
-        draw(json.loads(chosen.results.read_text(encoding="utf-8")), chosen.picture)
-    except ImportError as error:
-        print(f"error: no plot was drawn ({error}); pip install 'penstock[bench]'", file=sys.stderr)
-        return 1
+        document = json.loads(chosen.results.read_text(encoding="utf-8"))
+        lacking = [name for name in ("device", "copy_tb_s", "bf16_tflop_s", "cases") if name not in document]
+        if lacking or not lines_of(document["cases"]):
+            raise ValueError(f"it has no {', '.join(lacking) or 'products and no attention'}")
     except (OSError, ValueError) as error:
         print(f"error: {chosen.results} is no result of bench.ops: {error}", file=sys.stderr)
+        return 1
+    try:
+        draw(document, chosen.picture)
+    except (ImportError, OSError) as error:
+        remedy = "; pip install 'penstock[bench]'" if isinstance(error, ImportError) else ""
+        print(f"error: no plot was drawn ({error}){remedy}", file=sys.stderr)
         return 1
     return 0
 

@@ -31,7 +31,7 @@ PANEL = 8                      # outputs
 PAIR = 2 * GROUP               # inputs
 SPAN = 8                       # words
 TILES = (16, 32, 64, 128)      # rows that a GPU multiplies at a time
-FEW = 128                      # rows; for more the weight is widened first
+FEW = 128                      # rows; for more the weight is widened first, a small one for half as many
 SCRATCH_BYTES = 128 << 20      # where it is, so much at a time
 
 

@@ -32,9 +32,12 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
 def test_what_is_no_result_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    (tmp_path / "other.json").write_text('{"device": "x", "cases": []}')
-    assert main([str(tmp_path / "other.json"), str(tmp_path / "one.svg")]) == 1
-    assert "other.json is no result of bench.ops: no product and no attention" in capsys.readouterr().err
-    assert main([str(tmp_path / "none.json"), str(tmp_path / "one.svg")]) == 1
+    (tmp_path / "other.json").write_text('{"device": "x", "copy_tb_s": 4, "bf16_tflop_s": 800, "cases": []}')
+    (tmp_path / "short.json").write_text('{"device": "x"}')
+    for name, why in (("other.json", "no products and no attention"), ("none.json", "No such file"),
+                      ("short.json", "it has no copy_tb_s, bf16_tflop_s, cases")):
+        assert main([str(tmp_path / name), str(tmp_path / "one.svg")]) == 1
+        told = capsys.readouterr().err
+        assert f"{name} is no result of bench.ops: " in told and why in told
     with pytest.raises(SystemExit):
         main([str(KEPT), str(tmp_path / "one.txt")])

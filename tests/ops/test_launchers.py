@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -24,9 +27,31 @@ PyMODINIT_FUNC PyInit_NAME(void) { return PyModule_Create(&definition); }
 """.replace("NAME", NAME)
 
 
+LOADER = "_load_module_from_path"
+
+pytestmark = pytest.mark.skipif(not hasattr(build, LOADER), reason="this Triton loads libraries otherwise")
+
+
+def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python does it: one module for all, filled with what the last one has."""
+    shared = ModuleType(NAME)
+
+    def load(name: str, path: str) -> ModuleType:
+        shared.launch = path                      # type: ignore[attr-defined]
+        time.sleep(0.002)
+        return shared
+
+    monkeypatch.setattr(build, LOADER, load)
+    load_apart()
+    paths = [str(number) for number in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda path: getattr(build, LOADER)(NAME, path).launch, paths))
+    assert found == paths
+
+
 def test_each_keeps_its_own_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(build, "_load_module_from_path", build._load_module_from_path)
+    monkeypatch.setattr(build, LOADER, getattr(build, LOADER))
     sources = [SOURCE.replace("NUMBER", str(number)) for number in (1, 2)]
     try:
         first = [build.compile_module_from_src(source, NAME) for source in sources]

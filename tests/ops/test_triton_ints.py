@@ -13,14 +13,22 @@ if not ON_GPU:
 pytest.importorskip("triton")
 
 from penstock.ops.example import normal  # noqa: E402
-from penstock.ops.int_product import FEW, int_example, int_product, pack_codes, pack_scales, unpack_codes, widened  # noqa: E402
+from penstock.ops.int_product import (  # noqa: E402
+    FEW,
+    TILES,
+    int_example,
+    int_product,
+    pack_codes,
+    pack_scales,
+    unpack_codes,
+    widened,
+)
 from penstock.ops.int_rows import int_rows  # noqa: E402
 from penstock.ops.triton import int_product as bodies  # noqa: E402
 from penstock.ops.triton.int_rows import widen  # noqa: E402
 from tests.ops.check import example_of, examples_of, same_bits  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
-ROWS = (2, 16, 17, 33, 65, 128)
 HALF = torch.bfloat16 if ON_GPU else torch.float16      # the interpreter multiplies no bfloat16 matrices
 BITS = pytest.mark.parametrize("bits", [8, 4])
 
@@ -41,11 +49,62 @@ def product_of(bits: int, num_rows: int, width: int, num_out: int, dtype: torch.
     torch.testing.assert_close(found.float().cpu(), expected.float(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """What `_tile_shape` has given: outputs, rows, pairs, warps and tiles."""
+    shapes: list[tuple[int, ...]] = []
+    shape_of = bodies._tile_shape
+
+    def kept(num_rows: int, num_out: int, num_pairs: int) -> tuple[int, int, int, int, int]:
+        shapes.append(shape := shape_of(num_rows, num_out, num_pairs))
+        return shape
+
+    monkeypatch.setattr(bodies, "_tile_shape", kept)
+    return shapes
+
+
 @BITS
-@pytest.mark.parametrize("num_rows", ROWS)
-def test_few_rows(bits: int, num_rows: int) -> None:
-    """Each tile, at its edges; inputs in several parts, the last of them short; outputs that fill no tile."""
+@pytest.mark.parametrize("num_rows", [2, 16, 17, 33, 64])
+def test_few_rows(bits: int, num_rows: int, taken: list[tuple[int, ...]]) -> None:
+    """Each tile of a small weight, at its edges; inputs in several parts, the last of them short; outputs that fill no
+    tile."""
     product_of(bits, num_rows, 800, 80, HALF, bias=True, residual=True, activation="silu")
+    assert [shape[:2] for shape in taken] == [(64, next(size for size in TILES if size >= num_rows))]
+
+
+@BITS
+@pytest.mark.parametrize(("large", "outputs", "num_rows"), [
+    (1 << 40, 128, 17), (1 << 40, 128, 64), (1, 64, 9), (1, 256, 30), (1, 256, 65), (1, 256, 128)])
+def test_tiles_of_many_outputs(bits: int, large: int, outputs: int, num_rows: int, taken: list[tuple[int, ...]],
+                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MANY_OUT", 1)
+    monkeypatch.setattr(bodies, "LARGE", large)
+    product_of(bits, num_rows, 192, 272, HALF, gated=True, activation="silu", normed=True)
+    product_of(bits, num_rows, 130, 17, HALF, bias=True)
+    assert {shape[0] for shape in taken} == {outputs} and len(taken) == 2
+
+
+@BITS
+def test_one_row_of_a_large_weight(bits: int, taken: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its norm is made before; 4 bits go to the tensor cores."""
+    monkeypatch.setattr(bodies, "LARGE", 1)
+    product_of(bits, 1, 192, 24, HALF, normed=True, gated=True, activation="silu", bias=True)
+    product_of(bits, 1, 96, 9, HALF, residual=True)
+    product_of(bits, 1, 64, 5, torch.float32, normed=True)
+    assert len(taken) == (2 if bits == 4 else 0)
+
+
+@BITS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_one_row_wherever_it_lies(bits: int, dtype: torch.dtype) -> None:
+    """To torch a row is contiguous whatever its distance to the next, of which there is none."""
+    words, scales = int_example(1, bits, 9, 64)
+    for x in (normal(1, 1, 97, dtype=dtype)[:, :64], normal(2, 64, 1, dtype=dtype).t(),
+              normal(3, 1, 70, dtype=dtype)[:, 3:67]):
+        found = int_product.bodies["cuda"].function(x.to(DEVICE), words.to(DEVICE), scales.to(DEVICE), 9)
+        expected = int_product.reference(x, words, scales, 9)
+        tolerance = int_product.tolerance[dtype]
+        torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
 
 
 @BITS

@@ -276,7 +276,7 @@ def _paired(values: Tensor | None) -> tuple[Tensor | None, bool]:
     """Contiguous values, two of them in one number where that can be."""
     if values is None or values.numel() % 2 or values.storage_offset() % 2:
         return values, False
-    return values.view(torch.int64 if values.itemsize == 4 else torch.int32), True
+    return values.view(-1).view(torch.int64 if values.itemsize == 4 else torch.int32), True
 
 
 def _one_row(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tensor | None, residual: Tensor | None,
@@ -359,8 +359,8 @@ def _body(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tensor |
           residual: Tensor | None = None, activation: str | None = None, gated: bool = False,
           norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
     """One row by a kernel that takes in what stands before and after the product, few by one that widens weights on
-    their way to the tensor cores, many by cuBLAS with weights widened before. Which is the fastest was measured on an
-    H200."""
+    their way to the tensor cores, many by cuBLAS with weights widened before. Where one gives way to the next was
+    measured on an H200, roughly."""
     is_large = num_out * x.shape[1] >= LARGE
     is_one = x.shape[0] == 1 and x.is_contiguous() and not _has_tile(x, words, num_out)
     if eps > 0 and (not is_one or (is_large and norm is not None)):   # many programs would read a norm's weights again
