@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu_sets import KINDS, RIVAL, SHAPE_TITLES, START, TITLES, rival, target
+from bench.picture import pyplot, save
 
 OURS, THEIRS, TARGET = "#d1495b", "#9a9a9a", "#222222"
 THICK = 0.38
@@ -43,17 +44,10 @@ def starts(documents: Sequence[Document]) -> dict[Model, float]:
 
 
 def draw(documents: Sequence[Document], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.fonttype"] = "none"        # text, not outlines of letters
-    matplotlib.rcParams["svg.hashsalt"] = "penstock"    # the same picture is the same file
-    from matplotlib import pyplot
-
     found, ready = cases(documents), starts(documents)
     models = sorted(found, key=lambda model: (list(SHAPE_TITLES).index(model[0]), model[1]))
-    figure, panels = pyplot.subplots(1, len(models), squeeze=False, sharey=True, layout="constrained",
-                                     figsize=(2.2 + 4.1 * len(models), 3.9))
+    figure, panels = pyplot().subplots(1, len(models), squeeze=False, sharey=True, layout="constrained",
+                                       figsize=(2.2 + 4.1 * len(models), 3.9))
     for panel, model in zip(panels[0], models):
         _panel(panel, model, found[model], ready.get(model))
     panels[0][0].set_yticks(range(len(KINDS)), [TITLES[kind] for kind in KINDS], fontsize=8)
@@ -62,9 +56,7 @@ def draw(documents: Sequence[Document], path: Path) -> None:
     figure.suptitle(f"One {last['device']}, random weights, temperature 1: output tokens per second (higher is better)",
                     fontsize=10)
     figure.legend(handles=_legend(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def _legend() -> list[Any]:

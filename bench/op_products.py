@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.op_inputs import BF16, EPS, Call, Inputs, OpCase
 from penstock import ops
 from penstock.ops.fp8_product import quantized as as_fp8
-from penstock.ops.int_product import PANEL, num_pairs, num_panels
+from penstock.ops.int_product import empty_ints
 from penstock.ops.packed import GROUP
 
 NORMED = ("qkv", "gate_up")             # matrices whose inputs are
@@ -78,11 +78,12 @@ class Products(Inputs):
 
     def _integers(self, bits: int, num_out: int, num_in: int) -> tuple[Tensor, Tensor]:
         """Words and scales of random codes, whose values are about num_in^-0.5 in size."""
-        size = num_panels(num_out), num_pairs(num_in)
-        words = torch.randint(-2**31, 2**31, (*size, PANEL, 2 * bits), device=self.device).int()
-        scales = torch.full((*size, 2, PANEL), num_in**-0.5 / (80 if bits == 8 else 5), device=self.device,
-                            dtype=torch.float16)
-        return words, scales.view(*size, PANEL, 2) if bits == 8 else torch.stack([scales, -7.5 * scales], -1)
+        words, scales = empty_ints(bits, num_out, num_in, self.device)
+        words.random_(-2**31, 2**31)
+        scales.fill_(num_in**-0.5 / (80 if bits == 8 else 5))
+        if bits == 4:
+            scales[..., 1] *= -7.5
+        return words, scales
 
     def _added(self, matrix: str, rows: int, num_out: int) -> Tensor | None:
         return self._normal(rows, num_out) if matrix in ("out", "down") else None

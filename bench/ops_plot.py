@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.picture import pyplot, save
+
 PANELS = {"product": "products, bfloat16", "fp8_product": "8-bit floats", "8 bits": "8-bit integers",
           "4 bits": "4-bit integers", "attention": "attention, single queries"}
 SHAPES = {"8b": "Llama 3.1 8B", "0.6b": "Qwen3 0.6B"}
@@ -39,27 +41,18 @@ def lines_of(cases: Sequence[dict[str, Any]]) -> dict[tuple[str, str], Lines]:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.fonttype"] = "none"        # text, not outlines of letters
-    matplotlib.rcParams["svg.hashsalt"] = "penstock"    # the same picture is the same file
-    from matplotlib import pyplot
-
     found = lines_of(document["cases"])
     shapes = [shape for shape in SHAPES if any(shape == one for one, _ in found)]
     kinds = [kind for kind in PANELS if any(kind == one for _, one in found)]
-    figure, panels = pyplot.subplots(len(shapes), len(kinds), squeeze=False, sharey=True, layout="constrained",
-                                     figsize=(1 + 2.5 * len(kinds), 0.8 + 2.5 * len(shapes)))
+    figure, panels = pyplot().subplots(len(shapes), len(kinds), squeeze=False, sharey=True, layout="constrained",
+                                       figsize=(1 + 2.5 * len(kinds), 0.8 + 2.5 * len(shapes)))
     for row, shape in zip(panels, shapes):
         for panel, kind in zip(row, kinds):
             _panel(panel, found.get((shape, kind), {}), f"{SHAPES[shape]}: {PANELS[kind]}", kind == "attention")
         row[0].set_ylabel("least time / time", fontsize=8)
     figure.suptitle(f"One {document['device']}: ops by themselves, beside what its own copies ({document['copy_tb_s']} "
                     f"TB/s) and matrix products ({document['bf16_tflop_s']} TFLOP/s) allow", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def _panel(panel: Any, lines: Lines, title: str, by_length: bool) -> None:

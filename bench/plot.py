@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import TITLES
+from bench.picture import pyplot, save
 from bench.report import ENGINE_TITLES
 
 Row = dict[str, Any]
@@ -15,20 +16,13 @@ OTHER = "#9a9a9a"
 
 def draw(document: Row, path: Path) -> None:
     """Models from top to bottom, cases from left to right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.fonttype"] = "none"        # text, not outlines of letters
-    matplotlib.rcParams["svg.hashsalt"] = "penstock"    # the same picture is the same file
-    from matplotlib import pyplot
-
     rows = document["summary"]
     models = list(dict.fromkeys(row["model"] for row in rows))
     cases = list(dict.fromkeys(row["case"] for row in rows))
     bars = [max(1, len({(row["engine"], row["file"]) for row in rows if row["model"] == model})) for model in models]
-    figure, panels = pyplot.subplots(len(models), len(cases), squeeze=False, layout="constrained",
-                                     figsize=(2.1 * len(cases) + 2.6, 0.26 * sum(bars) + 1.1 * len(models) + 0.6),
-                                     height_ratios=[count + 2 for count in bars])
+    figure, panels = pyplot().subplots(len(models), len(cases), squeeze=False, layout="constrained",
+                                       figsize=(2.1 * len(cases) + 2.6, 0.26 * sum(bars) + 1.1 * len(models) + 0.6),
+                                       height_ratios=[count + 2 for count in bars])
     for line, model in zip(panels, models):
         of_model = [row for row in rows if row["model"] == model]
         names = list(dict.fromkeys((row["engine"], row["file"]) for row in of_model))
@@ -42,9 +36,7 @@ def draw(document: Row, path: Path) -> None:
         line[0].set_yticks(range(len(names)), labels, fontsize=7)
     figure.suptitle(f"{document['machine']['cpu']}, {document['threads']} threads, {document['cpu_mode']}: tokens per "
                     "second (higher is better); seconds where it says s (lower is better)", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def _short(value: float) -> str:

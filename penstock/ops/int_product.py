@@ -39,8 +39,12 @@ def num_panels(num_out: int) -> int:
     return -(-num_out // PANEL)
 
 
-def num_pairs(width: int) -> int:
-    return -(-width // PAIR)
+def empty_ints(bits: int, num_out: int, width: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Words and scales of a weight, yet to be filled."""
+    size = num_panels(num_out), -(-width // PAIR)
+    scales = (PANEL, 2) if bits == 8 else (2, PANEL, 2)
+    return (torch.empty((*size, PANEL, 2 * bits), dtype=torch.int32, device=device),
+            torch.empty((*size, *scales), dtype=torch.float16, device=device))
 
 
 def int_example(seed: int, bits: int, num_out: int, width: int) -> tuple[Tensor, Tensor]:

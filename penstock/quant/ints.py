@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock import ops
-from penstock.ops.int_product import FEW, PANEL, TILES, num_pairs, num_panels, pack_codes, pack_scales
+from penstock.ops.int_product import FEW, PANEL, TILES, empty_ints, num_panels, pack_codes, pack_scales
 from penstock.quant.matrix import norm_parts
 from penstock.quant.rounding import coded
 from penstock.quant.scheme import RmsNorm
@@ -27,11 +27,8 @@ class Ints:
     def __init__(self, weight: Tensor, bias: Tensor | None, quantization: str, dtype: torch.dtype) -> None:
         self.num_out, self.num_in = weight.shape
         self.dtype = dtype             # of rows
-        bits, device = BITS[quantization], weight.device
-        size = num_panels(self.num_out), num_pairs(self.num_in)
-        self.words = torch.empty((*size, PANEL, 2 * bits), dtype=torch.int32, device=device)
-        self.scales = torch.empty((*size, *((PANEL, 2) if bits == 8 else (2, PANEL, 2))), dtype=torch.float16,
-                                  device=device)
+        bits = BITS[quantization]
+        self.words, self.scales = empty_ints(bits, self.num_out, self.num_in, weight.device)
         first = 0
         for codes, scales in coded(weight, quantization, PANEL):
             part = slice(first, first + num_panels(len(codes)))

@@ -17,7 +17,7 @@ import penstock.ops.triton  # noqa: F401  registers the bodies
 from penstock.ops import OPS
 from penstock.ops.attention import Shared, Work, paged
 from penstock.ops.cache import FP8
-from penstock.ops.int_product import PANEL, TILES, int_example, num_pairs, num_panels
+from penstock.ops.int_product import TILES, empty_ints, int_example
 from penstock.ops.product import is_few
 from penstock.ops.triton import launch
 from penstock.ops.wishes import make_wishes
@@ -83,10 +83,9 @@ def _int_products() -> Iterator[dict[str, Any]]:
             words, scales = int_example(1, bits, 128, 1024)
             yield {"x": torch.ones(num_rows, 1024, dtype=torch.bfloat16), "words": words, "scales": scales,
                    "num_out": 128, "bias": bias, "gated": num_rows > 16, "activation": "silu"}
-            size = num_panels(4096), num_pairs(4096)
+            words, scales = empty_ints(bits, 4096, 4096)
             yield {"x": torch.ones(num_rows, 4096, dtype=torch.float16 if num_rows == 32 else torch.bfloat16),
-                   "words": torch.zeros((*size, PANEL, 2 * bits), dtype=torch.int32), "num_out": 4096,
-                   "scales": torch.zeros((*size, *((PANEL, 2) if bits == 8 else (2, PANEL, 2))), dtype=torch.float16)}
+                   "words": words, "scales": scales, "num_out": 4096}
 
 
 def _few_rows() -> Iterator[dict[str, Any]]:

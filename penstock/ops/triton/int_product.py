@@ -287,13 +287,14 @@ def _one_row(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tenso
         return y if residual is None else residual.add_(y)
     num_results = num_out // 2 if gated else num_out
     bits, num_pairs = bits_of(words), words.shape[1]
+    num_units = num_pairs * bits // 2
     out = torch.empty((1, num_results), dtype=x.dtype, device=x.device)
-    rows, units = _row_shape(num_pairs * bits // 2, num_results)
+    rows, units = _row_shape(num_units, num_results)
     values, is_paired = _paired(x)
     weights, norm_is_paired = _paired(None if norm is None else norm.float())
     _int_row[(cdiv(num_results, rows),)](
         values, words, as_read(scales), bias, residual, weights, out, num_results, num_pairs, x.shape[1], eps, ONE,
-        bits, eps > 0, gated, activation or "", rows, units, num_pairs * bits // 2 > units, is_paired, norm_is_paired,
+        bits, eps > 0, gated, activation or "", rows, units, num_units > units, is_paired, norm_is_paired,
         DTYPES[x.dtype], num_warps=max(1, units // 32), **early(x))
     return out
 
@@ -349,8 +350,9 @@ def _many_rows(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Ten
     return sums[0] if bare else _finish(sums, x.dtype, bias, residual, activation, gated)
 
 
-def _has_tile(x: Tensor, words: Tensor, num_out: int) -> bool:
-    """Whether even one row is multiplied faster by tensor cores: as 4 bits take more operations than bytes."""
+def _takes_tile(x: Tensor, words: Tensor, num_out: int) -> bool:
+    """Whether even one row is faster with tensor cores: it is with 4 bits, which take long to become floats, and a
+    weight beyond what counts as large."""
     return bits_of(words) == 4 and num_out * x.shape[1] > LARGE and x.itemsize == 2
 
 
@@ -362,7 +364,7 @@ def _body(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tensor |
     their way to the tensor cores, many by cuBLAS with weights widened before. Where one gives way to the next was
     measured on an H200, roughly."""
     is_large = num_out * x.shape[1] >= LARGE
-    is_one = x.shape[0] == 1 and x.is_contiguous() and not _has_tile(x, words, num_out)
+    is_one = x.shape[0] == 1 and x.is_contiguous() and not _takes_tile(x, words, num_out)
     if eps > 0 and (not is_one or (is_large and norm is not None)):   # many programs would read a norm's weights again
         x, norm, eps = normed(x, norm, eps), None, 0.0
     if is_one:
