@@ -1,0 +1,40 @@
+"""`penstock serve` that notes how much thread time each callback of its event loop takes, for tests.
+
+Usage: python -m tests.hardening.serve_counted REPORT [arguments of penstock serve]. REPORT gets one line of JSON for
+every callback over NOTED_S. It runs on asyncio's own loop: uvloop's callbacks cannot be wrapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+NOTED_S = 0.02
+
+
+def count_callbacks(path: str) -> None:
+    report = open(path, "a", buffering=1)           # noqa: SIM115 - open as long as the process lives
+    run = asyncio.Handle._run                       # type: ignore[attr-defined]
+
+    def counted(handle: Any) -> None:
+        begin, begin_wall = time.thread_time(), time.perf_counter()
+        what = repr(handle)                         # before: a handle that has run forgets its callback
+        run(handle)
+        seconds = time.thread_time() - begin
+        if seconds > NOTED_S:
+            wall = time.perf_counter() - begin_wall
+            report.write(json.dumps({"thread_s": seconds, "wall_s": wall, "what": what}) + "\n")
+
+    asyncio.Handle._run = counted                   # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    sys.modules["uvloop"] = None                    # type: ignore[assignment]
+    count_callbacks(sys.argv[1])
+
+    from penstock.cli import main
+
+    sys.exit(main(["serve", *sys.argv[2:]]))
