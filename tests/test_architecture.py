@@ -24,7 +24,8 @@ ALLOWED = {
     "models": ("layers", "quant", "ops", "cache", "errors"),
     "sampling": ("ops", "engine", "types", "errors"),
     "runner": ("sampling", "models", "layers", "ops", "cache", "engine", "machine", "types", "config", "errors"),
-    "text": ("types", "errors", "hub"),
+    "regular": ("errors",),
+    "text": ("types", "errors", "hub", "regular"),
     "hub": ("errors", "progress"),
     "version": (), "interrupts": (),
     "intake": ("text", "types", "errors"),
@@ -34,7 +35,7 @@ ALLOWED = {
     "worker": ("assemble", "sampling", "models", "engine", "machine", "types", "config", "errors"),
     # the API process: it talks with workers by messages, and has no part of what computes
     "server": ("hub", "interrupts", "machine", "progress", "intake", "answers", "text", "engine", "types", "config",
-               "errors", "version"),
+               "errors", "regular", "version"),
 }
 MESSAGES = ("penstock.engine.ipc", "penstock.engine.messages")
 

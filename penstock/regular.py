@@ -1,0 +1,62 @@
+"""Reading small files that a user names: regular files of a bounded size, and nothing that waits or never ends."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from penstock.errors import PenstockError, shown
+
+MIB = 1 << 20
+CHUNK_BYTES = MIB
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
+class UnreadableFile(PenstockError, OSError):
+    """A file that is missing, too large or no regular file; the message is a sentence with its path."""
+
+
+def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """Read all of a regular file of at most `max_bytes`; links are followed. Anything else raises UnreadableFile at
+    once: a pipe is not waited for, and a device or a file beyond the limit is not read to its end."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            _check(path, os.fstat(handle), max_bytes)
+            return _read(path, handle, max_bytes)
+        finally:
+            os.close(handle)
+    except UnreadableFile:
+        raise
+    except OSError as error:
+        raise _refusal(path, error.strerror or str(error)) from None
+    except ValueError:
+        raise _refusal(path, "its name has a null byte") from None
+
+
+def _check(path: str | os.PathLike[str], found: os.stat_result, max_bytes: int) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind != stat.S_IFREG:
+        raise _refusal(path, f"it is {KINDS.get(kind, 'a device')}; give a regular file")
+    if found.st_size > max_bytes:
+        raise _too_large(path, max_bytes)
+
+
+def _read(path: str | os.PathLike[str], handle: int, max_bytes: int) -> bytes:
+    """The size is not relied on: files of /proc have none, and others grow."""
+    parts, left = [], max_bytes + 1
+    while left > 0 and (part := os.read(handle, min(left, CHUNK_BYTES))):
+        parts.append(part)
+        left -= len(part)
+    if left <= 0:
+        raise _too_large(path, max_bytes)
+    return b"".join(parts)
+
+
+def _too_large(path: str | os.PathLike[str], max_bytes: int) -> UnreadableFile:
+    limit = f"{max_bytes / MIB:g} MiB" if max_bytes >= MIB else f"{max_bytes} bytes"
+    return _refusal(path, f"it is larger than {limit}; give a smaller file")
+
+
+def _refusal(path: str | os.PathLike[str], reason: str) -> UnreadableFile:
+    return UnreadableFile(f"cannot read {shown(os.fspath(path))}: {reason}")
