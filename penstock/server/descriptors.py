@@ -27,7 +27,7 @@ def raise_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     limit = _limit()
     if limit < MIN_DESCRIPTORS:
-        raise InvalidConfig(f"the limit of open files is {limit}, and the server needs {MIN_DESCRIPTORS}: raise it with "
+        raise InvalidConfig(f"the limit of open files is {limit}, the server needs {MIN_DESCRIPTORS}: raise it with "
                             f"`ulimit -n {MIN_DESCRIPTORS}` or more")
     return limit
 

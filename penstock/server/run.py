@@ -5,29 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import shutil
-import signal
 import socket
+import ssl
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from penstock.errors import InvalidConfig
+from penstock.errors import InvalidConfig, PenstockError, shown
 from penstock.machine import hold_few_heaps
 from penstock.server.catalog import Catalog, make_catalog
+from penstock.server.certificates import make_context
 from penstock.server.config import ServerConfig
+from penstock.server.descriptors import raise_limit
+from penstock.server.folder import private_folder
 from penstock.server.keys import KeyRing, read_keys
 from penstock.server.metrics import Metrics
 from penstock.server.process import WORKER
 from penstock.server.register import registered
+from penstock.server.signals import RELOADING, STOPPING, ignore_signals, leave_on_signals
 from penstock.server.state import Server
 
 log = logging.getLogger("penstock.server")
 
-FOLDER = "penstock-"
+BACKLOG = 2048              # connections that wait to be accepted
 BUSY_LINE_S = 5.0
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -36,8 +36,11 @@ def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerC
           command: Sequence[str] = WORKER) -> int:
     """Serve until told to stop; the exit status. `models` are names and what each means."""
     hold_few_heaps()
-    with private_folder() as folder, _listening(config) as listener:
-        ring = KeyRing(read_keys(config.api_key, config.api_key_file), config.admin_key)
+    raise_limit()
+    context = make_context(config.ssl_certfile, config.ssl_keyfile)
+    ring = KeyRing(read_keys(config.api_key, config.api_key_file), config.admin_key)
+    leave_on_signals()
+    with _listening(config) as listener, private_folder() as folder:
         if not ring.closed and config.host not in LOCAL:
             log.warning("listening on %s without --api-key: whoever reaches this port can use it", config.host)
         catalog = make_catalog(models, options, config, ring, folder, command)
@@ -45,12 +48,13 @@ def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerC
             import uvloop
 
             uvloop.install()
-        return asyncio.run(_Run(config, catalog, ring, listener).main())
+        return asyncio.run(_Run(config, catalog, ring, listener, context).main())
 
 
 class _Run:
-    def __init__(self, config: ServerConfig, catalog: Catalog, ring: KeyRing, listener: socket.socket) -> None:
-        self.config, self.catalog, self.ring, self.listener = config, catalog, ring, listener
+    def __init__(self, config: ServerConfig, catalog: Catalog, ring: KeyRing, listener: socket.socket,
+                 context: ssl.SSLContext | None) -> None:
+        self.config, self.catalog, self.ring, self.listener, self.context = config, catalog, ring, listener, context
         self.metrics = Metrics()
         self.metrics.watch(catalog)
         self.server = Server(config, catalog, self.metrics)
@@ -62,8 +66,9 @@ class _Run:
         await asyncio.sleep(0)                          # the engine's process starts before the slow imports below
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPPING:
             loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(RELOADING, self._reload)
         self._uvicorn = self._make_uvicorn()
         serving = asyncio.ensure_future(self._uvicorn.serve([self.listener]))
         busy = asyncio.ensure_future(self._report_while_busy())
@@ -82,21 +87,17 @@ class _Run:
             self._uvicorn.should_exit = True
             await asyncio.gather(serving, busy, loading, return_exceptions=True)
             await self.server.close()
+            ignore_signals()
 
     def _make_uvicorn(self) -> Any:
         import uvicorn
 
+        from penstock.server.acceptor import AcceptingServer
         from penstock.server.app import make_app
 
-        class Quiet(uvicorn.Server):
-            @contextlib.contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                yield                                   # ours are set already
-
         config = uvicorn.Config(make_app(self.server, self.ring), log_config=None, access_log=False, lifespan="on",
-                                ssl_certfile=self.config.ssl_certfile, ssl_keyfile=self.config.ssl_keyfile,
                                 timeout_graceful_shutdown=2, timeout_keep_alive=30, server_header=False)
-        return Quiet(config)
+        return AcceptingServer(config, self.context)
 
     def _signalled(self) -> None:
         """The first time answers are finished; the second time not."""
@@ -107,6 +108,24 @@ class _Run:
         else:
             self._stopping.cancel()
             self._stopping = asyncio.ensure_future(self._stop(0.0))
+
+    def _reload(self) -> None:
+        """Read keys and certificates again; what cannot be used stays as it was."""
+        for name, reload in (("keys", self._reload_keys), ("certificates", self._reload_certificates)):
+            try:
+                reload()
+                log.info("%s have been read again", name)
+            except (PenstockError, OSError, ValueError) as error:
+                log.error("%s stay as they were: %s", name, error)
+
+    def _reload_keys(self) -> None:
+        from penstock.server.keys import reload_keys
+
+        reload_keys(self.ring, self.config)
+
+    def _reload_certificates(self) -> None:
+        self.context = make_context(self.config.ssl_certfile, self.config.ssl_keyfile)
+        self._uvicorn.use_certificates(self.context)
 
     async def _stop(self, timeout_s: float) -> None:
         if not await self.server.drain(timeout_s):
@@ -151,29 +170,21 @@ class _Run:
 
 
 @contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """For the lines to the engines: no other user can open it. What a killed server left is cleared."""
-    for old in Path(tempfile.gettempdir()).glob(f"{FOLDER}[0-9]*-*"):
-        owner = old.name.removeprefix(FOLDER).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
 def _listening(config: ServerConfig) -> Iterator[socket.socket]:
     try:
         info = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(info[0], socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(info[4])
-    except OSError as error:
-        raise InvalidConfig(f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose "
-                            "another with --host or --port") from None
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(info[4])
+            listener.listen(BACKLOG)        # at once: two sockets may be bound to one port, but only one may listen
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, ValueError) as error:              # ValueError: a host that is no name at all
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidConfig(f"cannot listen on {shown(config.host)} port {config.port}: {reason}; choose another with "
+                            "--host or --port") from None
     with listener:
         yield listener
 

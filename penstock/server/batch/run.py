@@ -23,9 +23,9 @@ from penstock.server.batch.output import Output
 from penstock.server.catalog import Catalog, make_catalog
 from penstock.server.config import ServerConfig
 from penstock.server.errors import as_api_error
+from penstock.server.folder import private_folder
 from penstock.server.keys import KeyRing
 from penstock.server.metrics import Metrics
-from penstock.server.run import private_folder
 from penstock.server.state import Server
 
 UNBOUNDED = 1 << 40         # the queue: what waits is bounded by the number of workers
