@@ -60,6 +60,8 @@ def main() -> int:
 def _work(task: Task, wire: Wire) -> int:
     gc.disable()
     begin = time.perf_counter()
+    pulse = Pulse(task.beat_endpoint)
+    pulse.start()                       # while loading, too
     from penstock.assemble import assemble, bytes_per_token, find_model
 
     config = EngineConfig.from_options(**task.options)
@@ -76,8 +78,7 @@ def _work(task: Task, wire: Wire) -> int:
                     assembly.num_bytes, settings.kv_cache_tokens * bytes_per_token(assembly.spec, settings.config),
                     assembly.spec.is_encoder, assembly.quantization, assembly.spec.architecture,
                     time.perf_counter() - begin))
-    pulse = Pulse(task.beat_endpoint, engine.stats)
-    pulse.start()
+    pulse.tell(engine.stats)
     Station(engine, wire, pulse, partial(_prepare, assembly.grammars)).serve()
     engine.close()
     return 0

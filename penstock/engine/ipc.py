@@ -48,11 +48,17 @@ class Wire:
 class Pulse(threading.Thread):
     """Tells the API process, by a wire of its own, that this process lives and how old its step is."""
 
-    def __init__(self, endpoint: str, stats: Callable[[], dict[str, float]]) -> None:
+    def __init__(self, endpoint: str) -> None:
         super().__init__(name="penstock-pulse", daemon=True)
         self._endpoint = endpoint
-        self._stats = stats
+        self._stats: Callable[[], dict[str, float]] = dict
+        self._told = threading.Event()
         self._begun: float | None = None
+
+    def tell(self, stats: Callable[[], dict[str, float]]) -> None:
+        """Tell these figures from now on, and for the first time at once."""
+        self._stats = stats
+        self._told.set()
 
     def begin(self) -> None:
         self._begun = time.monotonic()
@@ -65,7 +71,8 @@ class Pulse(threading.Thread):
         while True:
             begun = self._begun
             wire.send(Beat(time.monotonic() - begun if begun is not None else 0.0, self._stats()))
-            time.sleep(BEAT_S)
+            self._told.wait(BEAT_S)
+            self._told.clear()
 
 
 class Station:

@@ -24,8 +24,8 @@ async def ready(request: Request) -> Response:
     server = server_of(request)
     if server.ready:
         return json_response({"status": "ready"})
-    reason = "stopping" if server.draining else "loading" if not server.catalog.default.loaded else "engine not alive"
-    return json_response({"status": reason}, 503, {"Retry-After": "1"})
+    reason, retry_s = ("stopping", 1) if server.draining else server.catalog.waits_for
+    return json_response({"status": reason}, 503, {"Retry-After": str(retry_s)})
 
 
 async def version(request: Request) -> Response:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import GIB
-from penstock.errors import Busy, InvalidConfig
+from penstock.errors import Busy, InvalidConfig, shown
+from penstock.regular import MIB, UnreadableFile, read_regular
 from penstock.server.admission import Admission
 from penstock.server.config import ServerConfig
 from penstock.server.errors import ApiError
@@ -18,6 +19,7 @@ from penstock.server.model import ServedModel
 from penstock.server.process import WORKER
 
 LOOK_S = 1.0
+MAX_PREFIX_BYTES = 4 * MIB
 LEAST_IDLE_S = 1.0          # a request has opened its model a little before the model knows of it
 
 
@@ -49,12 +51,19 @@ class Catalog:
         engines = [model.engine for model in self if model.engine is not None and model.loaded]
         return (self._default.loaded or self._default.resting) and all(engine.ready for engine in engines)
 
+    @property
+    def waits_for(self) -> tuple[str, int]:
+        """Why it is not ready, and in how many seconds to ask again."""
+        engines = [model.engine for model in self if model.engine is not None and not model.engine.ready]
+        worst = max(engines, key=lambda engine: engine.retry_after_s, default=None)
+        return ("loading", 1) if worst is None else (worst.state, worst.retry_after_s)
+
     def find(self, name: str | None) -> ServedModel:
         if not name:
             return self._default
         model = self._get(name)
         if model is None:
-            raise ApiError(404, f"the model {name!r} does not exist here: the models are {', '.join(self._models)}",
+            raise ApiError(404, f"the model {shown(name)} does not exist here: the models are {', '.join(self._models)}",
                            param="model", code="model_not_found")
         return model
 
@@ -141,6 +150,8 @@ def make_catalog(models: Mapping[str, str], options: Mapping[str, Any], config: 
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"public_prefix {path} cannot be read: {error}") from None
+        return read_regular(path, MAX_PREFIX_BYTES).decode()
+    except UnreadableFile as error:
+        raise InvalidConfig(f"public_prefix {path} cannot be read: {error.reason}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(f"public_prefix {path} is not UTF-8 text: {error}; convert it, as iconv does") from None

@@ -4,13 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from penstock.answers import Collector
 from penstock.errors import InvalidRequest, PenstockError
+from penstock.server.line import Line
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import Delta, Request, StreamDelta
+
+STARTED_COST = 8            # of taking a part back that has made tokens; 1 before
+MAX_PART_SIBLINGS = 8       # that enter an engine together and share their prompt's state from the first
+
+
+class Part:
+    """Some siblings of a flight, which are one request to the engine. It outlives engines; `id` does not: it is another
+    each time the part is begun."""
+
+    def __init__(self, flight: Flight, siblings: range, number: int) -> None:
+        self.flight = flight
+        self.siblings = set(siblings)               # those that go on
+        self.id = ""
+        self.num_tokens = 0                         # since it was begun
+        self.num_deaths = 0                         # of engines that had it, one after another without much progress
+        self.num_trials_lost = 0                    # deaths of engines while it alone was on trial
+        self.num_strikes = 0                        # such deaths before its first token, one after another
+        self.max_group = 1 << 30                    # how many others may be on trial with it
+        self.trial_s = 0.0                          # how long a trial lasts that shows nothing; 0: not tried yet
+        self.recall_cost = 0                        # of the times it had to make way
+        self._number, self._num_begun = number, 0
+
+    def begin(self) -> Request:
+        """What the engine is sent."""
+        request = self.flight.request
+        whole = self._num_begun == 0 and len(self.siblings) == request.num_siblings
+        self.id = request.id if whole else f"{request.id}.{self._number}.{self._num_begun}"
+        self._num_begun += 1
+        self.num_tokens = 0
+        return request if whole else replace(request, id=self.id)
+
+    def note_recall(self) -> None:
+        """It made way for another."""
+        self.recall_cost += STARTED_COST if self.num_tokens else 1
+
+    @property
+    def outputs(self) -> dict[int, list[int]] | None:
+        """The siblings that go on and their tokens so far; None for all of them, not begun."""
+        outputs = {sibling: self.flight.outputs[sibling] for sibling in sorted(self.siblings)}
+        return outputs if len(outputs) < self.flight.request.num_siblings or any(outputs.values()) else None
 
 
 class Flight:
@@ -24,7 +66,11 @@ class Flight:
         self.collector = Collector(request, prompt, tokenizer)
         self.collector.listener = self._push
         self.outputs: dict[int, list[int]] = {sibling: [] for sibling in range(request.num_siblings)}
-        self.num_deaths = 0                         # of engines that had it
+        count = request.num_siblings
+        self.parts = deque(Part(self, range(at, min(count, at + MAX_PART_SIBLINGS)), at // MAX_PART_SIBLINGS)
+                           for at in range(0, count, MAX_PART_SIBLINGS))        # that wait
+        self.line: Line | None = None
+        self.is_charged = False                     # for its prompt
         self.begun_s = time.monotonic()
         self._items: asyncio.Queue[StreamDelta | PenstockError | None] = asyncio.Queue()
         self._num_cached: int | None = None

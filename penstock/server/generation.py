@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.errors import DeadlinePassed
+from penstock.errors import DeadlinePassed, PenstockError
 from penstock.server.flight import Flight
 from penstock.server.model import ServedModel
 from penstock.types import StreamDelta
@@ -118,9 +118,14 @@ class Generation:
 
     def abort(self) -> None:
         engine = self.model.engine
+        if engine is not None:
+            engine.abort(*(flight for flight in self.flights if flight.open))
+
+    def fail(self, error: PenstockError) -> None:
+        """End it with an error, whatever has been said."""
+        self.abort()
         for flight in self.flights:
-            if flight.open and engine is not None:
-                engine.abort(flight)
+            flight.fail(error)
 
 
 async def _pour(index: int, flight: Flight,

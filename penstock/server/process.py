@@ -39,8 +39,15 @@ class EngineProcess:
         """`folder` is private to this user and holds the lines' sockets."""
         number = next(_numbers)
         paths = [folder / f"{number}.engine", folder / f"{number}.beat"]
-        sockets = [_bind(path) for path in paths]
-        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+        sockets: list[zmq.asyncio.Socket] = []
+        try:
+            for path in paths:
+                sockets.append(_bind(path))
+            process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE,
+                                                           start_new_session=True)
+        except BaseException:
+            _close(sockets, paths)
+            raise
         task = {"model": model, "options": dict(options), "endpoint": f"ipc://{paths[0]}",
                 "beat_endpoint": f"ipc://{paths[1]}"}
         assert process.stdin is not None
@@ -96,16 +103,25 @@ class EngineProcess:
                 await self._process.wait()
 
     def close(self) -> None:
-        for socket in self._sockets:
-            socket.close()
-        for path in self._paths:
-            path.unlink(missing_ok=True)
+        _close(self._sockets, self._paths)
 
 
 def _bind(path: Path) -> zmq.asyncio.Socket:
     socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-    socket.set(zmq.SNDHWM, 0)
-    socket.set(zmq.RCVHWM, 0)
-    socket.set(zmq.LINGER, 0)
-    socket.bind(f"ipc://{path}")
+    try:
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.LINGER, 0)
+        socket.bind(f"ipc://{path}")
+    except BaseException:
+        socket.close()
+        raise
     return socket
+
+
+def _close(sockets: list[zmq.asyncio.Socket], paths: list[Path]) -> None:
+    for socket in sockets:
+        socket.close()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -46,14 +46,11 @@ class Server:
         requests = [model.request(encoded, params, priority=body.priority,
                                   salt=_salt(client.tenant, body.cache_salt or encoded.salt), pool=pool)
                     for encoded, params in prompts]
-        flights: list[Flight] = []
-        try:
-            for request, (encoded, _) in zip(requests, prompts):
-                flights.append(model.submit(request, encoded.prompt, tenant=client.tenant, timeout_s=timeout))
-        except BaseException:
-            for flight in flights:
-                model.running.abort(flight)
-            raise
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        flights = [Flight(request, encoded.prompt, model.tokenizer, tenant=client.tenant, deadline_s=deadline_s)
+                   for request, (encoded, _) in zip(requests, prompts)]
+        model.touch()
+        model.running.submit(*flights)
         return Generation(model, flights, self)
 
     async def drain(self, timeout_s: float) -> bool:
@@ -64,8 +61,7 @@ class Server:
             await asyncio.sleep(DRAIN_S)
         left = list(self.generations)
         for generation in left:
-            for flight in generation.flights:
-                flight.fail(Busy("the server was stopped before this answer was finished", 5, 503))
+            generation.fail(Busy("the server was stopped before this answer was finished", 5, 503))
         while self.generations and time.monotonic() < end + LAST_EVENTS_S:
             await asyncio.sleep(DRAIN_S)
         return not left
