@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import sys
@@ -12,11 +14,23 @@ from typing import Annotated, Any
 import typer
 
 from penstock.commands import bench, chat, info, models, perplexity, ps, run, run_batch, serve
+from penstock.commands.streams import close_broken, mend_streams
 from penstock.commands.usage import Command
 from penstock.errors import PenstockError
 from penstock.interrupts import INTERRUPTED
 
 FAILED, USAGE, BROKEN_PIPE, TERMINATED = 1, 2, 141, 143
+REMEDIES = {
+    errno.ENOSPC: "free some space, or write elsewhere",
+    errno.EDQUOT: "free some space, or write elsewhere",
+    errno.EFBIG: "raise the limit of a file's size with `ulimit -f unlimited`",
+    errno.EMFILE: "raise the limit of open files with `ulimit -n 1024`",
+    errno.ENFILE: "the system has too many open files: end some programs",
+    errno.EROFS: "choose a place that can be written, with PENSTOCK_HOME or TMPDIR",
+    errno.EACCES: "choose a place that you may use, with PENSTOCK_HOME or TMPDIR",
+    errno.ENOMEM: "free some memory, or choose a smaller model",
+    errno.EAGAIN: "raise the limit of processes with `ulimit -u`",
+}
 
 app = typer.Typer(name="penstock", help="Run language models, small and exact.", no_args_is_help=True,
                   add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -49,6 +63,7 @@ def _options(show_version: Annotated[bool, typer.Option("--version", callback=_p
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
+    mend_streams()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -56,13 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain when it flushes at exit, so it gets another file.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        close_broken()                      # whoever read our output has gone
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
     except PenstockError as error:
         return _fail(str(error), error)
+    except OSError as error:
+        return _fail(_system_message(error), error)
     except Exception as error:
         name = type(error).__name__
         return _fail(f"unexpected {name}: {error}; set PENSTOCK_DEBUG=1 to see where", error)
@@ -91,9 +107,18 @@ def _fail(message: str, error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(type(error), error, error.__traceback__)
-    sys.stdout.flush()
-    print(f"error: {_one_line(message)}", file=sys.stderr)
+    close_broken()
+    with contextlib.suppress(OSError, ValueError):          # standard error takes nothing: the status must do
+        print(f"error: {_one_line(message)}", file=sys.stderr)
+    close_broken()
     return FAILED
+
+
+def _system_message(error: OSError) -> str:
+    """The system's reason, the file where there is one, and the remedy."""
+    where = f" ({error.filename})" if error.filename is not None else ""
+    remedy = REMEDIES.get(error.errno or 0, "set PENSTOCK_DEBUG=1 to see where")
+    return f"{error.strerror or f'unexpected {type(error).__name__}: {error}'}{where}: {remedy}"
 
 
 def _one_line(message: str) -> str:

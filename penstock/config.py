@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+import math
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
 
 from penstock.errors import InvalidConfig, shown
@@ -30,6 +31,7 @@ AUTO_KV_DTYPE = "float16"
 QUANTIZATIONS = ("int8", "int4", "fp8")
 ACTIVATION_DTYPES = ("auto", "float32", "int8")
 LOAD_FORMATS = ("auto", "dummy")
+MAX_TOKENS = 2**31 - 1      # positions and slots are counted in 32 bits
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] | None = None, least: float | None = None,
@@ -38,7 +40,43 @@ def option(default: Any, help: str, choices: tuple[str, ...] | None = None, leas
 
 
 _KINDS = {"str": (str, "a string"), "int": (int, "a whole number"), "bool": (bool, "True or False"),
-          "float": (float, "a number")}
+          "float": (float, "a number"), "tuple[str, ...]": (tuple, "a string or a list of strings")}
+
+
+def check_options(config: Any) -> None:
+    """Refuse a value of the wrong type, outside its range or unknown, for every field of a config."""
+    for option in fields(config):
+        value = getattr(config, option.name)
+        if value is not None or option.default is not None:
+            _check_type(option, value)
+            _check_range(option, value)
+
+
+def _check_type(option: Field[Any], value: Any) -> None:
+    choices = option.metadata["choices"]
+    if choices and value not in choices:
+        raise InvalidConfig(f"{option.name}={shown(value)} is unknown: choose one of {', '.join(choices)}")
+    kind, meant = _KINDS[str(option.type).removesuffix(" | None")]
+    wrong = type(value) is not kind and not (kind is float and type(value) is int)
+    if wrong or kind is tuple and not all(type(part) is str for part in value):
+        raise InvalidConfig(f"{option.name}={shown(value)} is not understood: it must be {meant}")
+    for text in value if kind is tuple else [value] if kind is str else []:
+        if "\0" in text:
+            raise InvalidConfig(f"{option.name}={shown(text)} is not understood: it must have no null byte")
+
+
+def _check_range(option: Field[Any], value: Any) -> None:
+    least, most = option.metadata["least"], option.metadata["most"]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidConfig(f"{option.name}={value} is out of range: it must be {_range(least, most)}")
+    if (least is not None and value < least) or (most is not None and value > most):
+        raise InvalidConfig(f"{option.name}={shown(value)} is out of range: it must be {_range(least, most)}")
+
+
+def _range(least: float | None, most: float | None) -> str:
+    if least is None or most is None:
+        return "a finite number" if least is None else f"{least} or more"
+    return f"{least} to {most}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +98,13 @@ class EngineConfig:
     activation_dtype: str = option("auto", "what packed matrices are multiplied with", ACTIVATION_DTYPES)
     kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: float16, on a GPU as the weights; int8 "
                                  "is for CPUs, fp8 for GPUs", KV_CACHE_DTYPES)
-    max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", least=1)
+    max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", least=1,
+                                       most=MAX_TOKENS)
     max_num_seqs: int | None = option(None, "most sequences in one step", least=1, most=65535)
-    max_num_batched_tokens: int | None = option(None, "most tokens in one step; longer prompts are cut", least=1)
-    kv_cache_tokens: int | None = option(None, "size of the key/value cache, in tokens", least=1)
+    max_num_batched_tokens: int | None = option(None, "most tokens in one step; longer prompts are cut", least=1,
+                                                most=MAX_TOKENS)
+    kv_cache_tokens: int | None = option(None, "size of the key/value cache, in tokens", least=1,
+                                         most=MAX_TOKENS)
     block_size: int = option(16, "positions per cache block", least=1, most=256)
     enable_prefix_caching: bool = option(True, "reuse the cache of equal prompt beginnings")
     scheduling_policy: str = option("fcfs", "who runs first: arrival, priority, longest cached prefix or shortest",
@@ -71,22 +112,11 @@ class EngineConfig:
     capacity: str = option("ondemand", "admit by present need and preempt, or reserve to the end of each answer",
                             CAPACITIES)
     threads: int | None = option(None, "CPU threads", least=1, most=256)
-    seed: int = option(0, "seeds dummy weights, and requests without a seed of their own")
+    seed: int = option(0, "seeds dummy weights, and requests without a seed of their own", least=-(2**63),
+                       most=2**64 - 1)
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if value is None and option.default is None:
-                continue
-            choices, least, most = (option.metadata[key] for key in ("choices", "least", "most"))
-            if choices and value not in choices:
-                raise InvalidConfig(f"{option.name}={shown(value)} is unknown: choose one of {', '.join(choices)}")
-            kind, meant = _KINDS[str(option.type).removesuffix(" | None")]
-            if type(value) is not kind and not (kind is float and type(value) is int):
-                raise InvalidConfig(f"{option.name}={shown(value)} is not understood: it must be {meant}")
-            if (least is not None and value < least) or (most is not None and value > most):
-                limit = f"{least} or more" if most is None else f"{least} to {most}"
-                raise InvalidConfig(f"{option.name}={value} is out of range: it must be {limit}")
+        check_options(self)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

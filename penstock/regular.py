@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -9,11 +10,15 @@ from penstock.errors import PenstockError, shown
 
 MIB = 1 << 20
 CHUNK_BYTES = MIB
-KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class UnreadableFile(PenstockError, OSError):
-    """A file that is missing, too large or no regular file; the message is a sentence with its path."""
+    """A file that is missing, too large or no regular file; the message has its path, `reason` has not."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        super().__init__(f"cannot read {shown(os.fspath(path))}: {reason}")
+        self.reason = reason
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
@@ -29,15 +34,16 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     except UnreadableFile:
         raise
     except OSError as error:
-        raise _refusal(path, error.strerror or str(error)) from None
+        raise UnreadableFile(path, error.strerror or str(error)) from None
     except ValueError:
-        raise _refusal(path, "its name has a null byte") from None
+        raise UnreadableFile(path, "its name has a null byte") from None
 
 
 def _check(path: str | os.PathLike[str], found: os.stat_result, max_bytes: int) -> None:
     kind = stat.S_IFMT(found.st_mode)
     if kind != stat.S_IFREG:
-        raise _refusal(path, f"it is {KINDS.get(kind, 'a device')}; give a regular file")
+        raise UnreadableFile(path, os.strerror(errno.EISDIR) if kind == stat.S_IFDIR else
+                             f"it is {KINDS.get(kind, 'a device')}, not a regular file")
     if found.st_size > max_bytes:
         raise _too_large(path, max_bytes)
 
@@ -55,8 +61,4 @@ def _read(path: str | os.PathLike[str], handle: int, max_bytes: int) -> bytes:
 
 def _too_large(path: str | os.PathLike[str], max_bytes: int) -> UnreadableFile:
     limit = f"{max_bytes / MIB:g} MiB" if max_bytes >= MIB else f"{max_bytes} bytes"
-    return _refusal(path, f"it is larger than {limit}; give a smaller file")
-
-
-def _refusal(path: str | os.PathLike[str], reason: str) -> UnreadableFile:
-    return UnreadableFile(f"cannot read {shown(os.fspath(path))}: {reason}")
+    return UnreadableFile(path, f"it is larger than {limit}")

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -102,5 +102,7 @@ def write_text(text: str) -> None:
 
 
 def write_note(text: str) -> None:
+    """To standard error. A note that cannot be written is left out: the answer is not worth less for it."""
     sys.stdout.flush()
-    print(text, file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

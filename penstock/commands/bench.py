@@ -16,7 +16,7 @@ from penstock.commands.answer import write_note, write_text
 from penstock.commands.options import Json, ModelOrDefault, engine_options, open_llm
 from penstock.commands.table import Table
 from penstock.commands.usage import Command
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, shown
 from penstock.hub.names import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ app = typer.Typer(help="Measure how fast a model runs here.", no_args_is_help=Tr
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Length of each prompt, in the pp test.")]
 OutputTokens = Annotated[int, typer.Option("--output-tokens", help="Tokens to generate, in the tg test.")]
 Repetitions = Annotated[int, typer.Option("--repetitions", help="Times each test is run, after one to warm up.")]
+MAX_COUNT = 1_000_000
+MAX_ALL_TOKENS = 100_000_000
 Prompts = Callable[[int], list[int]]
 NumPrompts = Annotated[int, typer.Option("--num-prompts", help="Prompts handed over at once.")]
 
@@ -90,8 +92,13 @@ def _tests(num_seqs: int, prompt_tokens: int, output_tokens: int) -> list[Test]:
 
 def _check(**counts: int) -> None:
     for name, count in counts.items():
-        if count < 1:
-            raise InvalidRequest(f"--{name.replace('_', '-')}={count} is out of range: it must be 1 or more")
+        if not 1 <= count <= MAX_COUNT:
+            raise InvalidRequest(f"--{name.replace('_', '-')}={shown(count)} is out of range: it must be 1 to "
+                                 f"{MAX_COUNT}")
+    num_tokens = counts.get("num_prompts", 1) * (counts["prompt_tokens"] + counts["output_tokens"])
+    if num_tokens > MAX_ALL_TOKENS:
+        raise InvalidRequest(f"the prompts and answers have {num_tokens} tokens together, and {MAX_ALL_TOKENS} is the "
+                             "most: lower --num-prompts, --prompt-tokens or --output-tokens")
 
 
 def _measure(model: str, tests: list[Test], repetitions: int, as_json: bool, options: dict[str, Any]) -> None:

@@ -20,7 +20,8 @@ from penstock.commands.options import (
     open_llm,
     sampling_values,
 )
-from penstock.errors import InvalidModel, PenstockError
+from penstock.commands.prompt import not_text, read_word
+from penstock.errors import InvalidModel, InvalidRequest, PenstockError
 from penstock.hub.names import DEFAULT_MODEL
 
 HELP = '''/help         this list
@@ -40,6 +41,7 @@ def chat(model: ModelOrDefault = DEFAULT_MODEL, system: System = None, max_token
          temperature: Temperature = None, seed: Seed = None, verbose: Verbose = False, *,
          options: dict[str, Any]) -> None:
     """Talk with a model; /help lists what you can type."""
+    system = read_word(system, "the system message") if system else None
     converse(model, system, sampling_values(max_tokens, temperature, seed), options, verbose)
 
 
@@ -78,6 +80,8 @@ class Chat:
                 write_text("\n")
                 write_note("Ctrl-D or /bye leaves")
                 continue
+            except UnicodeDecodeError as error:         # what else stands in the buffer is lost with it
+                raise InvalidRequest(not_text(error)) from None
             if message == "/bye":
                 return
             try:

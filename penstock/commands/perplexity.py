@@ -13,6 +13,7 @@ from penstock.commands.answer import write_text
 from penstock.commands.options import Json, Model, engine_options, open_llm
 from penstock.commands.table import Table
 from penstock.errors import InvalidRequest
+from penstock.regular import MIB, UnreadableFile, read_regular
 
 if TYPE_CHECKING:
     from penstock.perplexity import Score
@@ -22,6 +23,7 @@ WindowSize = Annotated[int | None, typer.Option(
     "--window", help="Tokens the model sees at once. [default: the most it takes, up to 1024]")]
 Stride = Annotated[int | None, typer.Option(
     "--stride", help="Tokens from one window to the next; each scores so many, its last. [default: half the window]")]
+MAX_TEXT_BYTES = 1024 * MIB
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Take only so many tokens of the file.")]
 
 
@@ -47,9 +49,9 @@ def perplexity(model: Model, file: File, window: WindowSize = None, stride: Stri
 
 def read_text(file: Path) -> str:
     try:
-        return file.read_bytes().decode()
-    except OSError as error:
-        raise InvalidRequest(f"{file} cannot be read ({error.strerror}): give a text file") from error
+        return read_regular(file, MAX_TEXT_BYTES).decode()
+    except UnreadableFile as error:
+        raise InvalidRequest(f"{file} cannot be read ({error.reason}): give a text file") from None
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}; convert "
                              "it, as iconv does") from error

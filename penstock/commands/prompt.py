@@ -8,10 +8,11 @@ import stat
 import sys
 
 from penstock.commands.answer import write_note
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, shown
 
 STDIN = "-"
 PATIENCE_S = 1.0
+MAX_PROMPT_CHARS = 1 << 25      # more than any model takes; standard input may never end
 
 
 def read_prompt(words: list[str]) -> str | None:
@@ -19,7 +20,7 @@ def read_prompt(words: list[str]) -> str | None:
 
     Words and standard input together give the words first: `penstock run smollm2 "Summarize:" < notes.txt`.
     """
-    given = " ".join(word for word in words if word != STDIN)
+    given = " ".join(read_word(word, "the prompt") for word in words if word != STDIN)
     if STDIN in words or (not words and not sys.stdin.isatty()):
         piped = _read_stdin()
     elif words:
@@ -32,12 +33,34 @@ def read_prompt(words: list[str]) -> str | None:
     return prompt
 
 
+def read_word(word: str, name: str) -> str:
+    """A word of the command line as text. Where the locale says nothing of an encoding it is UTF-8 nevertheless."""
+    if word.isascii():
+        return word
+    try:
+        return os.fsencode(word).decode() if any("\udc80" <= letter <= "\udcff" for letter in word) else word
+    except UnicodeError:
+        raise InvalidRequest(f"{name} is not UTF-8 text: {shown(word)}; convert it, as iconv does") from None
+
+
 def _read_stdin() -> str:
     try:
-        return sys.stdin.read().removesuffix("\n")
+        text = sys.stdin.read(MAX_PROMPT_CHARS + 1)
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"standard input is not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}"
-                             ) from error
+        raise InvalidRequest(not_text(error)) from None
+    except OSError as error:
+        raise InvalidRequest(f"standard input cannot be read ({error.strerror}): give the prompt after the model's name"
+                             ) from None
+    if len(text) > MAX_PROMPT_CHARS:
+        raise InvalidRequest(f"standard input has more than {MAX_PROMPT_CHARS} characters: give a shorter prompt")
+    return text.removesuffix("\n")
+
+
+def not_text(error: UnicodeDecodeError) -> str:
+    """The sentence for standard input that cannot be decoded."""
+    encoding = "UTF-8" if error.encoding == "utf-8" else error.encoding
+    return (f"standard input is not {encoding} text: byte {error.start} is {error.object[error.start]:#x}; convert it, "
+            "as iconv does")
 
 
 def _offered_stdin() -> str:

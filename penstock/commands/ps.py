@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +49,8 @@ def stop(which: Which = None, timeout: Timeout = 60.0) -> None:
     import os
     import signal
 
+    if not 0 <= timeout < math.inf:
+        raise InvalidRequest(f"--timeout={timeout} is out of range: it must be 0 or more")
     server = _chosen(which)
     pid = server.record.pid
     try:

@@ -20,7 +20,8 @@ from penstock.commands.options import (
     open_llm,
     sampling_values,
 )
-from penstock.commands.prompt import read_prompt
+from penstock.commands.prompt import read_prompt, read_word
+from penstock.commands.streams import writes_all_text
 from penstock.interrupts import INTERRUPTED
 
 DEFAULT_MAX_TOKENS = 512
@@ -39,6 +40,7 @@ def run(model: Model, prompt: Prompt = None, system: System = None, max_tokens: 
     standard input when that is piped. A model with a chat template gets it as a user's message, any other continues it.
     """
     values = sampling_values(max_tokens, temperature, seed)
+    system = read_word(system, "the system message") if system else None
     text = read_prompt(prompt or [])
     if text is None:
         from penstock.commands.chat import converse
@@ -60,7 +62,8 @@ def _answer(model: str, text: str, system: str | None, values: dict[str, Any], o
     finally:
         llm.close()
     if as_json:
-        write_text(json.dumps(_document(model, answer, values["seed"]), ensure_ascii=False) + "\n")
+        document = _document(model, answer, values["seed"])
+        write_text(json.dumps(document, ensure_ascii=not writes_all_text()) + "\n")
     elif not answer.text.endswith("\n"):
         write_text("\n")
     write_note(answer.figures.line())

@@ -18,7 +18,7 @@ def make_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | 
         try:
             read_regular(path, MAX_PEM_BYTES)
         except UnreadableFile as error:
-            raise InvalidConfig(f"{name}: {error}") from None
+            raise InvalidConfig(f"{name} {path} cannot be read: {error.reason}") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certfile, keyfile, password=_refuse_password)

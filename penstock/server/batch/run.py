@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -26,8 +26,10 @@ from penstock.server.errors import as_api_error
 from penstock.server.folder import private_folder
 from penstock.server.keys import KeyRing
 from penstock.server.metrics import Metrics
+from penstock.server.signals import RELOADING, STOPPING
 from penstock.server.state import Server
 
+MAX_LINE_BYTES = 1 << 28
 UNBOUNDED = 1 << 40         # the queue: what waits is bounded by the number of workers
 
 Lines = Iterator[tuple[int, bytes]]
@@ -56,8 +58,9 @@ class Batch:
     async def main(self, num_workers: int) -> int:
         work = asyncio.ensure_future(self._work(num_workers))
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, work.cancel)
+        for number in (*STOPPING, RELOADING):
+            if signal.getsignal(number) is not signal.SIG_IGN:          # as nohup leaves it
+                loop.add_signal_handler(number, work.cancel)
         try:
             await work
         except asyncio.CancelledError:
@@ -114,12 +117,19 @@ class Batch:
 def _numbered(path: Path) -> Iterator[Lines]:
     """The lines that are not blank, with their numbers, read as they are asked for."""
     with _open(path) as file:
-        yield ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+        yield ((number, line) for number, line in enumerate(_lines(file, path), start=1) if line.strip())
 
 
 def _count(path: Path) -> int:
     with _open(path) as file:
-        return sum(1 for line in file if line.strip())
+        return sum(1 for line in _lines(file, path) if line.strip())
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise InvalidRequest(f"{path} has a line of more than {MAX_LINE_BYTES} bytes: give one request per line")
+        yield line
 
 
 def _open(path: Path) -> Any:

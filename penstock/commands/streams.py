@@ -1,0 +1,60 @@
+"""Standard streams that can always be used: open, and able to take any text."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+
+def mend_streams() -> None:
+    """Open those that were closed, lest the next file opened takes their place, and let no text be refused.
+
+    Text that the output's encoding lacks is escaped. ASCII is taken for UTF-8, which has it, unless it was asked for.
+    """
+    _open_closed()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = ("stdin", "stdout", "stderr").index(name)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))     # noqa: SIM115
+    _configure(sys.stdin, sys.__stdin__, "strict", wanted=None)
+    for stream, own in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
+        _configure(stream, own, "backslashreplace", os.environ.get("PYTHONIOENCODING", "").partition(":")[0] or None)
+
+
+def _open_closed() -> None:
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)        # the lowest free number: this one
+
+
+def _configure(stream: Any, own: TextIO | None, errors: str, wanted: str | None) -> None:
+    """A stream that someone else has put in place is left alone."""
+    if stream is own and isinstance(stream, io.TextIOWrapper):
+        is_ascii = codecs.lookup(stream.encoding).name == "ascii"
+        stream.reconfigure(encoding="utf-8" if is_ascii and wanted is None else stream.encoding, errors=errors)
+
+
+def writes_all_text() -> bool:
+    """True where standard output needs no escapes."""
+    try:
+        return codecs.lookup(sys.stdout.encoding or "utf-8").name.startswith("utf")
+    except (LookupError, AttributeError):
+        return True
+
+
+def close_broken() -> None:
+    """Flush both outputs; one that cannot be written any more is discarded, or Python would complain at its exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)
