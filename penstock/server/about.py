@@ -8,8 +8,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.hub.names import looks_like_path
 from penstock.server.context import json_response, server_of
 from penstock.server.errors import ApiError
+from penstock.server.gate import sees_all
 from penstock.server.model import ServedModel
 from penstock.version import VERSION
 
@@ -33,16 +35,22 @@ async def version(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    return json_response({"object": "list", "data": [_card(model) for model in server_of(request).catalog]})
+    cards = [_card(model, request) for model in server_of(request).catalog]
+    return json_response({"object": "list", "data": cards})
 
 
 async def model(request: Request) -> Response:
-    return json_response(_card(server_of(request).catalog.find(request.path_params["name"])))
+    return json_response(_card(server_of(request).catalog.find(request.path_params["name"]), request))
 
 
-def _card(model: ServedModel) -> dict[str, Any]:
+def source_of(model: ServedModel, request: Request) -> str:
+    """What a model was made from; a path only for those who may see it."""
+    return model.model if sees_all(request) or not looks_like_path(model.model) else model.name
+
+
+def _card(model: ServedModel, request: Request) -> dict[str, Any]:
     card: dict[str, Any] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "penstock",
-                            "root": model.model, "parent": None, "loaded": model.loaded}
+                            "root": source_of(model, request), "parent": None, "loaded": model.loaded}
     if model.loaded:
         card["max_model_len"] = model.facts.max_model_len
         card["kind"] = "embedding" if model.facts.is_encoder else "chat" if _chats(model) else "completion"
@@ -54,19 +62,29 @@ def _chats(model: ServedModel) -> bool:
 
 
 async def info(request: Request) -> Response:
-    """Every setting of every model, and why it is so."""
+    """Every setting of every model, and why it is so. Tenants are told which models there are."""
     server = server_of(request)
+    if not sees_all(request):
+        told = [{"name": one.name, "loaded": one.loaded, **(_public_facts(one) if one.loaded else {})}
+                for one in server.catalog]
+        return json_response({"version": VERSION, "models": told})
     shown = []
     for one in server.catalog:
         entry: dict[str, Any] = {"name": one.name, "model": one.model, "loaded": one.loaded}
         if one.loaded:
             facts = one.facts
-            entry |= {"path": str(one.path), "architecture": facts.architecture, "quantization": facts.quantization,
+            entry |= {**_public_facts(one), "path": str(one.path),
                       "num_bytes": facts.num_bytes, "kv_cache_bytes": facts.kv_cache_bytes, "load_s": facts.load_s,
                       "pid": one.running.pid, "num_restarts": one.running.num_restarts, "stats": one.running.stats,
                       "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings]}
         shown.append(entry)
     return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "models": shown})
+
+
+def _public_facts(model: ServedModel) -> dict[str, Any]:
+    facts = model.facts
+    return {"architecture": facts.architecture, "quantization": facts.quantization,
+            "max_model_len": facts.max_model_len}
 
 
 async def running(request: Request) -> Response:

@@ -24,9 +24,12 @@ from penstock.server.context import Handler
 from penstock.server.document import described, document
 from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.errors import as_api_error
-from penstock.server.keys import Gate, KeyRing
+from penstock.server.gate import Gate
+from penstock.server.hosts import HostGate, make_hosts
+from penstock.server.keys import KeyRing
 from penstock.server.limits import Limits
 from penstock.server.ollama import routes as ollama
+from penstock.server.origins import OriginGate, read_origins
 from penstock.server.responses.body import InputTokensBody, ResponsesBody
 from penstock.server.responses.routes import delete_response, input_items, input_tokens, response, responses
 from penstock.server.responses.store import ResponseStore
@@ -92,10 +95,13 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     app.add_exception_handler(405, about.wrong_method)
     app.add_middleware(_Errors, server=server)
     app.add_middleware(Gate, ring=ring, routes=app.routes)
-    if server.config.allowed_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(server.config.allowed_origins), allow_methods=["*"],
-                           allow_headers=["*"])
     app.add_middleware(Limits, max_body_bytes=server.config.max_body_mb * MIB)
+    origins = read_origins(server.config.allowed_origins)
+    app.add_middleware(OriginGate, allowed=origins)
+    if origins:                                 # outside: a preflight has no key, and refusals are for pages to read
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"],
+                           allow_private_network=True)
+    app.add_middleware(HostGate, hosts=make_hosts(server.config))
     app.add_middleware(AnthropicErrors)
     return app
 

@@ -18,8 +18,10 @@ from penstock.server.certificates import make_context
 from penstock.server.config import ServerConfig
 from penstock.server.descriptors import raise_limit
 from penstock.server.folder import private_folder
-from penstock.server.keys import KeyRing, read_keys
+from penstock.server.hosts import make_hosts
+from penstock.server.keys import KeyRing, make_ring
 from penstock.server.metrics import Metrics
+from penstock.server.origins import read_origins
 from penstock.server.process import WORKER
 from penstock.server.register import registered
 from penstock.server.signals import RELOADING, STOPPING, ignore_signals, leave_on_signals
@@ -38,7 +40,8 @@ def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerC
     hold_few_heaps()
     raise_limit()
     context = make_context(config.ssl_certfile, config.ssl_keyfile)
-    ring = KeyRing(read_keys(config.api_key, config.api_key_file), config.admin_key)
+    ring = make_ring(config)
+    make_hosts(config), read_origins(config.allowed_origins)        # refused now, not when the engine has started
     leave_on_signals()
     with _listening(config) as listener, private_folder() as folder:
         if not ring.closed and config.host not in LOCAL:
@@ -90,14 +93,10 @@ class _Run:
             ignore_signals()
 
     def _make_uvicorn(self) -> Any:
-        import uvicorn
-
-        from penstock.server.acceptor import AcceptingServer
         from penstock.server.app import make_app
+        from penstock.server.front import make_front
 
-        config = uvicorn.Config(make_app(self.server, self.ring), log_config=None, access_log=False, lifespan="on",
-                                timeout_graceful_shutdown=2, timeout_keep_alive=30, server_header=False)
-        return AcceptingServer(config, self.context)
+        return make_front(make_app(self.server, self.ring), self.context)
 
     def _signalled(self) -> None:
         """The first time answers are finished; the second time not."""

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from penstock.errors import PenstockError
 from penstock.hub import SHORT_NAMES, list_models
 from penstock.hub.names import existing_path
+from penstock.server.about import source_of
 from penstock.server.context import json_response, read, server_of
 from penstock.server.model import ServedModel
 from penstock.server.ollama.answer import timestamp
@@ -62,8 +63,8 @@ async def show(request: Request) -> Response:
     model = find_model(server_of(request).catalog, body.model, body.name)
     _, modified_s = await asyncio.to_thread(_files, model)
     template = (model.tokenizer.chat_template if model.tokenizer else None) or ""
-    return json_response({"modelfile": f"FROM {model.model}\n", "parameters": _parameters(model), "template": template,
-                          "license": "", "details": _details(model), "model_info": _info(model),
+    return json_response({"modelfile": f"FROM {source_of(model, request)}\n", "parameters": _parameters(model),
+                          "template": template, "license": "", "details": _details(model), "model_info": _info(model),
                           "capabilities": _capabilities(model, template), "modified_at": timestamp(modified_s)})
 
 

@@ -58,6 +58,8 @@ async def delete(request: Request) -> Response:
     """End a model and remove its files."""
     body = await read(request, OllamaDelete)
     name = needed_name(body.model, body.name)
+    if not server_of(request).config.allow_delete:
+        raise ApiError(403, "this server removes no files: start it with --allow-delete if it should", code="no_delete")
     catalog = server_of(request).catalog
     model = find_model(catalog, name)
     catalog.check_removable(model)

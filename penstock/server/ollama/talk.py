@@ -16,6 +16,7 @@ from penstock.server.context import client_of, event_stream, json_response, read
 from penstock.server.conversation import Conversation
 from penstock.server.errors import ApiError, invalid_body
 from penstock.server.fields import SamplingBody, sampling_params
+from penstock.server.gate import admin_only
 from penstock.server.model import ServedModel
 from penstock.server.ollama.answer import MEDIA_TYPE, Clock, Head, OllamaAnswer, failed
 from penstock.server.ollama.bodies import OllamaAnswerBody, OllamaChat, OllamaGenerate, OllamaModelBody
@@ -102,7 +103,7 @@ async def load(request: Request, body: OllamaModelBody, model: ServedModel, cloc
 
 
 def keep(request: Request, body: OllamaModelBody, model: ServedModel) -> None:
-    """How long a model stays is for the whole server: where there are keys, only the admin's say counts."""
+    """Set how long a model stays. That is for the whole server: only the admin's say counts."""
     if body.keep_alive is not None and client_of(request).is_admin:
         model.keep_alive_s = float(body.keep_alive)
 
@@ -110,6 +111,8 @@ def keep(request: Request, body: OllamaModelBody, model: ServedModel) -> None:
 async def only_load(request: Request, body: OllamaModelBody, model: ServedModel, head: Head) -> Response:
     """What Ollama makes of a body without a prompt."""
     if body.unloads:
+        if not client_of(request).is_admin:
+            raise admin_only()
         keep(request, body, model)
         return json_response(head.nothing("unload"))
     await load(request, body, model, Clock(time.monotonic()))
