@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import httpx
 
 START_S = 60.0
+
+
+def free_port() -> int:
+    """One that nobody listens on now; for servers whose log cannot be read."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_ready(process: subprocess.Popen[Any], client: httpx.Client) -> None:
+    """Until the server of that process is ready; at once an error where the process has ended."""
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if client.get("/health/ready").status_code == 200:
+                return
+        time.sleep(0.02)
+    raise RuntimeError(f"the server did not become ready: its exit status is {process.poll()}")
 
 
 class RunningServer:

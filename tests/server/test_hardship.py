@@ -9,7 +9,6 @@ import shutil
 import ssl
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import httpx
 import pytest
 
 from tests.llm import tiny
-from tests.server.running import RunningServer
+from tests.server.running import RunningServer, free_port, wait_ready
 from tests.server.streams import chats, run_all
 
 CHAT = "/v1/chat/completions"
@@ -63,21 +62,20 @@ def test_full_disk(tiny_model: Path, tmp_path: Path) -> None:
     """Neither a log that cannot be written nor a home that takes no files stops the server."""
     home = tmp_path / "home"
     home.write_text("a file where a folder should be")
-    script = (f"exec {sys.executable} -m penstock serve {tiny_model} --load-format dummy --threads 1 --port 18473 "
-              "2> /dev/full")
-    process = subprocess.Popen(["sh", "-c", script], env={**os.environ, "PENSTOCK_HOME": str(home)})
+    port = free_port()
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen([sys.executable, "-m", "penstock", "serve", str(tiny_model), "--load-format",
+                                    "dummy", "--threads", "1", "--port", str(port)], stderr=full,
+                                   env={**os.environ, "PENSTOCK_HOME": str(home)})
     try:
-        with httpx.Client(base_url="http://127.0.0.1:18473", timeout=120,
-                          transport=httpx.HTTPTransport(retries=20)) as client:
-            for _ in range(300):
-                if client.get("/health/ready").status_code == 200:
-                    break
-                time.sleep(0.1)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            wait_ready(process, client)
             assert client.post("/v1/completions", json={"prompt": [20], "max_tokens": 4}).status_code == 200
             assert client.post("/v1/completions", json={"prompt": []}).status_code == 400
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        status = process.wait(30)
+    assert status == 0
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
