@@ -26,6 +26,7 @@ REMEDIES = {
     errno.EFBIG: "raise the limit of a file's size with `ulimit -f unlimited`",
     errno.EMFILE: "raise the limit of open files with `ulimit -n 1024`",
     errno.ENFILE: "the system has too many open files: end some programs",
+    errno.EBADF: "a standard stream is not open for what it is needed for; check the redirections",
     errno.EROFS: "choose a place that can be written, with PENSTOCK_HOME or TMPDIR",
     errno.EACCES: "choose a place that you may use, with PENSTOCK_HOME or TMPDIR",
     errno.ENOMEM: "free some memory, or choose a smaller model",

@@ -80,7 +80,7 @@ class Chat:
                 write_text("\n")
                 write_note("Ctrl-D or /bye leaves")
                 continue
-            except UnicodeDecodeError as error:         # what else stands in the buffer is lost with it
+            except UnicodeError as error:         # what else stands in the buffer is lost with it
                 raise InvalidRequest(not_text(error)) from None
             if message == "/bye":
                 return

@@ -46,7 +46,7 @@ def read_word(word: str, name: str) -> str:
 def _read_stdin() -> str:
     try:
         text = sys.stdin.read(MAX_PROMPT_CHARS + 1)
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:
         raise InvalidRequest(not_text(error)) from None
     except OSError as error:
         raise InvalidRequest(f"standard input cannot be read ({error.strerror}): give the prompt after the model's name"
@@ -56,11 +56,13 @@ def _read_stdin() -> str:
     return text.removesuffix("\n")
 
 
-def not_text(error: UnicodeDecodeError) -> str:
+def not_text(error: UnicodeError) -> str:
     """The sentence for standard input that cannot be decoded."""
-    encoding = "UTF-8" if error.encoding == "utf-8" else error.encoding
-    return (f"standard input is not {encoding} text: byte {error.start} is {error.object[error.start]:#x}; convert it, "
-            "as iconv does")
+    encoding = (sys.stdin.encoding or "UTF-8").upper()
+    reason = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        reason = f"byte {error.start} is {error.object[error.start]:#x}"
+    return f"standard input is not {encoding} text: {reason}; convert it, as iconv does"
 
 
 def _offered_stdin() -> str:

@@ -22,6 +22,7 @@ from penstock.server.batch.entries import BadEntry, Entry, answered, parse, refu
 from penstock.server.batch.output import Output
 from penstock.server.catalog import Catalog, make_catalog
 from penstock.server.config import ServerConfig
+from penstock.server.descriptors import raise_limit
 from penstock.server.errors import as_api_error
 from penstock.server.folder import private_folder
 from penstock.server.keys import KeyRing
@@ -37,6 +38,7 @@ Lines = Iterator[tuple[int, bytes]]
 
 def run_batch(path: Path, output: Output, models: Mapping[str, str], options: Mapping[str, Any]) -> int:
     """Answer what the output lacks; the exit status."""
+    raise_limit()
     total = _count(path)
     config = ServerConfig(max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
     num_workers = 2 * (EngineConfig.from_options(**options).max_num_seqs or GPU_SEQS)
