@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 SHOWN_CHARS = 80
+MAX_SHOWN_BITS = 10_000          # Python writes no integers of more than 4300 digits
 
 
 def shown(value: object) -> str:
     """A value as it stands in a message: on one line, and not all of it where it is long."""
-    text = " ".join(repr(value).split())
+    text = " ".join(repr(_beginning(value)).split())
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS - 3] + "..."
+
+
+def _beginning(value: object, depth: int = 3) -> object:
+    """As much of a value as can be shown: a client's may have megabytes, or thousands of levels."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return value[:SHOWN_CHARS]
+    if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
+        return hex(value)[:SHOWN_CHARS]
+    if isinstance(value, (list, tuple, dict)) and depth == 0:
+        return ...
+    if isinstance(value, dict):
+        first = islice(value.items(), SHOWN_CHARS)
+        return {_beginning(key, depth - 1): _beginning(one, depth - 1) for key, one in first}
+    if isinstance(value, (list, tuple)):
+        some = [_beginning(one, depth - 1) for one in islice(value, SHOWN_CHARS)]
+        return tuple(some) if isinstance(value, tuple) else some
+    return value
 
 
 class PenstockError(Exception):

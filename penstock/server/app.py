@@ -20,7 +20,7 @@ from penstock.server.chat_body import ChatBody
 from penstock.server.completion_body import CompletionBody
 from penstock.server.completions import completions
 from penstock.server.config import MIB
-from penstock.server.context import Handler
+from penstock.server.context import Handler, release
 from penstock.server.document import described, document
 from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.errors import as_api_error
@@ -33,6 +33,7 @@ from penstock.server.origins import OriginGate, read_origins
 from penstock.server.responses.body import InputTokensBody, ResponsesBody
 from penstock.server.responses.routes import delete_response, input_items, input_tokens, response, responses
 from penstock.server.responses.store import ResponseStore
+from penstock.server.room import BodyRoom
 from penstock.server.state import Server
 from penstock.server.tgi import routes as tgi
 from penstock.server.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
@@ -80,6 +81,7 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
                   openapi_url="/openapi.json")
     app.state.server = server
     app.state.responses = ResponseStore()
+    app.state.bodies = BodyRoom(server.config.max_body_mb * MIB)
     bodies = [body for _, _, body, _ in (*WRITES, *DELETES) if body is not None]
     for path, handler, tag in READS:
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
@@ -132,3 +134,5 @@ class _Errors:
             if begun:
                 raise
             await known.response(scope["path"])(scope, receive, send)
+        finally:
+            await release(scope)

@@ -63,8 +63,8 @@ class Catalog:
             return self._default
         model = self._get(name)
         if model is None:
-            raise ApiError(404, f"the model {shown(name)} does not exist here: the models are {', '.join(self._models)}",
-                           param="model", code="model_not_found")
+            raise ApiError(404, f"the model {shown(name)} does not exist here: the models are "
+                                f"{', '.join(self._models)}", param="model", code="model_not_found")
         return model
 
     def _get(self, name: str) -> ServedModel | None:

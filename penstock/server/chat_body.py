@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from penstock.server.fields import MOST_TOP_LOGPROBS, WHOLE, Body, Role, SamplingBody, undocumented
+from penstock.errors import shown
+from penstock.server.fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    MOST_TOP_LOGPROBS,
+    WHOLE,
+    Body,
+    Role,
+    SamplingBody,
+    undocumented,
+)
+from penstock.server.record import Record
 from penstock.server.structure import StructureBody
 
 
-class Part(BaseModel):
+class Part(Record):
     """A piece of a message's content; only text is understood."""
 
     model_config = ConfigDict(extra="ignore")
@@ -19,20 +30,20 @@ class Part(BaseModel):
     refusal: str | None = None
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(Record):
     model_config = ConfigDict(extra="ignore")
     name: str
     arguments: str | dict[str, Any] = "{}"
 
 
-class ToolCall(BaseModel):
+class ToolCall(Record):
     model_config = ConfigDict(extra="ignore")
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(BaseModel):
+class Message(Record):
     """Keys that clients send back with an answer (annotations, refusal, …) are passed over."""
 
     model_config = ConfigDict(extra="ignore")
@@ -86,12 +97,12 @@ class NamedChoice(Body):
 
 class ChatBody(SamplingBody, StructureBody):
     model_config = ConfigDict(json_schema_extra=lambda schema: undocumented(schema, REFUSED))
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     max_tokens: int | None = Field(None, ge=1, le=WHOLE)
     max_completion_tokens: int | None = Field(None, ge=1, le=WHOLE)
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
@@ -130,7 +141,8 @@ class ChatBody(SamplingBody, StructureBody):
         if isinstance(self.tool_choice, NamedChoice):
             names = [tool.function.name for tool in self.tools or ()]
             if self.tool_choice.function.name not in names:
-                raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
+                raise ValueError(f"tool_choice names {shown(self.tool_choice.function.name)}, which is not among the "
+                                 "tools")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream=true")
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypeVar
+
 from pydantic import Field, model_validator
 
 from penstock.server.fields import MOST_TOP_LOGPROBS, WHOLE, SamplingBody
@@ -10,9 +12,12 @@ from penstock.server.structure import StructureBody
 MOST_PROMPTS = 2048
 DEFAULT_TOKENS = 16
 
+Kind = TypeVar("Kind")
+Several = Annotated[list[Kind], Field(max_length=MOST_PROMPTS)]
+
 
 class CompletionBody(SamplingBody, StructureBody):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[int] | Several[str] | Several[list[int]]
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
@@ -43,6 +48,4 @@ class CompletionBody(SamplingBody, StructureBody):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
             return [self.prompt]                # type: ignore[list-item]
-        if len(self.prompt) > MOST_PROMPTS:
-            raise ValueError(f"{len(self.prompt)} prompts: the limit is {MOST_PROMPTS}")
         return list(self.prompt)                # type: ignore[arg-type]

@@ -5,22 +5,31 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Scope
 
 from penstock.server import sse
-from penstock.server.errors import ApiError, as_api_error, invalid_body
+from penstock.server.decode import decode
+from penstock.server.errors import ApiError, as_api_error
+from penstock.server.room import SLOW_S, BodyRoom, Place
 
 if TYPE_CHECKING:
+    from penstock.intake import Encoded
+    from penstock.server.fields import SamplingBody
+    from penstock.server.generation import Generation
+    from penstock.server.model import ServedModel
     from penstock.server.state import Server
+    from penstock.types import SamplingParams
 
-MOST_MARKS = {b"{": 50_000, b"[": 50_000, b",": 2_000_000}     # in a body: reading more would hold up everyone
+PLACE = "body_place"            # in a request's scope: the room that its body takes
+LOOK_S = 1.0
 Typed = TypeVar("Typed", bound=BaseModel)
 Made = TypeVar("Made")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -44,22 +53,56 @@ def client_of(request: Request) -> Client:
     return client
 
 
+def room_of(request: Request) -> BodyRoom:
+    room: BodyRoom = request.app.state.bodies
+    return room
+
+
 async def read(request: Request, kind: type[Typed]) -> Typed:
-    """The body as `kind`; whatever is wrong with it is a 400 that says what."""
+    """Read the body as `kind`; whatever is wrong with it is a 400 that says what. A large one is decoded aside."""
+    room = room_of(request)
+    place = request.scope[PLACE] = Place(room)
+    raw = await _receive(request, place)
+    return await aside(request, lambda: decode(raw, kind, room.max_body_bytes))
+
+
+async def _receive(request: Request, place: Place) -> bytearray:
+    raw, more = bytearray(), True
+    while more:
+        message = await _next_message(request, place)
+        if message["type"] == "http.disconnect":
+            raise ApiError(400, "the body was cut off")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        await place.hold(len(raw) + len(chunk))
+        raw += chunk
+    return raw
+
+
+async def _next_message(request: Request, place: Place) -> Message:
+    waiting = asyncio.ensure_future(request.receive())
     try:
-        raw = await request.body()
-    except ClientDisconnect:
-        raise ApiError(400, "the body was cut off") from None
-    for mark, most in MOST_MARKS.items():
-        if len(raw) > most and raw.count(mark) > most:
-            raise ApiError(400, f"the body has more than {most} {mark.decode()!r}: send less at once",
-                           code="invalid_json")
-    try:
-        return kind.model_validate_json(raw)
-    except ValidationError as error:
-        raise invalid_body(error) from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+        while not (await asyncio.wait([waiting], timeout=LOOK_S))[0]:
+            if place.is_overdue:
+                raise ApiError(408, f"the body took more than {SLOW_S:.0f} s, and others wait for room: send it "
+                                    "faster, or in smaller parts", headers={"Connection": "close"})
+        return waiting.result()
+    finally:
+        waiting.cancel()
+
+
+async def aside(request: Request, work: Callable[[], Made]) -> Made:
+    """Do work on a request's body: off the loop if the body is large."""
+    place: Place | None = request.scope.get(PLACE)
+    if place is None or not place.num_bytes:
+        return work()
+    return await place.room.run(work)
+
+
+async def release(scope: Scope) -> None:
+    """Give back the room of a request's body, once it has been taken in or refused."""
+    place: Place | None = scope.get(PLACE)
+    if place is not None:
+        await place.leave()
 
 
 def new_id(prefix: str) -> str:
@@ -87,6 +130,15 @@ async def unless_gone(request: Request, work: Awaitable[Made]) -> Made:
         gone.cancel()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def begin(request: Request, model: ServedModel, body: SamplingBody,
+                prompts: Sequence[tuple[Encoded, SamplingParams]], *, pool: bool = False) -> Generation:
+    """Queue a request's prompts, unless the client goes away while they are prepared. The body's room is free then."""
+    generating = server_of(request).generate(model, client_of(request), body, prompts, pool=pool)
+    generation = await unless_gone(request, generating)
+    await release(request.scope)
+    return generation
 
 
 async def _gone(request: Request) -> None:

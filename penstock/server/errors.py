@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from starlette.responses import Response
 
 from penstock.errors import (
+    SHOWN_CHARS,
     Busy,
     DeadlinePassed,
     EngineFailed,
@@ -25,11 +27,15 @@ TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permis
          415: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error"}
 
 
+MAX_MESSAGE_CHARS = 1_000       # no failure tells a client, or the log, more than this
+
+
 class ApiError(Exception):
-    """A failure with its HTTP status."""
+    """A failure with its HTTP status. A long message is cut, so that nobody's input comes back whole."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
                  headers: Mapping[str, str] | None = None) -> None:
+        message = _cut(message, MAX_MESSAGE_CHARS)
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
@@ -97,22 +103,40 @@ def as_api_error(error: Exception) -> ApiError:
 
 def invalid_body(error: ValidationError) -> ApiError:
     """The first thing wrong with a body, by its name."""
-    errors = error.errors(include_url=False, include_context=False)
+    errors = error.errors(include_url=False)
     # of a union's members, the one that got furthest is the one that was meant
     first = max((one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]), key=lambda one: len(one["loc"]))
-    param = ".".join(str(part) for part in _path(first["loc"]))
+    param = ".".join(_path(first["loc"]))
     if first["type"] == "extra_forbidden":
+        param = ".".join([*_path(first["loc"][:-1]), _cut(str(first["loc"][-1]))])
         return ApiError(400, f"unknown parameter: {param!r}", param=param, code="unknown_parameter")
     if first["type"] == "missing":
         return ApiError(400, f"missing required parameter: {param!r}", param=param, code="missing_required_parameter")
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is no valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}",
-                        code="invalid_json")
-    message = first["msg"].removeprefix("Value error, ")
-    return ApiError(400, f"{param}={shown(first.get('input'))}: {message}" if param else message, param=param or None,
+    told = _told(first)
+    return ApiError(400, f"{param}={shown(first.get('input'))}: {told}" if param else told, param=param or None,
                     code="invalid_value")
 
 
-def _path(parts: tuple[int | str, ...]) -> list[int | str]:
-    """Without the names that pydantic gives the members of a union."""
-    return [part for part in parts if isinstance(part, int) or part.isidentifier()][:6]
+def _told(error: ErrorDetails) -> str:
+    """An error in JSON's words, with the limit and what to do about it."""
+    details = error.get("ctx", {})
+    if error["type"] == "too_long":
+        return f"it has {len(error['input'])} items: the limit is {details['max_length']}; send fewer"
+    if error["type"] == "string_too_long":
+        return f"it has {len(error['input'])} characters: the limit is {details['max_length']}; shorten it"
+    if error["type"] == "union_tag_invalid":
+        return f"{shown(details['tag'])} is none of {details['expected_tags']}"
+    return PLAIN_WORDS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+
+
+PLAIN_WORDS = {"model_type": "Input should be an object", "dict_type": "Input should be an object",
+               "model_attributes_type": "Input should be an object", "list_type": "Input should be an array"}
+
+
+def _path(parts: tuple[int | str, ...]) -> list[str]:
+    """Without the names that pydantic gives the members of a union. A client's own key is cut."""
+    return [_cut(str(part)) for part in parts if isinstance(part, int) or part.isidentifier()][:6]
+
+
+def _cut(text: str, most: int = SHOWN_CHARS) -> str:
+    return text if len(text) <= most else text[:most - 3] + "..."

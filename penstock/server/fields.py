@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, shown
+from penstock.server.record import Record
 from penstock.types import SamplingParams
 
 MOST_CHOICES = 128
 MOST_TOP_LOGPROBS = 20
 MOST_STOPS = 16
+MAX_STOP_CHARS = 1_000
+MAX_STOP_IDS = 1_024
+MAX_ALLOWED_IDS = 1 << 18       # as many as the largest vocabularies have
+MAX_BAD_WORDS = 1_000
+MAX_BAD_WORD_CHARS = 200
+MAX_BIASES = 10_000
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 128
 WHOLE = 2**31 - 1
 
+StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 
-class Body(BaseModel):
+
+class Body(Record):
     """A request's body: a key that it does not know is an error that names it."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, values: Any) -> Any:
+        """Keep the first unknown key alone for the refusal: there may be a million."""
+        if not isinstance(values, dict):
+            return values
+        known = _keys(cls)
+        unknown = next((key for key in values if key not in known), None)
+        if unknown is None:
+            return values
+        return {key: value for key, value in values.items() if key in known} | {unknown: values[unknown]}
+
+
+@cache
+def _keys(body: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in body.model_fields.items())
 
 
 def undocumented(schema: dict[str, Any], names: Iterable[str]) -> None:
@@ -45,9 +74,9 @@ class SamplingBody(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=MAX_BIASES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
+    stop: StopString | list[StopString] | None = None
     user: str | None = None
     # vLLM's
     top_k: int | None = Field(None, ge=-1, le=WHOLE)
@@ -56,11 +85,12 @@ class SamplingBody(Body):
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     min_tokens: int | None = Field(None, ge=0, le=WHOLE)
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_IDS)
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = Field(None, max_length=MAX_ALLOWED_IDS)
+    bad_words: list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS)]] | None = Field(
+        None, max_length=MAX_BAD_WORDS)
     prompt_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     truncate_prompt_tokens: int | None = Field(None, ge=1, le=WHOLE)
     priority: int = Field(0, ge=-WHOLE, le=WHOLE)
@@ -92,7 +122,7 @@ def sampling_params(body: SamplingBody, defaults: SamplingParams, *, max_tokens:
 
 def _token_id(key: str) -> int:
     if not key.isascii() or not key.isdigit() or len(key) > 10:
-        raise InvalidRequest(f"logit_bias: {key!r} is no token id: give whole numbers")
+        raise InvalidRequest(f"logit_bias: {shown(key)} is no token id: give whole numbers")
     return int(key)
 
 

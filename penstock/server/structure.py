@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from penstock.errors import InvalidRequest
 from penstock.server.fields import Body
-from penstock.types import StructuredOutputsParams
+from penstock.types import MAX_STRUCTURE_BYTES, StructuredOutputsParams
+
+MAX_CHOICES = 10_000
+
+Source = Annotated[str, Field(max_length=MAX_STRUCTURE_BYTES)]
+Choices = Annotated[list[Source], Field(max_length=MAX_CHOICES)]
 
 
 class StructuredOutputs(Body):
     """vLLM's; one of them."""
 
-    json_: str | dict[str, Any] | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    json_: Source | dict[str, Any] | None = Field(None, alias="json")
+    regex: Source | None = None
+    choice: Choices | None = None
+    grammar: Source | None = None
     json_object: bool | None = None
 
 
@@ -38,10 +43,10 @@ class StructureBody(Body):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
+    guided_json: Source | dict[str, Any] | None = None
+    guided_regex: Source | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Source | None = None
 
 
 def structure(body: StructureBody) -> StructuredOutputsParams | None:

@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from penstock.errors import shown
 from penstock.server.anthropic.content import AssistantMessage, Message, Text, ToolUseBlock
-from penstock.server.fields import MOST_STOPS, WHOLE, Body
+from penstock.server.fields import MAX_MESSAGES, MAX_TOOLS, MOST_STOPS, WHOLE, Body, StopString
 
 REFUSED = {
     "compaction": "send the shorter conversation",
@@ -36,7 +37,7 @@ class Tool(Body):
     def _custom(cls, tool: Any) -> Any:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind not in (None, "custom"):
-            raise ValueError(f"tools of type {kind!r} are not supported: give custom tools, with a name and an "
+            raise ValueError(f"tools of type {shown(kind)} are not supported: give custom tools, with a name and an "
                              "input_schema")
         return tool
 
@@ -73,9 +74,9 @@ class PromptBody(Body):
     """What makes the prompt."""
 
     model: str
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[Text] | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -108,7 +109,7 @@ class PromptBody(Body):
             raise ValueError("output_format and output_config.format mean the same: give output_config.format")
         names = [tool.name for tool in self.tools or ()]
         if self.tool_choice is not None and self.tool_choice.name is not None and self.tool_choice.name not in names:
-            raise ValueError(f"tool_choice names {self.tool_choice.name!r}, which is not among the tools")
+            raise ValueError(f"tool_choice names {shown(self.tool_choice.name)}, which is not among the tools")
         last = self.messages[-1]
         if isinstance(last, AssistantMessage) and any(isinstance(part, ToolUseBlock) for part in last.content):
             raise ValueError("the last message calls tools: put a user message with their tool_result after it")
@@ -121,7 +122,7 @@ class CountTokensBody(PromptBody):
 
 class MessagesBody(PromptBody):
     max_tokens: int = Field(ge=0, le=WHOLE)             # 0 computes the prompt, so that it is in the cache
-    stop_sequences: list[str] | None = Field(None, max_length=MOST_STOPS)
+    stop_sequences: list[StopString] | None = Field(None, max_length=MOST_STOPS)
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from penstock.errors import shown
+from penstock.server.record import Record
 
 REFUSED = {
     "image": "models here take text only: describe the image",
@@ -18,11 +21,11 @@ def _known(block: Any) -> Any:
     kind = block.get("type") if isinstance(block, dict) else None
     if isinstance(kind, str) and kind not in KNOWN:
         why = REFUSED.get(kind, "blocks here are text, thinking, tool_use and tool_result")
-        raise ValueError(f"content of type {kind!r} is not supported: {why}")
+        raise ValueError(f"content of type {shown(kind)} is not supported: {why}")
     return block
 
 
-class Block(BaseModel):
+class Block(Record):
     """Further keys (cache_control, citations, …) are without effect."""
 
     model_config = ConfigDict(extra="ignore")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from penstock.server.chat_body import Tool
-from penstock.server.fields import MOST_TOP_LOGPROBS, WHOLE, Body
+from penstock.server.fields import MAX_MESSAGES, MAX_TOOLS, MOST_TOP_LOGPROBS, WHOLE, Body
 from penstock.server.ollama.duration import seconds
 from penstock.server.ollama.options import OllamaOptions
+from penstock.server.record import Record
 
+MAX_DURATION_CHARS = 100
+MAX_INPUTS = 2048
 Think = bool | Literal["low", "medium", "high"]
 REFUSED = {
     "images": "models here read text only; leave them out",
@@ -27,6 +30,13 @@ class OllamaModelBody(Body):
     name: str | None = None
     options: OllamaOptions | None = None
     keep_alive: float | str | None = None
+
+    @field_validator("keep_alive", mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        if isinstance(given, str) and len(given) > MAX_DURATION_CHARS:
+            raise ValueError(f"it has {len(given)} characters: give seconds, or a text like 5m or 1h30m")
+        return given
 
     @field_validator("keep_alive")
     @classmethod
@@ -79,19 +89,25 @@ class OllamaAnswerBody(OllamaModelBody):
         return values
 
 
-class OllamaFunctionCall(BaseModel):
+class OllamaFunctionCall(Record):
     model_config = ConfigDict(extra="ignore")
     name: str
     arguments: dict[str, Any] = {}
 
 
-class OllamaToolCall(BaseModel):
+class OllamaToolCall(Record):
     model_config = ConfigDict(extra="ignore")
     id: str | None = None
     function: OllamaFunctionCall
 
 
-class OllamaMessage(BaseModel):
+def _none(images: Any) -> Any:
+    if images:
+        raise ValueError(f"images are not supported: {REFUSED['images']}")
+    return images
+
+
+class OllamaMessage(Record):
     model_config = ConfigDict(extra="ignore")
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -101,12 +117,7 @@ class OllamaMessage(BaseModel):
     tool_name: str | None = None
     tool_call_id: str | None = None
 
-    @field_validator("images")
-    @classmethod
-    def _none(cls, images: list[Any] | None) -> list[Any] | None:
-        if images:
-            raise ValueError(f"images are not supported: {REFUSED['images']}")
-        return images
+    _no_images = field_validator("images", mode="before")(_none)
 
     def openai(self) -> dict[str, Any]:
         said = {"role": self.role, "content": self.content, "reasoning_content": self.thinking, "name": self.tool_name,
@@ -116,8 +127,8 @@ class OllamaMessage(BaseModel):
 
 
 class OllamaChat(OllamaAnswerBody):
-    messages: list[OllamaMessage] = []
-    tools: list[Tool] | None = Field(None, max_length=128)
+    messages: list[OllamaMessage] = Field([], max_length=MAX_MESSAGES)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
 
 
 class OllamaGenerate(OllamaAnswerBody):
@@ -129,6 +140,8 @@ class OllamaGenerate(OllamaAnswerBody):
     template: str | None = None
     suffix: str | None = None
     context: list[int] | None = None
+
+    _no_images = field_validator("images", mode="before")(_none)
 
     @model_validator(mode="after")
     def _possible(self) -> OllamaGenerate:
@@ -143,7 +156,7 @@ class OllamaGenerate(OllamaAnswerBody):
 
 
 class OllamaEmbed(OllamaModelBody):
-    input: str | list[str]
+    input: str | Annotated[list[str], Field(max_length=MAX_INPUTS)]
     truncate: bool | None = None                        # true where it is not given
     dimensions: int | None = Field(None, ge=1, le=WHOLE)
 

@@ -8,9 +8,8 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.errors import InvalidRequest
 from penstock.server.context import json_response, read, server_of
-from penstock.server.embeddings import MOST_INPUTS, PoolBody
+from penstock.server.embeddings import PoolBody
 from penstock.server.embeddings import embed as vectors_of
 from penstock.server.ollama.answer import Clock
 from penstock.server.ollama.bodies import OllamaEmbed, OllamaEmbeddings
@@ -22,8 +21,6 @@ async def embed(request: Request) -> Response:
     clock = Clock(time.monotonic())
     body = await read(request, OllamaEmbed)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    if len(texts) > MOST_INPUTS:
-        raise InvalidRequest(f"{len(texts)} inputs: the limit is {MOST_INPUTS}")
     model = find_model(server_of(request).catalog, body.model, body.name)
     await load(request, body, model, clock)
     length = None if body.truncate is False else model.facts.max_model_len

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from penstock.server.fields import WHOLE, Body
+from penstock.server.fields import WHOLE, Body, StopString
 
 RENAMED = {"repeat_penalty": "repetition_penalty"}
 SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "presence_penalty", "frequency_penalty")
@@ -20,7 +20,7 @@ class OllamaOptions(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)       # -1: another one each time
-    stop: str | list[str] | None = None
+    stop: StopString | list[StopString] | None = None
     repeat_penalty: float | None = Field(None, gt=0, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)

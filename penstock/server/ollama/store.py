@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock import hub
-from penstock.errors import DownloadFailed, InvalidModel
+from penstock.errors import DownloadFailed, InvalidModel, shown
 from penstock.hub.names import existing_path, looks_like_path, parse_name
 from penstock.server.catalog import Catalog
 from penstock.server.context import event_stream, json_response, read, server_of
@@ -26,7 +26,7 @@ async def pull(request: Request) -> Response:
     body = await read(request, OllamaPull)
     name = needed_name(body.model, body.name)
     if looks_like_path(name) or existing_path(name) is not None:
-        raise ApiError(400, f"{name!r} is a path: a server fetches models by name only; serve files with --model")
+        raise ApiError(400, f"{shown(name)} is a path: a server fetches models by name only; serve files with --model")
     try:
         parse_name(name)
     except InvalidModel as error:

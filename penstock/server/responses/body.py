@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from penstock.server.fields import MOST_TOP_LOGPROBS, WHOLE, Body, StreamOptions
+from penstock.server.fields import MAX_MESSAGES, MAX_TOOLS, MOST_TOP_LOGPROBS, WHOLE, Body, StreamOptions
 from penstock.server.responses.items import InputMessage, Item
 from penstock.server.responses.tools import Function, ToolChoice, chat_tools
 
 LOGPROBS = "message.output_text.logprobs"
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+                     Field(max_length=16)]              # OpenAI's own limits
 REFUSED = {
     "background": "responses are made while the client waits, or streamed; leave it out",
     "context_management": "conversations are not compacted; leave it out, or cut them with truncation='auto'",
@@ -58,14 +60,14 @@ class InputBody(Body):
     """What makes the prompt."""
 
     model: str | None = None
-    input: str | list[Item] | None = None
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)] | None = None
     instructions: str | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     tool_choice: ToolChoice | None = None
-    tools: list[Function] | None = None
+    tools: list[Function] | None = Field(None, max_length=MAX_TOOLS)
     truncation: Literal["auto", "disabled"] | None = None
     # refused
     conversation: Any = None
@@ -96,7 +98,7 @@ class InputTokensBody(InputBody):
 class ResponsesBody(InputBody):
     include: list[str] | None = None            # all but logprobs are of what never comes here
     max_output_tokens: int | None = Field(None, ge=1, le=WHOLE)
-    metadata: dict[str, str] | None = None      # told again with the response
+    metadata: Metadata | None = None            # told again with the response
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Tag
 
+from penstock.errors import shown
 from penstock.server.context import new_id
+from penstock.server.record import Record
 from penstock.server.script import Script
 
 REFUSED_PARTS = {
@@ -25,11 +27,11 @@ def _known_part(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind not in ("input_text", "output_text", "text", "refusal"):
         why = REFUSED_PARTS.get(kind, "content here is input_text and output_text")
-        raise ValueError(f"content of type {kind!r} is not supported: {why}")
+        raise ValueError(f"content of type {shown(kind)} is not supported: {why}")
     return part
 
 
-class Ours(BaseModel):
+class Ours(Record):
     """Further keys, such as those a client sends back with an answer, are without effect."""
 
     model_config = ConfigDict(extra="ignore")
@@ -80,7 +82,7 @@ def _known(item: Any) -> Any:
     kind = _kind(item)
     if kind not in KNOWN:
         why = REFUSED_ITEMS.get(kind, f"items here are {', '.join(KNOWN)}")
-        raise ValueError(f"an item of type {kind!r} is not supported: {why}")
+        raise ValueError(f"an item of type {shown(kind)} is not supported: {why}")
     return item
 
 

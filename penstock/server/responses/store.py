@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
+from penstock.errors import shown
 from penstock.server.errors import ApiError
 from penstock.server.responses.items import Item, listed
 
 MOST_RESPONSES = 1000
-MOST_BYTES = 64_000_000
+MOST_BYTES = 32_000_000
 
 _items: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
@@ -36,15 +37,21 @@ class Kept:
         return _items.validate_python([*msgspec.json.decode(self.items), *output])
 
 
+def encode(items: Sequence[Item]) -> bytes:
+    """The items as they are kept and shown."""
+    return msgspec.json.encode([listed(item) for item in items])
+
+
 class ResponseStore:
     def __init__(self, most_responses: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
         self._most_responses, self._most_bytes = most_responses, most_bytes
         self._tenants: dict[str, OrderedDict[str, Kept]] = {}
         self._num_bytes: dict[str, int] = {}
 
-    def keep(self, tenant: str, response: dict[str, Any], items: Sequence[Item]) -> None:
-        """Keep a response; the oldest make room for it. One that is larger than the room is not kept."""
-        kept = Kept(msgspec.json.encode(response), msgspec.json.encode([listed(item) for item in items]))
+    def keep(self, tenant: str, response: dict[str, Any], items: Sequence[Item] | bytes) -> None:
+        """Keep a response with its input's items, or with what `encode` made of them; the oldest make room for it.
+        One that is larger than the room is not kept."""
+        kept = Kept(msgspec.json.encode(response), items if isinstance(items, bytes) else encode(items))
         if kept.num_bytes > self._most_bytes:
             return
         own = self._tenants.setdefault(tenant, OrderedDict())
@@ -58,7 +65,7 @@ class ResponseStore:
         own = self._tenants.get(tenant)
         kept = own.get(id) if own is not None else None
         if kept is None:
-            raise ApiError(404, f"the response {id[:80]!r} is not kept here: it was made with store=false, deleted, "
+            raise ApiError(404, f"the response {shown(id)} is not kept here: it was made with store=false, deleted, "
                                 f"made by another client, or is older than the last {self._most_responses} or "
                                 f"{self._most_bytes // 1_000_000} MB", param=param, code="response_not_found")
         return kept

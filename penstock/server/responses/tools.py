@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from penstock.errors import shown
 from penstock.server.fields import Body
 
 
@@ -26,7 +27,8 @@ class Function(Body):
     def _function(cls, tool: Any) -> Any:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "function":
-            raise ValueError(f"tools of type {kind!r} are not supported: the server runs none itself; give functions")
+            raise ValueError(f"tools of type {shown(kind)} are not supported: the server runs none itself; give "
+                             "functions")
         return tool
 
     def chat(self) -> dict[str, Any]:
@@ -53,8 +55,8 @@ class Allowed(Body):
 def _known(choice: Any) -> Any:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
-        raise ValueError(f"tool_choice of type {kind!r} is not supported: choose none, auto, required, a function or "
-                         "allowed_tools")
+        raise ValueError(f"tool_choice of type {shown(kind)} is not supported: choose none, auto, required, a function "
+                         "or allowed_tools")
     return choice
 
 
@@ -68,7 +70,7 @@ def chat_tools(tools: list[Function] | None, choice: ToolChoice | None) -> dict[
         wanted = [choice.name] if isinstance(choice, Named) else [one.name for one in choice.tools]
         unknown = set(wanted) - {tool.name for tool in tools}
         if unknown:
-            raise ValueError(f"tool_choice names {', '.join(map(repr, sorted(unknown)))}, not among the tools")
+            raise ValueError(f"tool_choice names {', '.join(map(shown, sorted(unknown)[:3]))}, not among the tools")
     if isinstance(choice, Named):
         return {"tools": [tool.chat() for tool in tools],
                 "tool_choice": {"type": "function", "function": {"name": choice.name}}}

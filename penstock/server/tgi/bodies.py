@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from penstock.server.fields import MOST_STOPS, WHOLE, Body
+from penstock.server.fields import MOST_STOPS, WHOLE, Body, StopString
+from penstock.server.structure import Source
 from penstock.types import SamplingParams, StructuredOutputsParams
 
 DEFAULT_TOKENS = 100
@@ -21,12 +22,12 @@ class TgiSchema(Body):
 
 class TgiJson(Body):
     type: Literal["json"]
-    value: str | dict[str, Any]
+    value: Source | dict[str, Any]
 
 
 class TgiRegex(Body):
     type: Literal["regex"]
-    value: str
+    value: Source
 
 
 class TgiJsonSchema(Body):
@@ -47,7 +48,7 @@ class TgiParameters(Body):
     do_sample: bool = False
     max_new_tokens: int | None = Field(None, ge=1, le=WHOLE)
     return_full_text: bool | None = None
-    stop: list[str] | None = Field(None, max_length=MOST_STOPS)
+    stop: list[StopString] | None = Field(None, max_length=MOST_STOPS)
     truncate: int | None = Field(None, ge=1, le=WHOLE)
     details: bool = False
     decoder_input_details: bool = False

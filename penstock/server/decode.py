@@ -1,0 +1,89 @@
+"""From the bytes of a body to its type, at a bounded cost: large ones are counted before they are decoded."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from penstock.server.errors import ApiError, invalid_body
+from penstock.server.record import Budget
+from penstock.server.room import SMALL_BYTES
+
+# In a body, text included; each bounds what decoding takes of memory. 2048 lists of 512 token ids have 2^20 commas.
+MAX_OPENED = 200_000                # { and [
+MAX_QUOTES = 300_000                # those of a text's own, which are escaped, do not count
+MAX_COMMAS = 1_250_000
+SLICE_BYTES = 1 << 20               # looked at at once: other threads run in between
+
+_SURROGATE = re.compile(rb"\\u[dD][89abAB]")      # the first half of a character beyond U+FFFF
+Typed = TypeVar("Typed", bound=BaseModel)
+
+
+def decode(raw: bytearray, kind: type[Typed], max_text_bytes: int) -> Typed:
+    """The body as `kind`; whatever is wrong with it is an ApiError that says what. `raw` is emptied on the way.
+
+    `max_text_bytes` is what the body's texts may take once they are decoded.
+    """
+    if len(raw) > SMALL_BYTES:
+        check_size(raw, max_text_bytes)
+    values = _decode(raw)
+    raw.clear()
+    if not isinstance(values, dict):
+        raise ApiError(400, f"the body is a JSON {_NAMES.get(type(values), 'number')}: send an object",
+                       code="invalid_value")
+    try:
+        return kind.model_validate(values, context=Budget())
+    except ValidationError as error:
+        raise invalid_body(error) from None
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def check_size(raw: bytearray, max_text_bytes: int) -> None:
+    """Refuse what would take far more memory than it has bytes."""
+    counts = {"objects and lists": (raw.count(b"{") + raw.count(b"["), MAX_OPENED),
+              "quotes": (raw.count(b'"') - raw.count(b'\\"'), MAX_QUOTES), "commas": (raw.count(b","), MAX_COMMAS)}
+    for name, (count, most) in counts.items():
+        if count > most:
+            raise ApiError(400, f"the body has {count} {name}: the limit is {most}; send less at once",
+                           code="invalid_json")
+    if not raw.isascii() or b"\\u" in raw:
+        _check_text(raw, max_text_bytes)
+
+
+def _check_text(raw: bytearray, max_text_bytes: int) -> None:
+    """Bound what texts take in memory: one character beyond U+FFFF makes all of its text four bytes wide."""
+    if 4 * len(raw) <= max_text_bytes:
+        return
+    num_chars, width = 0, 2
+    for start in range(0, len(raw), SLICE_BYTES):
+        part = raw[start:start + SLICE_BYTES + 11]          # a character that is cut off is whole in one of two parts
+        text = part.decode("utf-8", "ignore")
+        num_chars += min(len(text), SLICE_BYTES)
+        if len(text.encode("utf-16-le")) > 2 * len(text) or _SURROGATE.search(part):
+            width = 4
+    if width * num_chars > max_text_bytes:
+        raise ApiError(413, f"the body has {num_chars} characters, some of which take {width} bytes in memory: the "
+                            f"limit for such bodies is {max_text_bytes // width}; send less at once, or start the "
+                            "server with a larger --max-body-mb", code="body_too_large")
+
+
+def _decode(raw: bytearray) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeDecodeError:
+        raise ApiError(400, "the body is no valid JSON: it is not UTF-8", code="invalid_json") from None
+    except msgspec.MsgspecError as error:
+        raise ApiError(400, f"the body is no valid JSON: {error}", code="invalid_json") from None
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, "the body is nested too deeply: flatten it", code="invalid_json")
+
+
+_NAMES = {list: "list", str: "string", bool: "boolean", type(None): "null"}
