@@ -79,7 +79,8 @@ def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
 
 @held_collector()
 def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
-             progress: Progress | None = None, offline: bool = False) -> Assembly:
+             progress: Progress | None = None, offline: bool = False, with_text: bool = True) -> Assembly:
+    """Without text there is no tokenizer: another process has it, and has found it harmless."""
     path = find_model(model, config.revision, show_progress)
     dummy = config.load_format == "dummy"
     checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
@@ -89,14 +90,15 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         spec = spec_from_config(described, config.max_model_len)
         ahead = _compile_ahead(spec, described, config, offline)
         spec, settings = _resolved(spec, described, config, _gpu(spec, described, config), offline)
-        tokenizer = None if config.skip_tokenizer_init else _aside(_tokenizer, path, checkpoint, config)
+        text = with_text and not config.skip_tokenizer_init
+        tokenizer = _aside(_tokenizer, path, checkpoint, config) if text else None
         cpu.set_num_threads(settings.threads)
         loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress)
     finally:
         if checkpoint:
             checkpoint.close()
     made = tokenizer.result() if tokenizer else None
-    grammars = Grammars(partial(make_lexicon, made)) if made else None
+    grammars = _grammars(path, config, made)
     return Assembly(path, spec, settings, generation, made, _engine(loaded, settings, grammars, ahead),
                     checkpoint.quantization if checkpoint else "dummy", checkpoint.num_bytes if checkpoint else 0,
                     grammars)
@@ -118,6 +120,19 @@ def _load(checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved, de
     return load_model(checkpoint, spec, dtype=DTYPES.get(settings.dtype), quantization=settings.quantization,
                       rounded=settings.activation_dtype == "int8", seed=settings.seed, dummy=dummy, progress=progress,
                       device=device)
+
+
+def _grammars(path: Path, config: EngineConfig, tokenizer: Tokenizer | None) -> Grammars | None:
+    """Tried in the tokenizer's process where there is one; else they come with the facts of a trial."""
+    if config.skip_tokenizer_init:
+        return None
+    if tokenizer is None:
+        return Grammars(lambda: make_lexicon(_with_source(path, None, config, load_tokenizer)))
+    from penstock.sandbox.program import SandboxedProgram
+
+    program = tokenizer.program
+    return Grammars(partial(make_lexicon, tokenizer),
+                    program.try_grammar if isinstance(program, SandboxedProgram) else None)
 
 
 def make_lexicon(tokenizer: Tokenizer) -> Lexicon:
@@ -230,13 +245,22 @@ def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:
 
 
 def _tokenizer(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> Tokenizer:
+    """In a process of its own, which is started before the files are read."""
+    from penstock.sandbox.process import Sandbox
+    from penstock.sandbox.program import load_sandboxed
+
+    return _with_source(path, checkpoint, config, partial(load_sandboxed, sandbox=Sandbox()))
+
+
+def _with_source(path: Path, checkpoint: Checkpoint | None, config: EngineConfig,
+                 load: Callable[[Any, str], Tokenizer]) -> Tokenizer:
+    """Load from where the tokenizer's files are: a folder, or the metadata of a GGUF file."""
     if config.tokenizer:
-        other = find_model(config.tokenizer, None, progress=False)
-        if other.is_dir():
-            return load_tokenizer(other)
-        source = open_checkpoint(other)
-        try:
-            return load_tokenizer(source.tokenizer_source(), str(other))
-        finally:
-            source.close()
-    return load_tokenizer(checkpoint.tokenizer_source() if checkpoint else path, str(path))
+        path, checkpoint = find_model(config.tokenizer, None, progress=False), None
+    if checkpoint is not None or path.is_dir():
+        return load(checkpoint.tokenizer_source() if checkpoint else path, str(path))
+    source = open_checkpoint(path)
+    try:
+        return load(source.tokenizer_source(), str(path))
+    finally:
+        source.close()

@@ -87,6 +87,8 @@ class EngineConfig:
     revision: str | None = option(None, "branch, tag or commit of a model on the Hugging Face hub")
     load_format: str = option("auto", "auto, or dummy for seeded random weights from config.json alone", LOAD_FORMATS)
     skip_tokenizer_init: bool = option(False, "work on token ids only")
+    parse_special_tokens: bool = option(False, "read control tokens that messages spell as such; anyone who writes "
+                                        "messages can then forge turns")
     device: str = option("auto", "where the model runs; auto: a GPU that is there and free, else the CPU", DEVICES)
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for this engine's weights, cache and all "
                                            "else, as far as others leave it free", least=0.05, most=1.0)

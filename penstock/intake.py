@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import InvalidRequest, PromptTooLong, shown
+from penstock.text.program import TooManyTokens
 from penstock.text.tokenizer import Tokenizer
-from penstock.types import BeamSearchParams, Request, SamplingParams, StructuredOutputsParams
+from penstock.types import BeamSearchParams, GrammarFacts, Request, SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from penstock.sampling.grammars import CompiledGrammar
@@ -19,8 +21,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-PROBE_CHARS = 16      # per token of the longest sequence: longer texts are first judged by their beginnings
-CUT_TOKENS = 64       # more than a text's beginning can have over the same part of the whole text
+MAX_CUT_TOKENS = 1 << 20      # of a text that may be cut, or is only counted; four times the longest sequence if more
 
 
 def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
@@ -41,7 +42,7 @@ def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
 class Compiler(Protocol):
     """Makes grammars; one that leaves this to an engine elsewhere gives None."""
 
-    def compile(self, asked: StructuredOutputsParams) -> CompiledGrammar | None: ...
+    def compile(self, asked: StructuredOutputsParams, max_tokens: int | None = None) -> CompiledGrammar | None: ...
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,21 @@ class Encoded:
     salt: str = ""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What a request needs of text programs: its bad words as ids, and its grammar's trial."""
+
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: GrammarFacts | None = None
+
+
 class Intake:
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, cache_tokens: int,
-                 generation_config: Mapping[str, Any], seed: int, grammars: Compiler | None = None) -> None:
+                 generation_config: Mapping[str, Any], seed: int, grammars: Compiler | None = None,
+                 parse_special: bool = False) -> None:
+        """`parse_special`: control tokens written in messages are control tokens."""
         self.grammars = grammars
+        self.parse_special = parse_special
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -74,9 +86,10 @@ class Intake:
     def encode_messages(self, messages: Messages, values: Mapping[str, Any] | None = None, *, cut: bool = False,
                         ) -> Encoded:
         """`values` are for the template; `cut` says that the request allows a prompt that is too long."""
-        tokenizer = self._need_tokenizer("a conversation")
-        text = tokenizer.apply_chat_template(messages, **(values or {}))
-        return Encoded(self._encode(text, cut, add_special_tokens=False), text)
+        tokenizer = self.need_tokenizer("a conversation")
+        with self.counted(cut):
+            tokens, text = tokenizer.program.encode_chat(messages, values or {}, self.limit(cut), self.parse_special)
+        return self.encoded(tokens, text)
 
     def encode(self, prompt: Prompt, *, cut: bool = False, add_special_tokens: bool = True) -> Encoded:
         """`cut` says that the request allows a prompt that is too long; `add_special_tokens` puts around a plain text
@@ -84,10 +97,44 @@ class Intake:
         if isinstance(prompt, Mapping):
             return self._encode_mapping(prompt, cut)
         if isinstance(prompt, str):
-            if not prompt:
-                raise InvalidRequest("the prompt is empty: give at least one character or token")
-            return Encoded(self._encode(prompt, cut, add_special_tokens), prompt)
+            self.check_text(prompt, cut)
+            with self.counted(cut):
+                tokens = self.need_tokenizer("a text prompt").program.encode_upto(prompt, add_special_tokens,
+                                                                                  self.limit(cut))
+            return self.encoded(tokens, prompt)
         return Encoded(self._checked(prompt, cut))
+
+    def check_text(self, text: str, cut: bool) -> None:
+        """Refuse a text that its length alone shows to be empty or too long."""
+        if not text:
+            raise InvalidRequest("the prompt is empty: give at least one character or token")
+        longest = self.tokenizer.max_token_bytes if self.tokenizer else None
+        if longest is not None and len(text) > self.limit(cut) * longest:
+            at_least = len(text) // longest
+            raise self._too_many(at_least, cut)
+
+    def limit(self, cut: bool) -> int:
+        """Tokens that a text may have."""
+        return max(MAX_CUT_TOKENS, 4 * self.max_model_len) if cut else self.max_model_len
+
+    @contextmanager
+    def counted(self, cut: bool) -> Iterator[None]:
+        """Within, a text of too many tokens is a prompt that is too long."""
+        try:
+            yield
+        except TooManyTokens as error:
+            raise self._too_many(error.at_least, cut) from None
+
+    def _too_many(self, at_least: int, cut: bool) -> PromptTooLong:
+        if cut:
+            return PromptTooLong(f"the text has more than {at_least} tokens; at most {self.limit(cut)} are made of "
+                                 "one: send it in parts")
+        return PromptTooLong(f"the prompt has more than {at_least} tokens; {self._too_long()}")
+
+    def encoded(self, tokens: list[int], text: str) -> Encoded:
+        if not tokens:
+            raise InvalidRequest(f"the prompt {shown(text)} has no tokens: give some text")
+        return Encoded(tokens, text)
 
     def _encode_mapping(self, prompt: Mapping[str, Any], cut: bool) -> Encoded:
         text, tokens, salt = (prompt.get(key) for key in PROMPT_KEYS)
@@ -101,36 +148,25 @@ class Intake:
         ids = self._checked(tokens, cut) if tokens is not None else self.encode(text or "", cut=cut).tokens
         return Encoded(ids, text, salt or "")
 
-    def beginning(self, encoded: Encoded, length: int) -> Encoded:
-        """The first `length` tokens, among them what the tokenizer puts around a text: how embeddings are cut."""
+    def beginning(self, encoded: Encoded, length: int, inner: list[int] | None = None) -> Encoded:
+        """The first `length` tokens, among them what the tokenizer puts around a text: how embeddings are cut. `inner`
+        are the text's own, where they are known."""
         tokens = encoded.tokens
         if len(tokens) <= length:
             return encoded
         if encoded.prompt is None or self.tokenizer is None:
             return replace(encoded, tokens=tokens[:length])
-        inner = self.tokenizer.encode(encoded.prompt, add_special_tokens=False)
+        if inner is None:
+            inner = self.tokenizer.encode(encoded.prompt, add_special_tokens=False)
         num_around = len(tokens) - len(inner)
         before = next((n for n in range(num_around + 1) if tokens[n:n + len(inner)] == inner), 0)
         after = tokens[before + len(inner):]
         kept = tokens[:before] + inner[:max(0, length - num_around)] + after
         return replace(encoded, tokens=kept[:length])
 
-    def _encode(self, text: str, cut: bool, add_special_tokens: bool = True) -> list[int]:
-        tokenizer = self._need_tokenizer("a text prompt")
-        length = PROBE_CHARS * self.max_model_len
-        while not cut and length < len(text):
-            count = len(tokenizer.encode(text[:length], add_special_tokens=False)) - CUT_TOKENS
-            if count > self.max_model_len:
-                raise PromptTooLong(f"the prompt has {len(text)} characters, more than {count} tokens; "
-                                    f"{self._too_long()}")
-            length *= 2
-        tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        if not tokens:
-            raise InvalidRequest(f"the prompt {shown(text)} has no tokens: give some text")
-        return tokens
-
     def request(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams, *, priority: int = 0,
-                salt: str = "", num_public: int = 0, pool: bool = False) -> Request:
+                salt: str = "", num_public: int = 0, pool: bool = False, prepared: Prepared | None = None) -> Request:
+        """`prepared` is what was done beforehand, elsewhere; without it, it is done here."""
         sampling = self._sampling(params)
         tokens = self._cut(tokens, sampling)
         if sampling.stop and self.tokenizer is None:
@@ -139,32 +175,31 @@ class Intake:
         self.check_ids("logit_bias", sampling.logit_bias or ())
         if type(priority) is not int:
             raise InvalidRequest(f"priority={shown(priority)} is not understood: give an integer, lower runs first")
-        max_tokens = 0 if pool else self._max_tokens(len(tokens), sampling)
-        grammar = self.compiled(sampling)
-        if grammar is not None:
-            grammar.require_fit(max_tokens)
+        max_tokens = 0 if pool else self.max_tokens(len(tokens), sampling)
+        if prepared is None:
+            self.compiled(sampling, max_tokens)
+            prepared = Prepared(self._bad_words(sampling))
         self._count += 1
         return Request(id=f"r{self._count}", tokens=tuple(tokens), sampling=sampling,
                        beam=params if isinstance(params, BeamSearchParams) else None, pool=pool,
                        max_tokens=max_tokens,
                        seed=self._seed_for(sampling), eos_token_ids=self.eos_token_ids,
-                       bad_words=self._bad_words(sampling), priority=priority, salt=salt,
+                       bad_words=prepared.bad_words, grammar=prepared.grammar, priority=priority, salt=salt,
                        num_public=num_public)
 
     def prepare(self, params: SamplingParams, num_prompt: int) -> object:
         """All that may take long about a request, done beforehand; hold the result until it is taken in."""
-        grammar = self.compiled(params)
-        if grammar is not None:
-            grammar.require_fit(params.max_tokens or max(1, self.longest - num_prompt))
-        return grammar
+        return self.compiled(params, params.max_tokens or max(1, self.longest - num_prompt))
 
-    def compiled(self, params: SamplingParams | BeamSearchParams | None) -> CompiledGrammar | None:
-        """What the answer must match. This may take seconds, and from then on nothing for as long as it is held."""
+    def compiled(self, params: SamplingParams | BeamSearchParams | None, max_tokens: int | None = None,
+                 ) -> CompiledGrammar | None:
+        """The grammar that the answer must match, refused where no answer of `max_tokens` can. This may take seconds,
+        and from then on nothing for as long as it is held."""
         if not isinstance(params, SamplingParams) or params.structured_outputs is None:
             return None
         if self.grammars is None:
             raise InvalidRequest("structured_outputs need a tokenizer: do not set skip_tokenizer_init")
-        return self.grammars.compile(params.structured_outputs)
+        return self.grammars.compile(params.structured_outputs, max_tokens)
 
     def _sampling(self, params: SamplingParams | BeamSearchParams) -> SamplingParams:
         if isinstance(params, SamplingParams):
@@ -191,7 +226,7 @@ class Intake:
         return (f"the longest sequence is {self.max_model_len}: shorten the prompt, set truncate_prompt_tokens, or "
                 "raise max_model_len, which the cache's kv_cache_tokens bounds")
 
-    def _max_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
+    def max_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         room = self.longest - num_prompt
         if room < 1:
             raise PromptTooLong(f"the prompt has {num_prompt} tokens and leaves no room for an answer in "
@@ -211,14 +246,8 @@ class Intake:
         """Each word as it is spelt at the start of a text and after a space."""
         if not sampling.bad_words:
             return ()
-        tokenizer = self._need_tokenizer("bad_words")
-        words: dict[tuple[int, ...], None] = {}
-        for word in sampling.bad_words:
-            for spelling in (word, " " + word.lstrip()):
-                ids = tuple(tokenizer.encode(spelling, add_special_tokens=False))
-                if ids:
-                    words[ids] = None
-        return tuple(words)
+        program = self.need_tokenizer("bad_words").program
+        return tuple(tuple(word) for word in program.encode_words(sampling.bad_words))
 
     def _checked(self, tokens: Any, cut: bool) -> list[int]:
         if isinstance(tokens, (str, bytes, bytearray)) or not isinstance(tokens, Sequence):
@@ -241,7 +270,7 @@ class Intake:
                 raise InvalidRequest(f"{name}: token id {id} is out of range: the vocabulary has ids 0 to "
                                      f"{self.vocab_size - 1}")
 
-    def _need_tokenizer(self, what: str) -> Tokenizer:
+    def need_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
             raise InvalidRequest(f"{what} needs a tokenizer: give token ids, or do not set skip_tokenizer_init")
         return self.tokenizer

@@ -22,7 +22,7 @@ class Service:
         self.tokenizer = assembly.tokenizer
         self.intake = Intake(assembly.tokenizer, assembly.spec.vocab_size, settings.max_model_len,
                              settings.kv_cache_tokens, assembly.generation_config, settings.seed,
-                             assembly.grammars)
+                             assembly.grammars, settings.parse_special_tokens)
         self.collectors: dict[str, Collector] = {}
 
     @property
@@ -99,3 +99,5 @@ class Service:
     def close(self) -> None:
         self.collectors.clear()
         self.engine.close()
+        if self.tokenizer is not None:
+            self.tokenizer.rest()

@@ -114,6 +114,8 @@ def _schema_text(schema: str | Mapping[str, Any]) -> str:
     meant = "a JSON schema, as a dict or as JSON text"
     try:
         if isinstance(schema, str):
+            if len(schema) > MAX_STRUCTURE_BYTES:
+                raise ValueError(f"it has {len(schema)} characters: at most {MAX_STRUCTURE_BYTES} are compiled")
             if not isinstance(json.loads(schema), (dict, bool)):
                 raise ValueError("it is no object")
             return schema
@@ -251,6 +253,7 @@ class Request:
     seed: int = 0                      # sampling.seed, or one drawn at admission
     eos_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()   # sampling.bad_words as token ids
+    grammar: GrammarFacts | None = None           # of sampling.structured_outputs, where it was tried beforehand
     priority: int = 0                  # lower runs first
     salt: str = ""                     # part of the prefix cache's root: requests share prefixes only within it
     num_public: int = 0                # tokens at the beginning that are shared whatever the salt
@@ -297,6 +300,33 @@ class Delta:
     unfit: bool = False                # the error is the request's own fault
     complete: bool = False             # the last token is text: with it the answer is all that its grammar allows
     forced_closing: bool = False       # a token was chosen to end the answer validly within its budget
+
+
+@dataclass(frozen=True)
+class GrammarFacts:
+    """What is known of a grammar once it has been tried."""
+
+    closing: tuple[int, ...] | None            # a short whole answer
+    searchable: bool                           # a way to an end can be looked for within a step
+    min_tokens: int | None = None              # no answer has fewer; None: not looked for
+    shortest: tuple[int, ...] | None = None    # an answer of `min_tokens`, if one was found
+
+    def decides(self, max_tokens: int) -> bool:
+        """It is known whether an answer of `max_tokens` can match."""
+        return self.min_tokens is not None or self.closing is not None and len(self.closing) <= max_tokens
+
+    def within(self, max_tokens: int) -> tuple[int, ...] | None:
+        """A whole answer; where `closing` is too long for the budget, the shortest if that is known."""
+        if self.closing is not None and len(self.closing) <= max_tokens:
+            return self.closing
+        return self.shortest or self.closing
+
+    def require_fit(self, max_tokens: int) -> None:
+        """Refuse a budget that no answer fits into; only where that is certain."""
+        path = self.within(max_tokens)
+        if (path is None or len(path) > max_tokens) and max_tokens < (self.min_tokens or 0):
+            raise InvalidRequest(f"max_tokens={max_tokens} is too small for any answer that matches: at least "
+                                 f"{self.min_tokens} tokens are needed")
 
 
 @dataclass

@@ -68,7 +68,7 @@ def _work(task: Task, wire: Wire) -> int:
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
     if not config.skip_tokenizer_init:
         wire.send(_found(path, config))
-    assembly = assemble(str(path), config)
+    assembly = assemble(str(path), config, with_text=False)
     gc.freeze()
     gc.enable()
     engine, settings = assembly.engine, assembly.settings
@@ -85,13 +85,11 @@ def _work(task: Task, wire: Wire) -> int:
 
 
 def _prepare(grammars: Grammars | None, request: Request) -> object:
-    """The request's grammar, compiled; refuses one that cannot be, or that no answer within the budget can match."""
+    """The request's grammar, compiled. It was tried before it came here, so this takes no longer than that did."""
     asked = request.sampling.structured_outputs
     if grammars is None or asked is None:
         raise InvalidRequest("structured_outputs need a tokenizer: load the model with one")
-    compiled = grammars.compile(asked)
-    compiled.require_fit(request.max_tokens)
-    return compiled
+    return grammars.compile(asked, request.max_tokens, request.grammar)
 
 
 def _found(path: Path, config: EngineConfig) -> Found:

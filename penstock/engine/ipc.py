@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import zmq
@@ -16,6 +17,7 @@ from penstock.errors import PenstockError
 from penstock.types import Request
 
 BEAT_S = 1.0
+MAX_PREPARING = 2            # at once
 PREPARING_S = 0.005          # between looks at what is being prepared, while nothing else is to do
 
 
@@ -77,11 +79,12 @@ class Pulse(threading.Thread):
 
 class Station:
     """Commands obeyed, steps made. `prepare` does what a request needs before it may enter a step and is too slow for
-    one, in a thread of its own; what it returns is held until the request ends."""
+    one, in another thread; what it returns is held until the request ends."""
 
     def __init__(self, engine: Engine, wire: Wire, pulse: Pulse, prepare: Callable[[Request], object]) -> None:
         self._engine, self._wire, self._pulse, self._prepare = engine, wire, pulse, prepare
         self._preparing: dict[str, Add] = {}
+        self._preparers = ThreadPoolExecutor(MAX_PREPARING, "penstock-prepare")
         self._prepared: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
         self._held: dict[str, object] = {}
 
@@ -92,6 +95,7 @@ class Station:
             wait_s = 0.0 if engine.has_work else PREPARING_S if self._preparing else None
             for command in self._wire.receive(wait_s):
                 if isinstance(command, Stop):
+                    self._preparers.shutdown(wait=False, cancel_futures=True)
                     return
                 self._obey(command)
             self._enter_prepared()
@@ -116,7 +120,7 @@ class Station:
                 self._add(command)
             else:
                 self._preparing[command.request.id] = command
-                threading.Thread(target=self._prepare_aside, args=(command.request,), daemon=True).start()
+                self._preparers.submit(self._prepare_aside, command.request)
         elif isinstance(command, Abort):
             if command.sibling is None:
                 self._preparing.pop(command.id, None)
@@ -126,6 +130,8 @@ class Station:
             self._engine.scheduler.cache.tree.clear()
 
     def _prepare_aside(self, request: Request) -> None:
+        if request.id not in self._preparing:
+            return                      # aborted while it waited
         try:
             outcome = self._prepare(request)
         except PenstockError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,18 +19,31 @@ MAX_BRANCHES = 512       # ids that may follow one text
 MAX_FORCED = 1024        # bytes that must follow
 
 
-def least_tokens(start: LLMatcher, lexicon: Lexicon, is_json: bool) -> tuple[int, tuple[int, ...] | None]:
+class Deadline:
+    """Of computing time, so that a busy machine proves as much as an idle one."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.thread_time() + seconds
+
+    @property
+    def passed(self) -> bool:
+        return time.thread_time() > self._end
+
+
+def least_tokens(start: LLMatcher, lexicon: Lexicon, is_json: bool, deadline: Deadline,
+                 ) -> tuple[int, tuple[int, ...] | None]:
     """No answer has fewer tokens than this; and one that has so many, if it was found.
 
     Every text of one token, then of two, and so on is tried, so what it says is proven. It ends where there are too
-    many texts. In JSON blanks alone between other tokens are left out: an answer without them is one token shorter.
+    many texts, or when its time is up. In JSON blanks alone between other tokens are left out: an answer without them
+    is one token shorter.
     """
     level: dict[bytes, tuple[LLMatcher, tuple[int, ...]]] = {b"": (start, ())}
     num_texts, length = 0, 0
     while level:
         following: dict[bytes, tuple[LLMatcher, tuple[int, ...]]] = {}
         for text, (matcher, path) in level.items():
-            allowed = _following(matcher, lexicon)
+            allowed = None if deadline.passed else _following(matcher, lexicon)
             if allowed is None:
                 return length + 1, None
             if is_json and not Place().after(text).quoted:
@@ -51,7 +65,7 @@ def least_tokens(start: LLMatcher, lexicon: Lexicon, is_json: bool) -> tuple[int
     return length + 1, None
 
 
-def least_plain_tokens(start: LLMatcher, lexicon: Lexicon) -> tuple[int, tuple[int, ...] | None]:
+def least_plain_tokens(start: LLMatcher, lexicon: Lexicon, deadline: Deadline) -> tuple[int, tuple[int, ...] | None]:
     """The same for JSON whose strings and numbers may be any. Of texts that differ in those alone one is followed, and
     within a string only what closes it: tokens that do not are there in vain."""
     level: dict[bytes, tuple[LLMatcher, bool]] = {b"": (start, False)}
@@ -68,6 +82,8 @@ def least_plain_tokens(start: LLMatcher, lexicon: Lexicon) -> tuple[int, tuple[i
                     return length + 1, None
                 more = [lexicon.spellings[token] for token in allowed]
             for spelled in more:
+                if deadline.passed:
+                    return length + 1, None
                 after, is_within = simplest(text + spelled)
                 if after in known:
                     continue

@@ -10,7 +10,9 @@ still get through. What was found is a valid end; that there is none shorter is 
 from __future__ import annotations
 
 import heapq
+import math
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -92,13 +94,16 @@ class Closer:
         self._words = list(words)
         self._bits = np.zeros(lexicon.mask_words, dtype=np.int32)
 
-    def search(self, start: LLMatcher, place: Place | None = None, most: int = MAX_STATES) -> bytes | None:
-        """Bytes after which the grammar may end; None if none were found. `place` is given for JSON."""
+    def search(self, start: LLMatcher, place: Place | None = None, most: int = MAX_STATES,
+               within_s: float = math.inf) -> bytes | None:
+        """Bytes after which the grammar may end; None if none were found, after `most` states or `within_s` of this
+        thread's time. `place` is given for JSON."""
+        end = time.thread_time() + within_s
         steps = [_Step(0, 0, 0, start, b"", place, b"")]
         seen: set[object] = set()
         order = 0
         for _ in range(most):
-            if not steps:
+            if not steps or time.thread_time() > end:
                 return None
             step = heapq.heappop(steps)
             if step.more is not None:

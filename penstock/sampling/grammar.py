@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.sampling.arrays import Array, NothingAllowed
 from penstock.sampling.lexicon import Lexicon
-from penstock.sampling.likeliest import Array, NothingAllowed
 from penstock.sampling.masks import NEVER
 from penstock.sampling.words import add, every_token, no_token, remove
 

@@ -1,81 +1,64 @@
-"""Grammars compiled once, whoever asks: under limits, away from the caller's stack, within a time."""
+"""Grammars compiled once, whoever asks.
+
+A grammar is first tried where it can do no harm (`trial`: a sandboxed process with limits of time and memory). What has
+passed is then compiled here, which takes no longer than it took there.
+"""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
+from concurrent.futures import Future
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from penstock.errors import InvalidRequest
-from penstock.sampling.bound import least_plain_tokens, least_tokens
-from penstock.sampling.closing import Closer, Place, literals
-from penstock.sampling.grammar import Grammar, reason
+from penstock.sampling.closing import Closer
+from penstock.sampling.grammar import Grammar
 from penstock.sampling.lexicon import Lexicon
-from penstock.sampling.plain import is_plain
-from penstock.sampling.source import llguidance_grammar
-from penstock.types import Request, StructuredOutputsParams
+from penstock.sampling.trial import closer_of, compile_start, is_json, on_large_stack, try_grammar
+from penstock.types import GrammarFacts, Request, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 COMPILE_S = 10.0
-SEARCH_S = 2.0               # for a short answer; a grammar that needs more is left to its budget
-MAX_COMPILING = 4            # threads; one that ran out of time still counts until it ends
-STACK_BYTES = 512 << 20      # of such a thread: the compiler goes into itself for each rule within a rule
-MAX_FORCED = 1 << 14         # bytes
+MAX_COMPILING = 4            # at once; others wait
 MAX_KEPT = 64                # beside those in use
-MAX_LEXER_STATES = 50_000    # of 1 to 2 kB each
-LEAST_GROWTH, MOST_GROWTH = 32, 192
+MIN_GROWTH, MAX_GROWTH = 32, 192
+ANY = 1 << 30                # tokens: a budget that every answer fits into
+Trial = Callable[[StructuredOutputsParams, int], GrammarFacts]
 
 
 class CompiledGrammar:
     """A grammar's start, from which each answer begins with a copy, and how short an answer can be."""
 
-    def __init__(self, asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon) -> None:
+    def __init__(self, asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon, facts: GrammarFacts) -> None:
         self.asked = asked
         self.start = start
         self.lexicon = lexicon
-        self.searchable = True               # whether a way to an end can be looked for within a step
-        self.is_json = asked.json is not None or bool(asked.json_object)
+        self.facts = facts
+        self.is_json = is_json(asked)
         # By how much one token may lengthen the way to the end: what it opens was written out in the source.
-        self.growth = max(LEAST_GROWTH, min(MOST_GROWTH, len(asked.source) // 4))
+        self.growth = max(MIN_GROWTH, min(MAX_GROWTH, len(asked.source) // 4))
 
-    @cached_property
+    @property
     def closing(self) -> tuple[int, ...] | None:
         """A short whole answer."""
-        if self.asked.choice is not None:
-            covers = [self.lexicon.cover(choice.encode()) for choice in self.asked.choice]
-            return min((cover for cover in covers if cover), key=len, default=None)
-        found = self.closer().search(self.start, Place() if self.is_json else None)
-        return None if found is None else self.lexicon.cover(found)
+        return self.facts.closing
 
-    def closer(self) -> Closer:
-        return Closer(self.lexicon, () if self.is_json else literals(self.asked.source))
-
-    @cached_property
-    def _least(self) -> tuple[int, tuple[int, ...] | None]:
-        if self.asked.choice is not None and self.closing is not None:
-            return len(self.closing), self.closing
-        if self.is_json and is_plain(self.asked):
-            return least_plain_tokens(self.start, self.lexicon)
-        return least_tokens(self.start, self.lexicon, self.is_json)
+    @property
+    def searchable(self) -> bool:
+        """A way to an end can be looked for within a step."""
+        return self.facts.searchable
 
     def closing_within(self, max_tokens: int) -> tuple[int, ...] | None:
-        """The same; where it is too long for the budget, the shortest if that is known."""
-        if self.closing is not None and len(self.closing) <= max_tokens:
-            return self.closing
-        return self._least[1] or self.closing
+        return self.facts.within(max_tokens)
 
-    def require_fit(self, max_tokens: int) -> None:
-        """Refuse a budget that no answer fits into; only where that is certain."""
-        path = self.closing_within(max_tokens)
-        if (path is None or len(path) > max_tokens) and max_tokens < self._least[0]:
-            raise InvalidRequest(f"max_tokens={max_tokens} is too small for any answer that matches: at least "
-                                 f"{self._least[0]} tokens are needed")
+    def closer(self) -> Closer:
+        return closer_of(self.asked, self.lexicon)
 
     def begin(self, request: Request) -> Grammar:
         sampling = request.sampling
@@ -88,11 +71,15 @@ class CompiledGrammar:
 class Grammars:
     """One model's compiled grammars. Safe to use from several threads."""
 
-    def __init__(self, lexicon: Callable[[], Lexicon], compile_s: float = COMPILE_S) -> None:
+    def __init__(self, lexicon: Callable[[], Lexicon], trial: Trial | None = None,
+                 compile_s: float = COMPILE_S) -> None:
+        """Without a `trial` grammars are tried in a thread of this process, which cannot be ended."""
         self.compile_s = compile_s
         self._make_lexicon = lexicon
+        self._trial = trial or self._try_here
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(MAX_COMPILING)
+        self._making: dict[StructuredOutputsParams, Future[CompiledGrammar]] = {}
         self._kept: OrderedDict[StructuredOutputsParams, CompiledGrammar] = OrderedDict()     # the last used one last
         self._used: WeakValueDictionary[StructuredOutputsParams, CompiledGrammar] = WeakValueDictionary()
 
@@ -100,11 +87,17 @@ class Grammars:
     def lexicon(self) -> Lexicon:
         return self._make_lexicon()
 
-    def compile(self, asked: StructuredOutputsParams) -> CompiledGrammar:
-        with self._lock:
-            known = self._kept.get(asked) or self._used.get(asked)
+    def compile(self, asked: StructuredOutputsParams, max_tokens: int | None = None,
+                facts: GrammarFacts | None = None) -> CompiledGrammar:
+        """The compiled grammar; with `max_tokens`, refused where no answer can be so short. `facts` are of a trial that
+        has been made already."""
+        known = self._find(asked)
         if known is None:
-            known = self._within_time(asked)
+            known = self._made(asked, facts, ANY if max_tokens is None else max_tokens)
+        if max_tokens is not None and not known.facts.decides(max_tokens):
+            known.facts = facts or self._trial(asked, max_tokens)
+        if max_tokens is not None:
+            known.facts.require_fit(max_tokens)
         with self._lock:
             self._used[asked] = self._kept[asked] = known
             self._kept.move_to_end(asked)
@@ -112,60 +105,38 @@ class Grammars:
                 self._kept.popitem(last=False)
         return known
 
-    def _within_time(self, asked: StructuredOutputsParams) -> CompiledGrammar:
-        if not self._slots.acquire(blocking=False):
-            raise InvalidRequest(f"structured_outputs: {MAX_COMPILING} grammars are being compiled for longer than "
-                                 f"{self.compile_s:g} s already: try again later, or give simpler ones")
-        outcome: list[CompiledGrammar | Exception] = []
-        begun = threading.Event()
+    def _find(self, asked: StructuredOutputsParams) -> CompiledGrammar | None:
+        with self._lock:
+            return self._kept.get(asked) or self._used.get(asked)
 
-        def work() -> None:
-            try:
-                self.lexicon.tokenizer      # noqa: B018  made once for all grammars: none of them is charged for it
-                begun.set()
-                outcome.append(self._compiled(asked))
-            except Exception as error:
-                outcome.append(error)
-            finally:
-                begun.set()
-                self._slots.release()
+    def _made(self, asked: StructuredOutputsParams, facts: GrammarFacts | None, max_tokens: int) -> CompiledGrammar:
+        """Made once for all who ask at the same time."""
+        with self._lock:
+            made = self._making.get(asked)
+            is_first = made is None
+            if made is None:
+                made = self._making[asked] = Future()
+        if not is_first:
+            return made.result()
+        try:
+            made.set_result(self._make(asked, facts, max_tokens))
+        except BaseException as error:
+            made.set_exception(error)
+        finally:
+            with self._lock:
+                del self._making[asked]
+        return made.result()
 
-        thread = _spacious(work)
-        begun.wait()
-        thread.join(self.compile_s)
-        if not outcome:
+    def _make(self, asked: StructuredOutputsParams, facts: GrammarFacts | None, max_tokens: int) -> CompiledGrammar:
+        facts = facts or self._trial(asked, max_tokens)
+        with self._slots:
+            start = on_large_stack(partial(compile_start, asked, self.lexicon))
+        return CompiledGrammar(asked, start, self.lexicon, facts)
+
+    def _try_here(self, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
+        self.lexicon.tokenizer      # noqa: B018  made once for all grammars: none of them is charged for it
+        try:
+            return on_large_stack(lambda: try_grammar(self.lexicon, asked, max_tokens), self.compile_s)
+        except TimeoutError:
             raise InvalidRequest(f"structured_outputs: the grammar was not compiled within {self.compile_s:g} s: give "
-                                 "a simpler one")
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        return outcome[0]
-
-    def _compiled(self, asked: StructuredOutputsParams) -> CompiledGrammar:
-        from llguidance import LLMatcher, LLParserLimits
-
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        start = LLMatcher(self.lexicon.tokenizer, llguidance_grammar(asked), log_level=0, limits=limits)
-        compiled = CompiledGrammar(asked, start, self.lexicon)
-        if not start.is_error():
-            start.compute_bitmask()      # the first of a grammar takes longest
-        num_forced = len(start.compute_ff_bytes())
-        if num_forced > MAX_FORCED:
-            raise InvalidRequest(f"structured_outputs: every answer begins with the same {num_forced} bytes: at most "
-                                 f"{MAX_FORCED} are compiled; put them into the prompt")
-        if start.is_error():
-            raise InvalidRequest(f"structured_outputs cannot be compiled: {reason(start.get_error())}")
-        begin = time.perf_counter()
-        compiled.closing      # noqa: B018  looked for here, where it has time
-        compiled.searchable = time.perf_counter() - begin < SEARCH_S
-        return compiled
-
-
-def _spacious(work: Callable[[], None]) -> threading.Thread:
-    """A thread with a large stack."""
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        thread = threading.Thread(target=work, name="penstock-grammar", daemon=True)
-        thread.start()
-    finally:
-        threading.stack_size(before)
-    return thread
+                                 "a simpler one") from None

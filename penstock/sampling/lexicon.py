@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.sampling.likeliest import Array
+from penstock.sampling.arrays import Array
 from penstock.sampling.plain import closings
 
 if TYPE_CHECKING:

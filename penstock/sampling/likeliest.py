@@ -8,21 +8,16 @@ import numpy as np
 import torch
 
 from penstock.ops import above
+from penstock.sampling.arrays import Array, NothingAllowed, UnusableLogits
 
-Array = np.ndarray
+__all__ = ["Array", "NothingAllowed", "UnusableLogits"]
 
 FOLD = 64
 ROOM = 2048            # places listed at a time: more are found by other means
 
 
-class UnusableLogits(ArithmeticError):
-    """No token can be chosen from this row; the message says why."""
-
-
-class NothingAllowed(UnusableLogits):
-    """The request's own constraints leave no token."""
-
 DAMAGED = "the model's logits contain NaN or infinity: its weights or its arithmetic are damaged"
+
 
 def likeliest(values: Array) -> int:
     """The first token; also the check that every value is a number and at least one is possible."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.sampling.likeliest import Array
+from penstock.sampling.arrays import Array
 from penstock.sampling.words import add, every_token, no_token, remove
 from penstock.types import Request
 

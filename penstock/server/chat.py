@@ -11,7 +11,17 @@ from starlette.responses import Response
 
 from penstock.server import sse
 from penstock.server.chat_body import ChatBody
-from penstock.server.context import client_of, event_stream, json_response, new_id, now, read, server_of, unless_gone
+from penstock.server.context import (
+    begin,
+    client_of,
+    event_stream,
+    json_response,
+    new_id,
+    now,
+    read,
+    server_of,
+    unless_gone,
+)
 from penstock.server.conversation import Conversation
 from penstock.server.generation import Generation
 from penstock.server.logprobs import chat_logprobs
@@ -23,8 +33,8 @@ async def chat_completions(request: Request) -> Response:
     body = await read(request, ChatBody)
     server = server_of(request)
     model = await server.catalog.open(body.model)
-    conversation = await Conversation.prepare(body, model)
-    generation = server.generate(model, client_of(request), body, [(conversation.encoded, conversation.params)])
+    conversation = await unless_gone(request, Conversation.prepare(body, model, client_of(request).tenant))
+    generation = await begin(request, model, body, [(conversation.encoded, conversation.params)])
     answer = ChatAnswer(body, conversation, generation)
     if body.stream:
         return await event_stream(request, answer.events())

@@ -13,7 +13,17 @@ from penstock.errors import InvalidRequest
 from penstock.intake import Encoded
 from penstock.server import sse
 from penstock.server.completion_body import CompletionBody
-from penstock.server.context import client_of, event_stream, json_response, new_id, now, read, server_of, unless_gone
+from penstock.server.context import (
+    begin,
+    client_of,
+    event_stream,
+    json_response,
+    new_id,
+    now,
+    read,
+    server_of,
+    unless_gone,
+)
 from penstock.server.fields import sampling_params
 from penstock.server.generation import Generation
 from penstock.server.logprobs import completion_logprobs, prompt_logprobs
@@ -28,9 +38,9 @@ async def completions(request: Request) -> Response:
     model = await server.catalog.open(body.model)
     params = _params(body, model)
     cut = body.truncate_prompt_tokens is not None
-    prompts = [await model.encode(prompt, cut=cut, add_special_tokens=body.add_special_tokens)
-               for prompt in body.prompts()]
-    generation = server.generate(model, client_of(request), body, [(encoded, params) for encoded in prompts])
+    prompts = await unless_gone(request, model.encode_all(body.prompts(), cut=cut, tenant=client_of(request).tenant,
+                                                          add_special_tokens=body.add_special_tokens))
+    generation = await begin(request, model, body, [(encoded, params) for encoded in prompts])
     answer = CompletionAnswer(body, prompts, generation)
     if body.stream:
         return await event_stream(request, answer.events())

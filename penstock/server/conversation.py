@@ -32,7 +32,7 @@ class Conversation:
     most_calls: int | None = None       # those beyond it are passed over
 
     @classmethod
-    async def prepare(cls, body: ChatBody, model: ServedModel) -> Conversation:
+    async def prepare(cls, body: ChatBody, model: ServedModel, tenant: str = "") -> Conversation:
         tokenizer = model.tokenizer
         if tokenizer is None or tokenizer.chat_template is None:
             raise InvalidRequest(f"{model.name} has no chat template, so it is no chat model: use /v1/completions")
@@ -42,7 +42,8 @@ class Conversation:
         messages, values = template_input(body.messages, template, tools, body.add_generation_prompt,
                                           body.continue_final_message, body.chat_template_kwargs,
                                           body.reasoning_effort)
-        encoded = await model.encode_messages(messages, values, cut=body.truncate_prompt_tokens is not None)
+        encoded = await model.encode_messages(messages, values, cut=body.truncate_prompt_tokens is not None,
+                                              tenant=tenant)
         form, special = structure(body), _special_ids(tokenizer) if parser else {}
         forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedChoice)
         if parser and forced:

@@ -6,20 +6,22 @@ import base64
 import contextlib
 import math
 import struct
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import InvalidRequest
-from penstock.server.context import client_of, json_response, new_id, now, read, server_of, unless_gone
+from penstock.server.context import begin, client_of, json_response, new_id, now, read, server_of, unless_gone
 from penstock.server.fields import WHOLE, SamplingBody, undocumented
 from penstock.server.generation import Generation
 from penstock.types import SamplingParams
 
 MOST_INPUTS = 2048
 
+Kind = TypeVar("Kind")
+Several = Annotated[list[Kind], Field(max_length=MOST_INPUTS)]
 
 USED = frozenset({"model", "user", "priority", "timeout", "truncate_prompt_tokens", "request_id"})
 UNUSED = sorted(SamplingBody.model_fields.keys() - USED)
@@ -32,14 +34,14 @@ class PoolBody(SamplingBody):
 
 
 class EmbeddingBody(PoolBody):
-    input: str | list[int] | list[str] | list[list[int]]
+    input: str | list[int] | Several[str] | Several[list[int]]
     dimensions: int | None = Field(None, ge=1, le=WHOLE)
     encoding_format: Literal["float", "base64"] = "float"
 
 
 class ScoreBody(PoolBody):
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: str | Several[str]
+    text_2: str | Several[str]
 
 
 class RerankBody(PoolBody):
@@ -96,11 +98,12 @@ async def embed(request: Request, body: PoolBody, inputs: list[str | list[int]])
     server = server_of(request)
     model = await server.catalog.open(body.model)
     length = body.truncate_prompt_tokens
-    encoded = [await model.encode(one, cut=length is not None) for one in inputs]
+    tenant = client_of(request).tenant
+    encoded = await unless_gone(request, model.encode_all(inputs, cut=length is not None, tenant=tenant))
     if length is not None:
-        encoded = [model.taking.beginning(one, length) for one in encoded]
+        encoded = [await model.beginning(one, length, tenant) for one in encoded]
     params = SamplingParams(max_tokens=1)
-    generation = server.generate(model, client_of(request), body, [(one, params) for one in encoded], pool=True)
+    generation = await begin(request, model, body, [(one, params) for one in encoded], pool=True)
     await unless_gone(request, _wait(generation))
     vectors = [list(flight.collector.embedding or ()) for flight in generation.flights]
     return vectors, generation.usage.num_prompt, model.name
@@ -119,8 +122,6 @@ def _inputs(given: str | list[int] | list[str] | list[list[int]]) -> list[str | 
         raise InvalidRequest("input is empty: give a text, a list of texts, or token ids")
     if isinstance(given[0], int):
         return [given]                          # type: ignore[list-item]
-    if len(given) > MOST_INPUTS:
-        raise InvalidRequest(f"{len(given)} inputs: the limit is {MOST_INPUTS}")
     return list(given)                          # type: ignore[arg-type]
 
 

@@ -8,31 +8,28 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from penstock.engine.messages import Found, Ready
 from penstock.errors import EngineFailed, InvalidRequest
-from penstock.intake import Encoded, Intake, Messages, Prompt, default_params
+from penstock.intake import Encoded, Intake, Messages, Prepared, Prompt, default_params
+from penstock.sandbox.process import Sandbox
+from penstock.sandbox.program import SandboxedProgram
+from penstock.sandbox.service import TextService
 from penstock.server.admission import Admission
 from penstock.server.engine import RemoteEngine
 from penstock.server.flight import Flight
 from penstock.server.process import WORKER
-from penstock.text.tokenizer import Tokenizer, load_tokenizer
-from penstock.types import Request, SamplingParams, StructuredOutputsParams
+from penstock.text.facts import TokenizerFacts
+from penstock.text.tokenizer import Tokenizer
+from penstock.types import Request, SamplingParams
 from penstock.version import VERSION
 
-Made = TypeVar("Made")
-SHORT = 4096            # characters of text that are encoded at once; more go to another thread
-
-
-class _CompiledThere:
-    """Grammars are compiled, and refused, by the engine."""
-
-    def compile(self, asked: StructuredOutputsParams) -> None:
-        return None
+PART_IDS = 4096         # spelled before others have their turn at the event loop
+PROMPTS_AT_ONCE = 64    # of one request, in line for the tokenizer
 
 
 class ServedModel:
@@ -57,7 +54,10 @@ class ServedModel:
         self.path: Path | None = None
         self._seed = options.get("seed")
         self._task: asyncio.Task[None] | None = None
-        self._tokenizer: asyncio.Future[Tokenizer] | None = None
+        self._sandbox: Sandbox | None = None
+        self._facts: asyncio.Future[TokenizerFacts] | None = None
+        self._text: TextService | None = None
+        self._parse_special = bool(options.get("parse_special_tokens"))
         self._ready: asyncio.Task[None] | None = None
         self.tokenizer: Tokenizer | None = None
         self.intake: Intake | None = None
@@ -95,36 +95,53 @@ class ServedModel:
 
     async def _prepare(self, engine: RemoteEngine) -> None:
         facts = await engine.loaded()
-        self.tokenizer = await self._tokenizer if self._tokenizer else None
+        self.tokenizer = None
+        if self._facts is not None and self._sandbox is not None:
+            self.tokenizer = Tokenizer.from_facts(await self._facts, SandboxedProgram(self._sandbox), str(self.path))
+            self._text = TextService(self._sandbox)
         seed = self._seed if self._seed is not None else int.from_bytes(os.urandom(8), "little")
         self.intake = Intake(self.tokenizer, facts.vocab_size, facts.max_model_len, facts.kv_cache_tokens,
-                             facts.generation_config, seed, _CompiledThere() if self.tokenizer else None)
-        self._public = [tokens for text in self._public_texts for tokens in self._public_tokens(text)]
+                             facts.generation_config, seed, parse_special=self._parse_special)
+        self._public = [tokens for text in self._public_texts for tokens in await self._public_tokens(text)]
         self.defaults = default_params(facts.generation_config).clone(max_tokens=None)
 
-    def _public_tokens(self, text: str) -> Iterator[list[int]]:
+    async def _public_tokens(self, text: str) -> list[list[int]]:
         """A declared text as a prompt begins with it: as it stands, and as the chat template's system message."""
-        if self.tokenizer is None:
-            return
-        yield self.tokenizer.encode(text)
-        if self.tokenizer.chat_template is not None:
+        found = []
+        if self.tokenizer is not None:
+            found.append((await self.encode(text)).tokens)
+        if self.tokenizer is not None and self.tokenizer.chat_template is not None:
             with contextlib.suppress(InvalidRequest):       # a template may want a user too
-                shown = self.tokenizer.apply_chat_template([{"role": "system", "content": text}], False)
-                yield self.tokenizer.encode(shown, add_special_tokens=False)
+                system = [{"role": "system", "content": text}]
+                found.append((await self.encode_messages(system, {"add_generation_prompt": False})).tokens)
+        return found
 
     def _num_public(self, tokens: Sequence[int]) -> int:
         return max((_common(public, tokens) for public in self._public), default=0)
 
     def _found(self, found: Found) -> None:
         self.path = Path(found.path)
-        if self._tokenizer is None:
+        if self._facts is None:
             source = found.metadata if found.metadata is not None else found.folder or ""
-            self._tokenizer = asyncio.ensure_future(asyncio.to_thread(load_tokenizer, source, found.path))
+            self._facts = asyncio.ensure_future(asyncio.to_thread(self._load_text, source, found.path))
+
+    def _load_text(self, source: str | Mapping[str, Any], origin: str) -> TokenizerFacts:
+        sandbox = self._sandbox = Sandbox()
+        return sandbox.load(source, origin)
+
+    def _close_text(self) -> None:
+        text, self._text, self._facts = self._text, None, None
+        sandbox, self._sandbox = self._sandbox, None
+        if text is not None:
+            text.close()
+        if sandbox is not None:
+            sandbox.close()
 
     async def close(self) -> None:
         engine, self.engine, self.intake, self._ready = self.engine, None, None, None
         task, self._task = self._task, None
         self.resting = True
+        self._close_text()
         if engine is not None:
             await engine.close()
         if task is not None:
@@ -171,31 +188,90 @@ class ServedModel:
 
     # text
 
-    async def encode(self, prompt: Prompt, *, cut: bool = False, add_special_tokens: bool = True) -> Encoded:
-        size = len(prompt) if isinstance(prompt, str) else 0
-        return await _aside(size, lambda: self.taking.encode(prompt, cut=cut, add_special_tokens=add_special_tokens))
+    @property
+    def text(self) -> TextService:
+        if self._text is None:
+            raise InvalidRequest(f"{self.name} was loaded without a tokenizer: give token ids")
+        return self._text
 
-    async def encode_messages(self, messages: Messages, values: Mapping[str, Any], *, cut: bool = False) -> Encoded:
-        size = sum(len(str(message.get("content") or "")) for message in messages)
-        return await _aside(size, lambda: self.taking.encode_messages(messages, values, cut=cut))
+    async def encode(self, prompt: Prompt, *, cut: bool = False, add_special_tokens: bool = True, tenant: str = "",
+                     may_be_empty: bool = False) -> Encoded:
+        intake = self.taking
+        if not isinstance(prompt, str):
+            return intake.encode(prompt, cut=cut)
+        if prompt or not may_be_empty:
+            intake.check_text(prompt, cut)
+        with intake.counted(cut):
+            tokens = await self.text.encode(prompt, add_special_tokens, intake.limit(cut), tenant)
+        return Encoded(tokens, prompt) if may_be_empty else intake.encoded(tokens, prompt)
 
-    async def tokens_of(self, text: str, add_special_tokens: bool) -> list[int]:
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            raise InvalidRequest(f"{self.name} was loaded without a tokenizer")
-        return await _aside(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    async def encode_all(self, prompts: Sequence[Prompt], *, cut: bool = False, add_special_tokens: bool = True,
+                         tenant: str = "") -> list[Encoded]:
+        """Many prompts, few at a time in each of the tokenizer's processes."""
+        encoded: list[Encoded] = []
+        for at in range(0, len(prompts), PROMPTS_AT_ONCE):
+            some = prompts[at:at + PROMPTS_AT_ONCE]
+            encoded += await asyncio.gather(*(
+                self.encode(one, cut=cut, add_special_tokens=add_special_tokens, tenant=tenant) for one in some))
+        return encoded
+
+    async def encode_messages(self, messages: Messages, values: Mapping[str, Any], *, cut: bool = False,
+                              add_special_tokens: bool = False, tenant: str = "") -> Encoded:
+        intake = self.taking
+        with intake.counted(cut):
+            tokens, text = await self.text.encode_chat(messages, values, intake.limit(cut), intake.parse_special,
+                                                       tenant)
+        if add_special_tokens:
+            return await self.encode(text, cut=cut, tenant=tenant)
+        return intake.encoded(tokens, text)
+
+    async def beginning(self, encoded: Encoded, length: int, tenant: str = "") -> Encoded:
+        """The first `length` tokens, among them what the tokenizer puts around a text: how embeddings are cut."""
+        inner = None
+        if encoded.prompt is not None and self._text is not None and len(encoded.tokens) > length:
+            inner = await self.text.encode(encoded.prompt, False, None, tenant)
+        return self.taking.beginning(encoded, length, inner)
+
+    async def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Each id's text by itself. Others have their turn in between."""
+        assert self.tokenizer is not None
+        texts: list[str] = []
+        for begin in range(0, len(ids), PART_IDS):
+            texts += [self.tokenizer.token_text(id) for id in ids[begin:begin + PART_IDS]]
+            await asyncio.sleep(0)
+        return texts
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens too. Others have their turn in between."""
+        assert self.tokenizer is not None
+        stream, parts = self.tokenizer.spelling.stream(), []
+        for begin in range(0, len(ids), PART_IDS):
+            parts.append(stream.push(ids[begin:begin + PART_IDS]))
+            await asyncio.sleep(0)
+        return "".join([*parts, stream.finish()])
+
+    async def prepare(self, encoded: Encoded, params: SamplingParams, tenant: str = "") -> Prepared:
+        """What the request needs of text programs, done before it is queued: bad words as ids, its grammar's trial."""
+        words = await self.text.encode_words(params.bad_words, tenant) if params.bad_words else ()
+        asked, facts = params.structured_outputs, None
+        if asked is not None:
+            num_prompt = min(len(encoded.tokens), params.truncate_prompt_tokens or len(encoded.tokens))
+            max_tokens = self.taking.max_tokens(num_prompt, params)
+            facts = await self.text.try_grammar(asked, max_tokens, tenant)
+            facts.require_fit(max_tokens)
+        return Prepared(tuple(tuple(word) for word in words), facts)
 
     # requests
 
-    def request(self, encoded: Encoded, params: SamplingParams, *, priority: int = 0, salt: str = "",
-                pool: bool = False) -> Request:
+    def request(self, encoded: Encoded, params: SamplingParams, prepared: Prepared, *, priority: int = 0,
+                salt: str = "", pool: bool = False) -> Request:
         if pool != self.facts.is_encoder:
             raise InvalidRequest(f"{self.name} " + (
                 "generates text and makes no embeddings: use an embedding model" if pool else
                 "is an embedding model and generates no text: use /v1/embeddings"))
         num_public = self._num_public(encoded.tokens) if salt and not pool else 0
         return self.taking.request(encoded.tokens, params, priority=priority, salt=salt, num_public=num_public,
-                                   pool=pool)
+                                   pool=pool, prepared=prepared)
 
     def submit(self, request: Request, prompt: str | None, *, tenant: str = "", timeout_s: float | None = None,
                ) -> Flight:
@@ -210,8 +286,3 @@ class ServedModel:
 def _common(one: Sequence[int], two: Sequence[int]) -> int:
     """How many tokens both begin with."""
     return next((at for at, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
-
-
-async def _aside(size: int, make: Callable[[], Made]) -> Made:
-    """A long text is worked on in another thread: the tokenizer leaves Python to the event loop."""
-    return make() if size <= SHORT else await asyncio.to_thread(make)

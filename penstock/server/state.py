@@ -37,15 +37,16 @@ class Server:
     def ready(self) -> bool:
         return not self.draining and self.catalog.ready
 
-    def generate(self, model: ServedModel, client: Client, body: SamplingBody,
-                 prompts: Sequence[tuple[Encoded, SamplingParams]], *, pool: bool = False) -> Generation:
+    async def generate(self, model: ServedModel, client: Client, body: SamplingBody,
+                       prompts: Sequence[tuple[Encoded, SamplingParams]], *, pool: bool = False) -> Generation:
         """Queue all prompts of a request, or none of them."""
+        prepared = [await model.prepare(encoded, params, client.tenant) for encoded, params in prompts]
         if self.draining:
             raise Busy("the server is stopping and takes no more requests", 5, 503)
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
-        requests = [model.request(encoded, params, priority=body.priority,
+        requests = [model.request(encoded, params, ready, priority=body.priority,
                                   salt=_salt(client.tenant, body.cache_salt or encoded.salt), pool=pool)
-                    for encoded, params in prompts]
+                    for (encoded, params), ready in zip(prompts, prepared)]
         deadline_s = None if timeout is None else time.monotonic() + timeout
         flights = [Flight(request, encoded.prompt, model.tokenizer, tenant=client.tenant, deadline_s=deadline_s)
                    for request, (encoded, _) in zip(requests, prompts)]

@@ -10,21 +10,21 @@ from starlette.responses import Response
 
 from penstock.errors import InvalidRequest
 from penstock.server.chat_body import Message, Tool
-from penstock.server.context import json_response, read, server_of
+from penstock.server.context import client_of, json_response, read, server_of, unless_gone
 from penstock.server.conversation import template_input
-from penstock.server.fields import Body
+from penstock.server.fields import MAX_MESSAGES, MAX_TOOLS, Body
 
 
 class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeBody:
@@ -41,7 +41,7 @@ class DetokenizeBody(Body):
 async def tokenize(request: Request) -> Response:
     body = await read(request, TokenizeBody)
     model = await server_of(request).catalog.open(body.model)
-    tokenizer = model.tokenizer
+    tokenizer, tenant = model.tokenizer, client_of(request).tenant
     if tokenizer is None:
         raise InvalidRequest(f"{model.name} was loaded without a tokenizer")
     if body.messages is not None:
@@ -51,12 +51,14 @@ async def tokenize(request: Request) -> Response:
         messages, values = template_input(body.messages, tokenizer.chat_template, tools,
                                           body.add_generation_prompt, body.continue_final_message,
                                           body.chat_template_kwargs)
-        text = tokenizer.apply_chat_template(messages, **values)
-        tokens = await model.tokens_of(text, bool(body.add_special_tokens))
+        encoding = model.encode_messages(messages, values, cut=True, tenant=tenant,
+                                         add_special_tokens=bool(body.add_special_tokens))
     else:
-        tokens = await model.tokens_of(body.prompt or "", body.add_special_tokens is not False)
+        encoding = model.encode(body.prompt or "", cut=True, add_special_tokens=body.add_special_tokens is not False,
+                                tenant=tenant, may_be_empty=True)
+    tokens = (await unless_gone(request, encoding)).tokens
     answer = {"count": len(tokens), "max_model_len": model.facts.max_model_len, "tokens": tokens}
-    answer["token_strs"] = [tokenizer.token_text(id) for id in tokens] if body.return_token_strs else None
+    answer["token_strs"] = await model.token_texts(tokens) if body.return_token_strs else None
     return json_response(answer)
 
 
@@ -66,4 +68,4 @@ async def detokenize(request: Request) -> Response:
     if model.tokenizer is None:
         raise InvalidRequest(f"{model.name} was loaded without a tokenizer")
     model.taking.check_ids("tokens", body.tokens)
-    return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    return json_response({"prompt": await model.decode(body.tokens)})

@@ -19,9 +19,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tokenizers import Tokenizer as Backend
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # surrogateescape marks each undecodable byte as one of these
@@ -86,21 +87,29 @@ def _strips_one_space(step: dict[str, Any]) -> bool:
     return bool(step["content"] == " " and step["start"] == 1 and step["stop"] == 0)
 
 
+class Tokens(Protocol):
+    """The part of the `tokenizers` library's tokenizer that spelling needs."""
+
+    def id_to_token(self, id: int) -> str | None: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
 @dataclass
 class Spelling:
     """The spelling of every id; looked up on first use and kept."""
 
-    backend: Backend
+    backend: Tokens
     decoder: Decoder
     aliases: Mapping[int, int] = field(default_factory=dict)   # ids of the same text: the one the backend knows
     added: frozenset[int] = frozenset()                        # ids matched in raw text, so spelled as they stand
-    _known: dict[int, str | bytes] = field(default_factory=dict)
+    known: dict[int, str | bytes] = field(default_factory=dict)
 
     def __getitem__(self, id: int) -> str | bytes:
         """Text or bytes; nothing for an id the vocabulary lacks."""
-        spelled = self._known.get(id)
+        spelled = self.known.get(id)
         if spelled is None:
-            spelled = self._known[id] = self._spell(id)
+            spelled = self.known[id] = self._spell(id)
         return spelled
 
     def _spell(self, id: int) -> str | bytes:

@@ -39,7 +39,7 @@ class ChatTemplate:
             raise InvalidRequest("continue_final_message=True continues the last message, add_generation_prompt=True "
                                  "begins a new one; choose one")
         names = {"tools": tools, "documents": None, **values, "add_generation_prompt": add_generation_prompt}
-        names = {**_plain(names), "messages": conversation}
+        names = {**plain(names), "messages": conversation}
         text = self._run(names)
         return _opened(text, conversation[-1]["content"]) if resume else text
 
@@ -73,9 +73,9 @@ def _listed(messages: Sequence[Message]) -> Sequence[Message]:
 def _message(message: Message) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequest(f"a message must be a table with a 'role', not {str(message)[:80]!r}")
-    plain: dict[str, Any] = _plain(message)
-    plain["content"] = _content(plain.get("content"))
-    return plain
+    data: dict[str, Any] = plain(message)
+    data["content"] = _content(data.get("content"))
+    return data
 
 
 def _content(content: Any) -> str | None:
@@ -93,7 +93,7 @@ def _content(content: Any) -> str | None:
     return "\n".join(texts)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Only data reaches a template: objects have methods that the sandbox cannot judge."""
     if value is None or type(value) in (str, int, float, bool):
         return value
@@ -101,9 +101,9 @@ def _plain(value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     raise InvalidRequest(f"a chat template takes strings, numbers, lists and tables, not {type(value).__name__}; "
                          "describe a tool by its JSON schema")
 

@@ -1,66 +1,76 @@
-"""Text to ids and ids to text, whatever files the tokenizer came from."""
+"""Strings ⇄ ids: what everyone else needs of a model's tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.errors import InvalidModel, InvalidRequest
-from penstock.text import folder, gguf
+from penstock.errors import InvalidModel
 from penstock.text.decoding import Decoder, Spelling
-from penstock.text.template import ChatTemplate, Message
-from penstock.text.vocabulary import Vocabulary, refusing
+from penstock.text.facts import TokenizerFacts
+from penstock.text.program import LocalProgram, byte_spellings
+from penstock.text.template import Message
+
+
+class Program(Protocol):
+    """Runs the model's tokenizer and its chat templates, in this process or in a sandboxed one."""
+
+    def encode_upto(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]: ...
+
+    def encode_chat(self, messages: Sequence[Message], values: Mapping[str, Any], max_tokens: int | None = None,
+                    parse_special: bool = False) -> tuple[list[int], str]: ...
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]: ...
+
+    def render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class Tokenizer:
-    """What the engine needs of a tokenizer; the work is done by the `tokenizers` library."""
+    """Text is made here, from what each id spells; ids and prompts are made by the program."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._backend = vocabulary.backend
-        self._templates: dict[str, ChatTemplate] = {}
-        with refusing(vocabulary.origin):
-            added = self._backend.get_added_tokens_decoder()
-            self.special_ids = frozenset(id for id, token in added.items() if token.special)
-            self.spelling = Spelling(self._backend, Decoder.of(self._backend), vocabulary.aliases, frozenset(added))
-            self._backend.encode("a")      # some damage shows only here
-        self.eos_token_ids = vocabulary.eos_token_ids
-        self.bos_token_id = vocabulary.bos_token_id
-        self.chat_template = vocabulary.templates.get("default")
+    def __init__(self, program: Program, spelling: Spelling, vocab_size: int, special_ids: frozenset[int],
+                 eos_token_ids: tuple[int, ...], bos_token_id: int | None, chat_template: str | None, origin: str,
+                 max_token_bytes: int | None = None) -> None:
+        """`max_token_bytes` of text are the most that one token stands for; None: there may be more."""
+        self.program = program
+        self.spelling = spelling
+        self.vocab_size = vocab_size
+        self.special_ids = special_ids
+        self.eos_token_ids, self.bos_token_id = eos_token_ids, bos_token_id
+        self.chat_template = chat_template
+        self.origin = origin
+        self.max_token_bytes = max_token_bytes
+
+    @classmethod
+    def of(cls, program: LocalProgram) -> Tokenizer:
+        vocabulary = program.vocabulary
+        return cls(program, program.spelling, program.vocab_size, program.special_ids, vocabulary.eos_token_ids,
+                   vocabulary.bos_token_id, vocabulary.templates.get("default"), vocabulary.origin)
+
+    @classmethod
+    def from_facts(cls, facts: TokenizerFacts, program: Program, origin: str) -> Tokenizer:
+        """For a program that runs elsewhere."""
+        spelling = Spelling(_Elsewhere(program), Decoder(facts.kind, strips=facts.strips),
+                            known=dict(enumerate(facts.spellings)))
+        return cls(program, spelling, len(facts.spellings), frozenset(facts.special_ids), tuple(facts.eos_token_ids),
+                   facts.bos_token_id, facts.chat_template, origin, facts.max_token_bytes)
 
     @classmethod
     def from_folder(cls, path: str | PathLike[str]) -> Tokenizer:
-        return cls(folder.read_vocabulary(Path(path)))
+        return cls.of(LocalProgram.load(path))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], origin: str = "GGUF file") -> Tokenizer:
-        return cls(gguf.read_vocabulary(metadata, origin))
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """One more than the highest id."""
-        if self._vocabulary.num_ids is not None:
-            return self._vocabulary.num_ids
-        return max(self._backend.get_vocab().values(), default=-1) + 1
+        return cls.of(LocalProgram.load(metadata, origin))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a prompt. Special tokens written in the text are recognised; `add_special_tokens` puts around it
         what the model expects around a prompt (a chat template has already written that)."""
-        if not isinstance(text, str):
-            raise InvalidRequest(f"a prompt must be a string, not {type(text).__name__}")
-        affixes = self._vocabulary.affixes
-        try:
-            with refusing(self._vocabulary.origin):
-                ids = self._backend.encode(text, add_special_tokens=add_special_tokens and affixes is None).ids
-        except InvalidModel:
-            _check_characters(text)
-            raise
-        if add_special_tokens and affixes is not None:
-            return [*affixes[0], *ids, *affixes[1]]
-        return ids
+        return self.program.encode_upto(text, add_special_tokens, None)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of ids; those the tokenizer lacks add nothing."""
@@ -73,39 +83,42 @@ class Tokenizer:
         return self.spelling.alone(id)
 
     def spellings(self) -> list[bytes]:
-        """What each id spells wherever it stands; nothing for one that the tokenizer lacks."""
-        if self.spelling.decoder.kind == "pairs":
-            raise InvalidRequest(f"{self._vocabulary.origin}: what a token of this tokenizer spells depends on its "
-                                 "neighbours, so structured_outputs cannot be kept: use a model with byte-level BPE or "
-                                 "SentencePiece with byte fallback")
-        found = [self.spelling[id] for id in range(self.vocab_size)]
-        return [spelled if isinstance(spelled, bytes) else spelled.encode() for spelled in found]
+        """The bytes of each id wherever it stands; none for one that the tokenizer lacks."""
+        return byte_spellings(self.spelling, self.vocab_size, self.origin)
 
     def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True,
                             tools: Sequence[Mapping[str, Any]] | None = None, **values: Any) -> str:
         """The prompt that the model's template makes of a conversation; encode it with add_special_tokens=False."""
-        template = self._template("tool_use" if tools and "tool_use" in self._vocabulary.templates else "default")
-        return template.render(messages, {**self._vocabulary.named, **values}, add_generation_prompt, tools)
+        return self.program.render(messages, {**values, "add_generation_prompt": add_generation_prompt, "tools": tools})
 
-    def _template(self, name: str) -> ChatTemplate:
-        if name not in self._templates:
-            source = self._vocabulary.templates.get(name)
-            if source is None:
-                raise InvalidRequest(f"{self._vocabulary.origin} has no chat template, so it is no chat model; use "
-                                     "generate with a plain prompt")
-            self._templates[name] = ChatTemplate(source, self._vocabulary.origin)
-        return self._templates[name]
+    def rest(self) -> None:
+        """End what runs elsewhere for it; it is started again when it is needed."""
+        rest = getattr(self.program, "rest", None)
+        if rest is not None:
+            rest()
+
+    @cached_property
+    def _backend(self) -> Any:
+        """The library's own tokenizer, where it is in this process."""
+        assert isinstance(self.program, LocalProgram)
+        return self.program.backend
 
 
-def _check_characters(text: str) -> None:
-    for at, char in enumerate(text):
-        if "\ud800" <= char <= "\udfff":
-            raise InvalidRequest(f"the prompt has half a character (U+{ord(char):04X}, a lone surrogate) at position "
-                                 f"{at}; remove it or decode the text with errors='replace'")
+class _Elsewhere:
+    """In the place of the library's tokenizer: it knows of no further id, and decodes where the program runs."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def id_to_token(self, id: int) -> None:
+        return None
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._program.decode(ids) if ids else ""
 
 
 def load_tokenizer(source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file") -> Tokenizer:
-    """From what a checkpoint names as its tokenizer: a folder, or the metadata of a GGUF file."""
-    if isinstance(source, Mapping):
-        return Tokenizer.from_gguf(source, origin)
-    return Tokenizer.from_folder(source)
+    """Into this process, from what a checkpoint names as its tokenizer: a folder, or a GGUF file's metadata."""
+    if not isinstance(source, (str, PathLike, Mapping)):
+        raise InvalidModel(f"{origin}: a tokenizer is read from a folder or a GGUF file")
+    return Tokenizer.of(LocalProgram.load(source, origin))

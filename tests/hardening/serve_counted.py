@@ -28,7 +28,7 @@ def count_callbacks(path: str) -> None:
             wall = time.perf_counter() - begin_wall
             report.write(json.dumps({"thread_s": seconds, "wall_s": wall, "what": what}) + "\n")
 
-    asyncio.Handle._run = counted                   # type: ignore[attr-defined]
+    asyncio.Handle._run = counted                   # type: ignore[attr-defined, method-assign, assignment]
 
 
 if __name__ == "__main__":

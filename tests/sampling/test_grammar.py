@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from penstock.engine.plan import Draft
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState, Sampler
 from penstock.sampling.grammars import Grammars
+from penstock.sampling.trial import try_grammar
 from penstock.text.tokenizer import Tokenizer
-from penstock.types import SamplingParams, StructuredOutputsParams
+from penstock.types import GrammarFacts, SamplingParams, StructuredOutputsParams
 from tests.sampling.writing import Written, noise, write
 
 END = 2       # <|im_end|>
@@ -334,32 +335,29 @@ def test_no_grammar_is_charged_for_the_vocabulary(grammars: Grammars) -> None:
     assert Grammars(slowly, compile_s=2.0).compile(StructuredOutputsParams(regex="ab")).closing
 
 
-def test_a_slow_compiler_is_left_behind(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And others compile meanwhile, until too many are left behind."""
-    slow = Grammars(lambda: grammars.lexicon, compile_s=0.05)
-    release = threading.Event()
-    make = slow._compiled
+def test_a_burst_is_compiled_and_equal_grammars_once(grammars: Grammars) -> None:
+    """Breaks where those beyond the first few are refused instead of waiting, or where each compiles for itself."""
+    tried = []
 
-    def compiled(asked: StructuredOutputsParams) -> Any:
-        if asked.regex == "known":
-            return make(asked)
-        release.wait(20)
-        raise InvalidRequest("too late")
+    def trial(asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
+        tried.append(asked)
+        time.sleep(0.02)
+        return try_grammar(grammars.lexicon, asked, max_tokens)
 
-    monkeypatch.setattr(slow, "_compiled", compiled)
-    known = StructuredOutputsParams(regex="known")
+    made = Grammars(lambda: grammars.lexicon, trial)
+    asked = [StructuredOutputsParams(regex=f"burst{number % 8}") for number in range(32)]
+    with ThreadPoolExecutor(32) as pool:
+        compiled = list(pool.map(made.compile, asked))
+    assert len(tried) == 8 and all(one is compiled[at % 8] for at, one in enumerate(compiled))
+
+
+def test_a_trial_that_takes_too_long_is_refused_and_leaves_the_others(grammars: Grammars) -> None:
+    slow = Grammars(lambda: grammars.lexicon, compile_s=0.2)
+    bomb = {"allOf": [{"type": "string", "pattern": f"a.*{number}.*b"} for number in range(40)]}
+    with pytest.raises(InvalidRequest, match="not compiled within 0.2 s"):
+        slow.compile(StructuredOutputsParams(json=bomb))
     slow.compile_s = 10
-    first = slow.compile(known)
-    slow.compile_s = 0.05
-    try:
-        for number in range(4):
-            with pytest.raises(InvalidRequest, match="not compiled within 0.05 s"):
-                slow.compile(StructuredOutputsParams(regex=f"slow{number}"))
-        with pytest.raises(InvalidRequest, match="4 grammars are being compiled"):
-            slow.compile(StructuredOutputsParams(regex="one more"))
-        assert slow.compile(known) is first
-    finally:
-        release.set()
+    assert slow.compile(StructuredOutputsParams(regex="known")).closing
 
 
 def test_grammars_are_kept_while_used_and_for_a_while(grammars: Grammars) -> None:

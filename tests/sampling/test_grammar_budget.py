@@ -12,8 +12,9 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState
-from penstock.sampling.grammars import Grammars
+from penstock.sampling.grammars import CompiledGrammar, Grammars
 from penstock.sampling.lexicon import Lexicon
+from penstock.sampling.trial import prove_least
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import StructuredOutputsParams
 from tests.sampling.schemas import matches
@@ -28,6 +29,10 @@ NOTES = {"$ref": "#/$defs/note", "$defs": {"note": NOTE}}
 
 def tiny_lexicon(*spelled: bytes) -> Lexicon:
     return Lexicon([*(bytes([byte]) for byte in range(256)), *spelled], {}, lambda text: list(text.encode()))
+
+
+def proven(compiled: CompiledGrammar) -> tuple[int, tuple[int, ...] | None]:
+    return prove_least(compiled.asked, compiled.start, compiled.lexicon, compiled.closing)
 
 
 def test_every_budget_from_the_shortest_answer_on(make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
@@ -74,17 +79,17 @@ def test_an_optional_part_that_does_not_fit_is_not_begun(make_row: Make, grammar
 
 
 def test_budgets_that_nothing_fits_into_are_refused(grammars: Grammars) -> None:
-    choice = grammars.compile(StructuredOutputsParams(choice=["one two three four", "five six seven"]))
+    choice = StructuredOutputsParams(choice=["one two three four", "five six seven"])
     with pytest.raises(InvalidRequest, match="max_tokens=2 is too small for any answer .* at least 3 tokens"):
-        choice.require_fit(2)
-    choice.require_fit(3)
+        grammars.compile(choice, 2)
+    grammars.compile(choice, 3)
     booleans = {"type": "object", "properties": {name: {"type": "boolean"} for name in "abc"}, "required": list("abc")}
     schema = grammars.compile(StructuredOutputsParams(json=booleans))
     with pytest.raises(InvalidRequest, match="max_tokens=4 is too small .* at least"):
-        schema.require_fit(4)
+        grammars.compile(schema.asked, 4)
     assert schema.closing is not None
-    schema.require_fit(len(schema.closing))
-    grammars.compile(StructuredOutputsParams(regex="(a|b|.*c)*zz")).require_fit(1)      # not known, so not refused
+    grammars.compile(schema.asked, len(schema.closing))
+    grammars.compile(StructuredOutputsParams(regex="(a|b|.*c)*zz"), 1)      # not known, so not refused
 
 
 @pytest.mark.parametrize("pattern", ["abc", "(ab|cd){3}", "a{3,5}b?", "x(y|zz)z", "[ab]{2}c", "(abc)+d", "ab?c?d?e"])
@@ -92,7 +97,7 @@ def test_the_bound_is_the_fewest_tokens_there_are(pattern: str) -> None:
     """Against every text of up to six bytes of a small vocabulary."""
     lexicon = tiny_lexicon(b"ab", b"abc", b"cd", b"aa", b"zz", b"bc")
     compiled = Grammars(lambda: lexicon).compile(StructuredOutputsParams(regex=pattern))
-    least, path = compiled._least
+    least, path = proven(compiled)
     useful = [spelled for spelled in lexicon.ids if set(spelled) <= set(b"abcdxyze")]
     texts, count = {b""}, 0
     while not any(re.fullmatch(pattern, text.decode()) for text in texts):
@@ -139,7 +144,7 @@ def test_the_bound_of_schemas_with_free_strings_and_numbers(schema: dict[str, An
     """Against every text of a small vocabulary; its ids close, escape and open strings along with other things."""
     lexicon = tiny_lexicon(*rb'[" a" "," ", a"," "", \" "] 1, 12 x"] [[ ],['.split())
     compiled = Grammars(lambda: lexicon).compile(StructuredOutputsParams(json=schema))
-    least, _ = compiled._least
+    least, _ = proven(compiled)
     useful = [spelled for spelled in lexicon.ids if set(spelled) <= set(b'[]",a1\\x')]
     texts, count = {b""}, 0
     while not any(_is_json_of(schema, text) for text in texts):
@@ -163,6 +168,7 @@ def _is_json_of(schema: dict[str, Any], text: bytes) -> bool:
 def test_the_bound_goes_on_beyond_free_strings(grammars: Grammars, schema: dict[str, Any]) -> None:
     compiled = grammars.compile(StructuredOutputsParams(json=schema))
     assert compiled.closing is not None
-    assert len(compiled.closing) - 2 <= compiled._least[0] <= len(compiled.closing)
-    with pytest.raises(InvalidRequest, match=f"at least {compiled._least[0]} tokens"):
-        compiled.require_fit(compiled._least[0] - 1)
+    least, _ = proven(compiled)
+    assert len(compiled.closing) - 2 <= least <= len(compiled.closing)
+    with pytest.raises(InvalidRequest, match=f"at least {least} tokens"):
+        grammars.compile(compiled.asked, least - 1)

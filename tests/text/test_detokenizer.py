@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from penstock.text.decoding import byte_of_char
 from penstock.text.detokenizer import Detokenizer
+from penstock.text.program import LocalProgram
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import Vocabulary
 
@@ -22,14 +23,14 @@ any_ids = st.lists(st.integers(0, 700) | st.integers(0, 2**33), max_size=40)
 
 @pytest.fixture(scope="module")
 def tokenizers(byte_level, train_sentencepiece, tmp_path_factory) -> dict[str, Tokenizer]:
-    made = {"bytes": Tokenizer(Vocabulary(byte_level, "test"))}
+    made = {"bytes": Tokenizer.of(LocalProgram(Vocabulary(byte_level, "test")))}
     for name, prefix in (("pieces", False), ("prefixed pieces", True)):
         folder = tmp_path_factory.mktemp("pieces")
         (folder / "tokenizer.model").write_bytes(train_sentencepiece(add_dummy_prefix=prefix,
                                                                      user_defined_symbols=["[TOOL]"]))
         made[name] = Tokenizer.from_folder(folder)
     for name, decoder in (("word pieces", decoders.WordPiece()), ("metaspace", decoders.Metaspace()), ("none", None)):
-        made[name] = Tokenizer(Vocabulary(word_pieces(decoder), "test"))
+        made[name] = Tokenizer.of(LocalProgram(Vocabulary(word_pieces(decoder), "test")))
     assert [made[kind].spelling.decoder.kind for kind in KINDS] == ["bytes", "pieces", "pieces"] + ["pairs"] * 3
     return made
 

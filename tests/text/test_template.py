@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from penstock.errors import InvalidModel, InvalidRequest
 from penstock.text.template import MAX_CHARS, ChatTemplate
+from penstock.text.program import LocalProgram
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import Vocabulary
 
@@ -121,7 +122,8 @@ def pair(byte_level):
     """Our tokenizer and transformers' with the same template."""
     def make(template: str) -> tuple[Tokenizer, PreTrainedTokenizerFast]:
         oracle = PreTrainedTokenizerFast(tokenizer_object=byte_level, chat_template=template, **NAMED)
-        return Tokenizer(Vocabulary(byte_level, "model", named=NAMED, templates={"default": template})), oracle
+        vocabulary = Vocabulary(byte_level, "model", named=NAMED, templates={"default": template})
+        return Tokenizer.of(LocalProgram(vocabulary)), oracle
 
     return make
 
@@ -203,7 +205,7 @@ def test_output_is_bounded():
 
 def test_no_template_names_the_remedy(byte_level):
     with pytest.raises(InvalidRequest, match="some/folder has no chat template.*generate with a plain prompt"):
-        Tokenizer(Vocabulary(byte_level, "some/folder")).apply_chat_template(TALKS["one"])
+        Tokenizer.of(LocalProgram(Vocabulary(byte_level, "some/folder"))).apply_chat_template(TALKS["one"])
 
 
 @pytest.mark.parametrize("messages", [
@@ -236,7 +238,8 @@ def test_continuing_the_last_message(pair, name):
 
 def test_a_prompt_from_a_template_is_not_given_a_second_bos(byte_level):
     templates = {"default": GEMMA}
-    tokenizer = Tokenizer(Vocabulary(byte_level, "model", named=NAMED, templates=templates, affixes=((0,), ())))
+    vocabulary = Vocabulary(byte_level, "model", named=NAMED, templates=templates, affixes=((0,), ()))
+    tokenizer = Tokenizer.of(LocalProgram(vocabulary))
     text = tokenizer.apply_chat_template(TALKS["one"])
     assert tokenizer.encode(text, add_special_tokens=False)[:2].count(0) == 1
     assert json.dumps(text).startswith('"<|endoftext|><start_of_turn>')

@@ -12,7 +12,7 @@ from penstock.server.anthropic.answer import MessageAnswer
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import REQUEST_ID, failure
 from penstock.server.anthropic.translate import to_chat
-from penstock.server.context import client_of, event_stream, json_response, read, server_of, unless_gone
+from penstock.server.context import aside, begin, client_of, event_stream, json_response, read, server_of, unless_gone
 from penstock.server.conversation import Conversation
 from penstock.server.fields import WHOLE
 
@@ -21,12 +21,12 @@ async def messages(request: Request) -> Response:
     body = await read(request, MessagesBody)
     server = server_of(request)
     model = await server.catalog.open(body.model)
-    chat = to_chat(body)
-    conversation = await Conversation.prepare(chat, model)
+    chat = await aside(request, lambda: to_chat(body))
+    conversation = await unless_gone(request, Conversation.prepare(chat, model, client_of(request).tenant))
     fills = len(conversation.encoded.tokens) + max(1, body.max_tokens) > model.facts.max_model_len
     if fills:           # max_tokens must be given here, so that clients give more than there is room for
         conversation = replace(conversation, params=conversation.params.clone(max_tokens=None))
-    generation = server.generate(model, client_of(request), chat, [(conversation.encoded, conversation.params)])
+    generation = await begin(request, model, chat, [(conversation.encoded, conversation.params)])
     answer = MessageAnswer(body, conversation, generation, fills=fills)
     if body.stream:
         return await event_stream(request, answer.events(),
@@ -37,6 +37,7 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     body = await read(request, CountTokensBody)
     model = await server_of(request).catalog.open(body.model)
-    chat = to_chat(body).model_copy(update={"truncate_prompt_tokens": WHOLE})       # any length can be counted
-    conversation = await Conversation.prepare(chat, model)
+    asked = await aside(request, lambda: to_chat(body))
+    chat = asked.model_copy(update={"truncate_prompt_tokens": WHOLE})               # any length can be counted
+    conversation = await unless_gone(request, Conversation.prepare(chat, model, client_of(request).tenant))
     return json_response({"input_tokens": len(conversation.encoded.tokens)})

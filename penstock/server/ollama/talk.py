@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from penstock.server.chat_body import ChatBody
 from penstock.server.completion_body import CompletionBody
-from penstock.server.context import client_of, event_stream, json_response, read, server_of, unless_gone
+from penstock.server.context import aside, begin, client_of, event_stream, json_response, read, server_of, unless_gone
 from penstock.server.conversation import Conversation
 from penstock.server.errors import ApiError, invalid_body
 from penstock.server.fields import SamplingBody, sampling_params
@@ -35,8 +35,9 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         return await only_load(request, body, model, Head(body.model or model.name, chats=True))
     await load(request, body, model, clock)
-    asked = translated(ChatBody, body.chat([message.openai() for message in body.messages], body.tools))
-    conversation = await Conversation.prepare(asked, model)
+    asked = await aside(request, lambda: translated(ChatBody, body.chat([message.openai() for message in body.messages],
+                                                                        body.tools)))
+    conversation = await unless_gone(request, Conversation.prepare(asked, model, client_of(request).tenant))
     return await answer(request, body, asked, model, conversation, clock, chats=True)
 
 
@@ -51,11 +52,11 @@ async def generate(request: Request) -> Response:
     asked: SamplingBody
     if templated:
         asked = translated(ChatBody, body.chat(body.messages()))
-        conversation = await Conversation.prepare(asked, model)
+        conversation = await unless_gone(request, Conversation.prepare(asked, model, client_of(request).tenant))
     else:
         prompt = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt
         asked = translated(CompletionBody, {**body.common(), "prompt": prompt})
-        conversation = await _plain(asked, body, model)
+        conversation = await unless_gone(request, _plain(asked, body, model, client_of(request).tenant))
     return await answer(request, body, asked, model, conversation, clock, chats=False)
 
 
@@ -66,9 +67,9 @@ def translated(kind: type[Kind], values: dict[str, Any]) -> Kind:
         raise invalid_body(error) from None
 
 
-async def _plain(asked: CompletionBody, body: OllamaGenerate, model: ServedModel) -> Conversation:
+async def _plain(asked: CompletionBody, body: OllamaGenerate, model: ServedModel, tenant: str) -> Conversation:
     """A prompt without a template, as a conversation that has none."""
-    encoded = await model.encode(asked.prompts()[0])
+    encoded = await model.encode(asked.prompts()[0], tenant=tenant)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     return Conversation(encoded, sampling_params(asked, model.defaults, max_tokens=None, logprobs=num_top,
                                                  structured_outputs=structure(asked)))
@@ -76,11 +77,10 @@ async def _plain(asked: CompletionBody, body: OllamaGenerate, model: ServedModel
 
 async def answer(request: Request, body: OllamaAnswerBody, asked: SamplingBody, model: ServedModel,
                  conversation: Conversation, clock: Clock, *, chats: bool) -> Response:
-    server = server_of(request)
     _check_thinking(body, model)
     room = model.taking.longest - len(conversation.encoded.tokens)
     conversation = replace(conversation, params=conversation.params.clone(max_tokens=body.asked.max_tokens(room)))
-    generation = server.generate(model, client_of(request), asked, [(conversation.encoded, conversation.params)])
+    generation = await begin(request, model, asked, [(conversation.encoded, conversation.params)])
     head = Head(body.model or model.name, chats)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     said = OllamaAnswer(head, Turn(conversation), generation, clock, num_top)

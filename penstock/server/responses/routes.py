@@ -8,14 +8,24 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server.context import client_of, event_stream, json_response, read, server_of, unless_gone
+from penstock.server.context import (
+    aside,
+    begin,
+    client_of,
+    event_stream,
+    json_response,
+    read,
+    room_of,
+    server_of,
+    unless_gone,
+)
 from penstock.server.conversation import Conversation
 from penstock.server.errors import ApiError
 from penstock.server.fields import WHOLE
 from penstock.server.responses.answer import ResponseAnswer
 from penstock.server.responses.body import InputBody, InputTokensBody, ResponsesBody
 from penstock.server.responses.items import Item
-from penstock.server.responses.store import Kept, ResponseStore
+from penstock.server.responses.store import Kept, ResponseStore, encode
 from penstock.server.responses.translate import fitted, to_chat
 
 MOST_LISTED = 100
@@ -24,14 +34,16 @@ MOST_LISTED = 100
 async def responses(request: Request) -> Response:
     body = await read(request, ResponsesBody)
     server, client, store = server_of(request), client_of(request), _store(request)
-    earlier = _earlier(request, body)
+    earlier = await _earlier(request, body)
+    items = await aside(request, lambda: encode([*earlier, *body.items])) if body.store is not False else b"[]"
     model = await server.catalog.open(body.model)
-    chat = to_chat(body, earlier)
-    conversation = await (fitted if body.truncation == "auto" else Conversation.prepare)(chat, model)
-    generation = server.generate(model, client, chat, [(conversation.encoded, conversation.params)])
+    chat = await aside(request, lambda: to_chat(body, earlier))
+    prepare = fitted if body.truncation == "auto" else Conversation.prepare
+    conversation = await unless_gone(request, prepare(chat, model, client.tenant))
+    generation = await begin(request, model, chat, [(conversation.encoded, conversation.params)])
 
     def keep(response: dict[str, Any]) -> None:
-        store.keep(client.tenant, response, [*earlier, *body.items])
+        store.keep(client.tenant, response, items)
 
     answer = ResponseAnswer(body, conversation, generation, keep)
     if body.stream:
@@ -42,8 +54,10 @@ async def responses(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     body = await read(request, InputTokensBody)
     model = await server_of(request).catalog.open(body.model)
-    chat = to_chat(body, _earlier(request, body)).model_copy(update={"truncate_prompt_tokens": WHOLE})
-    conversation = await (fitted if body.truncation == "auto" else Conversation.prepare)(chat, model)
+    earlier = await _earlier(request, body)
+    chat = (await aside(request, lambda: to_chat(body, earlier))).model_copy(update={"truncate_prompt_tokens": WHOLE})
+    prepare = fitted if body.truncation == "auto" else Conversation.prepare
+    conversation = await unless_gone(request, prepare(chat, model, client_of(request).tenant))
     return json_response({"object": "response.input_tokens", "input_tokens": len(conversation.encoded.tokens)})
 
 
@@ -60,7 +74,8 @@ async def delete_response(request: Request) -> Response:
 
 
 async def input_items(request: Request) -> Response:
-    items = msgspec.json.decode(_kept(request).items)
+    kept = _kept(request)
+    items = await room_of(request).run(lambda: msgspec.json.decode(kept.items))
     asked = request.query_params
     if asked.get("order", "desc") != "asc":
         items.reverse()
@@ -86,8 +101,8 @@ def _kept(request: Request) -> Kept:
     return _store(request).find(client_of(request).tenant, request.path_params["id"])
 
 
-def _earlier(request: Request, body: InputBody) -> list[Item]:
+async def _earlier(request: Request, body: InputBody) -> list[Item]:
     if body.previous_response_id is None:
         return []
-    return _store(request).find(client_of(request).tenant, body.previous_response_id,
-                                "previous_response_id").conversation()
+    kept = _store(request).find(client_of(request).tenant, body.previous_response_id, "previous_response_id")
+    return await room_of(request).run(kept.conversation)

@@ -38,7 +38,7 @@ def to_chat(body: InputBody, earlier: Sequence[Item] = ()) -> ChatBody:
     return chat_body(values)
 
 
-async def fitted(chat: ChatBody, model: ServedModel) -> Conversation:
+async def fitted(chat: ChatBody, model: ServedModel, tenant: str = "") -> Conversation:
     """The conversation without as many of its oldest turns as do not fit; system messages at its head stay."""
     num_head = next((at for at, message in enumerate(chat.messages) if message.role not in ("system", "developer")), 0)
     starts = [at for at, message in enumerate(chat.messages) if message.role == "user"] or [num_head]
@@ -47,7 +47,7 @@ async def fitted(chat: ChatBody, model: ServedModel) -> Conversation:
     async def begun_at(start: int) -> Conversation:
         messages = [*chat.messages[:num_head], *chat.messages[start:]]
         return await Conversation.prepare(chat.model_copy(
-            update={"messages": messages, "truncate_prompt_tokens": WHOLE}), model)
+            update={"messages": messages, "truncate_prompt_tokens": WHOLE}), model, tenant)
 
     best = await begun_at(num_head)
     first, last = 1, len(starts) - 1                # the shortest cut lies between them

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server.context import Handler, client_of, event_stream, json_response, read, server_of, unless_gone
+from penstock.server.context import Handler, begin, client_of, event_stream, json_response, read, server_of, unless_gone
 from penstock.server.fields import SamplingBody
 from penstock.server.tgi.answer import TgiAnswer, failed
 from penstock.server.tgi.bodies import TgiBody, TgiEitherBody, TgiStreamBody
@@ -37,10 +37,11 @@ async def _begin(request: Request, body: TgiBody) -> TgiAnswer:
     server = server_of(request)
     model = await server.catalog.open(None)
     parameters = body.parameters
-    encoded = await model.encode(body.inputs, cut=parameters.truncate is not None)
+    encoded = await unless_gone(request, model.encode(body.inputs, cut=parameters.truncate is not None,
+                                                      tenant=client_of(request).tenant))
     num_prompt = min(len(encoded.tokens), parameters.truncate or len(encoded.tokens))
     params = parameters.sampling(model.taking.longest - num_prompt)
-    return TgiAnswer(body, server.generate(model, client_of(request), PLAIN, [(encoded, params)]))
+    return TgiAnswer(body, await begin(request, model, PLAIN, [(encoded, params)]))
 
 
 TAG = "TGI"

@@ -1,0 +1,107 @@
+"""Trying a grammar: whether it compiles, and how short an answer can be. May take any time and memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.errors import InvalidRequest
+from penstock.sampling.bound import Deadline, least_plain_tokens, least_tokens
+from penstock.sampling.closing import Closer, Place, literals
+from penstock.sampling.grammar import reason
+from penstock.sampling.lexicon import Lexicon
+from penstock.sampling.plain import is_plain
+from penstock.sampling.source import llguidance_grammar
+from penstock.types import GrammarFacts, StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+SEARCH_S = 2.0               # of this thread, for a short answer; a grammar that needs more is left to its budget
+PROVE_S = 2.0                # for the least number of tokens: what is proven by then holds
+STACK_BYTES = 512 << 20      # of the thread that compiles: the compiler goes into itself for each rule within a rule
+MAX_FORCED = 1 << 14         # bytes
+MAX_LEXER_STATES = 50_000    # of 1 to 2 kB each
+Made = TypeVar("Made")
+
+
+def is_json(asked: StructuredOutputsParams) -> bool:
+    return asked.json is not None or bool(asked.json_object)
+
+
+def closer_of(asked: StructuredOutputsParams, lexicon: Lexicon) -> Closer:
+    return Closer(lexicon, () if is_json(asked) else literals(asked.source))
+
+
+def compile_start(asked: StructuredOutputsParams, lexicon: Lexicon) -> LLMatcher:
+    """The grammar's start, from which every answer begins with a copy."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+    start = LLMatcher(lexicon.tokenizer, llguidance_grammar(asked), log_level=0, limits=limits)
+    if not start.is_error():
+        start.compute_bitmask()      # the first of a grammar takes longest
+    num_forced = len(start.compute_ff_bytes())
+    if num_forced > MAX_FORCED:
+        raise InvalidRequest(f"structured_outputs: every answer begins with the same {num_forced} bytes: at most "
+                             f"{MAX_FORCED} are compiled; put them into the prompt")
+    if start.is_error():
+        raise InvalidRequest(f"structured_outputs cannot be compiled: {reason(start.get_error())}")
+    return start
+
+
+def find_closing(asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon) -> tuple[int, ...] | None:
+    """A short whole answer, if one is found."""
+    if asked.choice is not None:
+        covers = [lexicon.cover(choice.encode()) for choice in asked.choice]
+        return min((cover for cover in covers if cover), key=len, default=None)
+    found = closer_of(asked, lexicon).search(start, Place() if is_json(asked) else None, within_s=2 * SEARCH_S)
+    return None if found is None else lexicon.cover(found)
+
+
+def prove_least(asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon,
+                closing: tuple[int, ...] | None) -> tuple[int, tuple[int, ...] | None]:
+    """No answer has fewer tokens than this; and one that has so many, if it was found."""
+    if asked.choice is not None and closing is not None:
+        return len(closing), closing
+    if is_json(asked) and is_plain(asked):
+        return least_plain_tokens(start, lexicon, Deadline(PROVE_S))
+    return least_tokens(start, lexicon, is_json(asked), Deadline(PROVE_S))
+
+
+def try_grammar(lexicon: Lexicon, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
+    """Compile the grammar and look for a short answer; where none of `max_tokens` is found, prove the least."""
+    start = compile_start(asked, lexicon)
+    begin = time.thread_time()
+    closing = find_closing(asked, start, lexicon)
+    facts = GrammarFacts(closing, time.thread_time() - begin < SEARCH_S)
+    if facts.decides(max_tokens):
+        return facts
+    return GrammarFacts(closing, facts.searchable, *prove_least(asked, start, lexicon, closing))
+
+
+def on_large_stack(work: Callable[[], Made], within_s: float | None = None) -> Made:
+    """Call `work` in a thread with a large stack. TimeoutError where it takes longer; it then goes on by itself."""
+    outcome: list[Made] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        thread = threading.Thread(target=run, name="penstock-grammar", daemon=True)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join(within_s)
+    if failed:
+        raise failed[0]
+    if not outcome:
+        raise TimeoutError
+    return outcome[0]

@@ -1,0 +1,41 @@
+"""Messages on a stream socket: a length, then msgpack."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+HEADER = struct.Struct("<I?")      # the body's bytes; whether the sender ends after it
+MAX_BYTES = (1 << 32) - 1
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Closed(ConnectionError):
+    """The other end is gone."""
+
+
+def pack(message: Any, last: bool = False) -> bytes:
+    body = _encoder.encode(message)
+    if len(body) > MAX_BYTES:
+        raise ValueError(f"a message of {len(body)} bytes is over the limit of {MAX_BYTES}")
+    return HEADER.pack(len(body), last) + body
+
+
+def receive(sock: socket.socket) -> tuple[bytes, bool]:
+    """The next message's body, and whether it is the last."""
+    size, last = HEADER.unpack(_exactly(sock, HEADER.size))
+    return _exactly(sock, size), last
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size:
+        part = sock.recv(min(size, 1 << 20))
+        if not part:
+            raise Closed("the process at the other end has ended")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

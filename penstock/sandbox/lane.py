@@ -1,0 +1,106 @@
+"""A lane: a forked process that does one job after another until its socket closes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from array import array
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from penstock.errors import InvalidModel, PenstockError
+from penstock.machine import die_with_parent
+from penstock.sandbox import frames
+from penstock.sandbox.jobs import (
+    CompileGrammar,
+    DecodeIds,
+    EncodeChat,
+    EncodeText,
+    EncodeWords,
+    Fork,
+    Ids,
+    Job,
+    Refusal,
+    RenderChat,
+    Reply,
+    Text,
+    Words,
+)
+from penstock.sandbox.limits import KEPT_BYTES, data_bytes, limit_memory, limit_time, step_back
+from penstock.text.program import LocalProgram, TooManyTokens
+
+if TYPE_CHECKING:
+    from penstock.sampling.lexicon import Lexicon
+
+STDERR = 2
+
+
+def serve(program: LocalProgram, lexicon: Lexicon | None, sock: socket.socket, order: Fork) -> NoReturn:
+    """Never returns: a forked process must not run on as its parent."""
+    status = 1
+    try:
+        die_with_parent()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not os.environ.get("PENSTOCK_DEBUG"):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)       # a library that runs out of memory says so there
+        limit_memory(order.more_bytes)
+        limit_time(order.cpu_s)
+        step_back(order.niceness)
+        _work(program, lexicon, sock)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _work(program: LocalProgram, lexicon: Lexicon | None, sock: socket.socket) -> None:
+    decoder = msgspec.msgpack.Decoder(Job)
+    begin = data_bytes("VmRSS:")
+    while True:
+        try:
+            body, _ = frames.receive(sock)
+        except frames.Closed:
+            return
+        reply = _reply(program, lexicon, decoder.decode(body))
+        has_grown = data_bytes("VmRSS:") - begin > KEPT_BYTES
+        sock.sendall(frames.pack(reply, last=has_grown))
+        if has_grown:
+            return
+
+
+def _reply(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
+    try:
+        return run(program, lexicon, job)
+    except TooManyTokens as error:
+        return Refusal("too_long", "", error.at_least)
+    except InvalidModel as error:
+        return Refusal("model", str(error))
+    except PenstockError as error:
+        return Refusal("request", str(error))
+    except MemoryError:
+        return Refusal("request", "it takes more memory than it is given: send less, or something simpler")
+    except RecursionError:
+        return Refusal("request", "it is nested too deeply: send something simpler")
+
+
+def run(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
+    if isinstance(job, EncodeText):
+        return Ids(_packed(program.encode_upto(job.text, job.add_special_tokens, job.max_tokens)))
+    if isinstance(job, EncodeChat):
+        ids, text = program.encode_chat(job.messages, job.values, job.max_tokens, job.parse_special)
+        return Ids(_packed(ids), text)
+    if isinstance(job, RenderChat):
+        return Text(program.render(job.messages, job.values))
+    if isinstance(job, EncodeWords):
+        return Words(program.encode_words(job.words))
+    if isinstance(job, DecodeIds):
+        return Text(program.decode(job.ids))
+    assert isinstance(job, CompileGrammar)
+    from penstock.sandbox.trial import make_lexicon, run_trial
+
+    return run_trial(lexicon or make_lexicon(program), job)
+
+
+def _packed(ids: list[int]) -> bytes:
+    return array("I", ids).tobytes()

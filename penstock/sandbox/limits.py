@@ -1,0 +1,46 @@
+"""What a sandboxed process may take."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from pathlib import Path
+
+MIB = 1 << 20
+LOAD_BYTES = 3 << 30        # for a tokenizer with its vocabulary; 262,144 ids take some 400 MB
+TEXT_BYTES = 1 << 30        # for encoding a text, beside what the tokenizer takes
+GRAMMAR_BYTES = 1536 * MIB  # for a grammar, its thread's stack of 512 MiB among them
+KEPT_BYTES = 128 * MIB      # a lane that has grown by more is not used again
+
+
+def data_bytes(key: str = "VmData:") -> int:
+    """Private memory of this process, as RLIMIT_DATA counts it; 0 where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(key):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Let this process take `more_bytes` beyond what it has."""
+    most = data_bytes() + more_bytes
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limit_time(cpu_s: int | None) -> None:
+    """Let this process compute for so long, however busy the machine is."""
+    if cpu_s is not None:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+
+
+def step_back(niceness: int) -> None:
+    """Leave processors to others: the engine's steps go first."""
+    if niceness:
+        with contextlib.suppress(OSError):
+            os.nice(niceness)

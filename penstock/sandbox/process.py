@@ -1,0 +1,175 @@
+"""The caller's end of a zygote: started, given a tokenizer, asked for lanes, and started again if it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import msgspec
+
+from penstock.errors import InvalidModel, PenstockError
+from penstock.sandbox import frames
+from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Refusal
+from penstock.text.facts import TokenizerFacts
+
+LOAD_S = 60.0
+FORK_S = 30.0
+COMMAND = (sys.executable, "-m", "penstock.sandbox.zygote")
+_numbers = itertools.count(1)
+
+
+class SandboxFailed(PenstockError):
+    """A sandboxed process ended, or did not answer in time."""
+
+
+class Sandbox:
+    """One model's zygote. Safe to use from several threads; every call may take a while."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._load: Load | None = None
+        self._closed = False
+        self._start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+            self._process = subprocess.Popen([*COMMAND, str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                                             stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment,
+                                             start_new_session=True)
+        except OSError as error:
+            ours.close()
+            raise SandboxFailed(f"no process can be started for the tokenizer: {error.strerror}") from None
+        finally:
+            theirs.close()
+        self._control = ours
+
+    def load(self, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file") -> TokenizerFacts:
+        """Read a tokenizer, from a folder or from a GGUF file's metadata. Raises InvalidModel for one that cannot be
+        read, or not within the limits of memory and time."""
+        if isinstance(source, Mapping):
+            self._load = Load(origin, metadata={key: _plain(value) for key, value in source.items()
+                                                if key.startswith(("tokenizer.", "general.architecture"))})
+        else:
+            self._load = Load(origin, folder=os.fspath(source))
+        with self._lock:
+            return self._loaded()
+
+    def _loaded(self) -> TokenizerFacts:
+        assert self._load is not None
+        try:
+            reply = self._ask(self._load, LOAD_S, Loaded | Refusal)
+        except TimeoutError:
+            self._end()
+            raise InvalidModel(f"{self._load.origin}: the tokenizer did not load within {LOAD_S:g} s; download the "
+                               "model again") from None
+        except (OSError, frames.Closed):
+            status = self._end()
+            raise InvalidModel(f"{self._load.origin}: the process that loaded the tokenizer ended ({_how(status)}): it "
+                               "takes too much memory or is damaged; download the model again") from None
+        if isinstance(reply, Refusal):
+            raise InvalidModel(reply.message)
+        assert isinstance(reply, Loaded)
+        return reply.facts
+
+    def fork(self, more_bytes: int, niceness: int = 0, cpu_s: int | None = None, grammars: bool = False,
+             ) -> tuple[int, socket.socket]:
+        """A new lane: its number and its socket. A zygote that died is started again first."""
+        with self._lock:
+            for is_last in (False, True):
+                try:
+                    self._revive()
+                    return self._forked(Fork(next(_numbers), more_bytes, niceness, cpu_s, grammars))
+                except (OSError, frames.Closed):
+                    self._end()
+                    if is_last or self._closed:
+                        raise SandboxFailed("the process that encodes texts cannot be started") from None
+        raise AssertionError
+
+    def _forked(self, order: Fork) -> tuple[int, socket.socket]:
+        assert self._control is not None
+        reply = self._ask(order, FORK_S, Forked)
+        assert isinstance(reply, Forked)
+        _, handles, _, _ = socket.recv_fds(self._control, 1, 1)
+        sock = socket.socket(fileno=handles[0])
+        if not reply.pid:
+            sock.close()
+            raise OSError("no process could be forked")
+        return order.number, sock
+
+    def kill(self, number: int) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            if self._control is not None:
+                self._control.sendall(frames.pack(Kill(number)))
+
+    def _revive(self) -> None:
+        if self._closed:
+            raise SandboxFailed("the tokenizer has been closed")
+        if self._process is None or self._process.poll() is not None or self._control is None:
+            self._end()
+            self._start()
+            if self._load is not None:
+                self._loaded()
+
+    def _ask(self, command: Control, within_s: float, kind: Any) -> Any:
+        assert self._control is not None
+        end = time.monotonic() + within_s
+        self._control.settimeout(within_s)
+        self._control.sendall(frames.pack(command))
+        self._control.settimeout(max(0.001, end - time.monotonic()))
+        body, _ = frames.receive(self._control)
+        return msgspec.msgpack.decode(body, type=kind)
+
+    def _end(self) -> int | None:
+        control, self._control = self._control, None
+        process, self._process = self._process, None
+        if control is not None:
+            control.close()
+        if process is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(0.2)        # it may be about to end by itself, and how tells why
+        process.kill()
+        process.wait()
+        return None
+
+    def rest(self) -> None:
+        """End the process and its lanes; the next call starts them again."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+            self._end()
+
+    def close(self) -> None:
+        """End the process and its lanes for good. A second call does nothing."""
+        self._closed = True
+        self.rest()
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return "stopped"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-status).name}"
+    return f"status {status}"
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value

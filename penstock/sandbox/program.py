@@ -1,0 +1,141 @@
+"""A model's tokenizer and chat templates run in a sandboxed process, for callers that wait."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, TypeVar
+
+from penstock.errors import InvalidRequest
+from penstock.sandbox import frames
+from penstock.sandbox.jobs import (
+    CompileGrammar,
+    DecodeIds,
+    EncodeChat,
+    EncodeText,
+    EncodeWords,
+    Ids,
+    Job,
+    RenderChat,
+    Text,
+    Tried,
+    Words,
+)
+from penstock.sandbox.limits import GRAMMAR_BYTES, TEXT_BYTES
+from penstock.sandbox.process import Sandbox
+from penstock.sandbox.replies import ids_of, packed, unpacked
+from penstock.text.template import Message, plain
+from penstock.text.tokenizer import Tokenizer
+from penstock.types import GrammarFacts, StructuredOutputsParams
+
+TEXT_S = 60.0
+GRAMMAR_S = 10          # of computing
+PATIENCE = 6            # times that much, for a machine that is busy with other things
+Kind = TypeVar("Kind")
+
+
+class SandboxedProgram:
+    """One lane, used by one caller at a time. Whatever disturbs a call, Ctrl-C too, costs that lane and no more."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self._lock = threading.Lock()
+        self._lane: tuple[int, socket.socket] | None = None
+        weakref.finalize(self, sandbox.close)
+
+    def encode_upto(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+        if not isinstance(text, str):
+            raise InvalidRequest(f"a prompt must be a string, not {type(text).__name__}")
+        return ids_of(self._text(EncodeText(text, add_special_tokens, max_tokens), Ids).ids)
+
+    def encode_chat(self, messages: Sequence[Message], values: Mapping[str, Any], max_tokens: int | None = None,
+                    parse_special: bool = False) -> tuple[list[int], str]:
+        reply = self._text(EncodeChat(plain(messages), plain(values), max_tokens, parse_special), Ids)
+        return ids_of(reply.ids), reply.text or ""
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        return self._text(EncodeWords(list(words)), Words).words
+
+    def render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
+        return self._text(RenderChat(plain(messages), plain(values)), Text).text
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._text(DecodeIds(list(ids)), Text).text
+
+    def try_grammar(self, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
+        """In a lane of its own, which ends with it."""
+        data = packed(CompileGrammar(asked, max_tokens))
+        number, sock = self.sandbox.fork(GRAMMAR_BYTES, cpu_s=GRAMMAR_S, grammars=True)
+        try:
+            body, _ = _exchange(sock, data, PATIENCE * GRAMMAR_S)
+        except (OSError, frames.Closed) as error:
+            raise grammar_refusal(error) from None
+        finally:
+            sock.close()
+            self.sandbox.kill(number)
+        return unpacked(body, Tried).facts
+
+    def rest(self) -> None:
+        """End the processes; the next call starts them again."""
+        with self._lock:
+            lane, self._lane = self._lane, None
+        if lane is not None:
+            lane[1].close()
+        self.sandbox.rest()
+
+    def _text(self, job: Job, kind: type[Kind]) -> Kind:
+        data = packed(job)
+        with self._lock:
+            lane, self._lane = self._lane or self.sandbox.fork(TEXT_BYTES), None
+            try:
+                body, ends = _exchange(lane[1], data, TEXT_S)
+            except BaseException as error:
+                self._drop(lane)
+                if isinstance(error, (OSError, frames.Closed)):
+                    raise text_refusal(error) from None
+                raise
+            if ends:
+                self._drop(lane)
+            else:
+                self._lane = lane
+        return unpacked(body, kind)
+
+    def _drop(self, lane: tuple[int, socket.socket]) -> None:
+        lane[1].close()
+        with contextlib.suppress(OSError):
+            self.sandbox.kill(lane[0])
+
+
+def _exchange(sock: socket.socket, data: bytes, within_s: float) -> tuple[bytes, bool]:
+    sock.settimeout(within_s)
+    sock.sendall(data)
+    return frames.receive(sock)
+
+
+def text_refusal(error: BaseException, within_s: float = TEXT_S) -> InvalidRequest:
+    if isinstance(error, TimeoutError):
+        return InvalidRequest(f"the model's tokenizer or chat template did not end within {within_s:g} s on this "
+                              "text: shorten it")
+    return InvalidRequest(f"the model's tokenizer or chat template takes more than {TEXT_BYTES >> 20} MiB on this "
+                          "text: shorten it")
+
+
+def grammar_refusal(error: BaseException) -> InvalidRequest:
+    limit = f"{GRAMMAR_S} s" if isinstance(error, TimeoutError) else f"{GRAMMAR_S} s or {GRAMMAR_BYTES >> 20} MiB"
+    return InvalidRequest(f"structured_outputs: the grammar was not compiled within {limit}: give a simpler one")
+
+
+def load_sandboxed(source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file",
+                   sandbox: Sandbox | None = None) -> Tokenizer:
+    """A tokenizer whose programs run in a process of their own."""
+    sandbox = sandbox or Sandbox()
+    try:
+        facts = sandbox.load(source, origin)
+    except BaseException:
+        sandbox.close()
+        raise
+    return Tokenizer.from_facts(facts, SandboxedProgram(sandbox), origin)

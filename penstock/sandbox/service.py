@@ -1,0 +1,134 @@
+"""A model's text programs for a server: short texts, long texts and grammars each have lanes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.sandbox.jobs import CompileGrammar, EncodeChat, EncodeText, EncodeWords, Ids, Job, Tried, Words
+from penstock.sandbox.lanes import Lane, Lanes
+from penstock.sandbox.limits import GRAMMAR_BYTES, TEXT_BYTES
+from penstock.sandbox.process import Sandbox
+from penstock.sandbox.program import GRAMMAR_S, PATIENCE, TEXT_S, grammar_refusal, text_refusal
+from penstock.sandbox.replies import ids_of, packed, unpacked
+from penstock.sandbox.slots import Slots
+from penstock.types import GrammarFacts, StructuredOutputsParams
+
+SHORT_BYTES = 1 << 16           # of a job; longer ones wait for one another
+SHORT_LANES, LONG_LANES = 2, 1
+SHORT_S = 15.0
+LONG_NICENESS, GRAMMAR_NICENESS, SLOW_NICENESS = 10, 5, 15
+MAX_WAITING = 1024
+QUICK_S = 2                     # that a grammar may compute before it waits among the slow ones
+QUICK_GRAMMARS, SLOW_GRAMMARS = 2, 1
+MAX_SLOW = 16                   # that wait
+MAX_KEPT = 1024                 # grammars whose trial is remembered
+MAX_KEPT_CHARS = 1 << 24        # of their sources
+
+
+class TextService:
+    """Used by one event loop. A caller that leaves frees what works for it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._short = Lanes(sandbox, SHORT_LANES, TEXT_BYTES, 0, SHORT_S, MAX_WAITING)
+        self._long = Lanes(sandbox, LONG_LANES, TEXT_BYTES, LONG_NICENESS, TEXT_S, MAX_WAITING)
+        self._quick = Slots(QUICK_GRAMMARS, MAX_WAITING, "grammars to compile")
+        self._slow = Slots(SLOW_GRAMMARS, MAX_SLOW, "slow grammars to compile")
+        self._trials: dict[StructuredOutputsParams, _Trial] = {}
+        self._facts: OrderedDict[StructuredOutputsParams, GrammarFacts] = OrderedDict()
+        self._facts_chars = 0
+
+    # texts
+
+    async def encode(self, text: str, add_special_tokens: bool, max_tokens: int | None, tenant: str = "") -> list[int]:
+        reply = unpacked(await self._run(EncodeText(text, add_special_tokens, max_tokens), tenant), Ids)
+        return ids_of(reply.ids)
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any],
+                          max_tokens: int | None, parse_special: bool, tenant: str = "") -> tuple[list[int], str]:
+        job = EncodeChat([dict(one) for one in messages], dict(values), max_tokens, parse_special)
+        reply = unpacked(await self._run(job, tenant), Ids)
+        return ids_of(reply.ids), reply.text or ""
+
+    async def encode_words(self, words: Sequence[str], tenant: str = "") -> list[list[int]]:
+        return unpacked(await self._run(EncodeWords(list(words)), tenant), Words).words
+
+    async def _run(self, job: Job, tenant: str) -> bytes:
+        data = packed(job)
+        lanes, within_s = (self._short, SHORT_S) if len(data) <= SHORT_BYTES else (self._long, TEXT_S)
+        try:
+            return await lanes.call(data, tenant)
+        except OSError as error:
+            raise text_refusal(error, within_s) from None
+
+    # grammars
+
+    async def try_grammar(self, asked: StructuredOutputsParams, max_tokens: int, tenant: str = "") -> GrammarFacts:
+        """Compile a grammar on trial. Equal ones that come meanwhile share it; it ends when the last of them leaves."""
+        known = self._facts.get(asked)
+        if known is not None and known.decides(max_tokens):
+            self._facts.move_to_end(asked)
+            return known
+        trial = self._trials.get(asked)
+        if trial is None:
+            trial = self._trials[asked] = _Trial(asyncio.ensure_future(self._try(asked, max_tokens, tenant)))
+            trial.task.add_done_callback(lambda _: self._trials.pop(asked, None))
+        facts = await trial.join()
+        self._keep(asked, facts)
+        return facts if facts.decides(max_tokens) else await self.try_grammar(asked, max_tokens, tenant)
+
+    async def _try(self, asked: StructuredOutputsParams, max_tokens: int, tenant: str) -> GrammarFacts:
+        data = packed(CompileGrammar(asked, max_tokens))
+        async with self._quick.turn(tenant):
+            body = await self._compile(data, GRAMMAR_NICENESS, QUICK_S)
+        if body is None:
+            async with self._slow.turn(tenant):
+                body = await self._compile(data, SLOW_NICENESS, GRAMMAR_S)
+        if body is None:
+            raise grammar_refusal(OSError())
+        return unpacked(body, Tried).facts
+
+    async def _compile(self, data: bytes, niceness: int, cpu_s: int) -> bytes | None:
+        """The reply; None where the limits of time or memory were met."""
+        lane = await Lane.begin(self._sandbox, GRAMMAR_BYTES, niceness, cpu_s, grammars=True)
+        try:
+            return await lane.call(data, PATIENCE * cpu_s)
+        except OSError:
+            return None
+        finally:
+            lane.end()
+
+    def _keep(self, asked: StructuredOutputsParams, facts: GrammarFacts) -> None:
+        if asked not in self._facts:
+            self._facts_chars += len(asked.source)
+        self._facts[asked] = facts
+        self._facts.move_to_end(asked)
+        while len(self._facts) > MAX_KEPT or self._facts_chars > MAX_KEPT_CHARS:
+            dropped, _ = self._facts.popitem(last=False)
+            self._facts_chars -= len(dropped.source)
+
+    def close(self) -> None:
+        for trial in list(self._trials.values()):
+            trial.task.cancel()
+        self._short.close()
+        self._long.close()
+
+
+class _Trial:
+    """A grammar's compilation and how many wait for it."""
+
+    def __init__(self, task: asyncio.Task[GrammarFacts]) -> None:
+        self.task = task
+        self._num_waiting = 0
+
+    async def join(self) -> GrammarFacts:
+        self._num_waiting += 1
+        try:
+            return await asyncio.shield(self.task)
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting and not self.task.done():
+                self.task.cancel()

@@ -1,0 +1,18 @@
+"""All of a tokenizer that is no program: plain data, which may cross from one process to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    kind: str                                   # of its decoder, see decoding.py
+    strips: bool                                # a space at the very start of a text is dropped
+    spellings: list[Any]                        # by id, bytes or str
+    special_ids: list[int]
+    eos_token_ids: list[int]
+    bos_token_id: int | None
+    chat_template: str | None
+    max_token_bytes: int | None                 # of text that one token stands for; None: any number

@@ -1,0 +1,194 @@
+"""A model's own text programs at work: its tokenizer and its chat templates.
+
+They come with the model and are not trusted to end or to stay small. What serves others runs them in a sandboxed
+process (`penstock/sandbox`); here they run where they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InvalidModel, InvalidRequest
+from penstock.text import folder, gguf
+from penstock.text.control import ControlTokens
+from penstock.text.decoding import Decoder, Spelling
+from penstock.text.facts import TokenizerFacts
+from penstock.text.growth import check_growth
+from penstock.text.slices import Slicer
+from penstock.text.template import ChatTemplate, Message
+from penstock.text.vocabulary import Vocabulary, refusing
+
+PROBE_CHARS = 16      # per token allowed: longer texts are first judged by their beginnings
+CUT_TOKENS = 64       # more than a text's beginning can have over the same part of the whole text
+Values = Mapping[str, Any]
+
+
+class TooManyTokens(InvalidRequest):
+    """A text has `at_least` tokens, more than were allowed."""
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__(f"the text has {at_least} tokens or more")
+        self.at_least = at_least
+
+
+class LocalProgram:
+    """The work is done by the `tokenizers` library and by Jinja, in this process."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.backend = vocabulary.backend
+        self._templates: dict[str, ChatTemplate] = {}
+        with refusing(vocabulary.origin):
+            check_growth(self.backend)
+            added = self.backend.get_added_tokens_decoder()
+            self.special_ids = frozenset(id for id, token in added.items() if token.special)
+            self.spelling = Spelling(self.backend, Decoder.of(self.backend), vocabulary.aliases, frozenset(added))
+            self.backend.encode("a")      # some damage shows only here
+        self._control = ControlTokens(self.backend)
+        self._slicer = Slicer(self.backend, self.spelling.decoder.kind)
+
+    @classmethod
+    def load(cls, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file") -> LocalProgram:
+        """From a folder, or from the metadata of a GGUF file."""
+        if isinstance(source, Mapping):
+            return cls(gguf.read_vocabulary(source, origin))
+        return cls(folder.read_vocabulary(Path(source)))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+        if self.vocabulary.num_ids is not None:
+            return self.vocabulary.num_ids
+        return max(self.backend.get_vocab().values(), default=-1) + 1
+
+    def facts(self) -> TokenizerFacts:
+        """Everything about the tokenizer that is no program."""
+        with refusing(self.vocabulary.origin):
+            spellings = [self.spelling[id] for id in range(self.vocab_size)]
+            decoder = self.spelling.decoder
+            longest = self._slicer.max_token_bytes(max((len(_bytes(one)) for one in spellings), default=0))
+        if "default" in self.vocabulary.templates:
+            self._template("default")       # one that cannot be compiled is refused with the model
+        return TokenizerFacts(decoder.kind, decoder.strips, spellings, sorted(self.special_ids),
+                              list(self.vocabulary.eos_token_ids), self.vocabulary.bos_token_id,
+                              self.vocabulary.templates.get("default"), longest)
+
+    # texts
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text. Special tokens written in it are recognised; `add_special_tokens` puts around it what the
+        model expects around a prompt (a chat template has already written that)."""
+        return self.encode_upto(text, add_special_tokens, None)
+
+    def encode_upto(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+        """As `encode`; a text of more than `max_tokens` is refused as soon as that is certain."""
+        if not isinstance(text, str):
+            raise InvalidRequest(f"a prompt must be a string, not {type(text).__name__}")
+        affixes = self.vocabulary.affixes
+        try:
+            with refusing(self.vocabulary.origin):
+                ids = self._encode(text, add_special_tokens and affixes is None, max_tokens)
+        except InvalidModel:
+            check_characters(text)
+            raise
+        if add_special_tokens and affixes is not None:
+            return [*affixes[0], *ids, *affixes[1]]
+        return ids
+
+    def _encode(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+        ids: list[int] = []
+        if not add_special_tokens or self._slicer.adds_nothing:
+            for part in self._slicer.parts(text):
+                ids += self._encode_part(part, False, max_tokens)
+                if max_tokens is not None and len(ids) > max_tokens + CUT_TOKENS:
+                    raise TooManyTokens(len(ids) - CUT_TOKENS)
+            return ids
+        return self._encode_part(text, add_special_tokens, max_tokens)
+
+    def _encode_part(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+        length = PROBE_CHARS * max_tokens if max_tokens is not None else len(text)
+        while length < len(text):
+            count = len(self._ids(text[:length], False)) - CUT_TOKENS
+            if max_tokens is not None and count > max_tokens:
+                raise TooManyTokens(count)
+            length *= 2
+        return self._ids(text, add_special_tokens)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # unlike `encode` this leaves Python's lock to other threads
+        found = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(found[0].ids)
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Each word's ids at the start of a text and after a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for spelling in (word, " " + word.lstrip()):
+                ids = tuple(self.encode(spelling, add_special_tokens=False))
+                if ids:
+                    found[ids] = None
+        return [list(ids) for ids in found]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """By the tokenizer's own decoder, special tokens too."""
+        with refusing(self.vocabulary.origin):
+            return str(self.backend.decode(list(ids), skip_special_tokens=False))
+
+    # conversations
+
+    def render(self, messages: Sequence[Message], values: Values) -> str:
+        """The prompt that the model's template makes of a conversation; `values` are its other variables, among them
+        `tools` and `add_generation_prompt` (true where it is not given)."""
+        given = {**self.vocabulary.named, **values}
+        tools, begins = given.pop("tools", None), given.pop("add_generation_prompt", True)
+        name = "tool_use" if tools and "tool_use" in self.vocabulary.templates else "default"
+        return self._template(name).render(messages, given, begins, tools)
+
+    def encode_chat(self, messages: Sequence[Message], values: Values, max_tokens: int | None = None,
+                    parse_special: bool = False) -> tuple[list[int], str]:
+        """A conversation's ids and its prompt. Control tokens that messages spell are plain text, unless
+        `parse_special`: only those that the template writes are read as such."""
+        if not parse_special and self._control.written_in((messages, values)):
+            self.vocab_size         # noqa: B018  before secret names are added
+            marker = self._control.marker((messages, values))
+            text = self.render(marker.mark(list(messages)), marker.mark(dict(values)))
+            hidden, shown = marker.read(text)
+            with self._control.only_hidden():
+                ids = self._control.shown_ids(self.encode_upto(hidden, False, max_tokens))
+            return ids, shown
+        text = self.render(messages, values)
+        return self.encode_upto(text, False, max_tokens), text
+
+    def _template(self, name: str) -> ChatTemplate:
+        if name not in self._templates:
+            source = self.vocabulary.templates.get(name)
+            if source is None:
+                raise InvalidRequest(f"{self.vocabulary.origin} has no chat template, so it is no chat model; use "
+                                     "generate with a plain prompt")
+            self._templates[name] = ChatTemplate(source, self.vocabulary.origin)
+        return self._templates[name]
+
+
+def byte_spellings(spelling: Spelling, size: int, origin: str) -> list[bytes]:
+    """The bytes of each id wherever it stands; none for one that the tokenizer lacks."""
+    if spelling.decoder.kind == "pairs":
+        raise InvalidRequest(f"{origin}: what a token of this tokenizer spells depends on its neighbours, so "
+                             "structured_outputs cannot be kept: use a model with byte-level BPE or SentencePiece with "
+                             "byte fallback")
+    return [_bytes(spelling[id]) for id in range(size)]
+
+
+def _bytes(spelled: str | bytes) -> bytes:
+    return spelled if isinstance(spelled, bytes) else spelled.encode()
+
+
+def check_characters(text: str) -> None:
+    """Refuse half a character: no tokenizer can encode it."""
+    for at, char in enumerate(text):
+        if "\ud800" <= char <= "\udfff":
+            raise InvalidRequest(f"the prompt has half a character (U+{ord(char):04X}, a lone surrogate) at position "
+                                 f"{at}; remove it or decode the text with errors='replace'")

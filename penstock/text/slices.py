@@ -1,0 +1,97 @@
+"""Long texts in parts that have the same ids together as the text has whole.
+
+A byte-level tokenizer splits a text into words from left to right and never merges across them, so a text may be cut
+between two words, where no added token is near. Any other tokenizer gets the text in one piece.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from penstock.text.control import SECRET_NAME
+
+PART_CHARS = 1 << 18        # some 40 MB of the library's own records
+MARGIN_CHARS = 1024         # at a part's end: how words go on there is not yet known
+NEAR_CHARS = 64             # an added token may swallow blanks beside it
+MAX_TRIES = 200
+LOCAL = frozenset({"Sequence", "ByteLevel", "Split", "Digits", "Punctuation"})
+# What looks at a text's beginning, end or at what came before; `(?!\S)` looks one character ahead.
+_FAR = re.compile(r"\(\?=|\(\?!|\(\?<|(?<!\[)\^|\$|\\[bBAzZGK]")
+
+
+class Slicer:
+    def __init__(self, backend: Backend, kind: str) -> None:
+        self._backend = backend
+        self._normalizer = _described(backend.normalizer)
+        self._byte_fallback = bool(getattr(backend.model, "byte_fallback", False))
+        added = list(backend.get_added_tokens_decoder().values())
+        self._swallows = any(token.lstrip or token.rstrip for token in added)
+        texts = sorted((token.content for token in added), key=len, reverse=True)
+        self._added = re.compile("|".join([SECRET_NAME, *map(re.escape, texts)]))
+        self._reach = max([NEAR_CHARS, *map(len, texts)]) + NEAR_CHARS
+        self._kind = kind
+        composes = self._normalizer is None or self._normalizer["type"] == "NFC"
+        self._local = kind == "bytes" and composes and _is_local(_described(backend.pre_tokenizer))
+        post = _described(backend.post_processor)
+        self.adds_nothing = post is None or post["type"] == "ByteLevel"
+
+    def max_token_bytes(self, longest: int) -> int | None:
+        """Bytes of text that one token stands for at most; `longest` is what one spells. None where a token can stand
+        for any number: an unknown word, or blanks that it swallows."""
+        covers = self._kind == "bytes" or self._kind == "pieces" and self._byte_fallback
+        if not covers or self._swallows or not longest or not (self._normalizer is None or self._local):
+            return None
+        return longest if self._normalizer is None else 4 * longest
+
+    def parts(self, text: str) -> Iterator[str]:
+        """The text, cut where that changes no id."""
+        begin, size = 0, PART_CHARS
+        if self._local and len(text) > PART_CHARS and self._normalizer is not None:
+            text = self._backend.normalizer.normalize_str(text)
+        while self._local and len(text) - begin > size:
+            cut = self._cut(text, begin, begin + size)
+            if cut is None:
+                size *= 2
+                continue
+            yield text[begin:cut]
+            begin, size = cut, PART_CHARS
+        yield text[begin:]
+
+    def _cut(self, text: str, begin: int, end: int) -> int | None:
+        """The last good place for a cut before `end`; None if there is none after `begin`."""
+        words = self._backend.pre_tokenizer.pre_tokenize_str(text[begin:end])
+        last = end - begin - MARGIN_CHARS
+        tries = 0
+        for _, (start, _) in reversed(words):
+            if start <= 0 or tries > MAX_TRIES:
+                return None
+            if start <= last:
+                tries += 1
+                if self._is_free(text, begin + start):
+                    return begin + start
+        return None
+
+    def _is_free(self, text: str, at: int) -> bool:
+        """No added token near, and a character that composes with none before it."""
+        window = text[max(0, at - self._reach):at + self._reach]
+        return text[at].isascii() and self._added.search(window) is None
+
+
+def _described(part: Any) -> dict[str, Any] | None:
+    """A part of the library's tokenizer, as a tokenizer.json has it."""
+    return None if part is None else dict(json.loads(part.__getstate__()))
+
+
+def _is_local(step: dict[str, Any] | None) -> bool:
+    """Words depend on little more than their own characters."""
+    if step is None or step["type"] not in LOCAL or step.get("add_prefix_space"):
+        return False
+    if step["type"] == "Sequence":
+        return all(_is_local(one) for one in step["pretokenizers"])
+    pattern = step.get("pattern") or {}
+    return not _FAR.search(pattern.get("Regex", "").replace(r"(?!\S)", ""))
