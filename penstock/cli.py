@@ -98,7 +98,7 @@ def _invoke(arguments: list[str]) -> int:
             print(error.ctx.get_help())
             return 0
         where = error.ctx.command_path if error.ctx else "penstock"
-        print(f"error: {_one_line(error.format_message())} (see {where} --help)", file=sys.stderr)
+        _complain(f"{error.format_message()} (see {where} --help)")
         return USAGE
     return 0
 
@@ -108,11 +108,16 @@ def _fail(message: str, error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(type(error), error, error.__traceback__)
+    _complain(message)
+    return FAILED
+
+
+def _complain(message: str) -> None:
+    """One line on standard error; where that takes nothing, the exit status must do."""
     close_broken()
-    with contextlib.suppress(OSError, ValueError):          # standard error takes nothing: the status must do
+    with contextlib.suppress(OSError, ValueError):
         print(f"error: {_one_line(message)}", file=sys.stderr)
     close_broken()
-    return FAILED
 
 
 def _system_message(error: OSError) -> str:

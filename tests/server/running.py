@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -42,7 +43,9 @@ class RunningServer:
     """Started on entry and ready; stopped on exit. `log` is what it wrote to standard error."""
 
     def __init__(self, *arguments: str, command: Sequence[str] = (sys.executable, "-m", "penstock", "serve"),
-                 env: dict[str, str] | None = None) -> None:
+                 env: dict[str, str] | None = None, verify: ssl.SSLContext | bool = True) -> None:
+        """`verify` is for servers with a certificate of their own."""
+        self.verify = verify
         self.arguments = [*command, *arguments, "--port", "0"]
         self.log: list[str] = []
         self.url = ""
@@ -69,7 +72,7 @@ class RunningServer:
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 break
-            if self.url and httpx.get(f"{self.url}/health/ready").status_code == 200:
+            if self.url and httpx.get(f"{self.url}/health/ready", verify=self.verify).status_code == 200:
                 return
             time.sleep(0.02)
         raise RuntimeError("the server did not become ready:\n" + "\n".join(self.log))
@@ -83,12 +86,12 @@ class RunningServer:
             time.sleep(0.02)
 
     def engine_pid(self) -> int:
-        info = httpx.get(f"{self.url}/info").json()
+        info = httpx.get(f"{self.url}/info", verify=self.verify).json()
         return int(info["models"][0]["pid"])
 
     def stats(self) -> dict[str, float]:
         """By the engine's own account; told once a second."""
-        found: dict[str, float] = httpx.get(f"{self.url}/info").json()["models"][0]["stats"]
+        found: dict[str, float] = httpx.get(f"{self.url}/info", verify=self.verify).json()["models"][0]["stats"]
         return found
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 45.0) -> int:

@@ -30,7 +30,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.signals import RELOADING, STOPPING
 from penstock.server.state import Server
 
-MAX_LINE_BYTES = 1 << 28
+MAX_LINE_BYTES = 1 << 26
 UNBOUNDED = 1 << 40         # the queue: what waits is bounded by the number of workers
 
 Lines = Iterator[tuple[int, bytes]]
