@@ -58,7 +58,7 @@ class Admission:
         self.max_tokens = max_tokens
         self.num_refused = 0
         self.pace = Pace(clock)
-        self.weights = dict(weights or {})
+        self.weights: Mapping[str, float] = {} if weights is None else weights      # changes when keys are read again
         self._tenants: dict[str, Tenant] = {}           # those that wait
         self._spent: dict[str, float] = {}
         self._order: list[tuple[float, str]] = []       # a heap; what a tenant has spent may have grown since

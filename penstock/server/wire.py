@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import socket
+import termios
+from array import array
 from typing import Any
 
 import httptools
@@ -229,6 +232,7 @@ class Connection(HttpToolsProtocol):
             return
         super().on_message_begin()
         self._enter(HEAD)
+        self._has_begun = True
         self._num_messages += 1
         self._num_headers = self._num_head_bytes = self._num_body_bytes = 0
 
@@ -356,7 +360,7 @@ class Connection(HttpToolsProtocol):
 
     def _check_unread(self, now_s: float) -> None:
         """Drop a client that does not read what waits for it."""
-        num_bytes = self.transport.get_write_buffer_size()
+        num_bytes = self._num_unread()
         if not num_bytes or not (self.flow.write_paused or self.transport.is_closing() or self._lingering):
             self._unread = None
         elif self._unread is None or num_bytes <= self._unread[0] - min(MIN_READ_BYTES, self._unread[0]):
@@ -364,6 +368,13 @@ class Connection(HttpToolsProtocol):
         elif now_s - self._unread[1] > UNREAD_S:
             log.info("a client of %s took nothing of its answer for %g s: it is dropped", self._peer, UNREAD_S)
             self.transport.abort()
+
+    def _num_unread(self) -> int:
+        """Bytes that wait here and in the kernel: it takes more only when a good part of its own have gone."""
+        queued = array("i", [0])
+        with contextlib.suppress(OSError, AttributeError):
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return self.transport.get_write_buffer_size() + queued[0]
 
     # whether a client that ended its side is still there
 

@@ -32,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(home: Path) -> Iterator[RunningServer]:
-    with RunningServer("one", "--model", "two", "--load-format", "dummy",
+    with RunningServer("one", "--model", "two", "--load-format", "dummy", "--allow-delete",
                        env={"PENSTOCK_HOME": str(home)}) as running:
         yield running
 
