@@ -158,8 +158,8 @@ class Admission:
         """The newest request, not yet begun, of the tenant that is furthest over its share."""
         over = {name: count / (shares[name] * limit) for name, count in counts.items()
                 if name != but and count > shares[name] * limit and self._tenants[name].num_lines > 1
-                and self._tenants[name].newest is not None}
-        return self._tenants[max(over, key=over.__getitem__)].newest if over else None
+                and self._tenants[name].newest_fresh is not None}
+        return self._tenants[max(over, key=over.__getitem__)].newest_fresh if over else None
 
     def _displace(self, line: Line) -> None:
         flights = list(line.flights)
@@ -192,6 +192,17 @@ class Admission:
         """The flight that `next` would take."""
         tenant = self._least_served()
         return None if tenant is None else tenant.first.first
+
+    def peek_fresh(self) -> Flight | None:
+        """The first flight of a request of which nothing has begun, of the same tenant."""
+        tenant = self._least_served()
+        line = None if tenant is None else tenant.oldest_fresh
+        return None if line is None else line.first
+
+    def promote(self, flight: Flight) -> None:
+        """Let its request have the tenant's next turn."""
+        if flight.line is not None:
+            self._tenants[flight.tenant].promote(flight.line)
 
     def next(self) -> Flight | None:
         """The next of the tenant that has been given least, out of the queue."""

@@ -26,6 +26,8 @@ from penstock.types import Delta
 log = logging.getLogger("penstock.engine")
 
 MAX_FIRST_STARTS = 8        # of an engine that has never been ready; later ones are tried for ever
+MAX_PART_SIBLINGS = 8       # that enter an engine together and share their prompt's state from the first
+PARTS = 8                   # that there is room for in an engine, at least
 AHEAD = 8                   # sequences that an engine has beyond those it can run, so that it never waits for one
 
 
@@ -244,15 +246,16 @@ class RemoteEngine:
             for part in self._trials.next_group(time.monotonic()):
                 self._begin(part)
         max_rows = self.facts.max_num_seqs
-        while (flight := self.admission.peek()) is not None:
-            if self._parts.num_rows >= max_rows + AHEAD and not self._recall_for(flight, max_rows):
-                return
-            self._begin_next()
+        while len(self.admission) and (self._parts.num_rows < max_rows + AHEAD or self._recall(max_rows)):
+            self._begin_next(max(1, min(MAX_PART_SIBLINGS, max_rows // PARTS)))
 
-    def _begin_next(self) -> None:
+    def _begin_next(self, size: int) -> None:
         flight = self.admission.next()
         assert flight is not None
         part = flight.parts.popleft()
+        rest = part.split(size)
+        if rest is not None:
+            flight.parts.appendleft(rest)
         if flight.parts:
             self.admission.put_back(flight)
         self.flights[flight.request.id] = flight
@@ -266,6 +269,16 @@ class RemoteEngine:
             request = replace(request, priority=0)      # among tenants it decides nothing
         self._parts.add(part)
         self._send(Add(request, outputs))
+
+    def _recall(self, max_rows: int) -> bool:
+        """Take parts back for the flight that is next, or for one of a request of which nothing runs."""
+        flight, fresh = self.admission.peek(), self.admission.peek_fresh()
+        if flight is not None and self._recall_for(flight, max_rows):
+            return True
+        if fresh is None or fresh is flight or not self._recall_for(fresh, max_rows):
+            return False
+        self.admission.promote(fresh)
+        return True
 
     def _recall_for(self, flight: Flight, max_rows: int) -> bool:
         """Take parts back, to go on later, for a flight that is entitled to a row; whether there were any."""

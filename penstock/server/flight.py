@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
 from penstock.answers import Collector
@@ -15,14 +15,13 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.types import Delta, Request, StreamDelta
 
 STARTED_COST = 8            # of taking a part back that has made tokens; 1 before
-MAX_PART_SIBLINGS = 8       # that enter an engine together and share their prompt's state from the first
 
 
 class Part:
     """Some siblings of a flight, which are one request to the engine. It outlives engines; `id` does not: it is another
     each time the part is begun."""
 
-    def __init__(self, flight: Flight, siblings: range, number: int) -> None:
+    def __init__(self, flight: Flight, siblings: Iterable[int]) -> None:
         self.flight = flight
         self.siblings = set(siblings)               # those that go on
         self.id = ""
@@ -33,13 +32,21 @@ class Part:
         self.max_group = 1 << 30                    # how many others may be on trial with it
         self.trial_s = 0.0                          # how long a trial lasts that shows nothing; 0: not tried yet
         self.recall_cost = 0                        # of the times it had to make way
-        self._number, self._num_begun = number, 0
+        self._first, self._num_begun = min(self.siblings), 0
+
+    def split(self, size: int) -> Part | None:
+        """Keep so many siblings; the others are a part of their own."""
+        if len(self.siblings) <= size:
+            return None
+        rest = sorted(self.siblings)[size:]
+        self.siblings.difference_update(rest)
+        return Part(self.flight, rest)
 
     def begin(self) -> Request:
         """What the engine is sent."""
         request = self.flight.request
         whole = self._num_begun == 0 and len(self.siblings) == request.num_siblings
-        self.id = request.id if whole else f"{request.id}.{self._number}.{self._num_begun}"
+        self.id = request.id if whole else f"{request.id}.{self._first}.{self._num_begun}"
         self._num_begun += 1
         self.num_tokens = 0
         return request if whole else replace(request, id=self.id)
@@ -66,9 +73,7 @@ class Flight:
         self.collector = Collector(request, prompt, tokenizer)
         self.collector.listener = self._push
         self.outputs: dict[int, list[int]] = {sibling: [] for sibling in range(request.num_siblings)}
-        count = request.num_siblings
-        self.parts = deque(Part(self, range(at, min(count, at + MAX_PART_SIBLINGS)), at // MAX_PART_SIBLINGS)
-                           for at in range(0, count, MAX_PART_SIBLINGS))        # that wait
+        self.parts = deque([Part(self, range(request.num_siblings))])       # that wait
         self.line: Line | None = None
         self.is_charged = False                     # for its prompt
         self.begun_s = time.monotonic()

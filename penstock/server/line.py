@@ -35,58 +35,80 @@ class Line:
         return now[0] - before[0], now[1] - before[1]
 
 
+class Level:
+    """The lines of one priority, in the order of their turns."""
+
+    def __init__(self) -> None:
+        self.lines: OrderedDict[Line, None] = OrderedDict()
+        self.fresh: OrderedDict[Line, None] = OrderedDict()      # of which nothing has begun
+
+
 class Tenant:
-    """Every operation takes a time that does not depend on how many wait, or its logarithm."""
+    """The lines of one tenant; taking the next does not depend on how many wait."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.num_lines = 0
         self.num_flights = 0
         self.num_tokens = 0             # of the first prompt of every line
-        self._levels: dict[int, OrderedDict[Line, None]] = {}
+        self._levels: dict[int, Level] = {}
         self._priorities: list[int] = []            # a heap of all levels' keys, and some that are gone
         self._known: set[int] = set()               # what is in it
-        self._fresh: OrderedDict[Line, None] = OrderedDict()     # of which nothing has begun
 
     def __iter__(self) -> Iterator[Flight]:
         for priority in sorted(self._levels):
-            for line in self._levels[priority]:
+            for line in self._levels[priority].lines:
                 yield from line.flights
 
     def add(self, line: Line) -> None:
         """Behind the others of its priority; nothing changes for one that is there."""
         level = self._levels.get(line.priority)
         if level is None:
-            level = self._levels[line.priority] = OrderedDict()
+            level = self._levels[line.priority] = Level()
             if line.priority not in self._known:
                 self._known.add(line.priority)
                 heapq.heappush(self._priorities, line.priority)
-        if line not in level:
-            level[line] = None
+        if line not in level.lines:
+            level.lines[line] = None
             if not line.has_begun:
-                self._fresh[line] = None
+                level.fresh[line] = None
 
     @property
     def first(self) -> Line:
         """The line whose turn it is."""
-        while self._priorities[0] not in self._levels:
-            self._known.remove(heapq.heappop(self._priorities))
-        return next(iter(self._levels[self._priorities[0]]))
+        return next(iter(self._best.lines))
 
     @property
-    def newest(self) -> Line | None:
-        """The line that came last, of those of which nothing has begun."""
-        return next(reversed(self._fresh), None)
+    def oldest_fresh(self) -> Line | None:
+        """The first line of which nothing has begun, if it has the best priority."""
+        return next(iter(self._best.fresh), None)
+
+    @property
+    def newest_fresh(self) -> Line | None:
+        """The last line of which nothing has begun, of the worst priority."""
+        level = max((priority for priority, level in self._levels.items() if level.fresh), default=None)
+        return None if level is None else next(reversed(self._levels[level].fresh))
+
+    @property
+    def _best(self) -> Level:
+        while self._priorities[0] not in self._levels:
+            self._known.remove(heapq.heappop(self._priorities))
+        return self._levels[self._priorities[0]]
+
+    def promote(self, line: Line) -> None:
+        """Make it this line's turn."""
+        self._levels[line.priority].lines.move_to_end(line, last=False)
 
     def begin(self, line: Line) -> None:
         """Its first prompt goes; the next one waits until the other lines had their turns."""
+        level = self._levels[line.priority]
         line.has_begun = True
-        self._fresh.pop(line, None)
-        self._levels[line.priority].move_to_end(line)
+        level.fresh.pop(line, None)
+        level.lines.move_to_end(line)
 
     def remove(self, line: Line) -> None:
-        self._fresh.pop(line, None)
         level = self._levels[line.priority]
-        del level[line]
-        if not level:
+        level.fresh.pop(line, None)
+        del level.lines[line]
+        if not level.lines:
             del self._levels[line.priority]

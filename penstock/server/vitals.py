@@ -93,7 +93,7 @@ class Backoff:
         self.num_failures += 1
         if self.num_failures == 1:
             return 0.0
-        return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(self.num_failures - 2, 10)))
+        return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(self.num_failures - 2, 30)))
 
     def reset(self) -> None:
         self.num_failures = 0

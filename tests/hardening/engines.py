@@ -1,0 +1,64 @@
+"""A RemoteEngine over the scripted worker, and what its flights say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from penstock.server.admission import Admission
+from penstock.server.engine import RemoteEngine
+from penstock.server.flight import Flight
+from penstock.types import Request, SamplingParams
+from tests.hardening.scripted_worker import token_at
+
+ROOT = str(Path(__file__).parents[2])
+_numbers = itertools.count()
+
+
+def make_flight(*tokens: int, n: int = 1, max_tokens: int = 8, tenant: str = "", priority: int = 0,
+                num_tokens: int = 0) -> Flight:
+    number = next(_numbers)
+    prompt = (1,) * num_tokens or (1, 2, *tokens)
+    request = Request(id=f"r{number}", tokens=prompt, sampling=SamplingParams(n=n, max_tokens=max_tokens),
+                      max_tokens=max_tokens, seed=number, priority=priority)
+    return Flight(request, None, None, tenant=tenant)
+
+
+async def hear(flight: Flight) -> dict[int, list[int]]:
+    """All its tokens by sibling, each as the script wants it."""
+    said: dict[int, list[int]] = {}
+    async for batch in flight.items():
+        for item in batch:
+            said.setdefault(item.index, []).extend(item.token_ids)
+    for sibling, tokens in said.items():
+        assert tokens == [token_at(flight.request.seed, sibling, at) for at in range(flight.request.max_tokens)]
+    assert len(said) == flight.request.num_siblings
+    return said
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, admission: Admission | None = None, hang_s: float = 5.0, **options: Any,
+                  ) -> AsyncIterator[RemoteEngine]:
+    """Started, and not yet ready."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
+    engine = RemoteEngine("scripted", "none", {"folder": str(folder), **options}, folder,
+                          Admission(512, 1 << 20) if admission is None else admission, hang_s=hang_s,
+                          command=(sys.executable, "-m", "tests.hardening.scripted_worker"))
+    task = asyncio.ensure_future(engine.run())
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        await asyncio.gather(task, return_exceptions=True)
+        assert engine.pid is None or not os.path.exists(f"/proc/{engine.pid}")
+
+
+async def until(claim: Any) -> None:
+    while not claim():
+        await asyncio.sleep(0.01)

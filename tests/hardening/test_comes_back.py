@@ -1,0 +1,291 @@
+"""Engines that die, hang and fail to load, in every order: the server comes back, and only culprits get an error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.messages import Beat
+from penstock.errors import EngineFailed, InvalidModel
+from penstock.server import process as process_module
+from penstock.server import trials as trials_module
+from penstock.server import vitals as vitals_module
+from penstock.server.engine import RemoteEngine
+from penstock.server.flight import Part
+from penstock.server.trials import MAX_STRIKES, SOLID_TOKENS, TRIAL_S, Trials
+from penstock.server.vitals import CONFIRMATIONS, MAX_DELAY_S, MIN_LOAD_SILENCE_S, WATCH_S, Backoff, Vitals
+from tests.hardening.engines import hear, make_flight, running, until
+from tests.hardening.scripted_worker import DEATH, HANG, LATE_DEATH, MUTE, STUMBLE
+
+pytestmark = pytest.mark.timeout(180)           # against tests that hang
+
+
+async def _kill(engine: RemoteEngine, number: int = signal.SIGKILL) -> None:
+    assert engine.pid is not None
+    os.kill(engine.pid, number)
+    await until(lambda: not engine.ready)
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals_module, "FIRST_DELAY_S", 0.02)
+    monkeypatch.setattr(vitals_module, "MIN_LOAD_SILENCE_S", 2.0)
+    monkeypatch.setattr("penstock.server.trials.QUIET_S", 0.2)
+
+
+def test_engine_killed_while_loading_is_tried_for_ever(tmp_path: Path) -> None:
+    async def run() -> None:
+        loads = ["ok", *["die"] * 6, "ok"]
+        async with running(tmp_path, loads=loads, step_s=0.01) as engine:
+            await engine.loaded()
+            flight = make_flight(max_tokens=100)
+            engine.submit(flight)
+            heard = asyncio.ensure_future(hear(flight))
+            await until(lambda: len(flight.outputs[0]) > 5)
+            await _kill(engine)
+            await until(lambda: "next try in" in engine.state)
+            late = make_flight()
+            engine.submit(late)                         # it waits like the others
+            await heard
+            await hear(late)
+            assert engine.failure is None and engine.ready and engine.num_restarts == 1
+
+    asyncio.run(run())
+    assert len(list(tmp_path.glob("start-*"))) == 8
+
+
+def test_engine_stopped_while_loading_is_replaced(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path, hang_s=1.0, loads=["stop", "ok", "stop", "slow"]) as engine:
+            await engine.loaded()                       # the first start, too
+            flight = make_flight(max_tokens=1000)
+            engine.submit(flight)
+            heard = asyncio.ensure_future(hear(flight))
+            await until(lambda: len(flight.outputs[0]) > 5)
+            await _kill(engine)
+            await heard                                 # one that loads for long, and beats, is left alone
+
+    asyncio.run(run())
+    assert len(list(tmp_path.glob("start-*"))) == 4
+
+
+def test_hangs_with_answers_between_are_no_end(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path, hang_s=1.0) as engine:
+            await engine.loaded()
+            for _ in range(3):
+                await _kill(engine, signal.SIGSTOP)
+                flight = make_flight()
+                engine.submit(flight)
+                await hear(flight)
+            assert engine.failure is None and engine._backoff.num_failures == 0
+
+    asyncio.run(run())
+
+
+def test_model_that_cannot_be_read_is_an_error_at_start_only(tmp_path: Path) -> None:
+    async def fail_first() -> None:
+        async with running(tmp_path / "first", loads=["failed"]) as engine:
+            with pytest.raises(InvalidModel, match="cannot be read"):
+                await engine.loaded()
+
+    async def fail_later() -> None:
+        async with running(tmp_path / "later", loads=["ok", "failed", "failed", "ok"]) as engine:
+            await engine.loaded()
+            await _kill(engine)
+            flight = make_flight()
+            engine.submit(flight)
+            await hear(flight)
+
+    for name, run in (("first", fail_first), ("later", fail_later)):
+        (tmp_path / name).mkdir()
+        asyncio.run(run())
+    assert len(list((tmp_path / "first").glob("start-*"))) == 1
+
+
+def test_process_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when descriptors or memory have run out."""
+    start, failures = asyncio.create_subprocess_exec, iter([OSError(24, "Too many open files")] * 3)
+
+    async def refuse(*arguments: object, **options: object) -> object:
+        for error in failures:
+            raise error
+        return await start(*arguments, **options)       # type: ignore[arg-type]
+
+    async def run() -> None:
+        async with running(tmp_path) as engine:
+            await engine.loaded()
+            monkeypatch.setattr(process_module.asyncio, "create_subprocess_exec", refuse)
+            await _kill(engine)
+            flight = make_flight()
+            engine.submit(flight)
+            await hear(flight)
+            assert next(failures, None) is None and engine.failure is None
+
+    asyncio.run(run())
+
+
+def test_closing_does_not_wait_for_the_next_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals_module, "FIRST_DELAY_S", 3600.0)
+    monkeypatch.setattr(vitals_module, "MAX_DELAY_S", 3600.0)
+
+    async def run() -> None:
+        async with running(tmp_path, loads=["ok", "die", "die"]) as engine:
+            await engine.loaded()
+            await _kill(engine)
+            flight = make_flight()
+            engine.submit(flight)
+            await until(lambda: "next try in 3" in engine.state)
+            assert engine.retry_after_s > 3000
+        with pytest.raises(EngineFailed, match="stopped"):
+            await hear(flight)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("culprit", [DEATH, LATE_DEATH, pytest.param(STUMBLE, marks=pytest.mark.slow),
+                                     pytest.param(HANG, marks=pytest.mark.slow)])
+def test_only_the_culprit_ends_and_nobody_waits_for_it(tmp_path: Path, culprit: int) -> None:
+    async def run() -> None:
+        async with running(tmp_path, hang_s=1.0, rows=16, step_s=0.005) as engine:
+            await engine.loaded()
+            streams = [make_flight(max_tokens=3000) for _ in range(8)]
+            guilty = make_flight(culprit, max_tokens=100)
+            for flight in (*streams, guilty):
+                engine.submit(flight)
+            heard = [asyncio.ensure_future(hear(flight)) for flight in streams]
+            blamed = asyncio.ensure_future(hear(guilty))
+            while not blamed.done():
+                flight = make_flight()
+                engine.submit(flight)
+                await hear(flight)                      # new ones are served all the while
+            with pytest.raises(EngineFailed, match="ended the engine"):
+                await blamed
+            engine.abort(*streams)
+            for one in heard:
+                one.cancel()
+            await asyncio.gather(*heard, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_a_request_that_says_nothing_holds_up_no_suspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with running(tmp_path, rows=16, step_s=0.02) as engine:
+            await engine.loaded()
+            mute = make_flight(MUTE)
+            streams = [make_flight(max_tokens=60) for _ in range(4)]
+            for flight in (mute, *streams):
+                engine.submit(flight)
+            heard = [asyncio.ensure_future(hear(flight)) for flight in streams]
+            for _ in range(3):
+                await until(lambda: engine.ready and len(engine._parts))
+                await _kill(engine)
+            await asyncio.gather(*heard)
+            assert mute.open
+            engine.abort(mute)
+
+    monkeypatch.setattr("penstock.server.trials.TRIAL_S", 0.5)
+    asyncio.run(run())
+
+
+# by themselves
+
+def _parts(count: int) -> list[Part]:
+    return [make_flight().parts[0] for _ in range(count)]
+
+
+def test_kills_from_outside_condemn_nobody() -> None:
+    """However many: an engine that dies while nobody is on trial clears the records of all."""
+    trials, parts, now = Trials(), _parts(6), 0.0
+    present = list(parts)
+    for life in range(400):
+        now += 10
+        trials.open(now)
+        if life % 3:
+            now += trials_module.QUIET_S + 0.1
+            present += trials.next_group(now)
+        present, condemned = trials.lose(present, True)
+        assert not condemned
+
+
+def test_the_culprit_among_many_is_found_in_few_deaths() -> None:
+    trials, parts, now, num_deaths = Trials(), _parts(64), 0.0, 0
+    guilty, present = parts[37], list(parts)
+    while True:
+        now += 10
+        trials.open(now)
+        now += trials_module.QUIET_S + 0.1
+        while guilty not in present:
+            group = trials.next_group(now)
+            present += group
+            if guilty not in group:
+                for part in group:
+                    part.num_tokens = SOLID_TOKENS
+                    trials.note(part)
+        for part in present:
+            part.num_tokens = 0
+        num_deaths += 1
+        present, condemned = trials.lose(present, True)
+        if condemned:
+            break
+    assert condemned == [guilty]
+    assert num_deaths <= 2 + 6 + MAX_STRIKES            # two, the halvings of 64, alone
+
+
+def test_trial_that_shows_nothing_ends_and_the_next_is_longer() -> None:
+    trials, (part,) = Trials(), _parts(1)
+    for _ in range(2):
+        present, _ = trials.lose([part], True)
+    assert not present and len(trials) == 1
+    trials.open(0.0)
+    begin_s = trials_module.QUIET_S + 1
+    assert trials.next_group(trials_module.QUIET_S / 2) == []
+    assert trials.next_group(begin_s) == [part] and part in trials
+    trials.expire(begin_s + TRIAL_S / 2)
+    assert part in trials
+    trials.expire(begin_s + TRIAL_S + 0.1)
+    assert part not in trials and part.trial_s == 2 * TRIAL_S
+
+
+def test_backoff() -> None:
+    backoff = Backoff()
+    delays = [backoff.fail() for _ in range(40)]
+    assert delays[0] == 0.0 and delays == sorted(delays) and delays[-1] == MAX_DELAY_S
+    backoff.reset()
+    assert backoff.fail() == 0.0
+
+
+def test_standing_still_is_not_the_engines_fault() -> None:
+    """The API process did not run for long; what the engine sent meanwhile is read before it is judged."""
+    now = [0.0]
+    vitals = Vitals(10.0, clock=lambda: now[0])
+    vitals.ready()
+
+    def look(times: int) -> bool:
+        found = False
+        for _ in range(times):
+            now[0] += WATCH_S
+            found |= vitals.look()
+        return found
+
+    now[0] += 300
+    vitals.take(Beat(250.0, {}))                # an old one, the first in the line
+    assert not vitals.look() and not look(2)
+    vitals.take(Beat(0.0, {}))
+    assert not look(int(9 / WATCH_S))
+    assert look(int(2 / WATCH_S) + CONFIRMATIONS)           # this time the engine is silent
+
+
+def test_loading_may_be_silent_for_longer_and_longer() -> None:
+    vitals = Vitals(1.0)
+    first = vitals.max_silent_s
+    assert first == vitals_module.MIN_LOAD_SILENCE_S <= MIN_LOAD_SILENCE_S
+    vitals._num_load_hangs = 2
+    assert vitals.max_silent_s == 4 * first
+    vitals.ready()
+    assert vitals.max_silent_s == 1.0
