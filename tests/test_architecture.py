@@ -21,7 +21,8 @@ ALLOWED = {
     "ops": ("errors",),
     "quant": ("ops", "errors"),
     "layers": ("quant", "ops", "errors"),
-    "models": ("layers", "quant", "ops", "cache", "errors"),
+    "regular": ("errors",),
+    "models": ("layers", "quant", "ops", "cache", "regular", "errors"),
     "sampling": ("ops", "engine", "types", "errors"),
     "runner": ("sampling", "models", "layers", "ops", "cache", "engine", "machine", "types", "config", "errors"),
     "regular": ("errors",),
@@ -30,11 +31,11 @@ ALLOWED = {
     "version": (), "interrupts": (),
     "intake": ("text", "types", "errors"),
     "answers": ("text", "types"),
-    "assemble": ("runner", "sampling", "models", "ops", "cache", "engine", "text", "hub", "machine", "config"),
+    "assemble": ("runner", "sampling", "models", "ops", "cache", "engine", "sandbox", "text", "hub", "machine", "config"),
     "service": ("assemble", "intake", "answers", "interrupts", "types", "errors"),
     "worker": ("assemble", "sampling", "models", "engine", "machine", "types", "config", "errors"),
     # the API process: it talks with workers by messages, and has no part of what computes
-    "server": ("hub", "interrupts", "machine", "progress", "intake", "answers", "text", "engine", "types", "config",
+    "server": ("hub", "interrupts", "machine", "progress", "regular", "intake", "answers", "sandbox", "text", "engine", "types", "config",
                "errors", "regular", "version"),
 }
 MESSAGES = ("penstock.engine.ipc", "penstock.engine.messages")

@@ -80,15 +80,17 @@ def bytes_on_disk(path: Path) -> int:
 def _tokenizer(source: Path | Mapping[str, Any]) -> tuple[str, bool]:
     """The kind of tokenizer, and whether there is a chat template."""
     from penstock.errors import InvalidModel
-    from penstock.text.tokenizer import load_tokenizer
+    from penstock.sandbox.program import load_sandboxed
 
     if isinstance(source, Mapping):
         kind = str(source.get("tokenizer.ggml.model", "none"))
         return GGUF_TOKENIZERS.get(kind, kind), "tokenizer.chat_template" in source
     try:
-        template = load_tokenizer(source).chat_template is not None
+        tokenizer = load_sandboxed(source, str(source))
     except InvalidModel as error:
         return f"unusable: {error}", False
+    template = tokenizer.chat_template is not None
+    tokenizer.rest()
     if (source / "tokenizer.json").exists():
         document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
         return str(document.get("model", {}).get("type") or "BPE"), template

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from penstock import ops
 from penstock.errors import InvalidModel
+from penstock.regular import read_regular
 
+MAX_BYTES = 1 << 22
 Mode = Literal["mean", "cls"]
 
 
@@ -23,7 +25,7 @@ class Pooling:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path, MAX_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidModel(f"{path} cannot be read as JSON ({error}): restore the file") from None
 

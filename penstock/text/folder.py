@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from penstock.errors import InvalidModel
+from penstock.regular import read_regular
 from penstock.text import spm
 from penstock.text.sentencepiece import read_model
 from penstock.text.splits import SPLITTINGS
@@ -165,9 +166,7 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidModel(f"{path} is {path.stat().st_size} bytes; the limit is {MAX_FILE_BYTES}")
-        return path.read_text(encoding="utf-8")
+        return read_regular(path, MAX_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidModel(f"{path} cannot be read ({error}); {REMEDY}") from error
 

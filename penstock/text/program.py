@@ -23,6 +23,7 @@ from penstock.text.template import ChatTemplate, Message
 from penstock.text.vocabulary import Vocabulary, refusing
 
 PROBE_CHARS = 16      # per token allowed: longer texts are first judged by their beginnings
+MAX_PROBE_CHARS = 1 << 20
 CUT_TOKENS = 64       # more than a text's beginning can have over the same part of the whole text
 Values = Mapping[str, Any]
 
@@ -100,23 +101,25 @@ class LocalProgram:
         return ids
 
     def _encode(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+        if max_tokens is not None:
+            self._probe(text, max_tokens)
+        if add_special_tokens and not self._slicer.adds_nothing:
+            return self._ids(text, True)
         ids: list[int] = []
-        if not add_special_tokens or self._slicer.adds_nothing:
-            for part in self._slicer.parts(text):
-                ids += self._encode_part(part, False, max_tokens)
-                if max_tokens is not None and len(ids) > max_tokens + CUT_TOKENS:
-                    raise TooManyTokens(len(ids) - CUT_TOKENS)
-            return ids
-        return self._encode_part(text, add_special_tokens, max_tokens)
+        for part in self._slicer.parts(text):
+            ids += self._ids(part, False)
+            if max_tokens is not None and len(ids) > max_tokens + CUT_TOKENS:
+                raise TooManyTokens(len(ids) - CUT_TOKENS)
+        return ids
 
-    def _encode_part(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
-        length = PROBE_CHARS * max_tokens if max_tokens is not None else len(text)
-        while length < len(text):
+    def _probe(self, text: str, max_tokens: int) -> None:
+        """Judge a long text by its beginnings, twice as much of it each time."""
+        length = PROBE_CHARS * max_tokens
+        while length < len(text) and length <= MAX_PROBE_CHARS:
             count = len(self._ids(text[:length], False)) - CUT_TOKENS
-            if max_tokens is not None and count > max_tokens:
+            if count > max_tokens:
                 raise TooManyTokens(count)
             length *= 2
-        return self._ids(text, add_special_tokens)
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         # unlike `encode` this leaves Python's lock to other threads

@@ -9,8 +9,11 @@ from pathlib import Path
 from tokenizers import Regex, normalizers
 
 from penstock.errors import InvalidModel
+from penstock.regular import read_regular
 from penstock.text import spm
+from penstock.text.vocabulary import REMEDY
 
+MAX_FILE_BYTES = 1 << 28
 # field numbers of sentencepiece_model.proto
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _KIND = 1, 2, 3
@@ -21,6 +24,13 @@ _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 Field = tuple[int, "int | bytes"]
 
 
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return read_regular(path, MAX_FILE_BYTES)
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read ({error}); {REMEDY}") from None
+
+
 def read_model(path: Path) -> tuple[spm.Pieces, int, int]:
     """The pieces and the ids of bos and eos (-1: none)."""
     texts: list[str] = []
@@ -28,7 +38,7 @@ def read_model(path: Path) -> tuple[spm.Pieces, int, int]:
     kinds: list[int] = []
     trainer: dict[int, int | bytes] = {}
     rules: dict[int, int | bytes] = {}
-    for number, value in _fields(path.read_bytes(), path):
+    for number, value in _fields(_bytes_of(path), path):
         if number == _PIECES and isinstance(value, bytes):
             piece = dict(_fields(value, path))
             texts.append(_bytes(piece.get(_TEXT, b"")).decode())

@@ -13,9 +13,11 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from penstock.errors import InvalidRequest
 from penstock.text.control import SECRET_NAME
 
 PART_CHARS = 1 << 18        # some 40 MB of the library's own records
+MAX_PART_CHARS = 1 << 21
 MARGIN_CHARS = 1024         # at a part's end: how words go on there is not yet known
 NEAR_CHARS = 64             # an added token may swallow blanks beside it
 MAX_TRIES = 200
@@ -55,6 +57,9 @@ class Slicer:
             text = self._backend.normalizer.normalize_str(text)
         while self._local and len(text) - begin > size:
             cut = self._cut(text, begin, begin + size)
+            if cut is None and size > MAX_PART_CHARS:
+                raise InvalidRequest(f"the text has {size} characters in a row without a place at which it could be "
+                                     "encoded in parts: put blanks between them, or send less")
             if cut is None:
                 size *= 2
                 continue
@@ -77,9 +82,10 @@ class Slicer:
         return None
 
     def _is_free(self, text: str, at: int) -> bool:
-        """No added token near, and a character that composes with none before it."""
+        """No added token near, a character that composes with none before it, and no blank there: how a run of blanks
+        is split depends on what follows it."""
         window = text[max(0, at - self._reach):at + self._reach]
-        return text[at].isascii() and self._added.search(window) is None
+        return text[at].isascii() and not text[at - 1].isspace() and self._added.search(window) is None
 
 
 def _described(part: Any) -> dict[str, Any] | None:

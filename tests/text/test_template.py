@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from penstock.errors import InvalidModel, InvalidRequest
-from penstock.text.template import MAX_CHARS, ChatTemplate
 from penstock.text.program import LocalProgram
+from penstock.text.template import MAX_CHARS, ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import Vocabulary
 

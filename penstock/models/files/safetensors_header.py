@@ -33,6 +33,8 @@ class Entry:
 
 def read_header(path: Path) -> dict[str, Entry]:
     try:
+        if not path.is_file():
+            raise Damaged("it is no regular file")
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)
