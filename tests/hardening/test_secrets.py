@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from penstock.cli import main
+from penstock.commands.ps import loopback_url
 from penstock.errors import InvalidConfig
 from penstock.server.admission import Admission
 from penstock.server.config import ServerConfig
@@ -96,6 +99,16 @@ def test_reloading(tmp_path: Path) -> None:
     reload_keys(ring, config)
     assert ring.identify("old") is None and ring.identify("new") is not None
     assert dict(admission.weights) == {"alice": 3.0, "bob": 1.0}
+
+
+def test_ps_asks_where_it_is_the_admin(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    assert loopback_url("http://[::]:80") == "http://[::1]:80"
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    for arguments, key in (((), ""), (("--admin-key", "schlüssel"), "schlüssel"), (("--admin-key", "ключ"), "ключ")):
+        with RunningServer(str(tiny_model), *DUMMY, "--host", "0.0.0.0", *arguments):
+            assert main(["ps", "--json", "--api-key", key]) == 0
+            assert json.loads(capsys.readouterr().out)[0]["requests"] == []
 
 
 @pytest.fixture(scope="module")
