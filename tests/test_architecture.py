@@ -21,7 +21,6 @@ ALLOWED = {
     "ops": ("errors",),
     "quant": ("ops", "errors"),
     "layers": ("quant", "ops", "errors"),
-    "regular": ("errors",),
     "models": ("layers", "quant", "ops", "cache", "regular", "errors"),
     "sampling": ("ops", "engine", "types", "errors"),
     "runner": ("sampling", "models", "layers", "ops", "cache", "engine", "machine", "types", "config", "errors"),
@@ -31,12 +30,13 @@ ALLOWED = {
     "version": (), "interrupts": (),
     "intake": ("text", "types", "errors"),
     "answers": ("text", "types"),
-    "assemble": ("runner", "sampling", "models", "ops", "cache", "engine", "sandbox", "text", "hub", "machine", "config"),
+    "assemble": ("runner", "sampling", "models", "ops", "cache", "engine", "sandbox", "text", "hub", "machine",
+                 "config"),
     "service": ("assemble", "intake", "answers", "interrupts", "types", "errors"),
     "worker": ("assemble", "sampling", "models", "engine", "machine", "types", "config", "errors"),
     # the API process: it talks with workers by messages, and has no part of what computes
-    "server": ("hub", "interrupts", "machine", "progress", "regular", "intake", "answers", "sandbox", "text", "engine", "types", "config",
-               "errors", "regular", "version"),
+    "server": ("hub", "interrupts", "machine", "progress", "intake", "answers", "sandbox", "text", "engine", "types",
+               "config", "errors", "regular", "version"),
 }
 MESSAGES = ("penstock.engine.ipc", "penstock.engine.messages")
 

@@ -96,8 +96,10 @@ class ServedModel:
     async def _prepare(self, engine: RemoteEngine) -> None:
         facts = await engine.loaded()
         self.tokenizer = None
-        if self._facts is not None and self._sandbox is not None:
-            self.tokenizer = Tokenizer.from_facts(await self._facts, SandboxedProgram(self._sandbox), str(self.path))
+        if self._facts is not None:
+            found = await self._facts
+            assert self._sandbox is not None
+            self.tokenizer = Tokenizer.from_facts(found, SandboxedProgram(self._sandbox), str(self.path))
             self._text = TextService(self._sandbox)
         seed = self._seed if self._seed is not None else int.from_bytes(os.urandom(8), "little")
         self.intake = Intake(self.tokenizer, facts.vocab_size, facts.max_model_len, facts.kv_cache_tokens,
