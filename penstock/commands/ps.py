@@ -103,12 +103,13 @@ def _ask(url: str, api_key: str | None) -> Any:
     # a key beyond ASCII goes out as UTF-8: http.client writes Latin-1
     headers = {"Authorization": f"Bearer {api_key}".encode().decode("latin-1")} if api_key else {}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(urllib.request.Request(f"{loopback_url(url)}/admin/running", headers=headers), timeout=ASK_S) as response:
+    request = urllib.request.Request(f"{loopback_url(url)}/admin/running", headers=headers)
+    with opener.open(request, timeout=ASK_S) as response:
         return json.load(response)
 
 
 def loopback_url(url: str) -> str:
-    """The address to ask a server at that listens on all of this machine's: only there one is the admin without a key."""
+    """Where to ask a server that listens on all addresses: without a key, only there one is the admin."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 

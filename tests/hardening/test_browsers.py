@@ -16,6 +16,7 @@ from penstock.server.gate import Gate
 from penstock.server.hosts import Hosts, is_local, split_host
 from penstock.server.keys import ADMIN, KeyRing, read_keys
 from penstock.server.origins import OriginGate, read_origins
+from tests.llm import tiny
 from tests.server.running import RunningServer
 
 ROUTES = [(method, path.replace("{name:path}", "x").replace("{id}", "x")) for method, table in
@@ -33,7 +34,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def local(tiny_model: Path, home: Path) -> Iterator[RunningServer]:
     """As it is started by most: on this machine, without a key."""
-    with RunningServer(str(tiny_model), *DUMMY, env={"PENSTOCK_HOME": str(home)}) as running:
+    tiny.write_config(home / "models" / "second", vocab_size=320)
+    with RunningServer(str(tiny_model), *DUMMY, "--model", "second", env={"PENSTOCK_HOME": str(home)}) as running:
         yield running
 
 
@@ -241,7 +243,7 @@ def test_unloading_is_the_admins(local: RunningServer) -> None:
     assert httpx.get(local.url + "/api/ps").json()["models"][0]["expires_at"].startswith("9999")
 
 
-def test_files_are_deleted_only_where_that_is_allowed(local: RunningServer, home: Path, tiny_model: Path) -> None:
-    refused = httpx.request("DELETE", local.url + "/api/delete", json={"model": "tiny"})
+def test_files_are_deleted_only_where_that_is_allowed(local: RunningServer, home: Path) -> None:
+    refused = httpx.request("DELETE", local.url + "/api/delete", json={"model": "second"})
     assert refused.status_code == 403 and "--allow-delete" in refused.json()["error"]
-    assert (tiny_model / "config.json").exists()
+    assert (home / "models" / "second" / "config.json").exists()

@@ -58,11 +58,11 @@ async def delete(request: Request) -> Response:
     """End a model and remove its files."""
     body = await read(request, OllamaDelete)
     name = needed_name(body.model, body.name)
-    if not server_of(request).config.allow_delete:
-        raise ApiError(403, "this server removes no files: start it with --allow-delete if it should", code="no_delete")
     catalog = server_of(request).catalog
     model = find_model(catalog, name)
     catalog.check_removable(model)
+    if not server_of(request).config.allow_delete:
+        raise ApiError(403, "this server removes no files: start it with --allow-delete if it should", code="no_delete")
     try:
         await asyncio.to_thread(hub.remove_model, model.model)
     except InvalidModel as error:
