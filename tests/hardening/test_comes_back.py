@@ -11,7 +11,6 @@ import pytest
 
 from penstock.engine.messages import Beat
 from penstock.errors import EngineFailed, InvalidModel
-from penstock.server import process as process_module
 from penstock.server import trials as trials_module
 from penstock.server import vitals as vitals_module
 from penstock.server.engine import RemoteEngine
@@ -119,7 +118,7 @@ def test_process_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypat
     async def run() -> None:
         async with running(tmp_path) as engine:
             await engine.loaded()
-            monkeypatch.setattr(process_module.asyncio, "create_subprocess_exec", refuse)
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
             await _kill(engine)
             flight = make_flight()
             engine.submit(flight)
