@@ -133,6 +133,7 @@ class _Errors:
                 self._server.metrics.refused(known.status)
             if begun:
                 raise
+            known.__traceback__ = known.__context__ = None      # they hold the body
             await known.response(scope["path"])(scope, receive, send)
         finally:
             await release(scope)

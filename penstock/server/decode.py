@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,11 +13,11 @@ from penstock.server.errors import ApiError, invalid_body
 from penstock.server.record import Budget
 from penstock.server.room import SMALL_BYTES
 
-# In a body, text included; each bounds what decoding takes of memory. 2048 lists of 512 token ids have 2^20 commas.
+# In a body, but for its texts; each bounds what decoding takes of memory. 2048 lists of 512 token ids have 2^20 commas.
 MAX_OPENED = 200_000                # { and [
-MAX_QUOTES = 300_000                # those of a text's own, which are escaped, do not count
+MAX_QUOTES = 300_000                # two for each text
 MAX_COMMAS = 1_250_000
-SLICE_BYTES = 1 << 20               # looked at at once: other threads run in between
+SLICE_BYTES = 1 << 18               # looked at at once: other threads run in between
 
 _SURROGATE = re.compile(rb"\\u[dD][89abAB]")      # the first half of a character beyond U+FFFF
 Typed = TypeVar("Typed", bound=BaseModel)
@@ -44,14 +45,46 @@ def decode(raw: bytearray, kind: type[Typed], max_text_bytes: int) -> Typed:
 
 def check_size(raw: bytearray, max_text_bytes: int) -> None:
     """Refuse what would take far more memory than it has bytes."""
-    counts = {"objects and lists": (raw.count(b"{") + raw.count(b"["), MAX_OPENED),
-              "quotes": (raw.count(b'"') - raw.count(b'\\"'), MAX_QUOTES), "commas": (raw.count(b","), MAX_COMMAS)}
-    for name, (count, most) in counts.items():
-        if count > most:
-            raise ApiError(400, f"the body has {count} {name}: the limit is {most}; send less at once",
-                           code="invalid_json")
+    found = Marks(raw.count(b"{") + raw.count(b"["), raw.count(b'"') - raw.count(b'\\"'), raw.count(b","))
+    if found.excess() is not None:
+        found = count_marks(raw)                            # texts may have any number of them
+        if (excess := found.excess()) is not None:
+            raise ApiError(400, f"the body has {excess}; send less at once", code="invalid_json")
     if not raw.isascii() or b"\\u" in raw:
         _check_text(raw, max_text_bytes)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How often a body has the marks that make values of it."""
+
+    num_opened: int = 0                 # { and [
+    num_quotes: int = 0
+    num_commas: int = 0
+
+    def excess(self) -> str | None:
+        """The first of the limits that is exceeded, and by how many."""
+        for count, most, name in ((self.num_opened, MAX_OPENED, "objects and lists"),
+                                  (self.num_quotes, MAX_QUOTES, "quotes"), (self.num_commas, MAX_COMMAS, "commas")):
+            if count > most:
+                return f"{count} {name}: the limit is {most}"
+        return None
+
+
+def count_marks(raw: bytearray) -> Marks:
+    """Count the marks outside of texts, up to the slice in which there are too many."""
+    found, inside, start = Marks(), 0, 0
+    while start < len(raw) and found.excess() is None:
+        part = bytes(raw[start:start + SLICE_BYTES])
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:               # an escape that goes on
+            part += raw[start + SLICE_BYTES:start + SLICE_BYTES + 1]
+        pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(pieces[inside::2])
+        found = Marks(found.num_opened + outside.count(b"{") + outside.count(b"["),
+                      found.num_quotes + len(pieces) - 1, found.num_commas + outside.count(b","))
+        inside ^= (len(pieces) - 1) & 1
+        start += max(1, len(part))
+    return found
 
 
 def _check_text(raw: bytearray, max_text_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationInfo
@@ -13,6 +14,7 @@ MAX_FREE_VALUES = 100_000       # in all the JSON of a body whose form is free: 
 MAX_FREE_CHARS = 4 << 20
 MAX_FREE_DEPTH = 64
 
+_MAPS_FAIL_FAST = "fail_fast" in signature(core_schema.dict_schema).parameters      # older releases: lists alone
 # where schemas stand in a schema
 _INNER = ("schema", "fields", "items_schema", "keys_schema", "values_schema", "choices", "extras_schema", "definitions")
 
@@ -86,6 +88,8 @@ def _bounded(schema: Any, source: Any) -> Any:
         return core_schema.with_info_before_validator_function(_within_budget, schema)     # type: ignore[arg-type]
     elif schema["type"] == "dict":
         few = _Few(made.setdefault("max_length", MAX_ENTRIES))
+        if _MAPS_FAIL_FAST:
+            made["fail_fast"] = True
         return core_schema.no_info_before_validator_function(few, made)                    # type: ignore[arg-type]
     return made
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from penstock.errors import Busy
+from penstock.server.memory import give_back, keep_large_apart, no_collections
 
 SMALL_BYTES = 64 * 1024         # a body up to this takes no room, and is read on the loop
 SHARED_PART = 4                 # of the largest body, the part that all bodies share
@@ -29,6 +30,7 @@ class BodyRoom:
         self._waiting: dict[Place, float] = {}      # since when
         self._changed = asyncio.Condition()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+        keep_large_apart()
 
     @property
     def is_wanted(self) -> bool:
@@ -37,7 +39,7 @@ class BodyRoom:
 
     async def run(self, work: Callable[[], Made]) -> Made:
         """Do work on a large body off the loop; one body at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _undisturbed, work)
 
     async def grow(self, place: Place, num_bytes: int) -> None:
         """Wait until the place may have `num_bytes`."""
@@ -60,8 +62,14 @@ class BodyRoom:
 
     async def leave(self, place: Place) -> None:
         if self._places.pop(place, place) is None:
+            self._thread.submit(give_back)
             async with self._changed:
                 self._changed.notify_all()
+
+
+def _undisturbed(work: Callable[[], Made]) -> Made:
+    with no_collections():
+        return work()
 
 
 class Place:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from penstock.errors import shown
 from penstock.server.catalog import Catalog
 from penstock.server.errors import ApiError
 from penstock.server.model import ServedModel
 
 LATEST = ":latest"
+MAX_NAME_CHARS = 1_000
 HUBS = ("hf.co/", "huggingface.co/")
 
 
@@ -31,4 +33,7 @@ def needed_name(model: str | None, older: str | None) -> str:
     name = plain_name(model or older or "")
     if not name:
         raise ApiError(400, "the body names no model: give 'model'", param="model")
+    if len(name) > MAX_NAME_CHARS:
+        raise ApiError(404, f"the model {shown(name)} does not exist: a name has at most {MAX_NAME_CHARS} characters",
+                       param="model", code="model_not_found")
     return name

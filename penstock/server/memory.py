@@ -1,0 +1,39 @@
+"""Memory that large bodies took goes back to the system, where the C library is glibc."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+M_MMAP_THRESHOLD = -3           # of glibc's mallopt
+LARGE_BYTES = 1 << 20
+
+_library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def keep_large_apart() -> None:
+    """Map every large allocation by itself: glibc stops doing so once one was freed, and then keeps what it has."""
+    if hasattr(_library, "mallopt"):
+        _library.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
+def give_back() -> None:
+    """Return free memory to the system; other threads run meanwhile."""
+    if hasattr(_library, "malloc_trim"):
+        _library.malloc_trim(0)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Leave cyclic garbage alone: where 200,000 lists come into being, looking for it takes most of the time."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
