@@ -28,7 +28,7 @@ from penstock.sandbox.jobs import (
     Text,
     Words,
 )
-from penstock.sandbox.limits import KEPT_BYTES, data_bytes, limit_memory, limit_time, step_back
+from penstock.sandbox.limits import KEPT_BYTES, data_bytes, limit_memory, limit_time, rendering, step_back
 from penstock.text.program import LocalProgram, TooManyTokens
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def serve(program: LocalProgram, lexicon: Lexicon | None, sock: socket.socket, o
         limit_memory(order.more_bytes)
         limit_time(order.cpu_s)
         step_back(order.niceness)
+        program.guard = rendering
         _work(program, lexicon, sock)
         status = 0
     finally:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+
+from penstock.errors import InvalidRequest
 
 MIB = 1 << 20
 LOAD_BYTES = 3 << 30        # for a tokenizer with its vocabulary; 262,144 ids take some 400 MB
 TEXT_BYTES = 1 << 30        # for encoding a text, beside what the tokenizer takes
 GRAMMAR_BYTES = 1536 * MIB  # for a grammar, its thread's stack of 512 MiB among them
+RENDER_S = 5.0              # for a chat template, of computing
 KEPT_BYTES = 128 * MIB      # a lane that has grown by more is not used again
 
 
@@ -37,6 +42,22 @@ def limit_time(cpu_s: int | None) -> None:
     if cpu_s is not None:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+
+
+@contextlib.contextmanager
+def rendering() -> Iterator[None]:
+    """Within, Python code ends with an error once it has computed for RENDER_S."""
+    def end(number: int, frame: object) -> None:
+        raise InvalidRequest(f"the model's chat template did not end within {RENDER_S:g} s on these messages: send "
+                             "fewer")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, RENDER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def step_back(niceness: int) -> None:

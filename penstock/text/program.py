@@ -6,7 +6,8 @@ process (`penstock/sandbox`); here they run where they are called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -42,6 +43,7 @@ class LocalProgram:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.backend = vocabulary.backend
+        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext       # around every rendering
         self._templates: dict[str, ChatTemplate] = {}
         with refusing(vocabulary.origin):
             check_growth(self.backend)
@@ -149,7 +151,9 @@ class LocalProgram:
         given = {**self.vocabulary.named, **values}
         tools, begins = given.pop("tools", None), given.pop("add_generation_prompt", True)
         name = "tool_use" if tools and "tool_use" in self.vocabulary.templates else "default"
-        return self._template(name).render(messages, given, begins, tools)
+        template = self._template(name)
+        with self.guard():
+            return template.render(messages, given, begins, tools)
 
     def encode_chat(self, messages: Sequence[Message], values: Values, max_tokens: int | None = None,
                     parse_special: bool = False) -> tuple[list[int], str]:
