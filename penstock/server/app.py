@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
+from penstock.errors import shown
 from penstock.server import about, docs
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import AnthropicErrors
@@ -23,7 +24,7 @@ from penstock.server.config import MIB
 from penstock.server.context import Handler, release
 from penstock.server.document import described, document
 from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
-from penstock.server.errors import as_api_error
+from penstock.server.errors import MAX_MESSAGE_CHARS, as_api_error
 from penstock.server.gate import Gate
 from penstock.server.hosts import HostGate, make_hosts
 from penstock.server.keys import KeyRing
@@ -127,8 +128,8 @@ class _Errors:
         except Exception as error:
             known = as_api_error(error)
             if known.status >= 500:
-                log.error("%s %s failed: %s", scope.get("method"), scope.get("path"), error,
-                          exc_info=not known.code)
+                log.error("%s %s failed: %s", scope.get("method"), shown(scope.get("path")), " ".join(
+                    str(error)[:MAX_MESSAGE_CHARS].split()), exc_info=not known.code)
             if known.status in (429, 503):
                 self._server.metrics.refused(known.status)
             if begun:

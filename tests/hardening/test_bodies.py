@@ -241,6 +241,15 @@ def test_many_large_bodies_at_once(watched: CountedServer) -> None:
     assert set(asyncio.run(run())) <= {400, 404}
 
 
+def test_a_request_id_adds_no_events(watched: CountedServer) -> None:
+    body = {"messages": VALID["messages"], "max_tokens": 2, "stream": True, "request_id": "a\n\ndata: b\r\n\r\nid: c"}
+    answer = httpx.post(f"{watched.url}/v1/chat/completions", json=body, timeout=60)
+    lines = [line for line in answer.text.splitlines() if line]
+    assert lines[-1] == "data: [DONE]" and len(lines) > 1
+    assert {json.loads(line.removeprefix("data: "))["id"] for line in lines[:-1]} == {body["request_id"]}
+    assert not {"a", "id"} & set(answer.headers)
+
+
 # the room
 
 

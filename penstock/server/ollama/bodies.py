@@ -101,12 +101,6 @@ class OllamaToolCall(Record):
     function: OllamaFunctionCall
 
 
-def _none(images: Any) -> Any:
-    if images:
-        raise ValueError(f"images are not supported: {REFUSED['images']}")
-    return images
-
-
 class OllamaMessage(Record):
     model_config = ConfigDict(extra="ignore")
     role: Literal["system", "user", "assistant", "tool"]
@@ -117,7 +111,12 @@ class OllamaMessage(Record):
     tool_name: str | None = None
     tool_call_id: str | None = None
 
-    _no_images = field_validator("images", mode="before")(_none)
+    @field_validator("images", mode="before")
+    @classmethod
+    def _none(cls, images: Any) -> Any:
+        if images:
+            raise ValueError(f"images are not supported: {REFUSED['images']}")
+        return images
 
     def openai(self) -> dict[str, Any]:
         said = {"role": self.role, "content": self.content, "reasoning_content": self.thinking, "name": self.tool_name,
@@ -141,7 +140,13 @@ class OllamaGenerate(OllamaAnswerBody):
     suffix: str | None = None
     context: list[int] | None = None
 
-    _no_images = field_validator("images", mode="before")(_none)
+    @field_validator("images", mode="before")
+    @classmethod
+    def _no_images(cls, images: Any) -> Any:
+        """Refused before megabytes of them are looked at."""
+        if images:
+            raise ValueError(f"images is not supported: {REFUSED['images']}")
+        return images
 
     @model_validator(mode="after")
     def _possible(self) -> OllamaGenerate:
