@@ -126,8 +126,8 @@ class Admission:
     def _make_room(self, name: str, flights: Sequence[Flight]) -> None:
         num_head = len(flights[0].request.tokens)
         num_further = sum(len(flight.request.tokens) for flight in flights) - num_head
-        shares = self.shares([name])
         while (problem := self._lack(num_head)) is not None:
+            shares = self.shares([name])
             counts = problem.counts(self._tenants.values())
             own = counts.get(name, 0) + problem.needed
             newest = self._newest_over(counts, shares, problem.limit, name)

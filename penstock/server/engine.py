@@ -151,11 +151,18 @@ class RemoteEngine:
                           self.name, process.pid, vitals.silent_s, vitals.step_s)
                 process.kill()
             elif self._up:
-                if vitals.is_healthy:
-                    self._backoff.reset()
-                if vitals.is_stepping:
-                    self._trials.expire(time.monotonic())
-                self._dispatch()
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """What time alone brings about."""
+        if self._vitals.is_healthy:
+            self._backoff.reset()
+        if self._vitals.is_stepping:
+            self._trials.expire(time.monotonic())
+        try:
+            self._dispatch()
+        except Exception:
+            log.exception("engine %s: a request cannot be begun", self.name)
 
     # reports
 
@@ -188,9 +195,7 @@ class RemoteEngine:
         flight = part.flight
         part.num_tokens += len(delta.tokens)
         self.admission.charge(flight.tenant, num_output=len(delta.tokens))
-        if flight.take(delta):
-            self._send(Abort(part.id, delta.sibling, "stop"))
-        if delta.error is not None:
+        if not self._tell(part, delta):
             self._drop(flight)                      # one failure ends the request; its siblings still run
             self._end(flight)
             return
@@ -202,6 +207,18 @@ class RemoteEngine:
             self._trials.drop(part)
         if not flight.open:
             self._end(flight)
+
+    def _tell(self, part: Part, delta: Delta) -> bool:
+        """Hand a delta to those who listen; False where that is an end by an error."""
+        try:
+            if part.flight.take(delta):
+                self._send(Abort(part.id, delta.sibling, "stop"))
+        except Exception as error:
+            log.exception("engine %s: the text of an answer cannot be made", self.name)
+            part.flight.fail(EngineFailed(f"the text of the answer could not be made ({type(error).__name__}): see the "
+                                          "server's log"))
+            return False
+        return delta.error is None
 
     def _refused(self, report: Refused) -> None:
         part = self._parts.get(report.id)

@@ -14,6 +14,7 @@ from penstock.server.line import Line
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import Delta, Request, StreamDelta
 
+_NOTHING: list[int] = []    # never changed
 STARTED_COST = 8            # of taking a part back that has made tokens; 1 before
 
 
@@ -72,7 +73,7 @@ class Flight:
         self.deadline_s = deadline_s                # by time.monotonic()
         self.collector = Collector(request, prompt, tokenizer)
         self.collector.listener = self._push
-        self.outputs: dict[int, list[int]] = {sibling: [] for sibling in range(request.num_siblings)}
+        self.outputs = dict.fromkeys(range(request.num_siblings), _NOTHING)     # of the siblings that go on
         self.parts = deque([Part(self, range(request.num_siblings))])       # that wait
         self.line: Line | None = None
         self.is_charged = False                     # for its prompt
@@ -101,7 +102,11 @@ class Flight:
             self._num_cached = delta.num_cached_tokens
         elif delta.num_cached_tokens != self._num_cached:
             delta = replace(delta, num_cached_tokens=self._num_cached)
-        self.outputs[delta.sibling] += delta.tokens
+        said = self.outputs[delta.sibling]
+        if said:
+            said += delta.tokens
+        else:
+            self.outputs[delta.sibling] = list(delta.tokens)
         ends_here = self.collector.push(delta)
         if ends_here or delta.finish_reason is not None:
             del self.outputs[delta.sibling]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 
+import httpx
 import pytest
 
 from penstock.engine.messages import Beat
@@ -19,6 +21,7 @@ from penstock.server.trials import MAX_STRIKES, SOLID_TOKENS, TRIAL_S, Trials
 from penstock.server.vitals import CONFIRMATIONS, MAX_DELAY_S, MIN_LOAD_SILENCE_S, WATCH_S, Backoff, Vitals
 from tests.hardening.engines import hear, make_flight, running, until
 from tests.hardening.scripted_worker import DEATH, HANG, LATE_DEATH, MUTE, STUMBLE
+from tests.server.running import RunningServer
 
 pytestmark = pytest.mark.timeout(180)           # against tests that hang
 
@@ -190,6 +193,54 @@ def test_a_request_that_says_nothing_holds_up_no_suspect(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("penstock.server.trials.TRIAL_S", 0.5)
     asyncio.run(run())
+
+
+def test_an_answer_that_cannot_be_told_ends_alone(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as engine:
+            await engine.loaded()
+            broken, whole = make_flight(max_tokens=1000), make_flight(max_tokens=100)
+
+            def refuse(item: object) -> None:
+                raise ValueError("no text")
+
+            broken.collector.listener = refuse
+            pid = engine.pid
+            engine.submit(broken)
+            engine.submit(whole)
+            with pytest.raises(EngineFailed, match="could not be made"):
+                await hear(broken)
+            await hear(whole)
+            assert engine.pid == pid and not engine.busy
+
+    asyncio.run(run())
+
+
+def test_server_says_that_it_tries_again(tiny_model: Path) -> None:
+    """An engine killed again and again while it loads: the server lives, says why it is not ready, and then answers."""
+    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1") as server:
+        said: list[tuple[str, int]] = []
+        killed = {server.engine_pid()}
+        answer = []
+        body = {"prompt": [20], "max_tokens": 200, "ignore_eos": True}
+        asking = threading.Thread(target=lambda: answer.append(httpx.post(f"{server.url}/v1/completions", timeout=120,
+                                                                          json=body)))
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        asking.start()
+        while len(killed) < 5:
+            health = httpx.get(f"{server.url}/health/ready")
+            if health.status_code == 503:
+                said.append((health.json()["status"], int(health.headers["Retry-After"])))
+            assert httpx.get(f"{server.url}/health/live").status_code == 200
+            pid = server.engine_pid()
+            if pid not in killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+        server.wait_ready()
+        asking.join(120)
+        assert answer[0].status_code == 200 and answer[0].json()["usage"]["completion_tokens"] == 200
+    assert any("next try in" in status for status, _ in said) and all(retry_s >= 1 for _, retry_s in said)
+    assert any("starting a new one in" in line for line in server.log)
 
 
 # by themselves

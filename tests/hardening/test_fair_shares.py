@@ -170,7 +170,7 @@ def test_a_tenant_finds_a_row_beside_a_flood(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path, Admission(64, 10_000, {"flood": 1.0, "other": 1.0}), rows=8) as engine:
             await engine.loaded()
-            flood = [make_flight(max_tokens=300, tenant="flood", n=1 + index % 2) for index in range(40)]
+            flood = [make_flight(max_tokens=150, tenant="flood", n=1 + index % 2) for index in range(30)]
             for flight in flood:
                 engine.submit(flight)
             heard = [asyncio.ensure_future(hear(flight)) for flight in flood]
@@ -224,14 +224,14 @@ def test_bodies_larger_than_the_queue(tiny_model: Path) -> None:
     async def storm(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
             large = asyncio.ensure_future(client.post("/v1/completions", json={
-                "prompt": [[20, 21 + index % 200] for index in range(512)], "max_tokens": 40, "ignore_eos": True,
+                "prompt": [[20, 21 + index % 200] for index in range(512)], "max_tokens": 16, "ignore_eos": True,
                 "return_token_ids": True}))
             await asyncio.sleep(0.3)
             for _ in range(3):
                 answer = await client.post("/v1/completions", json={"prompt": [20], "max_tokens": 4})
                 assert answer.status_code == 200 and not large.done()
             choices = (await large).json()["choices"]
-            assert [len(choice["token_ids"]) for choice in choices] == [40] * 512
+            assert [len(choice["token_ids"]) for choice in choices] == [16] * 512
             many = await client.post("/v1/completions", json={"prompt": [[20], [21]], "n": 20, "max_tokens": 4,
                                                               "ignore_eos": True, "return_token_ids": True})
             assert [choice["index"] for choice in many.json()["choices"]] == list(range(40))
