@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 START_S = 60.0
+Running = TypeVar("Running", bound="RunningServer")
 
 
 def free_port() -> int:
@@ -51,7 +52,7 @@ class RunningServer:
         self.url = ""
         self._env = {**os.environ, **(env or {})}
 
-    def __enter__(self) -> RunningServer:
+    def __enter__(self: Running) -> Running:
         self.process = subprocess.Popen(self.arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
                                         env=self._env)
         self._reader = threading.Thread(target=self._read, daemon=True)
