@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_REASON_CHARS = 300
+MAX_MASKS_S = 2.0            # of an answer, and for each of its tokens MASK_S more
+MASK_S = 0.02
 
 
 class GrammarFailed(NothingAllowed):
@@ -39,6 +42,7 @@ class Grammar:
         self._start = start
         self.matcher = start.deep_copy()
         self._tokens: list[int] = []
+        self._mask_s = 0.0             # that all masks took
         self._num_after = 0            # tokens since the one that ended it, that one included
         self._bits = np.zeros(lexicon.mask_words, dtype=np.int32)
 
@@ -67,9 +71,15 @@ class Grammar:
         return words
 
     def _compute_bits(self) -> None:
+        """llguidance's own limits bound one mask, and the answer's time all of them: others are in the same step."""
         self._check()
+        begin = time.thread_time()
         self.matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._mask_s += time.thread_time() - begin
         self._check()
+        if self._mask_s > MAX_MASKS_S + MASK_S * len(self._tokens):
+            raise GrammarFailed(f"the grammar takes too long: {self._mask_s:.1f} s for {len(self._tokens) + 1} tokens; "
+                                "give a simpler one")
 
     def mask(self, logits: Array) -> None:
         """Rule out, in place, what the grammar does not allow next."""

@@ -24,7 +24,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     number: int
     more_bytes: int
     niceness: int = 0
-    cpu_s: int | None = None        # of all its jobs together
+    cpu_s: float | None = None      # of all its jobs together
     grammars: bool = False          # make what all grammars share before forking
 
 

@@ -21,7 +21,7 @@ class Lane:
         self.usable = True
 
     @classmethod
-    async def begin(cls, sandbox: Sandbox, more_bytes: int, niceness: int = 0, cpu_s: int | None = None,
+    async def begin(cls, sandbox: Sandbox, more_bytes: int, niceness: int = 0, cpu_s: float | None = None,
                     grammars: bool = False) -> Lane:
         forking = asyncio.ensure_future(asyncio.to_thread(sandbox.fork, more_bytes, niceness, cpu_s, grammars))
         try:
@@ -80,12 +80,17 @@ class Lanes:
 
     async def call(self, data: bytes, tenant: str) -> bytes:
         async with self._slots.turn(tenant):
-            lane = self._idle.pop() if self._idle else await Lane.begin(self._sandbox, self._more_bytes, self._niceness)
-            try:
-                return await lane.call(data, self._within_s)
-            finally:
-                if lane.usable:
-                    self._idle.append(lane)
+            while self._idle:
+                with contextlib.suppress(ConnectionError):      # it may have died while it was idle
+                    return await self._call(self._idle.pop(), data)
+            return await self._call(await Lane.begin(self._sandbox, self._more_bytes, self._niceness), data)
+
+    async def _call(self, lane: Lane, data: bytes) -> bytes:
+        try:
+            return await lane.call(data, self._within_s)
+        finally:
+            if lane.usable:
+                self._idle.append(lane)
 
     def close(self) -> None:
         while self._idle:

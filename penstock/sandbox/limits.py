@@ -37,11 +37,11 @@ def limit_memory(more_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def limit_time(cpu_s: int | None) -> None:
-    """Let this process compute for so long, however busy the machine is."""
+def limit_time(cpu_s: float | None) -> None:
+    """Let this process compute for so long, however busy the machine is; then it ends."""
     if cpu_s is not None:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ class Sandbox:
             self._end()
             raise InvalidModel(f"{self._load.origin}: the tokenizer did not load within {LOAD_S:g} s; download the "
                                "model again") from None
-        except (OSError, frames.Closed):
+        except OSError:
             status = self._end()
             raise InvalidModel(f"{self._load.origin}: the process that loaded the tokenizer ended ({_how(status)}): it "
                                "takes too much memory or is damaged; download the model again") from None
@@ -89,7 +89,7 @@ class Sandbox:
         assert isinstance(reply, Loaded)
         return reply.facts
 
-    def fork(self, more_bytes: int, niceness: int = 0, cpu_s: int | None = None, grammars: bool = False,
+    def fork(self, more_bytes: int, niceness: int = 0, cpu_s: float | None = None, grammars: bool = False,
              ) -> tuple[int, socket.socket]:
         """A new lane: its number and its socket. A zygote that died is started again first."""
         with self._lock:
@@ -97,7 +97,7 @@ class Sandbox:
                 try:
                     self._revive()
                     return self._forked(Fork(next(_numbers), more_bytes, niceness, cpu_s, grammars))
-                except (OSError, frames.Closed):
+                except OSError:
                     self._end()
                     if is_last or self._closed:
                         raise SandboxFailed("the process that encodes texts cannot be started") from None

@@ -72,7 +72,7 @@ class SandboxedProgram:
         number, sock = self.sandbox.fork(GRAMMAR_BYTES, cpu_s=GRAMMAR_S, grammars=True)
         try:
             body, _ = _exchange(sock, data, PATIENCE * GRAMMAR_S)
-        except (OSError, frames.Closed) as error:
+        except OSError as error:
             raise grammar_refusal(error) from None
         finally:
             sock.close()
@@ -90,19 +90,29 @@ class SandboxedProgram:
     def _text(self, job: Job, kind: type[Kind]) -> Kind:
         data = packed(job)
         with self._lock:
-            lane, self._lane = self._lane or self.sandbox.fork(TEXT_BYTES), None
+            lane, self._lane = self._lane, None
             try:
-                body, ends = _exchange(lane[1], data, TEXT_S)
-            except BaseException as error:
-                self._drop(lane)
-                if isinstance(error, (OSError, frames.Closed)):
-                    raise text_refusal(error) from None
-                raise
+                body = None
+                if lane is not None:
+                    with contextlib.suppress(ConnectionError):      # it may have died while it was idle
+                        body = self._exchange(lane, data)
+                if body is None:
+                    body = self._exchange(self.sandbox.fork(TEXT_BYTES), data)
+            except OSError as error:
+                raise text_refusal(error) from None
+        return unpacked(body, kind)
+
+    def _exchange(self, lane: tuple[int, socket.socket], data: bytes) -> bytes:
+        """The lane is kept for the next job, unless it ends or anything disturbs this one."""
+        ends = True
+        try:
+            body, ends = _exchange(lane[1], data, TEXT_S)
+            return body
+        finally:
             if ends:
                 self._drop(lane)
             else:
                 self._lane = lane
-        return unpacked(body, kind)
 
     def _drop(self, lane: tuple[int, socket.socket]) -> None:
         lane[1].close()

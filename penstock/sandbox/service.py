@@ -21,8 +21,9 @@ SHORT_LANES, LONG_LANES = 2, 1
 SHORT_S = 15.0
 LONG_NICENESS, GRAMMAR_NICENESS, SLOW_NICENESS = 10, 5, 15
 MAX_WAITING = 1024
-QUICK_S = 2                     # that a grammar may compute before it waits among the slow ones
-QUICK_GRAMMARS, SLOW_GRAMMARS = 2, 1
+QUICK_S = 0.4                   # that a grammar may compute before it waits among the slow ones
+QUICK_GRAMMARS, SLOW_GRAMMARS = 4, 2
+MIN_PATIENCE_S = 20.0
 MAX_SLOW = 16                   # that wait
 MAX_KEPT = 1024                 # grammars whose trial is remembered
 MAX_KEPT_CHARS = 1 << 24        # of their sources
@@ -91,11 +92,11 @@ class TextService:
             raise grammar_refusal(OSError())
         return unpacked(body, Tried).facts
 
-    async def _compile(self, data: bytes, niceness: int, cpu_s: int) -> bytes | None:
+    async def _compile(self, data: bytes, niceness: int, cpu_s: float) -> bytes | None:
         """The reply; None where the limits of time or memory were met."""
         lane = await Lane.begin(self._sandbox, GRAMMAR_BYTES, niceness, cpu_s, grammars=True)
         try:
-            return await lane.call(data, PATIENCE * cpu_s)
+            return await lane.call(data, max(MIN_PATIENCE_S, PATIENCE * cpu_s))
         except OSError:
             return None
         finally:

@@ -16,4 +16,6 @@ def counted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """One server on a tiny model for all attacks of a worker that it must survive."""
     report = tmp_path_factory.mktemp("counted") / "callbacks.jsonl"
     with CountedServer(report, str(tiny_model), "--load-format", "dummy", "--threads", "1") as running:
+        assert isinstance(running, CountedServer)
+        running.forget()
         yield running

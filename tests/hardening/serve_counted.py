@@ -33,6 +33,7 @@ def count_callbacks(path: str) -> None:
 
 if __name__ == "__main__":
     sys.modules["uvloop"] = None                    # type: ignore[assignment]
+    asyncio.tasks.Task = asyncio.tasks._PyTask      # type: ignore[attr-defined, misc]  whose name a handle shows
     count_callbacks(sys.argv[1])
 
     from penstock.cli import main

@@ -15,11 +15,11 @@ import pytest
 from penstock.assemble import make_lexicon
 from penstock.engine.plan import Draft
 from penstock.errors import InvalidRequest
-from penstock.sampling import RowState, Sampler
+from penstock.sampling import RowState, Sampler, grammar
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.trial import try_grammar
 from penstock.text.tokenizer import Tokenizer
-from penstock.types import GrammarFacts, SamplingParams, StructuredOutputsParams
+from penstock.types import GrammarFacts, Request, SamplingParams, StructuredOutputsParams
 from tests.sampling.writing import Written, noise, write
 
 END = 2       # <|im_end|>
@@ -358,6 +358,14 @@ def test_a_trial_that_takes_too_long_is_refused_and_leaves_the_others(grammars: 
         slow.compile(StructuredOutputsParams(json=bomb))
     slow.compile_s = 10
     assert slow.compile(StructuredOutputsParams(regex="known")).closing
+
+
+def test_an_answer_whose_masks_take_too_long_ends(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(id="r", tokens=(1,))
+    one = grammars.compile(StructuredOutputsParams(regex="a+b")).begin(request)
+    monkeypatch.setattr(grammar, "MAX_MASKS_S", -1.0)
+    with pytest.raises(grammar.GrammarFailed, match="takes too long"):
+        one.words(64)
 
 
 def test_grammars_are_kept_while_used_and_for_a_while(grammars: Grammars) -> None:
