@@ -185,7 +185,7 @@ def test_a_request_that_says_nothing_holds_up_no_suspect(tmp_path: Path, monkeyp
                 engine.submit(flight)
             heard = [asyncio.ensure_future(hear(flight)) for flight in streams]
             for _ in range(3):
-                await until(lambda: engine.ready and len(engine._parts))
+                await until(lambda: engine.ready and len(engine.traffic.parts))
                 await _kill(engine)
             await asyncio.gather(*heard)
             assert mute.open

@@ -153,7 +153,7 @@ def test_a_large_body_keeps_nobody_of_its_tenant_out(tmp_path: Path, num_prompts
             await engine.loaded()
             large = [make_flight(max_tokens=4000, n=n) for _ in range(num_prompts)]
             engine.submit(*large)
-            await until(lambda: len(engine._parts) and large[0].outputs[0])
+            await until(lambda: len(engine.traffic.parts) and large[0].outputs[0])
             for _ in range(5):
                 small = make_flight(max_tokens=20)
                 engine.submit(small)
