@@ -31,7 +31,8 @@ AUTO_KV_DTYPE = "float16"
 QUANTIZATIONS = ("int8", "int4", "fp8")
 ACTIVATION_DTYPES = ("auto", "float32", "int8")
 LOAD_FORMATS = ("auto", "dummy")
-MAX_TOKENS = 2**31 - 1      # positions and slots are counted in 32 bits
+MAX_POSITIONS = 2**31 - 1   # they are counted in 32 bits
+MAX_CACHE_TOKENS = 2**48
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] | None = None, least: float | None = None,
@@ -70,7 +71,9 @@ def _check_range(option: Field[Any], value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidConfig(f"{option.name}={value} is out of range: it must be {_range(least, most)}")
     if (least is not None and value < least) or (most is not None and value > most):
-        raise InvalidConfig(f"{option.name}={shown(value)} is out of range: it must be {_range(least, most)}")
+        far = most is not None and most >= MAX_POSITIONS and value < least         # nobody comes near the other end
+        raise InvalidConfig(f"{option.name}={shown(value)} is out of range: it must be "
+                            f"{_range(least, None if far else most)}")
 
 
 def _range(least: float | None, most: float | None) -> str:
@@ -101,12 +104,12 @@ class EngineConfig:
     kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: float16, on a GPU as the weights; int8 "
                                  "is for CPUs, fp8 for GPUs", KV_CACHE_DTYPES)
     max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", least=1,
-                                       most=MAX_TOKENS)
+                                       most=MAX_POSITIONS)
     max_num_seqs: int | None = option(None, "most sequences in one step", least=1, most=65535)
     max_num_batched_tokens: int | None = option(None, "most tokens in one step; longer prompts are cut", least=1,
-                                                most=MAX_TOKENS)
+                                                most=MAX_POSITIONS)
     kv_cache_tokens: int | None = option(None, "size of the key/value cache, in tokens", least=1,
-                                         most=MAX_TOKENS)
+                                         most=MAX_CACHE_TOKENS)
     block_size: int = option(16, "positions per cache block", least=1, most=256)
     enable_prefix_caching: bool = option(True, "reuse the cache of equal prompt beginnings")
     scheduling_policy: str = option("fcfs", "who runs first: arrival, priority, longest cached prefix or shortest",

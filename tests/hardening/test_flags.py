@@ -68,7 +68,7 @@ def test_numbers_that_are_none(refuse: Refuse, flag: str) -> None:
 
 @pytest.mark.parametrize(("flag", "values"), [
     ("seed", [str(2**64), str(-(2**63) - 1), "9" * 400]), ("port", ["65536", "-1", "1e3"]),
-    ("kv-cache-tokens", ["0", str(2**63), str(2**31)]), ("max-model-len", ["0", str(2**64)]),
+    ("kv-cache-tokens", ["0", str(2**63), str(-(2**63))]), ("max-model-len", ["0", str(2**64)]),
     ("max-num-seqs", ["0", "65536"]), ("max-num-batched-tokens", ["0", str(2**63)]), ("threads", ["0", "1000"]),
     ("block-size", ["0", "1024"]), ("max-body-mb", ["0", "2000"]), ("max-queued-requests", ["0", str(2**70)]),
     ("max-queued-tokens", ["0", str(2**70)])])
