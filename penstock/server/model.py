@@ -21,7 +21,6 @@ from penstock.sandbox.program import SandboxedProgram
 from penstock.sandbox.service import TextService
 from penstock.server.admission import Admission
 from penstock.server.engine import RemoteEngine
-from penstock.server.flight import Flight
 from penstock.server.process import WORKER
 from penstock.text.facts import TokenizerFacts
 from penstock.text.tokenizer import Tokenizer
@@ -274,15 +273,6 @@ class ServedModel:
         num_public = self._num_public(encoded.tokens) if salt and not pool else 0
         return self.taking.request(encoded.tokens, params, priority=priority, salt=salt, num_public=num_public,
                                    pool=pool, prepared=prepared)
-
-    def submit(self, request: Request, prompt: str | None, *, tenant: str = "", timeout_s: float | None = None,
-               ) -> Flight:
-        """Queue a request; what it says comes from the flight."""
-        self.touch()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        flight = Flight(request, prompt, self.tokenizer, tenant=tenant, deadline_s=deadline)
-        self.running.submit(flight)
-        return flight
 
 
 def _common(one: Sequence[int], two: Sequence[int]) -> int:
