@@ -21,7 +21,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-MAX_CUT_TOKENS = 1 << 20      # of a text that may be cut, or is only counted; four times the longest sequence if more
+MAX_CUT_TOKENS = 1 << 18      # of a text that may be cut, or is only counted; four times the longest sequence if more
 
 
 def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
@@ -108,10 +108,13 @@ class Intake:
         """Refuse a text that its length alone shows to be empty or too long."""
         if not text:
             raise InvalidRequest("the prompt is empty: give at least one character or token")
+        self.check_length(len(text), cut)
+
+    def check_length(self, num_chars: int, cut: bool) -> None:
+        """Refuse so many characters if no tokens are long enough for them."""
         longest = self.tokenizer.max_token_bytes if self.tokenizer else None
-        if longest is not None and len(text) > self.limit(cut) * longest:
-            at_least = len(text) // longest
-            raise self._too_many(at_least, cut)
+        if longest is not None and num_chars > self.limit(cut) * longest:
+            raise self._too_many(num_chars // longest, cut)
 
     def limit(self, cut: bool) -> int:
         """Tokens that a text may have."""

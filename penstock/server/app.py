@@ -116,7 +116,7 @@ class _Errors:
         self._app, self._server = app, server
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        begun = False
+        begun, refusal = False, None
 
         async def sent(message: Any) -> None:
             nonlocal begun
@@ -135,6 +135,8 @@ class _Errors:
             if begun:
                 raise
             known.__traceback__ = known.__context__ = None      # they hold the body
-            await known.response(scope["path"])(scope, receive, send)
+            refusal = known.response(scope["path"])
         finally:
             await release(scope)
+        if refusal is not None:
+            await refusal(scope, receive, send)

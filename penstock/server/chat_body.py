@@ -60,6 +60,13 @@ class Message(Record):
             raise ValueError(f"a message of role {self.role} needs content")
         return self
 
+    @property
+    def num_chars(self) -> int:
+        """Of its content."""
+        if isinstance(self.content, list):
+            return sum(len(part.text or part.refusal or "") for part in self.content)
+        return len(self.content or "")
+
     def plain(self) -> dict[str, Any]:
         """As templates take it; a developer is a system."""
         content = self.content

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Scope
 
+from penstock.errors import PenstockError
 from penstock.server import sse
 from penstock.server.decode import decode
 from penstock.server.errors import ApiError, as_api_error
@@ -126,10 +127,14 @@ async def unless_gone(request: Request, work: Awaitable[Made]) -> Made:
         if not task.done():
             raise ApiError(499, "the client went away")
         return task.result()
+    except (ApiError, PenstockError) as error:
+        error.__traceback__ = None          # where a refusal comes from says nothing, and its frames hold the body
+        raise
     finally:
         gone.cancel()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        del task                    # it holds its exception, which holds this frame and all that called it
 
 
 async def begin(request: Request, model: ServedModel, body: SamplingBody,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from penstock.text.tools import TOOL_PARSERS, ToolParser, detect_parser
 from penstock.text.tools.describe import describe, normalized, supports_tools
 from penstock.text.tools.grammar import call_grammar
 from penstock.types import SamplingParams, StructuredOutputsParams
+
+MAX_MESSAGES_ON_LOOP = 500          # a message, or a call in it, takes some 10 µs
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,14 @@ class Conversation:
         if tokenizer is None or tokenizer.chat_template is None:
             raise InvalidRequest(f"{model.name} has no chat template, so it is no chat model: use /v1/completions")
         template = tokenizer.chat_template
+        cut = body.truncate_prompt_tokens is not None
+        model.taking.check_length(sum(message.num_chars for message in body.messages), cut)
         tools = _tools(body)
         parser = (model.tool_call_parser or detect_parser(template)) if tools else None
-        messages, values = template_input(body.messages, template, tools, body.add_generation_prompt,
-                                          body.continue_final_message, body.chat_template_kwargs,
-                                          body.reasoning_effort)
-        encoded = await model.encode_messages(messages, values, cut=body.truncate_prompt_tokens is not None,
-                                              tenant=tenant)
+        messages, values = await make_input(body.messages, template, tools, body.add_generation_prompt,
+                                            body.continue_final_message, body.chat_template_kwargs,
+                                            body.reasoning_effort)
+        encoded = await model.encode_messages(messages, values, cut=cut, tenant=tenant)
         form, special = structure(body), _special_ids(tokenizer) if parser else {}
         forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedChoice)
         if parser and forced:
@@ -67,6 +71,13 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
     if body.tool_choice == "none":
         return []
     return [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+
+
+async def make_input(said: Sequence[Message], *arguments: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Call `template_input`; off the loop where there is much to go through."""
+    if sum(1 + len(message.tool_calls or ()) for message in said) <= MAX_MESSAGES_ON_LOOP:
+        return template_input(said, *arguments)
+    return await asyncio.to_thread(template_input, said, *arguments)
 
 
 def template_input(said: Sequence[Message], template: str, tools: list[dict[str, Any]], add_generation_prompt: bool,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from penstock.errors import InvalidRequest
 from penstock.server.chat_body import Message, Tool
 from penstock.server.context import client_of, json_response, read, server_of, unless_gone
-from penstock.server.conversation import template_input
+from penstock.server.conversation import make_input
 from penstock.server.fields import MAX_MESSAGES, MAX_TOOLS, Body
 
 
@@ -48,9 +48,9 @@ async def tokenize(request: Request) -> Response:
         if tokenizer.chat_template is None:
             raise InvalidRequest(f"{model.name} has no chat template: give a prompt")
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
-        messages, values = template_input(body.messages, tokenizer.chat_template, tools,
-                                          body.add_generation_prompt, body.continue_final_message,
-                                          body.chat_template_kwargs)
+        model.taking.check_length(sum(message.num_chars for message in body.messages), cut=True)
+        messages, values = await make_input(body.messages, tokenizer.chat_template, tools, body.add_generation_prompt,
+                                            body.continue_final_message, body.chat_template_kwargs)
         encoding = model.encode_messages(messages, values, cut=True, tenant=tenant,
                                          add_special_tokens=bool(body.add_special_tokens))
     else:

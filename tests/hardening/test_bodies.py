@@ -241,6 +241,35 @@ def test_many_large_bodies_at_once(watched: CountedServer) -> None:
     assert set(asyncio.run(run())) <= {400, 404}
 
 
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}
+CALLS = [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"a": 1}}] * 4000},
+         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}] * 4000}]
+HEAVY: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [USER, ANSWER] * 4900 + [USER], "truncate_prompt_tokens": 50,
+                                      "max_tokens": 2}),
+    "a long chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * (30 * MIB)}]}),
+    "messages": ("/v1/messages/count_tokens", {"messages": [USER, ANSWER] * 4900 + [USER]}),
+    "calls": ("/v1/messages/count_tokens", {"messages": CALLS}),
+    "long parts": ("/v1/messages", {"max_tokens": 2, "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a" * (15 * MIB)}] * 2}]}),
+    "items": ("/v1/responses/input_tokens", {"input": [USER, ANSWER] * 4900 + [USER], "truncation": "auto"}),
+    "ollama": ("/api/chat", {"messages": [USER, ANSWER] * 4900 + [USER], "stream": False}),
+    "tokenize": ("/tokenize", {"messages": [USER, ANSWER] * 4900 + [USER]}),
+    "ids": ("/v1/completions", {"prompt": [5] * 1_200_000, "truncate_prompt_tokens": 50, "max_tokens": 2}),
+    "allowed": ("/v1/completions", {"prompt": "a", "max_tokens": 2, "allowed_token_ids": [5] * (1 << 18)}),
+    "bad words": ("/v1/completions", {"prompt": "a", "max_tokens": 2, "bad_words": ["a" * 200] * 1000}),
+    "schema": ("/v1/completions", {"prompt": "a", "guided_json": {"description": "é" * (4 * MIB - 100)}}),
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_what_is_large_and_right_holds_up_nobody(watched: CountedServer, name: str) -> None:
+    path, body = HEAVY[name]
+    model = httpx.get(f"{watched.url}/v1/models").json()["data"][0]["id"]
+    answer = httpx.post(watched.url + path, json={**body, "model": model}, timeout=120)
+    assert answer.status_code in (200, 400), answer.text[:300]
+
+
 def test_a_request_id_adds_no_events(watched: CountedServer) -> None:
     body = {"messages": VALID["messages"], "max_tokens": 2, "stream": True, "request_id": "a\n\ndata: b\r\n\r\nid: c"}
     answer = httpx.post(f"{watched.url}/v1/chat/completions", json=body, timeout=60)

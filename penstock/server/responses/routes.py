@@ -35,11 +35,11 @@ async def responses(request: Request) -> Response:
     body = await read(request, ResponsesBody)
     server, client, store = server_of(request), client_of(request), _store(request)
     earlier = await _earlier(request, body)
-    items = await aside(request, lambda: encode([*earlier, *body.items])) if body.store is not False else b"[]"
     model = await server.catalog.open(body.model)
     chat = await aside(request, lambda: to_chat(body, earlier))
     prepare = fitted if body.truncation == "auto" else Conversation.prepare
     conversation = await unless_gone(request, prepare(chat, model, client.tenant))
+    items = await aside(request, lambda: encode([*earlier, *body.items])) if body.store is not False else b"[]"
     generation = await begin(request, model, chat, [(conversation.encoded, conversation.params)])
 
     def keep(response: dict[str, Any]) -> None:
