@@ -17,11 +17,15 @@ class Closed(ConnectionError):
     """The other end is gone."""
 
 
-def pack(message: Any, last: bool = False) -> bytes:
-    body = _encoder.encode(message)
-    if len(body) > MAX_BYTES:
-        raise ValueError(f"a message of {len(body)} bytes is over the limit of {MAX_BYTES}")
-    return HEADER.pack(len(body), last) + body
+def pack(message: Any, last: bool = False) -> bytearray:
+    """A message with its header; large ones are copied nowhere."""
+    frame = bytearray(HEADER.size)
+    _encoder.encode_into(message, frame, HEADER.size)
+    size = len(frame) - HEADER.size
+    if size > MAX_BYTES:
+        raise ValueError(f"a message of {size} bytes is over the limit of {MAX_BYTES}")
+    HEADER.pack_into(frame, 0, size, last)
+    return frame
 
 
 def receive(sock: socket.socket) -> tuple[bytes, bool]:

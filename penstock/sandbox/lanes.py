@@ -10,6 +10,8 @@ from penstock.sandbox import frames
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.slots import Slots
 
+PART_BYTES = 1 << 18
+
 
 class Lane:
     """One sandboxed process. Whatever disturbs a call ends it."""
@@ -32,7 +34,7 @@ class Lane:
         reader, writer = await asyncio.open_connection(sock=sock)
         return cls(sandbox, number, reader, writer)
 
-    async def call(self, data: bytes, within_s: float) -> bytes:
+    async def call(self, data: bytearray, within_s: float) -> bytes:
         """Send a job and wait for its reply's body. Raises TimeoutError, or OSError where the process ended."""
         try:
             return await asyncio.wait_for(self._exchange(data), within_s)
@@ -43,9 +45,10 @@ class Lane:
             self.end()
             raise
 
-    async def _exchange(self, data: bytes) -> bytes:
-        self._writer.write(data)
-        await self._writer.drain()
+    async def _exchange(self, data: bytearray) -> bytes:
+        for begin in range(0, len(data), PART_BYTES):       # a transport copies what it cannot send at once
+            self._writer.write(data[begin:begin + PART_BYTES])
+            await self._writer.drain()
         try:
             size, ends = frames.HEADER.unpack(await self._reader.readexactly(frames.HEADER.size))
             body = await self._reader.readexactly(size)
@@ -78,14 +81,14 @@ class Lanes:
         self._slots = Slots(count, max_waiting, "texts to encode")
         self._idle: list[Lane] = []
 
-    async def call(self, data: bytes, tenant: str) -> bytes:
+    async def call(self, data: bytearray, tenant: str) -> bytes:
         async with self._slots.turn(tenant):
             while self._idle:
                 with contextlib.suppress(ConnectionError):      # it may have died while it was idle
                     return await self._call(self._idle.pop(), data)
             return await self._call(await Lane.begin(self._sandbox, self._more_bytes, self._niceness), data)
 
-    async def _call(self, lane: Lane, data: bytes) -> bytes:
+    async def _call(self, lane: Lane, data: bytearray) -> bytes:
         try:
             return await lane.call(data, self._within_s)
         finally:

@@ -13,6 +13,7 @@ from penstock.errors import InvalidRequest
 
 MIB = 1 << 20
 LOAD_BYTES = 3 << 30        # for a tokenizer with its vocabulary; 262,144 ids take some 400 MB
+LOAD_S = 60.0               # of computing
 TEXT_BYTES = 1 << 30        # for encoding a text, beside what the tokenizer takes
 GRAMMAR_BYTES = 1536 * MIB  # for a grammar, its thread's stack of 512 MiB among them
 RENDER_S = 5.0              # for a chat template, of computing
@@ -38,7 +39,7 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def limit_time(cpu_s: float | None) -> None:
-    """Let this process compute for so long, however busy the machine is; then it ends."""
+    """Let this process compute for so long from now on, however busy the machine is; then it ends. 0 lifts it."""
     if cpu_s is not None:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)

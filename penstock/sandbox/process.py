@@ -20,9 +20,10 @@ import msgspec
 from penstock.errors import InvalidModel, PenstockError
 from penstock.sandbox import frames
 from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Refusal
+from penstock.sandbox.limits import LOAD_S
 from penstock.text.facts import TokenizerFacts
 
-LOAD_S = 60.0
+PATIENCE = 3            # times the limit of computing, for a machine that is busy with other things
 FORK_S = 30.0
 COMMAND = (sys.executable, "-m", "penstock.sandbox.zygote")
 _numbers = itertools.count(1)
@@ -75,7 +76,7 @@ class Sandbox:
     def _loaded(self) -> TokenizerFacts:
         assert self._load is not None
         try:
-            reply = self._ask(self._load, LOAD_S, Loaded | Refusal)
+            reply = self._ask(self._load, PATIENCE * LOAD_S, Loaded | Refusal)
         except TimeoutError:
             self._end()
             raise InvalidModel(f"{self._load.origin}: the tokenizer did not load within {LOAD_S:g} s; download the "
@@ -108,6 +109,8 @@ class Sandbox:
         reply = self._ask(order, FORK_S, Forked)
         assert isinstance(reply, Forked)
         _, handles, _, _ = socket.recv_fds(self._control, 1, 1)
+        if not handles:
+            raise frames.Closed("the zygote ended")
         sock = socket.socket(fileno=handles[0])
         if not reply.pid:
             sock.close()

@@ -33,6 +33,8 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
 TEXT_S = 60.0
+MANY_BYTES = 1 << 22
+BYTES_PER_BYTE, S_PER_BYTE = 256, 1e-5       # that a tokenizer without words takes for a long text
 GRAMMAR_S = 10          # of computing
 PATIENCE = 6            # times that much, for a machine that is busy with other things
 Kind = TypeVar("Kind")
@@ -93,20 +95,23 @@ class SandboxedProgram:
             lane, self._lane = self._lane, None
             try:
                 body = None
-                if lane is not None:
+                if lane is not None and len(data) <= MANY_BYTES:
                     with contextlib.suppress(ConnectionError):      # it may have died while it was idle
-                        body = self._exchange(lane, data)
+                        body = self._exchange(lane, data, TEXT_S)
                 if body is None:
-                    body = self._exchange(self.sandbox.fork(TEXT_BYTES), data)
+                    # the text is the caller's own: a long one gets as much as it needs
+                    more = max(0, len(data) - MANY_BYTES)
+                    lane = self.sandbox.fork(TEXT_BYTES + more * BYTES_PER_BYTE)
+                    body = self._exchange(lane, data, TEXT_S + more * S_PER_BYTE)
             except OSError as error:
                 raise text_refusal(error) from None
         return unpacked(body, kind)
 
-    def _exchange(self, lane: tuple[int, socket.socket], data: bytes) -> bytes:
+    def _exchange(self, lane: tuple[int, socket.socket], data: bytearray, within_s: float) -> bytes:
         """The lane is kept for the next job, unless it ends or anything disturbs this one."""
         ends = True
         try:
-            body, ends = _exchange(lane[1], data, TEXT_S)
+            body, ends = _exchange(lane[1], data, within_s)
             return body
         finally:
             if ends:
@@ -120,7 +125,7 @@ class SandboxedProgram:
             self.sandbox.kill(lane[0])
 
 
-def _exchange(sock: socket.socket, data: bytes, within_s: float) -> tuple[bytes, bool]:
+def _exchange(sock: socket.socket, data: bytearray, within_s: float) -> tuple[bytes, bool]:
     sock.settimeout(within_s)
     sock.sendall(data)
     return frames.receive(sock)

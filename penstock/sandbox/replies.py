@@ -16,7 +16,7 @@ Kind = TypeVar("Kind")
 _decoder = msgspec.msgpack.Decoder(Reply)
 
 
-def packed(job: Job) -> bytes:
+def packed(job: Job) -> bytearray:
     """A job as it is sent. Half a character, which JSON can spell and no text can have, is refused here."""
     try:
         return frames.pack(job)

@@ -92,7 +92,7 @@ class TextService:
             raise grammar_refusal(OSError())
         return unpacked(body, Tried).facts
 
-    async def _compile(self, data: bytes, niceness: int, cpu_s: float) -> bytes | None:
+    async def _compile(self, data: bytearray, niceness: int, cpu_s: float) -> bytes | None:
         """The reply; None where the limits of time or memory were met."""
         lane = await Lane.begin(self._sandbox, GRAMMAR_BYTES, niceness, cpu_s, grammars=True)
         try:

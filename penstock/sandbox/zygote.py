@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.machine import die_with_parent
 from penstock.sandbox import frames
 from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Refusal
 from penstock.sandbox.lane import serve
-from penstock.sandbox.limits import LOAD_BYTES, limit_memory
+from penstock.sandbox.limits import LOAD_BYTES, LOAD_S, limit_memory, limit_time
 from penstock.text.program import LocalProgram
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ class Zygote:
 
     def _load(self, command: Load) -> object:
         limit_memory(LOAD_BYTES)
+        limit_time(LOAD_S)
         try:
             self._program = LocalProgram.load(command.folder or command.metadata or {}, command.origin)
             facts = Loaded(self._program.facts())
@@ -67,6 +67,8 @@ class Zygote:
         except MemoryError:
             return Refusal("model", f"{command.origin}: the tokenizer takes more than {LOAD_BYTES >> 20} MiB to load; "
                                     "download the model again")
+        finally:
+            limit_time(0.0)
         gc.collect()
         gc.freeze()
         return facts
@@ -112,7 +114,8 @@ class Zygote:
 
 
 def main() -> int:
-    die_with_parent()
+    # The end of its socket tells that the caller is gone. A death signal would come from the caller's thread instead,
+    # which may end before the process does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"      # no threads: they would not survive a fork
     Zygote(socket.socket(fileno=int(sys.argv[1]))).run()

@@ -69,7 +69,8 @@ class Slicer:
 
     def _cut(self, text: str, begin: int, end: int) -> int | None:
         """The last good place for a cut before `end`; None if there is none after `begin`."""
-        words = self._backend.pre_tokenizer.pre_tokenize_str(text[begin:end])
+        splitter: Any = self._backend.pre_tokenizer
+        words: list[tuple[str, tuple[int, int]]] = splitter.pre_tokenize_str(text[begin:end])
         last = end - begin - MARGIN_CHARS
         tries = 0
         for _, (start, _) in reversed(words):

@@ -33,7 +33,7 @@ def count_callbacks(path: str) -> None:
 
 if __name__ == "__main__":
     sys.modules["uvloop"] = None                    # type: ignore[assignment]
-    asyncio.tasks.Task = asyncio.tasks._PyTask      # type: ignore[attr-defined, misc]  whose name a handle shows
+    setattr(asyncio.tasks, "Task", getattr(asyncio.tasks, "_PyTask"))      # noqa: B009, B010 - a handle shows its name
     count_callbacks(sys.argv[1])
 
     from penstock.cli import main

@@ -18,8 +18,8 @@ from tests.hardening.counted import CountedServer
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}},
-                                             "required": ["a"]}}}
+LOOP: dict[str, Any] = {"$ref": "#/$defs/a", "$defs": {
+    "a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}}}
 NEVER: dict[str, dict[str, Any]] = {
     "requires itself": LOOP,
     "a million items": {"type": "array", "items": {"type": "string"}, "minItems": 1_000_000},
