@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -33,7 +34,8 @@ def count_callbacks(path: str) -> None:
 
 if __name__ == "__main__":
     sys.modules["uvloop"] = None                    # type: ignore[assignment]
-    setattr(asyncio.tasks, "Task", getattr(asyncio.tasks, "_PyTask"))      # noqa: B009, B010 - a handle shows its name
+    if os.environ.get("NAME_TASKS"):                # to find a slow one; these keep what failed until collected
+        setattr(asyncio.tasks, "Task", getattr(asyncio.tasks, "_PyTask"))      # noqa: B009, B010
     count_callbacks(sys.argv[1])
 
     from penstock.cli import main
