@@ -21,6 +21,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+COUNTED_CHARS = 1 << 14       # of a text that is encoded in any case, so that its refusal tells how many tokens it has
 MAX_CUT_TOKENS = 1 << 18      # of a text that may be cut, or is only counted; four times the longest sequence if more
 
 
@@ -113,7 +114,7 @@ class Intake:
     def check_length(self, num_chars: int, cut: bool) -> None:
         """Refuse so many characters if no tokens are long enough for them."""
         longest = self.tokenizer.max_token_bytes if self.tokenizer else None
-        if longest is not None and num_chars > self.limit(cut) * longest:
+        if longest is not None and num_chars > max(COUNTED_CHARS, self.limit(cut) * longest):
             raise self._too_many(num_chars // longest, cut)
 
     def limit(self, cut: bool) -> int:
@@ -130,9 +131,9 @@ class Intake:
 
     def _too_many(self, at_least: int, cut: bool) -> PromptTooLong:
         if cut:
-            return PromptTooLong(f"the text has more than {at_least} tokens; at most {self.limit(cut)} are made of "
+            return PromptTooLong(f"the text has at least {at_least} tokens; at most {self.limit(cut)} are made of "
                                  "one: send it in parts")
-        return PromptTooLong(f"the prompt has more than {at_least} tokens; {self._too_long()}")
+        return PromptTooLong(f"the prompt has at least {at_least} tokens; {self._too_long()}")
 
     def encoded(self, tokens: list[int], text: str) -> Encoded:
         if not tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -59,11 +60,11 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, log: Path, bar: ByteB
 def _largest(folder: Path) -> int:
     """Bytes of the wheel so far: pip writes it under its temporary folder and copies it to the target."""
     sizes = [0]
-    for path in folder.rglob("*.whl"):
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError:
-            continue
+    for place, _, names in os.walk(folder):             # folders may be gone by the time they are looked into
+        for name in names:
+            with contextlib.suppress(OSError):
+                if name.endswith(".whl"):
+                    sizes.append(os.stat(os.path.join(place, name)).st_size)
     return max(sizes)
 
 
