@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from bench.load.document import header, write
 from bench.stalls.attacks import ATTACKS, Attack
 from bench.stalls.server import ServerUnderTest
 
@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--attack", action="append", choices=sorted(ATTACKS), help="default: all of them")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
+    document = {**header("stalls", None), "model": given.model}
     figures: dict[str, Any] = {}
     print(f"{'attack':<24} {'longest gap':>12} {'longest ping':>13} {'grown':>9}  statuses")
     with ServerUnderTest(given.model) as server:
@@ -76,7 +77,7 @@ def main() -> None:
             print(f"{name:<24} {found['longest_gap_s']:>10.2f} s {found['longest_ping_s']:>11.3f} s "
                   f"{found['grown_mb']:>6.0f} MB  {' '.join(map(str, found['statuses']))}", flush=True)
     if given.output:
-        given.output.write_text(json.dumps(figures, indent=1) + "\n")
+        write(given.output, {**document, "complete": True, "figures": figures})
 
 
 if __name__ == "__main__":

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 M_MMAP_THRESHOLD = -3           # of glibc's mallopt
@@ -25,15 +22,3 @@ def give_back() -> None:
     """Return free memory to the system; other threads run meanwhile."""
     if hasattr(_library, "malloc_trim"):
         _library.malloc_trim(0)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Leave cyclic garbage alone: where 200,000 lists come into being, looking for it takes most of the time."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
-            gc.enable()

@@ -26,7 +26,8 @@ CHUNKED = LINE + b"Transfer-Encoding: chunked\r\n"
 SLOW = b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@pytest.fixture(scope="module", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.fixture(scope="module", params=[pytest.param(asyncio.new_event_loop, id="asyncio", marks=pytest.mark.slow),
+                                        pytest.param(uvloop.new_event_loop, id="uvloop")])
 def running(request: pytest.FixtureRequest) -> Iterator[FrontedServer]:
     with FrontedServer(request.param) as one:
         yield one

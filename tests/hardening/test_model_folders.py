@@ -43,6 +43,9 @@ TEMPLATES = {
 }
 
 
+LONG = ("tojson indent", "long words", "doubling string")
+
+
 def write_model(folder: Path, template: str | None = tiny.TEMPLATE, **changes: Any) -> Path:
     """A tiny model; `changes` are of its tokenizer.json."""
     tiny.write_config(folder, vocab_size=320, max_position_embeddings=4096)
@@ -93,7 +96,8 @@ def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path, name: str) -> No
         load_sandboxed(folder, str(folder))
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
+                                  for name in sorted(TEMPLATES)])
 def test_templates_that_never_end_or_fill_memory_are_refused(tmp_path: Path, name: str) -> None:
     tokenizer = load_sandboxed(write_model(tmp_path, TEMPLATES[name]), "test")
     try:

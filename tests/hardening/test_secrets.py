@@ -101,6 +101,7 @@ def test_reloading(tmp_path: Path) -> None:
     assert dict(admission.weights) == {"alice": 3.0, "bob": 1.0}
 
 
+@pytest.mark.slow
 def test_ps_asks_where_it_is_the_admin(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                        capsys: pytest.CaptureFixture[str]) -> None:
     assert loopback_url("http://[::]:80") == "http://[::1]:80"
