@@ -37,7 +37,9 @@ class Sandbox:
     """One model's zygote. Safe to use from several threads; every call may take a while."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()              # over a question and its answer
+        self._sending = threading.Lock()            # over one message
+        self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._load: Load | None = None
@@ -118,9 +120,21 @@ class Sandbox:
         return order.number, sock
 
     def kill(self, number: int) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            if self._control is not None:
-                self._control.sendall(frames.pack(Kill(number)))
+        """End a lane; does not wait for anything."""
+        control = self._control
+        if control is not None:
+            with contextlib.suppress(OSError), self._sending:
+                control.sendall(frames.pack(Kill(number)))
+
+    @property
+    def is_foreign(self) -> bool:
+        """True in a process that was forked off the one whose zygote this is."""
+        return os.getpid() != self._owner
+
+    def adopt(self) -> None:
+        """Begin anew in a forked process, and leave the other one's zygote alone."""
+        self._lock, self._sending, self._owner = threading.RLock(), threading.Lock(), os.getpid()
+        self._process = self._control = None
 
     def _revive(self) -> None:
         if self._closed:
@@ -135,7 +149,8 @@ class Sandbox:
         assert self._control is not None
         end = time.monotonic() + within_s
         self._control.settimeout(within_s)
-        self._control.sendall(frames.pack(command))
+        with self._sending:
+            self._control.sendall(frames.pack(command))
         self._control.settimeout(max(0.001, end - time.monotonic()))
         body, _ = frames.receive(self._control)
         return msgspec.msgpack.decode(body, type=kind)
@@ -155,6 +170,8 @@ class Sandbox:
 
     def rest(self) -> None:
         """End the process and its lanes; the next call starts them again."""
+        if self.is_foreign:
+            self.adopt()
         with self._lock:
             if self._process is not None:
                 self._process.kill()

@@ -71,6 +71,7 @@ class SandboxedProgram:
     def try_grammar(self, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
         """In a lane of its own, which ends with it."""
         data = packed(CompileGrammar(asked, max_tokens))
+        self._stay_at_home()
         number, sock = self.sandbox.fork(GRAMMAR_BYTES, cpu_s=GRAMMAR_S, grammars=True)
         try:
             body, _ = _exchange(sock, data, PATIENCE * GRAMMAR_S)
@@ -81,8 +82,15 @@ class SandboxedProgram:
             self.sandbox.kill(number)
         return unpacked(body, Tried).facts
 
+    def _stay_at_home(self) -> None:
+        """A forked process has lanes of its own: two cannot speak on one socket."""
+        if self.sandbox.is_foreign:
+            self._lock, self._lane = threading.Lock(), None
+            self.sandbox.adopt()
+
     def rest(self) -> None:
         """End the processes; the next call starts them again."""
+        self._stay_at_home()
         with self._lock:
             lane, self._lane = self._lane, None
         if lane is not None:
@@ -91,6 +99,7 @@ class SandboxedProgram:
 
     def _text(self, job: Job, kind: type[Kind]) -> Kind:
         data = packed(job)
+        self._stay_at_home()
         with self._lock:
             lane, self._lane = self._lane, None
             try:
