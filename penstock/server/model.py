@@ -84,6 +84,7 @@ class ServedModel:
         """Load the model unless it is loaded, and wait for it."""
         self.resting = False
         if self._ready is None or self._ready.done() and (self._ready.cancelled() or self._ready.exception()):
+            self._close_text()                      # of a try that failed
             self.engine = self._make_engine()
             self._task = asyncio.ensure_future(self.engine.run())
             self._ready = asyncio.ensure_future(self._prepare(self.engine))
