@@ -97,7 +97,11 @@ class ServedModel:
         facts = await engine.loaded()
         self.tokenizer = None
         if self._facts is not None:
-            found = await self._facts
+            try:
+                found = await self._facts
+            except BaseException:
+                await engine.close()                # without its tokenizer it is of no use
+                raise
             assert self._sandbox is not None
             self.tokenizer = Tokenizer.from_facts(found, SandboxedProgram(self._sandbox), str(self.path))
             self._text = TextService(self._sandbox)

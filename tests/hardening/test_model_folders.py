@@ -117,6 +117,19 @@ def test_a_server_refuses_such_a_model_with_a_sentence(tmp_path: Path) -> None:
     assert ended.returncode == 1 and "lengthen a text" in ended.stderr and "Traceback" not in ended.stderr
 
 
+def test_a_further_model_of_that_kind_leaves_no_engine(tmp_path: Path) -> None:
+    good, bad = write_model(tmp_path / "good"), write_model(tmp_path / "bad", **TOKENIZERS["doubling decoder"])
+    with RunningServer(str(good), "--model", f"bad={bad}", "--load-format", "dummy", "--threads", "1") as running:
+        for _ in range(2):
+            answer = httpx.post(f"{running.url}/v1/completions", timeout=120,
+                                json={"model": "bad", "prompt": [20], "max_tokens": 1})
+            assert answer.status_code == 500 and "lengthen a text" in answer.json()["error"]["message"]
+        children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
+        commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
+        assert sum(b"penstock.worker" in command for command in commands) == 1
+        assert sum(b"sandbox.zygote" in command for command in commands) <= 2
+
+
 def test_run_refuses_such_a_model_with_a_sentence(tmp_path: Path) -> None:
     folder = write_model(tmp_path, **TOKENIZERS["doubling normalizer"])
     command = [sys.executable, "-m", "penstock", "run", str(folder), "aaa", "--load-format", "dummy"]
