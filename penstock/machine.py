@@ -35,6 +35,12 @@ def hold_few_heaps() -> None:
         libc.mallopt(M_ARENA_MAX, 2)
 
 
+def python_command(module: str) -> tuple[str, ...]:
+    """Run a module of ours in a new interpreter. Unlike `python -m`, it imports nothing from the current folder, which
+    may be a stranger's."""
+    return sys.executable, "-c", f"import sys; del sys.path[0]; from {module} import main; sys.exit(main())"
+
+
 def die_with_parent() -> None:
     """Also when this process is stopped and cannot see that a pipe has ended."""
     if sys.platform == "linux":

@@ -27,7 +27,7 @@ class GrammarFailed(NothingAllowed):
 
 def reason(text: str) -> str:
     """llguidance's message on one line, and not all of it where it is long."""
-    line = " ".join(text.split())
+    line = " ".join(text.replace("<non-verbose/>", "").split())
     return line if len(line) <= MAX_REASON_CHARS else line[:MAX_REASON_CHARS - 3] + "..."
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -18,14 +17,15 @@ from typing import Any
 import msgspec
 
 from penstock.errors import InvalidModel, PenstockError
+from penstock.machine import python_command
 from penstock.sandbox import frames
 from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Refusal
 from penstock.sandbox.limits import LOAD_S
 from penstock.text.facts import TokenizerFacts
 
 PATIENCE = 3            # times the limit of computing, for a machine that is busy with other things
-FORK_S = 30.0
-COMMAND = (sys.executable, "-m", "penstock.sandbox.zygote")
+FORK_S, FIRST_GRAMMAR_S = 10.0, 60.0
+COMMAND = python_command("penstock.sandbox.zygote")
 _numbers = itertools.count(1)
 
 
@@ -54,9 +54,11 @@ class Sandbox:
         ours, theirs = socket.socketpair()
         try:
             environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-            self._process = subprocess.Popen([*COMMAND, str(theirs.fileno())], stdin=subprocess.DEVNULL,
-                                             stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment,
-                                             start_new_session=True)
+            # the death of the thread that starts it would end it, so only the main one's does
+            dies_too = threading.current_thread() is threading.main_thread()
+            command = [*COMMAND, str(theirs.fileno()), str(int(dies_too))]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                             pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
         except OSError as error:
             ours.close()
             raise SandboxFailed(f"no process can be started for the tokenizer: {error.strerror}") from None
@@ -108,7 +110,7 @@ class Sandbox:
 
     def _forked(self, order: Fork) -> tuple[int, socket.socket]:
         assert self._control is not None
-        reply = self._ask(order, FORK_S, Forked)
+        reply = self._ask(order, FIRST_GRAMMAR_S if order.grammars else FORK_S, Forked)
         assert isinstance(reply, Forked)
         _, handles, _, _ = socket.recv_fds(self._control, 1, 1)
         if not handles:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.sandbox.jobs import CompileGrammar, EncodeChat, EncodeText, EncodeWords, Ids, Job, Tried, Words
@@ -74,12 +75,16 @@ class TextService:
             self._facts.move_to_end(asked)
             return known
         trial = self._trials.get(asked)
-        if trial is None:
+        if trial is None or trial.is_abandoned:
             trial = self._trials[asked] = _Trial(asyncio.ensure_future(self._try(asked, max_tokens, tenant)))
-            trial.task.add_done_callback(lambda _: self._trials.pop(asked, None))
+            trial.task.add_done_callback(partial(self._end_trial, asked, trial))
         facts = await trial.join()
         self._keep(asked, facts)
         return facts if facts.decides(max_tokens) else await self.try_grammar(asked, max_tokens, tenant)
+
+    def _end_trial(self, asked: StructuredOutputsParams, trial: _Trial, task: asyncio.Future[GrammarFacts]) -> None:
+        if self._trials.get(asked) is trial:
+            del self._trials[asked]
 
     async def _try(self, asked: StructuredOutputsParams, max_tokens: int, tenant: str) -> GrammarFacts:
         data = packed(CompileGrammar(asked, max_tokens))
@@ -123,6 +128,7 @@ class _Trial:
 
     def __init__(self, task: asyncio.Task[GrammarFacts]) -> None:
         self.task = task
+        self.is_abandoned = False
         self._num_waiting = 0
 
     async def join(self) -> GrammarFacts:
@@ -132,4 +138,5 @@ class _Trial:
         finally:
             self._num_waiting -= 1
             if not self._num_waiting and not self.task.done():
+                self.is_abandoned = True
                 self.task.cancel()

@@ -44,20 +44,23 @@ class Slots:
             raise
 
     def _leave(self, tenant: str, mine: asyncio.Future[None]) -> None:
-        self._waiting[tenant].remove(mine)
-        self._num_waiting -= 1
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
+        queue = self._waiting.get(tenant)
+        if queue is not None and mine in queue:
+            queue.remove(mine)
+            self._taken_out(tenant, queue)
 
     def _release(self) -> None:
+        """Give the turn to the next who still waits. One that is cancelled may not have left the queue yet."""
+        while self._waiting:
+            tenant, queue = next(iter(self._waiting.items()))
+            first = queue.popleft()
+            self._waiting.move_to_end(tenant)
+            self._taken_out(tenant, queue)
+            if not first.done():
+                return first.set_result(None)
         self._free += 1
-        if not self._waiting:
-            return
-        tenant, queue = next(iter(self._waiting.items()))
-        first = queue.popleft()
+
+    def _taken_out(self, tenant: str, queue: deque[asyncio.Future[None]]) -> None:
         self._num_waiting -= 1
-        self._waiting.move_to_end(tenant)
         if not queue:
             del self._waiting[tenant]
-        self._free -= 1
-        first.set_result(None)

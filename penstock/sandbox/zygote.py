@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.errors import PenstockError
+from penstock.machine import die_with_parent
 from penstock.sandbox import frames
 from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Refusal
 from penstock.sandbox.lane import serve
@@ -114,8 +115,9 @@ class Zygote:
 
 
 def main() -> int:
-    # The end of its socket tells that the caller is gone. A death signal would come from the caller's thread instead,
-    # which may end before the process does.
+    # The end of its socket tells that the caller is gone, unless it has been stopped.
+    if sys.argv[2] == "1":
+        die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"      # no threads: they would not survive a fork
     Zygote(socket.socket(fileno=int(sys.argv[1]))).run()

@@ -129,11 +129,11 @@ class ServedModel:
         self.path = Path(found.path)
         if self._facts is None:
             source = found.metadata if found.metadata is not None else found.folder or ""
-            self._facts = asyncio.ensure_future(asyncio.to_thread(self._load_text, source, found.path))
+            self._facts = asyncio.ensure_future(self._load_text(source, found.path))
 
-    def _load_text(self, source: str | Mapping[str, Any], origin: str) -> TokenizerFacts:
-        sandbox = self._sandbox = Sandbox()
-        return sandbox.load(source, origin)
+    async def _load_text(self, source: str | Mapping[str, Any], origin: str) -> TokenizerFacts:
+        self._sandbox = sandbox = Sandbox()         # on the main thread, with which it dies
+        return await asyncio.to_thread(sandbox.load, source, origin)
 
     def _close_text(self) -> None:
         text, self._text, self._facts = self._text, None, None
@@ -270,14 +270,14 @@ class ServedModel:
     # requests
 
     def request(self, encoded: Encoded, params: SamplingParams, prepared: Prepared, *, priority: int = 0,
-                salt: str = "", pool: bool = False) -> Request:
+                salt: str = "", pool: bool = False, tenant: str = "") -> Request:
         if pool != self.facts.is_encoder:
             raise InvalidRequest(f"{self.name} " + (
                 "generates text and makes no embeddings: use an embedding model" if pool else
                 "is an embedding model and generates no text: use /v1/embeddings"))
         num_public = self._num_public(encoded.tokens) if salt and not pool else 0
         return self.taking.request(encoded.tokens, params, priority=priority, salt=salt, num_public=num_public,
-                                   pool=pool, prepared=prepared)
+                                   pool=pool, prepared=prepared, tenant=tenant)
 
 
 def _common(one: Sequence[int], two: Sequence[int]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,15 @@ import zmq
 import zmq.asyncio
 
 from penstock.engine.messages import Command, Report, Stop
+from penstock.machine import python_command
+from penstock.server.room import undisturbed
 
-WORKER = (sys.executable, "-m", "penstock.worker")
+WORKER = python_command("penstock.worker")
 STOP_S = 5.0
 _numbers = itertools.count(1)
 LAST_WORDS_MS = 20          # after its death, for what is still in the line
+MAX_LOOP_BYTES = 256 * 1024         # of a report that is decoded on the loop
+MAX_UNBROKEN_BYTES = 16 * 1024      # of one after which others come first
 
 
 class EngineProcess:
@@ -82,11 +85,20 @@ class EngineProcess:
             await asyncio.gather(*readers, return_exceptions=True)
         for socket in self._sockets:
             while await socket.poll(LAST_WORDS_MS):
-                take(self._decoder.decode(await socket.recv()))
+                take(await self._decoded(await socket.recv()))
 
     async def _read(self, socket: zmq.asyncio.Socket, take: Callable[[Report], None]) -> None:
         while True:
-            take(self._decoder.decode(await socket.recv()))
+            raw = await socket.recv()
+            take(await self._decoded(raw))
+            if len(raw) > MAX_UNBROKEN_BYTES:
+                await asyncio.sleep(0)      # the next may be there already
+
+    async def _decoded(self, raw: bytes) -> Report:
+        """A large one is decoded off the loop; the next is read after it."""
+        if len(raw) <= MAX_LOOP_BYTES:
+            return self._decoder.decode(raw)
+        return await asyncio.to_thread(undisturbed, lambda: self._decoder.decode(raw))
 
     def kill(self) -> None:
         if self._process.returncode is None:

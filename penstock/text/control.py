@@ -1,58 +1,106 @@
 """Control tokens that users write stay text: only those that a chat template writes are read as such.
 
-Before rendering, a mark (a character that no text has) goes before every control token that a message spells, and
-before a half of one. After rendering, a control token without a mark was written by the template. It is replaced by a
-secret name under which the tokenizer knows it too, and the control tokens' own names are then encoded as plain text.
+A prompt is rendered, and where a message could have put a control token into it, rendered again with every sign of such
+tokens taken out of what users wrote. Where both have the same control tokens, the template wrote them all. Where not,
+the prompt is rendered with a mark (a character that no text has) before every character with which a control token can
+begin. Those that come out without a mark are the template's. Each is replaced by a secret name under which the
+tokenizer knows it too, and the control tokens' own names are then encoded as plain text.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from penstock.errors import InvalidModel, InvalidRequest
+
+PLAIN = "_-.:"               # signs in names, which no control token begins with
 SECRET_NAME = "\ufdef[0-9a-f]{32}\ufdef"
 MARKS = [chr(code) for code in range(0xFDD0, 0xFDEF)]       # noncharacters: never in a text that is exchanged
+# Added tokens that templates write and messages may repeat: what a model thought, called and was answered.
+REPEATED = re.compile(r"</?(?:think|thinking|reasoning|answer|response|tools?|tool_calls?|tool_responses?)>")
 
 
 class ControlTokens:
-    """Of one tokenizer; not for several threads."""
+    """Of one tokenizer; not for several threads. Added tokens that are not special count where a template writes
+    them: some models mark their turns with such."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, templates: Iterable[str], vocab_size: Callable[[], int]) -> None:
         self._backend = backend
+        self._vocab_size = vocab_size
+        written = "\n".join(templates)
         added = backend.get_added_tokens_decoder()
-        self._tokens = {token.content: (id, token) for id, token in added.items() if token.special and token.content}
+        self._tokens = {token.content: (id, token) for id, token in added.items() if token.content.strip() and (
+            token.special or token.content in written and not REPEATED.fullmatch(token.content))}
         self._whole = re.compile(_either(self._tokens)) if self._tokens else None
-        parts = {part for text in self._tokens for part in _halves(text)}
-        self._any = re.compile(_either(parts)) if parts else None
+        signs = {char for text in self._tokens for char in text
+                 if not (char.isalnum() or char.isspace() or char in PLAIN)}
+        self._signs = re.compile("[" + "".join(map(re.escape, sorted({*signs, "&"}))) + "]")
+        begins = {text[0] for text in self._tokens} or {"<"}
+        self._begins = re.compile("[" + "".join(map(re.escape, sorted(begins))) + "]")
+        self._normalizes = any(token.normalized for _, token in self._tokens.values())
         self._ids: dict[int, int] = {}              # of the secret names: the ids that they stand for
         self._names: dict[str, str] = {}
 
-    def written_in(self, value: Any) -> bool:
-        """A string somewhere in `value` spells a control token, or part of one."""
-        return self._any is not None and any(self._any.search(text) for text in strings(value))
-
-    def marker(self, value: Any) -> Marker:
-        assert self._whole is not None and self._any is not None
+    def read(self, value: Any, render: Callable[[Any], str]) -> tuple[str, str | None]:
+        """A prompt as a person would read it, and with secret names for the template's control tokens. None in place
+        of the latter where the template wrote every one that there is: the prompt may be encoded as it stands."""
+        if self._whole is None or not (self._normalizes or any(self._signs.search(text) for text in strings(value))):
+            return render(value), None
+        text, expected = render(value), self._expected(value, render)
+        if not self._normalizes and expected == self._whole.findall(text):
+            return text, None
         if not self._names:
             self._name_all()
+        marker = Marker(self._mark(value), self._whole, self._begins, self._names)
+        hidden, shown, found = marker.read(render(marker.mark(value)))
+        if expected is not None and found != expected:
+            raise InvalidRequest("a message spells a control token in a way that the model's chat template makes one "
+                                 "of: leave it out, or start with --parse-special-tokens")
+        return shown, hidden
+
+    def _expected(self, value: Any, render: Callable[[Any], str]) -> list[str] | None:
+        """The control tokens that the template writes where users write none; None if it takes no such messages."""
+        assert self._whole is not None
+        def plain(text: str) -> str:
+            return self._signs.sub("x", text)
+
+        try:
+            return self._whole.findall(render(changed(value, plain)))
+        except InvalidRequest:
+            return None
+
+    def _mark(self, value: Any) -> str:
         texts = list(strings(value))
-        mark = next(mark for mark in MARKS if not any(mark in text for text in texts))
-        return Marker(mark, self._whole, self._any, self._names)
+        for mark in MARKS:
+            spelled = f"\\u{ord(mark):04x}"         # as JSON in ASCII has it
+            if not any(mark in text or spelled in text.lower() for text in texts):
+                return mark
+        raise InvalidRequest("the messages have every noncharacter from U+FDD0 to U+FDEE: leave one of them out")
 
     def _name_all(self) -> None:
-        for text, (id, token) in self._tokens.items():
-            name = f"\ufdef{secrets.token_hex(16)}\ufdef"
-            self._backend.add_tokens([AddedToken(name, single_word=False, lstrip=token.lstrip, rstrip=token.rstrip,
-                                                 normalized=False, special=False)])
-            secret = self._backend.token_to_id(name)
-            assert secret is not None
-            self._names[text], self._ids[secret] = name, id
+        """Secret names for all control tokens, with ids beyond every other."""
+        backend, size = self._backend, self._vocab_size()
+        filler = f"\ufdef{secrets.token_hex(16)}\ufdef"
+        backend.add_tokens([AddedToken(filler, special=False, normalized=False)])
+        free = backend.token_to_id(filler)
+        if free is not None and free < size:        # ids have holes, and the library fills them
+            backend.add_tokens([AddedToken(f"{filler}{number}", special=False, normalized=False)
+                                for number in range(size - free)])
+        names = {text: f"\ufdef{secrets.token_hex(16)}\ufdef" for text in self._tokens}
+        backend.add_special_tokens([_copy(text, token, special=True) for text, (_, token) in self._tokens.items()])
+        backend.add_tokens([_copy(names[text], token, special=False) for text, (_, token) in self._tokens.items()])
+        self._ids = {secret: self._tokens[text][0] for text, name in names.items()
+                     if (secret := backend.token_to_id(name)) is not None and secret >= size}
+        if len(self._ids) < len(names):
+            raise InvalidModel("the tokenizer takes no further tokens: start with --parse-special-tokens")
+        self._names = names
 
     @contextmanager
     def only_hidden(self) -> Iterator[None]:
@@ -67,27 +115,45 @@ class ControlTokens:
         return [self._ids.get(id, id) for id in ids]
 
 
+def _copy(text: str, token: AddedToken, special: bool) -> AddedToken:
+    return AddedToken(text, single_word=False, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False,
+                      special=special)
+
+
 class Marker:
     """For one conversation."""
 
-    def __init__(self, mark: str, whole: re.Pattern[str], any: re.Pattern[str], names: dict[str, str]) -> None:
-        self._any, self._mark, self._names = any, mark, names
+    def __init__(self, mark: str, whole: re.Pattern[str], begins: re.Pattern[str], names: dict[str, str]) -> None:
+        self._begins, self._mark, self._names = begins, mark, names
         # a template may write its values as JSON in ASCII
         self._marks = re.compile(f"{mark}|\\\\u{ord(mark):04x}", re.IGNORECASE)
         self._found = re.compile(f"({self._marks.pattern})?({whole.pattern})")
 
     def mark(self, value: Any) -> Any:
-        """Every string in `value` with marks."""
-        if isinstance(value, str):
-            return self._any.sub(lambda found: self._mark + found[0], value)
-        if isinstance(value, dict):
-            return {self.mark(key): self.mark(one) for key, one in value.items()}
-        return [self.mark(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return changed(value, lambda text: self._begins.sub(lambda found: self._mark + found[0], text))
 
-    def read(self, text: str) -> tuple[str, str]:
-        """A rendered text with secret names for what the template wrote, and as a person would read it."""
-        hidden = self._found.sub(lambda found: found[2] if found[1] else self._names[found[2]], text)
-        return self._marks.sub("", hidden), self._marks.sub("", text)
+    def read(self, text: str) -> tuple[str, str, list[str]]:
+        """A rendered text with secret names for what the template wrote, as a person would read it, and what that
+        was."""
+        found: list[str] = []
+
+        def named(match: re.Match[str]) -> str:
+            if match[1]:
+                return match[2]
+            found.append(match[2])
+            return self._names[match[2]]
+
+        hidden = self._found.sub(named, text)
+        return self._marks.sub("", hidden), self._marks.sub("", text), found
+
+
+def changed(value: Any, change: Callable[[str], str]) -> Any:
+    """`value` with every string in it changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {changed(key, change): changed(one, change) for key, one in value.items()}
+    return [changed(one, change) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -100,11 +166,6 @@ def strings(value: Any) -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for one in value:
             yield from strings(one)
-
-
-def _halves(text: str) -> tuple[str, str]:
-    """A beginning and an end of a control token, one of which is in any two strings that join into it."""
-    return text[:len(text) // 2 + 1], text[len(text) // 2:]
 
 
 def _either(texts: Iterable[str]) -> str:

@@ -51,7 +51,7 @@ class LocalProgram:
             self.special_ids = frozenset(id for id, token in added.items() if token.special)
             self.spelling = Spelling(self.backend, Decoder.of(self.backend), vocabulary.aliases, frozenset(added))
             self.backend.encode("a")      # some damage shows only here
-        self._control = ControlTokens(self.backend)
+        self._control = ControlTokens(self.backend, vocabulary.templates.values(), lambda: self.vocab_size)
         self._slicer = Slicer(self.backend, self.spelling.decoder.kind)
 
     @classmethod
@@ -159,16 +159,13 @@ class LocalProgram:
                     parse_special: bool = False) -> tuple[list[int], str]:
         """A conversation's ids and its prompt. Control tokens that messages spell are plain text, unless
         `parse_special`: only those that the template writes are read as such."""
-        if not parse_special and self._control.written_in((messages, values)):
-            self.vocab_size         # noqa: B018  before secret names are added
-            marker = self._control.marker((messages, values))
-            text = self.render(marker.mark(list(messages)), marker.mark(dict(values)))
-            hidden, shown = marker.read(text)
-            with self._control.only_hidden():
-                ids = self._control.shown_ids(self.encode_upto(hidden, False, max_tokens))
-            return ids, shown
-        text = self.render(messages, values)
-        return self.encode_upto(text, False, max_tokens), text
+        given = {"messages": list(messages), "values": dict(values)}
+        text, hidden = ((self.render(**given), None) if parse_special else
+                        self._control.read(given, lambda one: self.render(**one)))
+        if hidden is None:
+            return self.encode_upto(text, False, max_tokens), text
+        with self._control.only_hidden():
+            return self._control.shown_ids(self.encode_upto(hidden, False, max_tokens)), text
 
     def _template(self, name: str) -> ChatTemplate:
         if name not in self._templates:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,8 +54,6 @@ class Slicer:
     def parts(self, text: str) -> Iterator[str]:
         """The text, cut where that changes no id."""
         begin, size = 0, PART_CHARS
-        if self._local and len(text) > PART_CHARS and self._normalizer is not None:
-            text = self._backend.normalizer.normalize_str(text)
         while self._local and len(text) - begin > size:
             cut = self._cut(text, begin, begin + size)
             if cut is None and size > MAX_PART_CHARS:
@@ -83,10 +82,12 @@ class Slicer:
         return None
 
     def _is_free(self, text: str, at: int) -> bool:
-        """No added token near, a character that composes with none before it, and no blank there: how a run of blanks
-        is split depends on what follows it."""
+        """No added token near, nothing that composes, and no blank before: how a run of blanks is split depends on
+        what follows it."""
         window = text[max(0, at - self._reach):at + self._reach]
-        return text[at].isascii() and not text[at - 1].isspace() and self._added.search(window) is None
+        composes = self._normalizer is not None and not unicodedata.is_normalized("NFC", window)
+        return (text[at].isascii() and not text[at - 1].isspace() and not composes
+                and self._added.search(window) is None)
 
 
 def _described(part: Any) -> dict[str, Any] | None:

@@ -137,6 +137,26 @@ def test_run_refuses_such_a_model_with_a_sentence(tmp_path: Path) -> None:
     assert ended.returncode == 1 and "lengthen a text" in ended.stderr and "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("command", [["run", ".", "hi", "--max-tokens", "2"], ["serve", ".", "--port", "0"]])
+def test_nothing_in_the_folder_is_imported(tmp_path: Path, command: list[str]) -> None:
+    """Whoever stands in a model's folder runs none of its Python files."""
+    folder = write_model(tmp_path / "model")
+    program = f"open({str(tmp_path / 'ran')!r}, 'a').write(__name__)\nraise SystemExit(3)\n"
+    for name in ("socket", "msgspec", "random", "types", "penstock"):
+        (folder / f"{name}.py").write_text(program)
+    penstock = Path(sys.executable).parent / "penstock"
+    process = subprocess.Popen([str(penstock), *command, "--load-format", "dummy", "--threads", "1"], cwd=folder,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if "listening on" in line:
+            process.terminate()
+    assert process.wait(60) == 0, said
+    assert not (tmp_path / "ran").exists()
+
+
 def test_others_are_served_while_a_template_runs_wild(tmp_path: Path) -> None:
     template = "{% if 'wild' in messages[0].content %}" + TEMPLATES["slices"] + "{% endif %}" + tiny.TEMPLATE
     folder = write_model(tmp_path, template)
