@@ -40,6 +40,8 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
+    if not request.path_params["name"]:                 # /v1/models/
+        return await models(request)
     return json_response(_card(server_of(request).catalog.find(request.path_params["name"]), request))
 
 

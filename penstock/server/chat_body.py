@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from penstock.errors import shown
 from penstock.server.fields import (
@@ -17,6 +17,7 @@ from penstock.server.fields import (
     SamplingBody,
     undocumented,
 )
+from penstock.server.media import refuse_media
 from penstock.server.record import Record
 from penstock.server.structure import StructureBody
 
@@ -28,6 +29,12 @@ class Part(Record):
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
     refusal: str | None = None
+
+
+def _known_part(part: Any) -> Any:
+    if isinstance(part, dict) and isinstance(part.get("type"), str):
+        refuse_media(part["type"], "text")
+    return part
 
 
 class FunctionCall(Record):
@@ -48,7 +55,7 @@ class Message(Record):
 
     model_config = ConfigDict(extra="ignore")
     role: Role
-    content: str | list[Part] | None = None
+    content: str | list[Annotated[Part, BeforeValidator(_known_part)]] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from penstock.server.errors import ApiError, invalid_body
+from penstock.server.errors import WHOLE_LIMIT, ApiError, invalid_body
 from penstock.server.record import Budget
 from penstock.server.room import SMALL_BYTES
 
@@ -20,6 +21,11 @@ MAX_COMMAS = 1_250_000
 SLICE_BYTES = 1 << 18               # looked at at once: other threads run in between
 
 _SURROGATE = re.compile(rb"\\u[dD][89abAB]")      # the first half of a character beyond U+FFFF
+# an escaped half of a character without the other
+_LONE = re.compile(rb"(?<!\\)\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|"
+                   rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})")
+HALF_BYTES = 6                      # of such a half
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")         # gzip, zstd
 Typed = TypeVar("Typed", bound=BaseModel)
 
 
@@ -28,6 +34,8 @@ def decode(raw: bytearray, kind: type[Typed], max_text_bytes: int) -> Typed:
 
     `max_text_bytes` is what the body's texts may take once they are decoded.
     """
+    if raw.startswith(BOM_UTF8):
+        del raw[:len(BOM_UTF8)]
     if len(raw) > SMALL_BYTES:
         check_size(raw, max_text_bytes)
     values = _decode(raw)
@@ -110,9 +118,39 @@ def _decode(raw: bytearray) -> Any:
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError:
-        raise ApiError(400, "the body is no valid JSON: it is not UTF-8", code="invalid_json") from None
+        raise _invalid(_other_coding(raw) or "it is not UTF-8") from None
     except msgspec.MsgspecError as error:
-        raise ApiError(400, f"the body is no valid JSON: {error}", code="invalid_json") from None
+        if not raw or raw.isspace():
+            raise ApiError(400, "the body is empty: send a JSON object", code="invalid_json") from None
+        if "out of range" in str(error):
+            raise _invalid(f"a whole number is out of range: {WHOLE_LIMIT}") from None
+        raise _invalid(_other_coding(raw) or _lone_half(raw, str(error)) or str(error)) from None
+
+
+def _invalid(why: str) -> ApiError:
+    return ApiError(400, f"the body is no valid JSON: {why}", code="invalid_json")
+
+
+def _other_coding(raw: bytearray) -> str | None:
+    """Name what a body is written in, if its first bytes are not those of UTF-8."""
+    if raw.startswith(COMPRESSED):
+        return "it is compressed; send it uncompressed"
+    if raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in raw[:4]:
+        return "it is UTF-16 or UTF-32; send UTF-8"
+    return None
+
+
+def _lone_half(raw: bytearray, error: str) -> str | None:
+    """Name the half of a character for which msgspec has other words."""
+    if not any(word in error for word in ("surrogate", "escape", "truncated")):
+        return None
+    for start in range(0, len(raw), SLICE_BYTES):
+        begin = max(0, start - HALF_BYTES)                          # with both neighbours of what begins in the slice
+        for found in _LONE.finditer(raw[begin:start + SLICE_BYTES + 2 * HALF_BYTES]):
+            at = begin + found.start()
+            if start <= at < start + SLICE_BYTES:
+                return f"{found[0].decode()} (byte {at}) is half of a surrogate pair; send both halves, or leave it out"
+    return None
 
 
 def _too_deep() -> ApiError:

@@ -27,6 +27,7 @@ TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permis
          415: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error"}
 
 
+WHOLE_LIMIT = f"the limit is {2**63 - 1}, the largest of 64 bits; send a smaller one"
 MAX_MESSAGE_CHARS = 1_000       # no failure tells a client, or the log, more than this
 
 
@@ -104,8 +105,7 @@ def as_api_error(error: Exception) -> ApiError:
 def invalid_body(error: ValidationError) -> ApiError:
     """The first thing wrong with a body, by its name."""
     errors = error.errors(include_url=False)
-    # of a union's members, the one that got furthest is the one that was meant
-    first = max((one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]), key=lambda one: len(one["loc"]))
+    first = max((one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]), key=_progress)
     param = ".".join(_path(first["loc"]))
     if first["type"] == "extra_forbidden":
         param = ".".join([*_path(first["loc"][:-1]), _cut(str(first["loc"][-1]))])
@@ -115,6 +115,12 @@ def invalid_body(error: ValidationError) -> ApiError:
     told = _told(first)
     return ApiError(400, f"{param}={shown(first.get('input'))}: {told}" if param else told, param=param or None,
                     code="invalid_value")
+
+
+def _progress(error: ErrorDetails) -> tuple[bool, int, list[int]]:
+    """How far a union's member got: the furthest is the one that was meant. Lengths are judged after all items."""
+    at = [part for part in error["loc"] if isinstance(part, int)]
+    return error["type"] in ("too_long", "too_short"), len(error["loc"]), at
 
 
 def _told(error: ErrorDetails) -> str:
@@ -130,7 +136,8 @@ def _told(error: ErrorDetails) -> str:
 
 
 PLAIN_WORDS = {"model_type": "Input should be an object", "dict_type": "Input should be an object",
-               "model_attributes_type": "Input should be an object", "list_type": "Input should be an array"}
+               "model_attributes_type": "Input should be an object", "list_type": "Input should be an array",
+               "int_parsing_size": WHOLE_LIMIT}
 
 
 def _path(parts: tuple[int | str, ...]) -> list[str]:

@@ -106,6 +106,12 @@ class SamplingBody(Body):
             raise ValueError(f"{len(stop)} stop strings: the limit is {MOST_STOPS}")
         return [one for one in stop if one] if isinstance(stop, list) else stop or None
 
+    @field_validator("allowed_token_ids")
+    @classmethod
+    def _once(cls, ids: list[int] | None) -> list[int] | None:
+        """Name each token once: every row that is sampled goes through them."""
+        return None if ids is None else list(dict.fromkeys(ids))
+
 
 PLAIN = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop", "top_k", "min_p",
          "typical_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",

@@ -1,9 +1,10 @@
-"""What is refused by its size: too many headers, too large a body."""
+"""What is refused by its headers: too many of them, too large a body, or one that is compressed."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.errors import shown
 from penstock.server.errors import ApiError
 
 MAX_HEADERS = 128
@@ -43,11 +44,19 @@ class Limits:
             length = value.strip().lstrip(b"0") if name == b"content-length" else b""
             if length.isdigit() and (len(length) > MAX_LENGTH_DIGITS or int(length) > self._max_body_bytes):
                 return self._too_large()
+            if name == b"content-encoding" and not _is_plain(value):
+                return ApiError(415, f"Content-Encoding: {shown(value.decode('latin-1'))} is not understood: send the "
+                                     "body uncompressed", code="unknown_encoding",
+                                headers={"Accept-Encoding": "identity"})
         return None
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._max_body_bytes} bytes: shorten it, or start the server "
                              "with a larger --max-body-mb", code="body_too_large", headers={"Connection": "close"})
+
+
+def _is_plain(codings: bytes) -> bool:
+    return all(one.strip().lower() in (b"", b"identity") for one in codings.split(b","))
 
 
 def too_many_headers() -> ApiError:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.errors import InvalidConfig, shown
 from penstock.server.errors import ApiError
-from penstock.server.hosts import hosts_of, split_host
+from penstock.server.hosts import hosts_of, is_loopback, split_host
 
 PORTS = {"http": 80, "https": 443}
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -21,7 +21,7 @@ _JSON = re.compile(rb"application/(?:[\w.+-]+\+)?json", re.ASCII)
 
 def read_origins(given: Iterable[str]) -> tuple[str, ...]:
     """The values of --allowed-origins as browsers write them."""
-    found = tuple(one.strip().lower().removesuffix("/") for one in given)
+    found = tuple(_plain(one.strip().removesuffix("/")) for one in given)
     for one, entry in zip(found, given):
         if not _ORIGIN.fullmatch(one):
             raise InvalidConfig(f"allowed_origins={shown(entry)} is no origin: give SCHEME://HOST[:PORT], or * for all")
@@ -55,7 +55,7 @@ class OriginGate:
     def _allows(self, scope: Scope, origins: Sequence[bytes], sites: Sequence[bytes]) -> bool:
         if "*" in self._allowed:
             return True
-        named = {origin.decode("latin-1").lower() for origin in origins}
+        named = {_plain(origin.decode("latin-1")) for origin in origins}
         if named and named <= self._allowed:
             return True
         if not all(site.lower() in OWN_SITES for site in sites):
@@ -63,18 +63,38 @@ class OriginGate:
         return all(_is_own(origin, scope) for origin in named)
 
 
+def _plain(origin: str) -> str:
+    """As browsers write it: in lower case, without its scheme's own port."""
+    origin = origin.lower()
+    port = PORTS.get(origin.partition("://")[0])
+    return origin if port is None else origin.removesuffix(f":{port}")
+
+
 def _values(scope: Scope, wanted: bytes) -> list[bytes]:
     return [value.strip() for name, value in scope["headers"] if name == wanted]
 
 
 def _is_own(origin: str, scope: Scope) -> bool:
-    """Whether a page came from this very server: by the host that the request names."""
+    """Whether a page came from this very server: by its scheme and the host that the request names."""
     kind, _, host = origin.partition("://")
     named, hosts = split_host(host), [split_host(one) for one in hosts_of(scope)]
-    if kind not in PORTS or named is None or not hosts or scope.get("scheme") == "https" and kind != "https":
+    if kind not in PORTS or named is None or not hosts:
+        return False
+    if kind != scope.get("scheme", "http") and not (kind == "https" and _has_proxy(scope, *named)):
         return False
     return all(one is not None and one[0] == named[0] and (one[1] or PORTS[kind]) == (named[1] or PORTS[kind])
                for one in hosts)
+
+
+def _has_proxy(scope: Scope, host: str, port: int | None) -> bool:
+    """Whether TLS ends before this server: the proxy says so, or the page's port is none that answers here.
+
+    A page of another site could send that header only after a preflight, and that is refused.
+    """
+    if _values(scope, b"x-forwarded-proto") == [b"https"]:
+        return True
+    own = scope.get("server")
+    return not is_loopback(host) and own is not None and own[1] != (port or PORTS["https"])
 
 
 def _is_visit(scope: Scope) -> bool:

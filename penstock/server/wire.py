@@ -10,14 +10,17 @@ import logging
 import socket
 import termios
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import httptools
 import msgspec
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from penstock.errors import shown
 from penstock.server.anthropic.errors import PATH as ANTHROPIC_PATH
 from penstock.server.anthropic.errors import error_body
 from penstock.server.context import new_id
@@ -40,6 +43,7 @@ SLICE_BYTES = 64 * 1024             # parsed in one callback of the loop
 CHUNK_COST = 16                     # a chunked body may be so much larger than its content: one byte a chunk takes 6
 SOCKET_BUFFER_BYTES = 256 * 1024    # in the kernel, for one client's unread answer
 TCP_CLOSED = 7                      # of linux/tcp_states.h
+OLD_VERSIONS = ("0.9", "1.0")       # of HTTP, without chunks
 
 IDLE, HEAD, BODY = "idle", "head", "body"       # what of the latest request has come
 
@@ -82,6 +86,20 @@ class _Flow(FlowControl):
             self._transport.resume_reading()
 
 
+class _PlainCycle(RequestResponseCycle):
+    """An answer to a client that knows no chunks: without a length, it ends with the connection."""
+
+    _is_unframed = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            self._is_unframed = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            self.chunked_encoding = False if self._is_unframed else None
+        elif message["type"] == "http.response.body" and self._is_unframed:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
 class Connection(HttpToolsProtocol):
     def __init__(self, config: Config, server_state: Any, app_state: dict[str, Any],
                  _loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -100,6 +118,7 @@ class Connection(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         self._unfed = b""
         self._refusal: ApiError | None = None
+        self._is_repeated = False                   # the head that is parsed, without its upgrade
         self._stopped = False                       # nothing more is parsed
         self._ended = False                         # the client's side
         self._lingering = False
@@ -193,9 +212,7 @@ class Connection(HttpToolsProtocol):
         self._has_begun = True
         before = (self._num_messages, self._phase)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:         # there is none: answered as if it had not been asked for
-            return self._close_after_answers()
+            self._parse(data)
         except httptools.HttpParserError:
             self._refusal = self._refusal or ApiError(400, "this is no valid HTTP request", code="invalid_http")
         if self._refusal is None and before == (self._num_messages, self._phase):
@@ -203,6 +220,22 @@ class Connection(HttpToolsProtocol):
             self._check_raw()
         if self._refusal is not None:
             self._refuse(self._refusal)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse as if no upgrade had been asked for: where one is, a new parser takes the message's body and on."""
+        while True:
+            try:
+                return self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0]:]
+            if self._stopped or self._refusal is not None:
+                return
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            kept = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+            self._is_repeated = True
+            self.parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *kept, b"\r\n"]))
+            self._is_repeated = False
 
     def _feed_rest(self) -> None:
         data, self._unfed = self._unfed, b""
@@ -228,7 +261,7 @@ class Connection(HttpToolsProtocol):
     # the parser's calls
 
     def on_message_begin(self) -> None:
-        if self._stopped or self._refusal is not None:
+        if self._stopped or self._refusal is not None or self._is_repeated:
             return
         super().on_message_begin()
         self._enter(HEAD)
@@ -237,10 +270,12 @@ class Connection(HttpToolsProtocol):
         self._num_headers = self._num_head_bytes = self._num_body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        if self._counted(len(url)):
+        if not self._is_repeated and self._counted(len(url)):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_repeated:
+            return
         self._num_headers += 1
         if self._counted(len(name) + len(value)) and self._phase == HEAD:       # trailers are no headers
             super().on_header(name, value)
@@ -252,12 +287,18 @@ class Connection(HttpToolsProtocol):
         return self._refusal is None and not self._stopped
 
     def on_headers_complete(self) -> None:
-        if self._stopped or self._refusal is not None:
+        if self._stopped or self._refusal is not None or self._is_repeated:
             return
         if len(self.pipeline) >= MAX_PIPELINED:
             return self._close_after_answers()
+        self._refusal = _unknown_coding(self.headers)
+        if self._refusal is not None:
+            return
         authority = self._take_authority()
         super().on_headers_complete()
+        if self.scope["http_version"] in OLD_VERSIONS:
+            self.cycle.__class__ = _PlainCycle
+            self.cycle.keep_alive = self.cycle.waiting_for_100_continue = False
         if authority is not None:
             self.scope["authority"] = authority  # type: ignore[typeddict-unknown-key]
         self.cycle.transport = _Exit(self)  # type: ignore[assignment]
@@ -287,7 +328,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._stopped or self._refusal is not None:
+        if self._stopped or self._refusal is not None or self.parser.should_upgrade():
             return
         self._enter(IDLE)
         self._has_begun = False
@@ -395,6 +436,15 @@ class Connection(HttpToolsProtocol):
         if not self.was_probed and self.scope["http_version"] == "1.1":
             self.was_probed = True
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def _unknown_coding(headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
+    """Refuse a transfer coding other than chunked: the parser would pass the coded bytes on as the body."""
+    given = b", ".join(value for name, value in headers if name == b"transfer-encoding")
+    if given.strip().lower() in (b"", b"chunked"):
+        return None
+    return ApiError(501, f"Transfer-Encoding: {shown(given.decode('latin-1'))} is not understood: send the body plain, "
+                         "chunked or with its Content-Length", code="unknown_transfer_encoding")
 
 
 def _late(part: str, seconds: float) -> ApiError:

@@ -247,3 +247,41 @@ def test_files_are_deleted_only_where_that_is_allowed(local: RunningServer, home
     refused = httpx.request("DELETE", local.url + "/api/delete", json={"model": "second"})
     assert refused.status_code == 403 and "--allow-delete" in refused.json()["error"]
     assert (home / "models" / "second" / "config.json").exists()
+
+
+def refused(allowed: Sequence[str], *headers: tuple[bytes, bytes], scheme: str = "http") -> bool:
+    scope = {"method": "GET", "scheme": scheme, "server": ("127.0.0.1", 8000), "headers": list(headers)}
+    return OriginGate(None, read_origins(allowed))._refused(scope) is not None      # type: ignore[arg-type]
+
+
+def test_default_ports_are_left_out() -> None:
+    for given, sent in (("https://app.example:443", b"https://app.example"), ("http://app.example:80/",
+                        b"http://app.example"), ("HTTPS://[::1]:443", b"https://[::1]")):
+        assert not refused([given], (b"host", b"a"), (b"origin", sent))
+    for given, sent in (("https://app.example:80", b"https://app.example"), ("https://app.example:443",
+                        b"http://app.example"), ("https://app.example:8443", b"https://app.example")):
+        assert refused([given], (b"host", b"a"), (b"origin", sent))
+
+
+def test_pages_of_another_scheme_are_others() -> None:
+    here, page = (b"host", b"localhost:8000"), (b"origin", b"https://localhost:8000")
+    assert refused([], here, page) and not refused([], here, page, scheme="https")
+    assert refused([], here, (b"origin", b"http://localhost:8000"), scheme="https")
+    assert refused([], (b"host", b"192.168.1.7:8000"), (b"origin", b"https://192.168.1.7:8000"))
+    assert not refused(["https://localhost:8000"], here, page)
+    assert not refused([], here, page, (b"x-forwarded-proto", b"https"))
+    assert not refused([], (b"host", b"api.example"), (b"origin", b"https://api.example"))      # TLS ends before
+
+
+def test_models_with_a_slash(local: RunningServer) -> None:
+    assert httpx.get(local.url + "/v1/models/").json() == httpx.get(local.url + "/v1/models").json()
+    assert httpx.get(local.url + "/v1/models/none").status_code == 404
+
+
+@pytest.mark.parametrize("coding, answered", [("gzip", 415), ("identity, br", 415), ("Identity", 200), ("", 200)])
+def test_compressed_bodies_are_refused(local: RunningServer, coding: str, answered: int) -> None:
+    for path, body in (("/v1/completions", {"prompt": "a", "max_tokens": 1}), ("/v1/chat/completions", HI),
+                       ("/v1/messages", {**HI, "model": "tiny"}), ("/api/show", {"model": "tiny"})):
+        answer = httpx.post(local.url + path, json=body, headers={"Content-Encoding": coding})
+        assert answer.status_code == answered, answer.text
+        assert answered == 200 or "Content-Encoding" in answer.text

@@ -362,3 +362,58 @@ def test_floods_do_not_hold_the_loop(counted: CountedServer) -> None:
     assert httpx.get(counted.url + "/health/ready").status_code == 200
     counted.check_callbacks()
     assert counted.rss_bytes() - before < 64 << 20
+
+
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+
+@pytest.mark.parametrize("framing, body", [
+    (b"Content-Length: 5\r\n\r\n", b"abcde"), (b"\r\n", b""), (b"Content-Length: 0\r\n\r\n", b""),
+    (b"Transfer-Encoding: chunked\r\n\r\n", b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"),
+], ids=["length", "none", "zero", "chunked"])
+@pytest.mark.parametrize("upgrade", [H2C, H2C.replace(b"h2c", b"websocket")], ids=["h2c", "websocket"])
+def test_an_upgrade_is_passed_over(fronted: FrontedServer, upgrade: bytes, framing: bytes, body: bytes) -> None:
+    """The body comes whole, in one packet or byte by byte, and the connection goes on."""
+    num_bytes = 5 if body else 0
+    last = CLOSING + b"Content-Length: 2\r\n\r\nxy"
+    asked = LINE + upgrade + framing + body
+    for parts in ([asked + asked + last], [asked, last], [asked[:-len(body) or None], body, last],
+                  [bytes([one]) for one in asked] + [last]):
+        with fronted.connect() as line:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for part in parts:
+                line.sendall(part)
+                time.sleep(0.001)
+            answer = everything(line)
+        said = [content(b"HTTP" + one) for one in answer.split(b"HTTP/1.1 200")[1:]]
+        assert [one["bytes"] for one in said] == [num_bytes] * (len(said) - 1) + [2], answer
+        assert len(said) == (3 if len(parts) == 1 else 2) and ["upgrade", "h2c"] not in said[-1]["headers"]
+
+
+def test_an_upgrade_with_a_large_body(fronted: FrontedServer) -> None:
+    body = b"a" * 300_000
+    with_body = LINE + H2C.replace(b"Upgrade,", b"close, Upgrade,") + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    assert content(fronted.ask(with_body))["bytes"] == len(body)
+    both = LINE + H2C + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    assert status(fronted.ask(both)) == 400
+    assert fronted.ask((LINE + H2C + b"\r\n") * 1000).count(b"HTTP/1.1 200") <= wire.MAX_PIPELINED + 1
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"0.9"])
+def test_old_clients_get_no_chunks(fronted: FrontedServer, version: bytes) -> None:
+    for more in (b"", b"Connection: keep-alive\r\n", b"Expect: 100-continue\r\n"):
+        head, _, body = fronted.ask(b"POST /any HTTP/" + version + b"\r\n" + more + b"Content-Length: 2\r\n\r\nab"
+                                    ).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["bytes"] == 2
+        assert b"connection: close" in head.lower() and b"transfer-encoding" not in head.lower()
+
+
+@pytest.mark.parametrize("given", [
+    b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+    b"Transfer-Encoding: chunked, chunked", b"Transfer-Encoding: identity", b"Transfer-Encoding: gzip",
+])
+def test_other_transfer_codings_are_refused(fronted: FrontedServer, given: bytes) -> None:
+    answer = fronted.ask(LINE + given + b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n", end=True)
+    assert status(answer) in (400, 501) and answer.count(b"HTTP/1.1") == 1
+    assert b"gzip, chunked" not in given or b"Transfer-Encoding" in answer
+    assert content(fronted.ask(CLOSING + b"Transfer-Encoding: Chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"))["bytes"] == 3

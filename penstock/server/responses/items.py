@@ -9,14 +9,10 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Tag
 
 from penstock.errors import shown
 from penstock.server.context import new_id
+from penstock.server.media import refuse_media
 from penstock.server.record import Record
 from penstock.server.script import Script
 
-REFUSED_PARTS = {
-    "input_image": "models here take text only: describe the image",
-    "input_file": "models here take text only: send the file's text as input_text",
-    "input_audio": "models here take text only: send what was said as input_text",
-}
 REFUSED_ITEMS = {
     "item_reference": "send the item itself, or previous_response_id",
     "compaction": "it cannot be read here: send the conversation",
@@ -26,8 +22,8 @@ REFUSED_ITEMS = {
 def _known_part(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind not in ("input_text", "output_text", "text", "refusal"):
-        why = REFUSED_PARTS.get(kind, "content here is input_text and output_text")
-        raise ValueError(f"content of type {shown(kind)} is not supported: {why}")
+        refuse_media(kind, "input_text")
+        raise ValueError(f"content of type {shown(kind)} is not supported: content here is input_text and output_text")
     return part
 
 
