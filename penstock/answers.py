@@ -14,6 +14,24 @@ Part = tuple[str, int, tuple[TokenLogprobs, ...]]      # of a delta: its text, h
 CONTEXT_TOKENS = 16      # of the prompt: enough to continue a character or a word that the prompt broke off
 
 
+class Names:
+    """The texts of tokens by themselves, each made once."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def named(self, position: Mapping[int, Logprob]) -> TokenLogprobs:
+        """With each token's text."""
+        if self._tokenizer is None:
+            return dict(position)
+        texts = self._texts
+        for id in position:
+            if id not in texts:
+                texts[id] = self._tokenizer.token_text(id)
+        return {id: Logprob(one.logprob, one.rank, texts[id]) for id, one in position.items()}
+
+
 class Answer:
     """One sibling: its tokens so far, and the text that may be shown of them."""
 
@@ -24,6 +42,7 @@ class Answer:
         self._texts: list[str] = []
         self._min_tokens = sampling.min_tokens
         self._tokenizer = tokenizer if sampling.detokenize else None
+        self.names = Names(self._tokenizer)
         self._detokenizer = None
         if self._tokenizer is not None:
             context = request.tokens[-CONTEXT_TOKENS:]
@@ -96,17 +115,10 @@ class Answer:
             self.score += next(iter(position.values())).logprob
         if self._output.logprobs is None:
             return ()
-        named = tuple(self.named(position) for position in positions)
+        named = tuple(self.names.named(position) for position in positions)
         self._output.logprobs.extend(named)
         self._output.cumulative_logprob = self.score
         return named
-
-    def named(self, position: Mapping[int, Logprob]) -> TokenLogprobs:
-        """With each token's text."""
-        if self._tokenizer is None:
-            return dict(position)
-        return {id: replace(logprob, decoded_token=self._tokenizer.token_text(id))
-                for id, logprob in position.items()}
 
     def output(self, index: int) -> CompletionOutput:
         return replace(self._output, index=index, text="".join(self._texts))
@@ -120,6 +132,7 @@ class Collector:
         self.prompt = prompt
         self.listener: Callable[[StreamDelta], None] | None = None
         self.error: str | None = None
+        self.names_prompt = True             # False: its log probabilities are named by whoever shows them
         self.held: object = None             # what must stay in memory for as long as the request runs
         self.embedding: tuple[float, ...] | None = None
         self._tokenizer = tokenizer
@@ -151,8 +164,10 @@ class Collector:
         text, taken, logprobs = answer.push(delta)
         prompt_logprobs = None
         if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = [answer.named(p) if p is not None else None for p in delta.prompt_logprobs]
-            prompt_logprobs = tuple(self._prompt_logprobs)
+            prompt_logprobs = delta.prompt_logprobs
+            if self.names_prompt:
+                prompt_logprobs = tuple(p and answer.names.named(p) for p in prompt_logprobs)
+            self._prompt_logprobs = list(prompt_logprobs)
         self._open -= answer.finish_reason is not None
         if self.listener is not None:
             self.listener(StreamDelta(delta.request_id, delta.sibling, text, delta.tokens[:taken], logprobs,

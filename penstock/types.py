@@ -9,6 +9,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from penstock.errors import InvalidRequest, shown
 
 MAX_SIBLINGS = 256
@@ -270,9 +272,9 @@ class Request:
         return eos + tuple(self.sampling.stop_token_ids or ())
 
 
-@dataclass(frozen=True)
-class Logprob:
-    """Log probability of one token under the model's raw distribution, and its rank there (1 = likeliest)."""
+class Logprob(msgspec.Struct, frozen=True, gc=False):
+    """Log probability of one token under the model's raw distribution, and its rank there (1 = likeliest). There may be
+    a million of them: the collector of garbage need not look at any."""
 
     logprob: float
     rank: int | None = None

@@ -108,8 +108,12 @@ class Station:
         deltas = self._engine.step()
         self._engine.scheduler.stats.step_s += time.perf_counter() - begin
         self._pulse.end()
-        if deltas:
-            self._wire.send(Deltas(deltas))
+        few = [delta for delta in deltas if delta.prompt_logprobs is None]
+        for delta in deltas if len(few) < len(deltas) else ():
+            if delta.prompt_logprobs is not None:
+                self._wire.send(Deltas([delta]))        # large: it is read by itself
+        if few:
+            self._wire.send(Deltas(few))
         for delta in deltas if self._held else ():
             if delta.request_id not in self._engine.scheduler.roster.requests:
                 self._held.pop(delta.request_id, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -20,11 +21,13 @@ from penstock.server.context import (
     now,
     read,
     server_of,
+    shaped,
+    shaped_whole,
     unless_gone,
 )
 from penstock.server.conversation import Conversation
 from penstock.server.generation import Generation
-from penstock.server.logprobs import chat_logprobs
+from penstock.server.logprobs import chat_logprobs, named, prompt_logprobs
 from penstock.server.turn import Turn
 from penstock.types import StreamDelta
 
@@ -55,18 +58,23 @@ class ChatAnswer:
 
     # whole
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Any:
         async with contextlib.aclosing(self.generation.stream()) as items:
             async for _, batch in items:
                 for item in batch:
                     self.turns[item.index].push(item)
+        return await shaped_whole(self.generation, self._whole)
+
+    def _whole(self) -> dict[str, Any]:
         choices = [self._choice(index, turn) for index, turn in enumerate(self.turns)]
         usage = self.generation.usage
         answer = {**self.head, "object": "chat.completion", "choices": choices, "usage": usage.openai(),
                   "service_tier": "default", "system_fingerprint": self.generation.model.fingerprint,
                   "timings": self.generation.times.timings(usage)}
         if self.body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = self.turns[0].prompt_logprobs
+            positions = self.turns[0].prompt_logprobs
+            answer["prompt_logprobs"] = None if positions is None else prompt_logprobs(
+                named(positions, self.generation.model.tokenizer))
         if self.body.return_token_ids:
             answer["prompt_token_ids"] = list(self.conversation.encoded.tokens)
         return answer
@@ -96,19 +104,23 @@ class ChatAnswer:
         begun = [False] * len(self.turns)
         async with contextlib.aclosing(self.generation.stream()) as items:
             async for _, batch in items:
-                chunks: list[bytes] = []
-                for item in batch:
-                    if not begun[item.index]:
-                        begun[item.index] = True
-                        chunks.append(self._chunk(head, item.index, {"role": "assistant", "content": ""}))
-                    chunks += self._pieces(head, item)
+                chunks = await shaped(self.generation.num_in(batch), partial(self._chunks, head, batch, begun))
                 if chunks:
-                    yield b"".join(chunks)
+                    yield chunks
         usage = self.generation.usage
         if options is not None and options.include_usage:
             yield sse.event({**head, "choices": [], "usage": usage.openai(),
                              "timings": self.generation.times.timings(usage)})
         yield sse.DONE
+
+    def _chunks(self, head: dict[str, Any], batch: list[StreamDelta], begun: list[bool]) -> bytes:
+        chunks: list[bytes] = []
+        for item in batch:
+            if not begun[item.index]:
+                begun[item.index] = True
+                chunks.append(self._chunk(head, item.index, {"role": "assistant", "content": ""}))
+            chunks += self._pieces(head, item)
+        return b"".join(chunks)
 
     def _pieces(self, head: dict[str, Any], item: StreamDelta) -> list[bytes]:
         turn = self.turns[item.index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -22,11 +23,13 @@ from penstock.server.context import (
     now,
     read,
     server_of,
+    shaped,
+    shaped_whole,
     unless_gone,
 )
 from penstock.server.fields import sampling_params
 from penstock.server.generation import Generation
-from penstock.server.logprobs import completion_logprobs, prompt_logprobs
+from penstock.server.logprobs import completion_logprobs, named, prompt_logprobs
 from penstock.server.model import ServedModel
 from penstock.server.structure import structure
 from penstock.types import SamplingParams, StreamDelta, TokenLogprobs
@@ -68,14 +71,17 @@ class CompletionAnswer:
 
     # whole
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Any:
         async with contextlib.aclosing(self.generation.stream()) as items:
             async for _ in items:
                 pass
+        return await shaped_whole(self.generation, self._whole)
+
+    def _whole(self) -> dict[str, Any]:
         choices = []
         for number, flight in enumerate(self.generation.flights):
             output = flight.collector.output()
-            self._prompt_logprobs[number] = output.prompt_logprobs or []
+            self._prompt_logprobs[number] = named(output.prompt_logprobs or [], self.generation.model.tokenizer)
             for one in output.outputs:
                 choice = self._choice(number, one.index, one.text, one.token_ids, one.logprobs or [],
                                       one.finish_reason, one.stop_reason, first=True)
@@ -127,10 +133,9 @@ class CompletionAnswer:
         begun: dict[tuple[int, int], int] = {}          # characters so far
         async with contextlib.aclosing(self.generation.stream()) as items:
             async for number, batch in items:
-                chunks: list[bytes] = []
-                for item in batch:
-                    chunks.append(self._chunk(number, item, begun))
-                yield b"".join(chunks)
+                num_first = sum((number, item.index) not in begun for item in batch)
+                yield await shaped(self.generation.num_in(batch, num_first),
+                                   partial(self._chunks, number, batch, begun))
         options = self.body.stream_options
         usage = self.generation.usage
         if options is not None and options.include_usage:
@@ -138,11 +143,14 @@ class CompletionAnswer:
                              "timings": self.generation.times.timings(usage)})
         yield sse.DONE
 
+    def _chunks(self, number: int, batch: list[StreamDelta], begun: dict[tuple[int, int], int]) -> bytes:
+        return b"".join([self._chunk(number, item, begun) for item in batch])
+
     def _chunk(self, number: int, item: StreamDelta, begun: dict[tuple[int, int], int]) -> bytes:
         key = number, item.index
         first = key not in begun
         if item.prompt_logprobs is not None:
-            self._prompt_logprobs[number] = list(item.prompt_logprobs)
+            self._prompt_logprobs[number] = named(item.prompt_logprobs, self.generation.model.tokenizer)
         choice = self._choice(number, item.index, item.text, list(item.token_ids), list(item.logprobs),
                               item.finish_reason, item.stop_reason, first=first, offset=begun.get(key, 0))
         begun[key] = begun.get(key, 0) + len(choice["text"])

@@ -19,7 +19,8 @@ from penstock.errors import PenstockError
 from penstock.server import sse
 from penstock.server.decode import decode
 from penstock.server.errors import ApiError, as_api_error
-from penstock.server.room import SLOW_S, BodyRoom, Place
+from penstock.server.logprobs import encode_in_parts
+from penstock.server.room import SLOW_S, TRICKLE_BYTES, TRICKLE_S, BodyRoom, Place, undisturbed
 
 if TYPE_CHECKING:
     from penstock.intake import Encoded
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from penstock.types import SamplingParams
 
 PLACE = "body_place"            # in a request's scope: the room that its body takes
-LOOK_S = 1.0
+LOOK_S = 0.25
+MAX_LOOP_LOGPROBS = 5_000       # log probabilities of an answer that are put into its form on the loop
 Typed = TypeVar("Typed", bound=BaseModel)
 Made = TypeVar("Made")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -62,7 +64,7 @@ def room_of(request: Request) -> BodyRoom:
 async def read(request: Request, kind: type[Typed]) -> Typed:
     """Read the body as `kind`; whatever is wrong with it is a 400 that says what. A large one is decoded aside."""
     room = room_of(request)
-    place = request.scope[PLACE] = Place(room)
+    place = request.scope[PLACE] = Place(room, client_of(request).tenant)
     raw = await _receive(request, place)
     return await aside(request, lambda: decode(raw, kind, room.max_body_bytes))
 
@@ -82,11 +84,14 @@ async def _receive(request: Request, place: Place) -> bytearray:
 async def _next_message(request: Request, place: Place) -> Message:
     waiting = asyncio.ensure_future(request.receive())
     try:
-        while not (await asyncio.wait([waiting], timeout=LOOK_S))[0]:
+        while True:
+            done, _ = await asyncio.wait([waiting], timeout=LOOK_S)
             if place.is_overdue:
-                raise ApiError(408, f"the body took more than {SLOW_S:.0f} s, and others wait for room: send it "
-                                    "faster, or in smaller parts", headers={"Connection": "close"})
-        return waiting.result()
+                raise ApiError(408, f"the body took more than {SLOW_S:.0f} s, or {TRICKLE_S:.0f} s for its next "
+                                    f"{TRICKLE_BYTES // 1024} KiB, and others wait for room: send it faster, or in "
+                                    "smaller parts", headers={"Connection": "close"})
+            if done:
+                return waiting.result()
     finally:
         waiting.cancel()
 
@@ -116,6 +121,20 @@ def now() -> int:
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+async def shaped(num_logprobs: int, work: Callable[[], Made]) -> Made:
+    """Put an answer into its form: off the loop if it has many log probabilities."""
+    if num_logprobs <= MAX_LOOP_LOGPROBS:
+        return work()
+    return await asyncio.to_thread(undisturbed, work)
+
+
+async def shaped_whole(generation: Generation, work: Callable[[], dict[str, Any]]) -> Any:
+    """Put an answer that has ended into its form. One with many log probabilities is JSON already."""
+    if generation.num_logprobs <= MAX_LOOP_LOGPROBS:
+        return work()
+    return await asyncio.to_thread(undisturbed, lambda: msgspec.Raw(encode_in_parts(work())))
 
 
 async def unless_gone(request: Request, work: Awaitable[Made]) -> Made:

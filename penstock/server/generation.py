@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import DeadlinePassed, PenstockError
 from penstock.server.flight import Flight
+from penstock.server.logprobs import num_prompt_logprobs
 from penstock.server.model import ServedModel
-from penstock.types import StreamDelta
+from penstock.types import SamplingParams, StreamDelta
 
 if TYPE_CHECKING:
     from penstock.server.state import Server
@@ -57,6 +58,8 @@ class Times:
 class Generation:
     """Several flights as one stream of (prompt number, items). Leaving it early aborts what still runs."""
 
+    flights: Sequence[Flight] = ()
+
     def __init__(self, model: ServedModel, flights: Sequence[Flight], server: Server) -> None:
         self.model = model
         self._server = server
@@ -64,6 +67,23 @@ class Generation:
         self.usage = Usage(num_prompt=sum(len(flight.request.tokens) for flight in flights))
         self.times = Times(min(flight.begun_s for flight in flights))
         server.generations.add(self)
+
+    @property
+    def num_logprobs(self) -> int:
+        """Log probabilities in the whole answer, at most; those of a prompt once for each of its answers."""
+        requests = [flight.request for flight in self.flights]
+        most = max((request.sampling.logprobs + 1 for request in requests if request.sampling.logprobs is not None),
+                   default=0)
+        return most * self.usage.num_output + sum(num_prompt_logprobs(request.sampling, len(request.tokens))
+                                                  for request in requests)
+
+    def num_in(self, batch: Sequence[StreamDelta], num_first: int = 0) -> int:
+        """Log probabilities in the events of a batch, `num_first` of which show the prompt's."""
+        sampling = self.flights[0].request.sampling if self.flights else SamplingParams()
+        if sampling.logprobs is None and sampling.prompt_logprobs is None:
+            return 0
+        num_prompt = num_first * num_prompt_logprobs(sampling, batch[0].num_prompt_tokens) // sampling.n
+        return num_prompt + sum(len(item.logprobs) for item in batch) * ((sampling.logprobs or 0) + 1)
 
     async def stream(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
         metrics, name, last = self._server.metrics, self.model.name, 0.0
@@ -94,6 +114,8 @@ class Generation:
             if any(flight.open for flight in self.flights):
                 self._server.metrics.ended(self.model.name, "abort")
             self.abort()
+            for flight in self.flights:
+                flight.collector.listener = None        # else only the collector of garbage frees them
             self._server.metrics.finished(self.model.name, self)
 
     async def _merged(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,12 @@ class EngineProcess:
 
     async def _decoded(self, raw: bytes) -> Report:
         """A large one is decoded off the loop; the next is read after it."""
+        report: Report
         if len(raw) <= MAX_LOOP_BYTES:
-            return self._decoder.decode(raw)
-        return await asyncio.to_thread(undisturbed, lambda: self._decoder.decode(raw))
+            report = self._decoder.decode(raw)
+        else:
+            report = await asyncio.to_thread(undisturbed, partial(self._decoder.decode, raw))
+        return report
 
     def kill(self) -> None:
         if self._process.returncode is None:

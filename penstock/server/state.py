@@ -15,6 +15,7 @@ from penstock.server.context import Client
 from penstock.server.fields import SamplingBody
 from penstock.server.flight import Flight
 from penstock.server.generation import Generation
+from penstock.server.logprobs import check_prompt_logprobs
 from penstock.server.metrics import Metrics
 from penstock.server.model import ServedModel
 from penstock.types import SamplingParams
@@ -47,6 +48,7 @@ class Server:
         requests = [model.request(encoded, params, ready, priority=body.priority,
                                   salt=_salt(client.tenant, body.cache_salt or encoded.salt), pool=pool)
                     for (encoded, params), ready in zip(prompts, prepared)]
+        check_prompt_logprobs((request.sampling, len(request.tokens)) for request in requests)
         deadline_s = None if timeout is None else time.monotonic() + timeout
         flights = [Flight(request, encoded.prompt, model.tokenizer, tenant=client.tenant, deadline_s=deadline_s)
                    for request, (encoded, _) in zip(requests, prompts)]

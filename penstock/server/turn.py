@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.server.conversation import Conversation
-from penstock.server.logprobs import prompt_logprobs
 from penstock.text.events import CallArguments, CallBegin, Event, Reasoning, Text
 from penstock.types import StreamDelta, TokenLogprobs
 
@@ -31,7 +30,7 @@ class Turn:
         self.calls: list[Call] = []
         self.logprobs: list[TokenLogprobs] = []
         self.token_ids: list[int] = []
-        self.prompt_logprobs: list[dict[str, Any] | None] | None = None
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None        # without names
         self.stop_reason: int | str | None = None
         self.forced_closing = False
         self._finish_reason: str | None = None
@@ -57,7 +56,7 @@ class Turn:
         self.token_ids += item.token_ids
         self.logprobs += item.logprobs
         if item.prompt_logprobs is not None:
-            self.prompt_logprobs = prompt_logprobs(item.prompt_logprobs)
+            self.prompt_logprobs = item.prompt_logprobs
         events = self._events(item.text, item.finish_reason is not None)
         if item.finish_reason is not None:
             self._finish_reason, self.stop_reason = item.finish_reason, item.stop_reason

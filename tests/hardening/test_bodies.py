@@ -319,7 +319,7 @@ def test_a_slow_body_makes_way_for_those_that_wait(monkeypatch: pytest.MonkeyPat
         await slow.hold(MAX_BODY_BYTES)
         await asyncio.sleep(0.1)
         assert not slow.is_overdue                          # nobody waits
-        waiting = asyncio.ensure_future(other.hold(MIB))
+        waiting = asyncio.ensure_future(other.hold(9 * MIB))
         await asyncio.sleep(0.1)
         assert slow.is_overdue and not other.is_overdue
         await slow.leave()

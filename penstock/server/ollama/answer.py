@@ -8,10 +8,12 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from penstock.server.context import shaped, shaped_whole
 from penstock.server.errors import ApiError, ollama_shape
 from penstock.server.generation import Generation
 from penstock.server.logprobs import chat_logprobs
@@ -80,11 +82,14 @@ class OllamaAnswer:
         self._head, self._turn, self._generation, self._clock, self._num_top = head, turn, generation, clock, num_top
         self._num_calls = 0                         # told so far
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Any:
         async with contextlib.aclosing(self._generation.stream()) as items:
             async for _, batch in items:
                 for item in batch:
                     self._turn.push(item)
+        return await shaped_whole(self._generation, self._whole)
+
+    def _whole(self) -> dict[str, Any]:
         turn = self._turn
         said = self._head.said(turn.content or "", turn.reasoning or "", self._calls(last=True))
         if self._num_top is not None:
@@ -94,10 +99,14 @@ class OllamaAnswer:
     async def lines(self) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(self._generation.stream()) as items:
             async for _, batch in items:
-                said = self._said(batch)
+                said = await shaped(self._generation.num_in(batch), partial(self._line, batch))
                 if said:
-                    yield line({**said, "done": False})
+                    yield said
         yield line(self._head.said("") | self._end())
+
+    def _line(self, batch: list[StreamDelta]) -> bytes:
+        said = self._said(batch)
+        return line({**said, "done": False}) if said else b""
 
     def _said(self, batch: list[StreamDelta]) -> dict[str, Any] | None:
         deltas = [delta for item in batch for delta in self._turn.push(item)]

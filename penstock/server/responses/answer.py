@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any
 
 from penstock.server import sse
-from penstock.server.context import new_id, now
+from penstock.server.context import new_id, now, shaped, shaped_whole
 from penstock.server.conversation import Conversation
 from penstock.server.errors import ApiError
 from penstock.server.generation import Generation
@@ -33,12 +34,12 @@ class ResponseAnswer:
 
     # whole
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Any:
         async with contextlib.aclosing(self.passages.follow(self.generation)) as batches:
             async for _ in batches:
                 pass
         self._say_something()
-        return self._ended()
+        return await shaped_whole(self.generation, self._ended)
 
     def _say_something(self) -> list[Change]:
         """An empty answer is an empty message."""
@@ -83,13 +84,24 @@ class ResponseAnswer:
         begun = False
         async with contextlib.aclosing(self.passages.follow(self.generation)) as batches:
             async for changes in batches:
-                events = [] if begun else self._begun()
+                told = await shaped(self._num_logprobs(changes), partial(self._chunk, changes, first=not begun))
                 begun = True
-                events += self._told(changes)
-                if events:
-                    yield self._encoded(events)
+                if told:
+                    yield told
+        yield await shaped(self.generation.num_logprobs, self._last)
+
+    def _num_logprobs(self, changes: list[Change]) -> int:
+        """In the events of some changes, at most: an end tells all of them again."""
+        if any(change.what == "end" for change in changes):
+            return self.generation.num_logprobs
+        return sum(len(change.logprobs) for change in changes) * ((self.body.top_logprobs or 0) + 1)
+
+    def _chunk(self, changes: list[Change], *, first: bool) -> bytes:
+        return self._encoded([*(self._begun() if first else []), *self._told(changes)])
+
+    def _last(self) -> bytes:
         events = self._told(self._say_something())
-        yield self._encoded([*events, {"type": f"response.{self._status}", "response": self._ended()}])
+        return self._encoded([*events, {"type": f"response.{self._status}", "response": self._ended()}])
 
     def failed(self, error: ApiError) -> bytes:
         """What a stream that has begun says of a failure."""

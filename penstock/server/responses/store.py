@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class ResponseStore:
         self._most_responses, self._most_bytes = most_responses, most_bytes
         self._tenants: dict[str, OrderedDict[str, Kept]] = {}
         self._num_bytes: dict[str, int] = {}
+        self._lock = threading.Lock()           # large responses are kept from other threads
 
     def keep(self, tenant: str, response: dict[str, Any], items: Sequence[Item] | bytes) -> None:
         """Keep a response with its input's items, or with what `encode` made of them; the oldest make room for it.
@@ -54,12 +56,13 @@ class ResponseStore:
         kept = Kept(msgspec.json.encode(response), items if isinstance(items, bytes) else encode(items))
         if kept.num_bytes > self._most_bytes:
             return
-        own = self._tenants.setdefault(tenant, OrderedDict())
-        own[response["id"]] = kept
-        self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + kept.num_bytes
-        while len(own) > self._most_responses or self._num_bytes[tenant] > self._most_bytes:
-            _, oldest = own.popitem(last=False)
-            self._num_bytes[tenant] -= oldest.num_bytes
+        with self._lock:
+            own = self._tenants.setdefault(tenant, OrderedDict())
+            own[response["id"]] = kept
+            self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + kept.num_bytes
+            while len(own) > self._most_responses or self._num_bytes[tenant] > self._most_bytes:
+                _, oldest = own.popitem(last=False)
+                self._num_bytes[tenant] -= oldest.num_bytes
 
     def find(self, tenant: str, id: str, param: str | None = None) -> Kept:
         own = self._tenants.get(tenant)
@@ -71,5 +74,6 @@ class ResponseStore:
         return kept
 
     def forget(self, tenant: str, id: str) -> None:
-        self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) - self.find(tenant, id).num_bytes
-        del self._tenants[tenant][id]
+        with self._lock:
+            self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) - self.find(tenant, id).num_bytes
+            del self._tenants[tenant][id]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from penstock.server.context import shaped, shaped_whole
 from penstock.server.errors import ApiError, tgi_shape
 from penstock.server.generation import Generation
 from penstock.server.logprobs import finite
@@ -33,10 +35,13 @@ class TgiAnswer:
 
     # whole
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Any:
         async with contextlib.aclosing(self._generation.stream()) as items:
             async for _ in items:
                 pass
+        return await shaped_whole(self._generation, self._whole)
+
+    def _whole(self) -> dict[str, Any]:
         output = self._flight.collector.output()
         best, *others = sorted(output.outputs, key=_score, reverse=True)
         answer: dict[str, Any] = {"generated_text": self._full(best.text)}
@@ -91,9 +96,12 @@ class TgiAnswer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(self._generation.stream()) as items:
             async for _, batch in items:
-                events = [one for item in batch for one in self._events(item)]
+                events = await shaped(self._generation.num_in(batch), partial(self._told, batch))
                 if events:
-                    yield b"".join(events)
+                    yield events
+
+    def _told(self, batch: list[StreamDelta]) -> bytes:
+        return b"".join([one for item in batch for one in self._events(item)])
 
     def _events(self, item: StreamDelta) -> list[bytes]:
         """One event per token. All pieces of text together are the answer: what came with several tokens goes to the
