@@ -169,7 +169,8 @@ class Intake:
         return replace(encoded, tokens=kept[:length])
 
     def request(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams, *, priority: int = 0,
-                salt: str = "", num_public: int = 0, pool: bool = False, prepared: Prepared | None = None) -> Request:
+                salt: str = "", num_public: int = 0, pool: bool = False, prepared: Prepared | None = None,
+                tenant: str = "") -> Request:
         """`prepared` is what was done beforehand, elsewhere; without it, it is done here."""
         sampling = self._sampling(params)
         tokens = self._cut(tokens, sampling)
@@ -189,7 +190,7 @@ class Intake:
                        max_tokens=max_tokens,
                        seed=self._seed_for(sampling), eos_token_ids=self.eos_token_ids,
                        bad_words=prepared.bad_words, grammar=prepared.grammar, priority=priority, salt=salt,
-                       num_public=num_public)
+                       num_public=num_public, tenant=tenant)
 
     def prepare(self, params: SamplingParams, num_prompt: int) -> object:
         """All that may take long about a request, done beforehand; hold the result until it is taken in."""

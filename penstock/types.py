@@ -259,6 +259,7 @@ class Request:
     priority: int = 0                  # lower runs first
     salt: str = ""                     # part of the prefix cache's root: requests share prefixes only within it
     num_public: int = 0                # tokens at the beginning that are shared whatever the salt
+    tenant: str = ""                   # among several, each is entitled to an equal share of the cache
 
     @property
     def num_siblings(self) -> int:

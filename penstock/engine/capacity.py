@@ -40,7 +40,7 @@ class Capacity:
             return True
         if self.reserve:
             return self.spares(self._outstanding(sequence))
-        return self.spares(max(0, self._near_blocks(sequence) - self.cache.held(sequence.held)))
+        return self.spares(max(0, self.near_blocks(sequence) - self.cache.held(sequence.held)))
 
     def spares(self, num_blocks: int) -> bool:
         """Whether so many blocks can be had without taking from the running sequences what they will ask for."""
@@ -51,13 +51,13 @@ class Capacity:
         """Whether a waiting sequence could be admitted, counting no prefix of it as cached."""
         if not self.roster.rows or not self.roster.running:
             return bool(self.roster.rows)
-        return self.cache.num_available - self.growth() >= self._near_blocks(sequence)
+        return self.cache.num_available - self.growth() >= self.near_blocks(sequence)
 
     def growth(self) -> int:
         """Blocks the running sequences may take next: one for each table."""
         return len(self.roster.running) * len(self.cache.groups)
 
-    def _near_blocks(self, sequence: Sequence) -> int:
+    def near_blocks(self, sequence: Sequence) -> int:
         """Blocks for its tokens and some more: the more, the oftener it was preempted, so that this stays rare."""
         ahead = self.cache.block_size << min(sequence.num_preempted, 20) if sequence.num_preempted else 1
         length = min(sequence.limit, len(sequence.tokens) + ahead)

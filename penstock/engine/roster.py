@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from penstock.cache.kv import Holding, KVCache
 from penstock.engine.prefixes import PendingPrefixes
 from penstock.engine.sequence import Sequence, Status
@@ -17,10 +19,12 @@ class Roster:
         self.running: list[Sequence] = []
         self.rows = list(range(max_num_seqs - 1, -1, -1))      # free ones
         self.requests: dict[str, list[Sequence]] = {}
+        self.tenants: Counter[str] = Counter()                 # of requests that wait or run
         self.prefixes = PendingPrefixes(cache.block_size)
 
     def enter(self, request: Request, sequences: list[Sequence]) -> None:
         self.requests[request.id] = sequences
+        self.tenants[request.tenant] += 1
         self.waiting.extend(sequences)
 
     def branch(self, parent: Sequence, child: Sequence, holding: Holding | None) -> None:
@@ -50,6 +54,7 @@ class Roster:
         sequence.status = Status.FINISHED
         if all(other.done for other in self.requests[sequence.request.id]):
             del self.requests[sequence.request.id]
+            self._leave_tenant(sequence.request.tenant)
 
     def _leave_row(self, sequence: Sequence) -> None:
         self.prefixes.withdraw(sequence)
@@ -57,6 +62,11 @@ class Roster:
         self.rows.append(sequence.row)
         self.running.remove(sequence)
         sequence.rewind()
+
+    def _leave_tenant(self, tenant: str) -> None:
+        self.tenants[tenant] -= 1
+        if not self.tenants[tenant]:
+            del self.tenants[tenant]
 
     def check(self) -> None:
         for sequence in self.running + self.waiting:
@@ -68,3 +78,5 @@ class Roster:
         alive = {s for sequences in self.requests.values() for s in sequences if not s.done}
         if alive != set(self.running) | set(self.waiting):
             raise AssertionError("a live sequence neither waits nor runs")
+        if self.tenants != Counter(sequences[0].request.tenant for sequences in self.requests.values()):
+            raise AssertionError("the requests of a tenant are miscounted")

@@ -13,6 +13,7 @@ from penstock.engine.plan import Admission, Draft, Move, Output, Plan, Result, R
 from penstock.engine.policy import make_policy
 from penstock.engine.roster import Roster
 from penstock.engine.sequence import Flight, Sequence, Status
+from penstock.engine.shares import Shares
 from penstock.engine.snapshots import is_snapshot, next_snapshot
 from penstock.engine.stats import Stats
 from penstock.engine.steady import Steady
@@ -33,8 +34,10 @@ class Scheduler:
         self.stats = Stats()
         self.roster = Roster(cache, max_num_seqs)
         self._capacity = Capacity(cache, self.roster, max_num_batched_tokens, capacity == "reserve")
+        self._shares = Shares(cache, self.roster, self.policy.rank)
         self._steady = Steady(cache)
         self._accounts = Accounts(cache, self.roster, self.stats, self._steady)
+        self._heir: Sequence | None = None         # others were preempted for it: if it waits, it goes first
         self._arrivals = 0
         self._plans = 0
         self._started: dict[int, Started] = {}
@@ -116,6 +119,8 @@ class Scheduler:
     def _schedule_all(self) -> None:
         if self.policy.displaces:
             self._displace()
+        if self._shares.contested and self.roster.waiting and self.roster.rows and not self._capacity.reserve:
+            self._reclaim()
         preemptions = self.stats.num_preemptions
         budget = self._schedule_running(self.max_num_batched_tokens)
         if self.stats.num_preemptions == preemptions:
@@ -127,7 +132,7 @@ class Scheduler:
         wants = {s: self._want(s) for s in running}
         short = {s: n for s, n in wants.items() if n and n <= 1 + len(s.draft)}
         kept = sum(short.values())
-        for sequence in sorted(wants, key=self.policy.rank):
+        for sequence in self._in_turn(wants):
             kept -= short.get(sequence, 0)
             count = min(wants[sequence], budget if sequence in short else budget - kept)
             if sequence.status is not Status.RUNNING or count <= 0:
@@ -137,6 +142,14 @@ class Scheduler:
                 self._enlist(sequence, count)
                 budget -= count
         return budget
+
+    def _in_turn(self, wants: dict[Sequence, int]) -> list[Sequence]:
+        """By rank; where blocks may run out, tenants within their shares come before the others."""
+        ranked = sorted(wants, key=self.policy.rank)
+        if not self._shares.contested:
+            return ranked
+        most = len(self.cache.groups) * sum(count // self.cache.block_size + 2 for count in wants.values())
+        return ranked if self.cache.num_available >= most else self._shares.ordered(ranked)
 
     def _go_on(self, budget: int) -> tuple[int, list[Sequence]]:
         """Sequences that go on by one token into room they have. What is left of the budget, and the others. Where a
@@ -182,8 +195,7 @@ class Scheduler:
             fitting = self._fitting(sequence, count)
             if fitting or self.cache.pool.num_limbo:
                 return fitting
-            rank = self.policy.rank(sequence)
-            victim = self._victim([s for s in self.roster.running if self.policy.rank(s) > rank])
+            victim = next(filter(None, map(self._victim, self._shares.yielding(sequence))), None)
             if victim is None:
                 return 0
             self._preempt(victim)
@@ -259,7 +271,7 @@ class Scheduler:
         """In the policy's order; the first that finds no room stops the rest, so that it is not passed for ever."""
         if budget <= 0 or not self.roster.rows or not self.roster.waiting:
             return
-        for sequence in self.policy.order(self.roster.waiting, self._match):
+        for sequence in self._queued():
             if budget <= 0 or not self.roster.rows:
                 return
             if self._deferred(sequence):
@@ -270,6 +282,13 @@ class Scheduler:
             budget -= count
             for other in self.roster.waiting if self.policy.overtakes else ():
                 other.passed += other.number < sequence.number
+
+    def _queued(self) -> list[Sequence]:
+        order = self.policy.order(self.roster.waiting, self._match)
+        if not self._shares.contested:
+            return order
+        order = self._shares.queued(order, self._capacity.near_blocks)
+        return sorted(order, key=lambda sequence: sequence is not self._heir)
 
     def _reads_cache(self, sequence: Sequence) -> bool:
         return not (sequence.request.pool or sequence.wants_prompt_logprobs)
@@ -331,15 +350,28 @@ class Scheduler:
 
     def _displace(self) -> None:
         """Preempt running sequences of worse priority for the first waiting one."""
-        head = next((s for s in self.policy.order(self.roster.waiting, self._match) if not self._deferred(s)), None)
+        head = next((s for s in self._queued() if not self._deferred(s)), None)
         while head is not None and not self._capacity.has_room(head) and not self.cache.pool.num_limbo:
+            spared = self._shares.spared(head, self._capacity.near_blocks(head))
             worse = [s for s in self.roster.running if s.request.priority > head.request.priority]
+            worse = [s for s in worse if s.request.tenant not in spared] if spared else worse
             worst = max((s.request.priority for s in worse), default=0)
             victims = [s for s in worse if s.request.priority == worst]
             victim = self._victim(victims) or (victims[-1] if victims and not self.roster.rows else None)
             if victim is None:
                 return
             self._preempt(victim)
+            self._heir = head
+
+    def _reclaim(self) -> None:
+        """Preempt sequences of tenants above their shares for the first waiting one of a tenant within its own."""
+        head = next((s for s in self._queued() if not self._deferred(s)), None)
+        while head is not None and not self._capacity.has_room(head) and not self.cache.pool.num_limbo:
+            victim = self._victim(self._shares.debtors(head, self._capacity.near_blocks(head)))
+            if victim is None:
+                return
+            self._preempt(victim)
+            self._heir = head
 
     def _schedule_alone(self, suspect: Sequence) -> None:
         """A plan of one row, for a sequence that was part of a failed step; whoever is in its way gives way."""

@@ -46,7 +46,8 @@ class Server:
             raise Busy("the server is stopping and takes no more requests", 5, 503)
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
         requests = [model.request(encoded, params, ready, priority=body.priority,
-                                  salt=_salt(client.tenant, body.cache_salt or encoded.salt), pool=pool)
+                                  salt=_salt(client.tenant, body.cache_salt or encoded.salt), pool=pool,
+                                  tenant=client.tenant)
                     for (encoded, params), ready in zip(prompts, prepared)]
         check_prompt_logprobs((request.sampling, len(request.tokens)) for request in requests)
         deadline_s = None if timeout is None else time.monotonic() + timeout

@@ -239,3 +239,33 @@ def test_bodies_larger_than_the_queue(tiny_model: Path) -> None:
 
     with RunningServer(str(tiny_model), *ARGUMENTS) as server:
         asyncio.run(storm(server.url))
+
+
+def test_answers_that_fill_the_cache_stall_no_other_tenant(tiny_model: Path) -> None:
+    """63 answers of one key grow until the cache is full, and on; the other key's answer gets a token at each step."""
+    async def figures(client: httpx.AsyncClient) -> Counter[str]:
+        lines = (await client.get("/metrics", headers={"x-api-key": "admin"})).text.splitlines()
+        values = [line.rsplit(" ", 1) for line in lines if "_total{" in line]
+        return Counter({name.split("{")[0]: int(float(value)) for name, value in values})
+
+    async def storm(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+            flood = asyncio.ensure_future(client.post("/v1/completions", headers={"x-api-key": "k1"}, json={
+                "prompt": "hello", "max_tokens": 2000, "ignore_eos": True, "n": 63}))
+            while not (await figures(client))["penstock:num_preemptions_total"]:
+                assert not flood.done()
+                await asyncio.sleep(0.05)
+            begun, count = await figures(client), 0
+            async with client.stream("POST", "/v1/completions", headers={"x-api-key": "k2"}, json={
+                    "prompt": "hi", "max_tokens": 200, "ignore_eos": True, "stream": True}) as answer:
+                async for line in answer.aiter_lines():
+                    count += line.startswith("data: {")
+            ended = await figures(client)
+            assert count >= 100 and not flood.done()
+            assert (ended - begun)["penstock:engine_steps_total"] < 400         # also those before its first token
+            flood.cancel()
+
+    arguments = ("--load-format", "dummy", "--threads", "1", "--kv-cache-tokens", "16384")
+    with RunningServer(str(tiny_model), *arguments, "--api-key", "k1", "--api-key", "k2",
+                       "--admin-key", "admin") as server:
+        asyncio.run(storm(server.url))

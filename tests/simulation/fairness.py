@@ -47,4 +47,6 @@ class Fairness:
                     require(self.overtaken[other.id] <= self.most, "overtaken too often", other.id, request.id)
 
     def _unfair(self, other: Request, request: Request) -> bool:
+        if request.tenant != other.tenant:
+            return False               # shares of the cache decide among tenants
         return self.policy != "priority" or request.priority >= other.priority

@@ -39,6 +39,7 @@ class Scenario:
     special_rate: float = 0.3          # of requests that want siblings, beams, pooling or prompt log probabilities
     load: float = 1.0                  # arriving work over what the device can do
     check_every: int = 8
+    num_tenants: int = 1
 
     def make_cache(self) -> KVCache:
         return KVCache(self.num_blocks, self.block_size, self.groups, self.enable_prefix_caching)
@@ -78,5 +79,5 @@ def draw_scenario(seed: int) -> Scenario:
         step_fault_rate=rng.choice([0, 0, 0.005, 0.02]), row_fault_rate=rng.choice([0, 0, 0.002]),
         poison_rate=rng.choice([0, 0, 0.02]), abort_rate=rng.choice([0, 0.01, 0.04]),
         special_rate=rng.choice([0, 0.2, 0.5, 0.8]), load=rng.choice([0.5, 1.0, 2.0]),
-        check_every=rng.choice([1, 4, 8, 16]),
+        check_every=rng.choice([1, 4, 8, 16]), num_tenants=rng.choice([1, 1, 2, 3]),
     )

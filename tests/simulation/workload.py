@@ -20,6 +20,7 @@ class Workload:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed * 31 + 1)
+        self.tenants = random.Random(scenario.seed * 31 + 3)
         self.texts = [[self.rng.randrange(VOCABULARY) for _ in range(scenario.longest)] for _ in range(3)]
         self.texts.append(self.texts[0][:scenario.longest // 2] + self.texts[1][:scenario.longest // 2])
         self.pace = scenario.load * min(scenario.max_num_seqs, 6)
@@ -66,7 +67,13 @@ class Workload:
         return Request(
             id=f"r{self.num_made}", tokens=tuple(self._prompt(text, room)), sampling=SamplingParams(**options),
             beam=beam, pool=special == "pool", max_tokens=beam.max_tokens if beam else max_tokens,
-            seed=rng.randrange(1 << 30), eos_token_ids=(EOS,), priority=rng.randint(0, 3), salt=rng.choice(SALTS))
+            seed=rng.randrange(1 << 30), eos_token_ids=(EOS,), priority=rng.randint(0, 3), salt=rng.choice(SALTS),
+            tenant=self._tenant())
+
+    def _tenant(self) -> str:
+        """One asks for more than the others. Drawn apart, so that worlds of one tenant are as they were."""
+        count = self.scenario.num_tenants
+        return f"t{min(self.tenants.randrange(count) for _ in range(2))}" if count > 1 else ""
 
     def _prompt(self, text: list[int] | None, room: int) -> list[int]:
         rng = self.rng

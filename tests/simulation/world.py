@@ -20,6 +20,7 @@ from tests.simulation.inspection import Limits
 from tests.simulation.ledger import Ledger
 from tests.simulation.model import Model
 from tests.simulation.scenario import Scenario, draw_scenario
+from tests.simulation.tenancy import Tenancy
 from tests.simulation.workload import Workload
 
 QUEUE = 24     # while so many sequences wait nothing arrives; fewer where the budget is tiny
@@ -44,6 +45,7 @@ class World:
         self.workload = Workload(scenario)
         self.ledger = Ledger(self.model)
         self.fairness = Fairness(scenario.policy, scenario.max_num_seqs)
+        self.tenancy = Tenancy(self.scheduler)
         self.now_s = 0.0
         self.aborted: Counter[str] = Counter()
         self.num_beams = 0
@@ -195,6 +197,7 @@ class World:
         census = Counter({name: getattr(stats, name) for name in stats.__slots__ if name != "max_batch_size"})
         census.update({name: getattr(tally, name) for name in tally.__dataclass_fields__})
         census["num_failed_steps"] = tally.num_failed_steps
+        census["num_preempted_across"] = self.tenancy.num_across
         census["num_evicted"] = self.cache.tree.num_evicted
         census["num_copies"] = self.cache.num_copied
         census["num_delivered"] = self.ledger.num_tokens

@@ -1,0 +1,89 @@
+"""Tenants and their equal shares of the cache: who must give way where several have sequences and blocks run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from penstock.cache.kv import KVCache
+from penstock.engine.roster import Roster
+from penstock.engine.sequence import Sequence
+
+Rank = Callable[[Sequence], tuple[int, ...]]
+
+
+class Shares:
+    """A tenant may fill the cache while nobody else needs it. One at or below its share loses nothing to another that
+    is above its own, and takes what it needs from the one that holds the most."""
+
+    def __init__(self, cache: KVCache, roster: Roster, rank: Rank) -> None:
+        self.cache = cache
+        self.roster = roster
+        self.rank = rank
+
+    @property
+    def contested(self) -> bool:
+        """Whether more than one tenant has sequences. All else here walks over the blocks in use."""
+        return len(self.roster.tenants) > 1
+
+    @property
+    def share(self) -> float:
+        return self.cache.pool.num_blocks / len(self.roster.tenants)
+
+    def usage(self) -> dict[str, int]:
+        """Blocks that each tenant holds; one that several of its sequences share counts once."""
+        blocks: dict[str, set[int]] = {}
+        for sequence in self.roster.running:
+            own, holding = blocks.setdefault(sequence.request.tenant, set()), sequence.held
+            for table, first in zip(holding.tables, holding.first):
+                own.update(table[first:] if first else table)
+        return {tenant: len(own) for tenant, own in blocks.items()}
+
+    def above(self, usage: dict[str, int]) -> set[str]:
+        return {tenant for tenant, count in usage.items() if count > self.share}
+
+    def ordered(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those of tenants within their shares first, so that the others have not taken what is left."""
+        above = self.above(self.usage())
+        return sorted(sequences, key=lambda sequence: sequence.request.tenant in above)
+
+    def queued(self, order: list[Sequence], near: Callable[[Sequence], int]) -> list[Sequence]:
+        """Waiting sequences, last those of tenants whose first one would take them above their share: what others
+        gave up for a tenant within its own is not theirs to take back. One of which nothing runs is not put off."""
+        usage = self.usage()
+        heads = {sequence.request.tenant: sequence for sequence in reversed(order)}
+        later = {name for name, head in heads.items() if name in usage and usage[name] + near(head) > self.share}
+        return sorted(order, key=lambda sequence: sequence.request.tenant in later)
+
+    def yielding(self, needy: Sequence) -> list[list[Sequence]]:
+        """Running sequences that may give way to one that needs room, by tenant: who holds the most comes first."""
+        rank, tenant, running = self.rank(needy), needy.request.tenant, self.roster.running
+        worse = [s for s in running if self.rank(s) > rank]
+        usage = self.usage() if self.contested else {}
+        above = self.above(usage)
+        if not above:
+            return [worse]
+        yielding = []
+        for name in sorted(above | {tenant}, key=lambda name: (-usage[name], name)):
+            if name == tenant or usage[name] >= usage[tenant]:      # among equals the rank decides, lest all wait
+                some = running if usage[name] > usage[tenant] else worse
+                yielding.append([s for s in some if s.request.tenant == name])
+        return yielding
+
+    def debtors(self, waiting: Sequence, num_blocks: int) -> list[Sequence]:
+        """Running sequences of the tenant most above its share, if the waiting one stays within its own with so many
+        blocks more."""
+        usage, tenant = self.usage(), waiting.request.tenant
+        most = max(usage, key=lambda name: (usage[name], name), default=tenant)
+        if usage.get(tenant, 0) + num_blocks > self.share or usage.get(most, 0) <= self.share:
+            return []
+        debtors = [s for s in self.roster.running if s.request.tenant == most]
+        return debtors if len(debtors) > 1 else []          # the last one goes on, so that no tenant starves
+
+    def spared(self, head: Sequence, num_blocks: int) -> set[str]:
+        """Tenants of which nobody gives way to a waiting sequence that takes so many blocks, whatever its priority."""
+        if not self.contested:
+            return set()
+        usage, tenant = self.usage(), head.request.tenant
+        usage[tenant] = usage.get(tenant, 0) + num_blocks
+        above = self.above(usage)
+        return usage.keys() - above - {tenant} if above else set()
