@@ -13,13 +13,15 @@ from penstock.server.logprobs import MAX_PROMPT_LOGPROBS, check_prompt_logprobs,
 from penstock.types import SamplingParams
 from tests.hardening.counted import CountedServer
 
-IDS = [[5 + at % 7 for at in range(780)]] * 7
+IDS = [[5 + at % 7 for at in range(780)]] * 8
 MESSAGES = [{"role": "user", "content": "a"}]
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "prompts": ("/v1/completions", {"prompt": IDS, "max_tokens": 1, "prompt_logprobs": 20}),
     "echo": ("/v1/completions", {"prompt": IDS, "max_tokens": 1, "logprobs": 20, "echo": True}),
+    "tgi": ("/generate", {"inputs": "the cat " * 400, "parameters": {
+        "max_new_tokens": 600, "decoder_input_details": True, "details": True, "top_n_tokens": 5}}),
     "answers": ("/v1/completions", {"prompt": "a", "max_tokens": 100, "logprobs": 20, "n": 32, "ignore_eos": True}),
-    "chat": ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 100, "n": 32, "logprobs": True,
+    "chat": ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 100, "n": 63, "logprobs": True,
                                       "top_logprobs": 20, "ignore_eos": True}),
     "chat prompt": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "the cat " * 400}],
                                              "max_tokens": 1, "prompt_logprobs": 20}),
@@ -27,17 +29,24 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def streams(path: str, streamed: bool) -> dict[str, Any]:
+    return {} if path.startswith("/generate") else {"stream": streamed}
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("name", BODIES)
 def test_many_log_probabilities_hold_up_nobody(counted: CountedServer, name: str, streamed: bool) -> None:
     path, body = BODIES[name]
+    if path == "/generate" and streamed:
+        path, body = "/generate_stream", {**body, "parameters": {"max_new_tokens": 600, "top_n_tokens": 5}}
     small = {**body, **({"prompt": [IDS[0][:9]]} if isinstance(body.get("prompt"), list) else {})}
-    httpx.post(counted.url + path, json={**small, "stream": streamed} | ({"n": 1} if "n" in body else {}), timeout=120)
+    small |= streams(path, streamed) | ({"n": 1} if "n" in body else {})
+    httpx.post(counted.url + path, json=small, timeout=120)
     counted.forget()
-    answer = httpx.post(counted.url + path, json={**body, "stream": streamed}, timeout=120)
+    answer = httpx.post(counted.url + path, json={**body, **streams(path, streamed)}, timeout=120)
     assert answer.status_code == 200, answer.text[:300]
     counted.check_callbacks()
-    if not streamed and path != "/v1/responses":
+    if not streamed and path.endswith("completions"):
         assert len(answer.json()["choices"]) == body.get("n", len(body["prompt"]) if "prompt" in body else 1)
 
 
