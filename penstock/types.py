@@ -7,9 +7,7 @@ import sys
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from penstock.errors import InvalidRequest, shown
 
@@ -273,9 +271,9 @@ class Request:
         return eos + tuple(self.sampling.stop_token_ids or ())
 
 
-class Logprob(msgspec.Struct, frozen=True, gc=False):
+class Logprob(NamedTuple):
     """Log probability of one token under the model's raw distribution, and its rank there (1 = likeliest). There may be
-    a million of them: the collector of garbage need not look at any."""
+    a million of them: of tuples that hold no others the collector of garbage looks at each only once."""
 
     logprob: float
     rank: int | None = None

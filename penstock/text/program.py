@@ -159,9 +159,8 @@ class LocalProgram:
                     parse_special: bool = False) -> tuple[list[int], str]:
         """A conversation's ids and its prompt. Control tokens that messages spell are plain text, unless
         `parse_special`: only those that the template writes are read as such."""
-        given = {"messages": list(messages), "values": dict(values)}
-        text, hidden = ((self.render(**given), None) if parse_special else
-                        self._control.read(given, lambda one: self.render(**one)))
+        text, hidden = ((self.render(messages, values), None) if parse_special else
+                        self._control.read((list(messages), dict(values)), lambda given: self.render(*given)))
         if hidden is None:
             return self.encode_upto(text, False, max_tokens), text
         with self._control.only_hidden():
