@@ -46,7 +46,7 @@ async def hear(flight: Flight) -> dict[int, list[int]]:
 async def running(folder: Path, admission: Admission | None = None, hang_s: float = 5.0, **options: Any,
                   ) -> AsyncIterator[RemoteEngine]:
     """Started, and not yet ready."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
     engine = RemoteEngine("scripted", "none", {"folder": str(folder), **options}, folder,
                           Admission(512, 1 << 20) if admission is None else admission, hang_s=hang_s,
                           command=(sys.executable, "-m", "tests.hardening.scripted_worker"))

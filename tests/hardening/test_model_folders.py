@@ -145,8 +145,9 @@ def test_nothing_in_the_folder_is_imported(tmp_path: Path, command: list[str]) -
     for name in ("socket", "msgspec", "random", "types", "penstock"):
         (folder / f"{name}.py").write_text(program)
     penstock = Path(sys.executable).parent / "penstock"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.Popen([str(penstock), *command, "--load-format", "dummy", "--threads", "1"], cwd=folder,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert process.stdout is not None
     said = []
     for line in process.stdout:

@@ -21,7 +21,7 @@ ROOT = str(Path(__file__).parents[2])
 
 @pytest.fixture(scope="module")
 def faulty(tiny_model: Path) -> Iterator[RunningServer]:
-    env = {"PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))}
     command = (sys.executable, "-m", "tests.server.serve_faulty")
     with RunningServer(str(tiny_model), command=command, env=env) as running:
         yield running
