@@ -46,7 +46,7 @@ async def model(request: Request) -> Response:
 
 
 def source_of(model: ServedModel, request: Request) -> str:
-    """What a model was made from; a path only for those who may see it."""
+    """The source of a model; a path only for those who may see it."""
     return model.model if sees_all(request) or not looks_like_path(model.model) else model.name
 
 

@@ -26,11 +26,12 @@ from penstock.server.document import described, document
 from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.errors import MAX_MESSAGE_CHARS, as_api_error
 from penstock.server.gate import Gate
-from penstock.server.hosts import HostGate, make_hosts
+from penstock.server.hosts import HostCheck, make_hosts
 from penstock.server.keys import KeyRing
 from penstock.server.limits import Limits
 from penstock.server.ollama import routes as ollama
-from penstock.server.origins import OriginGate, read_origins
+from penstock.server.origins import OriginCheck, read_origins
+from penstock.server.refuser import Refuser
 from penstock.server.responses.body import InputTokensBody, ResponsesBody
 from penstock.server.responses.routes import delete_response, input_items, input_tokens, response, responses
 from penstock.server.responses.store import ResponseStore
@@ -100,11 +101,11 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     app.add_middleware(Gate, ring=ring, routes=app.routes)
     app.add_middleware(Limits, max_body_bytes=server.config.max_body_mb * MIB)
     origins = read_origins(server.config.allowed_origins)
-    app.add_middleware(OriginGate, allowed=origins)
+    app.add_middleware(Refuser, check=OriginCheck(origins))
     if origins:                                 # outside: a preflight has no key, and refusals are for pages to read
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"],
                            allow_private_network=True)
-    app.add_middleware(HostGate, hosts=make_hosts(server.config))
+    app.add_middleware(Refuser, check=HostCheck(make_hosts(server.config)))
     app.add_middleware(AnthropicErrors)
     return app
 

@@ -149,7 +149,7 @@ class RemoteEngine:
                 self._go_on()
 
     def _go_on(self) -> None:
-        """What time alone brings about."""
+        """Do what is due by time alone: clear the backoff, end trials, begin what waits."""
         if self._vitals.is_healthy:
             self._backoff.reset()
         if self._vitals.is_stepping:

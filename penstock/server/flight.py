@@ -73,7 +73,7 @@ class Flight:
         self.deadline_s = deadline_s                # by time.monotonic()
         self.collector = Collector(request, prompt, tokenizer)
         self.collector.listener = self._push
-        self.collector.names_prompt = False
+        self.collector.adds_prompt_texts = False
         self.outputs = dict.fromkeys(range(request.num_siblings), _NOTHING)     # of the siblings that go on
         self.parts = deque([Part(self, range(request.num_siblings))])       # that wait
         self.line: Line | None = None

@@ -59,7 +59,7 @@ def admin_only() -> ApiError:
 
 
 def sees_all(request: Request) -> bool:
-    """Whether the client may see what concerns the whole server: paths, processes, everyone's load."""
+    """True for a client that may see what concerns the whole server: paths, processes, everyone's load."""
     return bool(request.scope.get(SEES_ALL))
 
 

@@ -10,7 +10,7 @@ import re
 import socket
 from collections.abc import Sequence
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from penstock.errors import InvalidConfig, shown
 from penstock.server.config import ServerConfig
@@ -43,7 +43,7 @@ def parse_address(name: str | None) -> Address | None:
 
 
 def is_loopback(name: str | None) -> bool:
-    """Whether a name or an address can only be this machine."""
+    """True for a name or an address that can only be this machine."""
     address = parse_address(name)
     return name == "localhost" or address is not None and address.is_loopback
 
@@ -89,7 +89,7 @@ def hosts_of(scope: Scope) -> list[str]:
 
 
 def is_local(scope: Scope) -> bool:
-    """Whether somebody on this machine asks: by a name that only this machine has, and with no proxy between."""
+    """True where a process on this machine asks: by a name that only this machine has, and with no proxy between."""
     hosts = [split_host(host) for host in hosts_of(scope)]
     client = scope.get("client")
     return (client is not None and is_loopback(client[0]) and bool(hosts)
@@ -97,19 +97,13 @@ def is_local(scope: Scope) -> bool:
             and not any(name in FORWARDING for name, _ in scope["headers"]))
 
 
-class HostGate:
+class HostCheck:
     """Refuses requests to a name that this server does not go by."""
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
-        self._app, self._hosts = app, hosts
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refused(scope) if scope["type"] == "http" else None
-        if refused is not None:
-            return await refused.response(scope["path"])(scope, receive, send)
-        await self._app(scope, receive, send)
-
-    def _refused(self, scope: Scope) -> ApiError | None:
+    def __call__(self, scope: Scope) -> ApiError | None:
         named = hosts_of(scope)
         num_headers = len(named) - (scope.get("authority") is not None)
         if num_headers > 1 or not num_headers and scope.get("http_version", "1.1") == "1.1":

@@ -1,4 +1,4 @@
-"""What is refused by its headers: too many of them, too large a body, or one that is compressed."""
+"""Refusals by a request's headers alone: too many of them, too large a body, or one that is compressed."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.answers import Names
+from penstock.answers import TokenTexts
 from penstock.errors import InvalidRequest
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import SamplingParams, TokenLogprobs
@@ -58,8 +58,8 @@ def prompt_logprobs(positions: Iterable[TokenLogprobs | None]) -> list[dict[str,
 
 def named(positions: Iterable[TokenLogprobs | None], tokenizer: Tokenizer | None) -> list[TokenLogprobs | None]:
     """A prompt's positions with the texts of their tokens."""
-    names = Names(tokenizer)
-    return [None if position is None else names.named(position) for position in positions]
+    texts = TokenTexts(tokenizer)
+    return [None if position is None else texts.add_to(position) for position in positions]
 
 
 def num_prompt_logprobs(sampling: SamplingParams, num_tokens: int) -> int:

@@ -207,7 +207,7 @@ class ServedModel:
             return intake.encode(prompt, cut=cut)
         if prompt or not may_be_empty:
             intake.check_text(prompt, cut)
-        with intake.counted(cut):
+        with intake.explain_too_long(cut):
             tokens = await self.text.encode(prompt, add_special_tokens, intake.limit(cut), tenant)
         return Encoded(tokens, prompt) if may_be_empty else intake.encoded(tokens, prompt)
 
@@ -224,7 +224,7 @@ class ServedModel:
     async def encode_messages(self, messages: Messages, values: Mapping[str, Any], *, cut: bool = False,
                               add_special_tokens: bool = False, tenant: str = "") -> Encoded:
         intake = self.taking
-        with intake.counted(cut):
+        with intake.explain_too_long(cut):
             tokens, text = await self.text.encode_chat(messages, values, intake.limit(cut), intake.parse_special,
                                                        tenant)
         if add_special_tokens:
@@ -257,7 +257,7 @@ class ServedModel:
         return "".join([*parts, stream.finish()])
 
     async def prepare(self, encoded: Encoded, params: SamplingParams, tenant: str = "") -> Prepared:
-        """What the request needs of text programs, done before it is queued: bad words as ids, its grammar's trial."""
+        """Run the text programs that a request needs before it is queued: encode its bad words, try its grammar."""
         words = await self.text.encode_words(params.bad_words, tenant) if params.bad_words else ()
         asked, facts = params.structured_outputs, None
         if asked is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from penstock.errors import InvalidConfig, shown
 from penstock.server.errors import ApiError
@@ -28,19 +28,13 @@ def read_origins(given: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-class OriginGate:
+class OriginCheck:
     """Refuses what a page of another site asks for, unless its origin is allowed; and from a page, what is no JSON."""
 
-    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
-        self._app, self._allowed = app, frozenset(allowed)
+    def __init__(self, allowed: Sequence[str]) -> None:
+        self._allowed = frozenset(allowed)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refused(scope) if scope["type"] == "http" else None
-        if refused is not None:
-            return await refused.response(scope["path"])(scope, receive, send)
-        await self._app(scope, receive, send)
-
-    def _refused(self, scope: Scope) -> ApiError | None:
+    def __call__(self, scope: Scope) -> ApiError | None:
         origins, sites = _values(scope, b"origin"), _values(scope, b"sec-fetch-site")
         if not origins and not sites:
             return None                                 # no browser
@@ -75,7 +69,7 @@ def _values(scope: Scope, wanted: bytes) -> list[bytes]:
 
 
 def _is_own(origin: str, scope: Scope) -> bool:
-    """Whether a page came from this very server: by its scheme and the host that the request names."""
+    """True for a page that came from this very server: by its scheme and the host that the request names."""
     kind, _, host = origin.partition("://")
     named, hosts = split_host(host), [split_host(one) for one in hosts_of(scope)]
     if kind not in PORTS or named is None or not hosts:
@@ -87,7 +81,7 @@ def _is_own(origin: str, scope: Scope) -> bool:
 
 
 def _has_proxy(scope: Scope, host: str, port: int | None) -> bool:
-    """Whether TLS ends before this server: the proxy says so, or the page's port is none that answers here.
+    """True where TLS ends before this server: the proxy says so, or the page's port is none that answers here.
 
     A page of another site could send that header only after a preflight, and that is refused.
     """
@@ -98,13 +92,13 @@ def _has_proxy(scope: Scope, host: str, port: int | None) -> bool:
 
 
 def _is_visit(scope: Scope) -> bool:
-    """Whether somebody follows a link to here: the other page sees nothing of the answer."""
+    """True where somebody follows a link to here: the other page sees nothing of the answer."""
     return (scope["method"] in ("GET", "HEAD") and _values(scope, b"sec-fetch-mode") == [b"navigate"]
             and _values(scope, b"sec-fetch-dest") == [b"document"])
 
 
 def _is_json(scope: Scope) -> bool:
-    """Whether the body is called JSON, or there is none."""
+    """True where the body is called JSON, or there is none."""
     kinds = [value.partition(b";")[0].strip().lower() for value in _values(scope, b"content-type")]
     lengths = _values(scope, b"content-length")
     is_empty = not _values(scope, b"transfer-encoding") and all(length == b"0" for length in lengths)

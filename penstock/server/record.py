@@ -21,7 +21,7 @@ _INNER = ("schema", "fields", "items_schema", "keys_schema", "values_schema", "c
 
 @dataclass
 class Budget:
-    """What the values of free form may still hold of a body's share."""
+    """The values and characters that free-form JSON may still have in a body."""
 
     num_values: int = MAX_FREE_VALUES
     num_chars: int = MAX_FREE_CHARS

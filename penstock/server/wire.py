@@ -14,18 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import httptools
-import msgspec
-from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.errors import shown
-from penstock.server.anthropic.errors import PATH as ANTHROPIC_PATH
-from penstock.server.anthropic.errors import error_body
-from penstock.server.context import new_id
 from penstock.server.errors import ApiError
 from penstock.server.limits import MAX_HEADER_BYTES, MAX_HEADERS, too_many_headers
+from penstock.server.replies import Flow, UnframedCycle, refusal
 from penstock.server.seats import Seats, peer_of
 
 log = logging.getLogger("penstock.server")
@@ -60,46 +55,6 @@ class _Exit:
         self._connection.leave()
 
 
-class _Flow(FlowControl):
-    """Reading is paused, besides, while bytes that have been read wait to be parsed."""
-
-    is_held = False
-
-    def pause_reading(self) -> None:
-        if not self.read_paused and not self.is_held:
-            self._transport.pause_reading()
-        self.read_paused = True
-
-    def resume_reading(self) -> None:
-        if self.read_paused and not self.is_held:
-            self._transport.resume_reading()
-        self.read_paused = False
-
-    def hold(self) -> None:
-        if not self.read_paused and not self.is_held:
-            self._transport.pause_reading()
-        self.is_held = True
-
-    def release(self) -> None:
-        self.is_held = False
-        if not self.read_paused:
-            self._transport.resume_reading()
-
-
-class _PlainCycle(RequestResponseCycle):
-    """An answer to a client that knows no chunks: without a length, it ends with the connection."""
-
-    _is_unframed = False
-
-    async def send(self, message: ASGISendEvent) -> None:
-        if message["type"] == "http.response.start":
-            self._is_unframed = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
-            self.chunked_encoding = False if self._is_unframed else None
-        elif message["type"] == "http.response.body" and self._is_unframed:
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)
-
-
 class Connection(HttpToolsProtocol):
     def __init__(self, config: Config, server_state: Any, app_state: dict[str, Any],
                  _loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -130,7 +85,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow: _Flow = _Flow(transport)
+        self.flow: Flow = Flow(transport)
         self._peer = peer_of(self.client[0] if self.client else None)
         if not self._seats.take(self, self._peer):
             self._stopped = True
@@ -297,7 +252,7 @@ class Connection(HttpToolsProtocol):
         authority = self._take_authority()
         super().on_headers_complete()
         if self.scope["http_version"] in OLD_VERSIONS:
-            self.cycle.__class__ = _PlainCycle
+            self.cycle.__class__ = UnframedCycle
             self.cycle.keep_alive = self.cycle.waiting_for_100_continue = False
         if authority is not None:
             self.scope["authority"] = authority  # type: ignore[typeddict-unknown-key]
@@ -449,15 +404,3 @@ def _unknown_coding(headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
 
 def _late(part: str, seconds: float) -> ApiError:
     return ApiError(408, f"the request's {part} did not come within {seconds:g} s", code="timeout")
-
-
-def refusal(error: ApiError, path: str) -> bytes:
-    """A whole HTTP response, in the shape that clients of `path` know."""
-    response = error.response(path)
-    body, status = bytes(response.body), response.status_code
-    if f"{path}/".startswith(f"{ANTHROPIC_PATH}/"):
-        body = msgspec.json.encode(error_body(error.status, error.message, new_id("req_")))
-    headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(body)),
-               "Connection": "close"}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return STATUS_LINE[status] + lines.encode("latin-1") + b"\r\n" + body
