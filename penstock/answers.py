@@ -14,15 +14,15 @@ Part = tuple[str, int, tuple[TokenLogprobs, ...]]      # of a delta: its text, h
 CONTEXT_TOKENS = 16      # of the prompt: enough to continue a character or a word that the prompt broke off
 
 
-class Names:
-    """The texts of tokens by themselves, each made once."""
+class TokenTexts:
+    """Adds to log probabilities the text of each token by itself, made once."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
-    def named(self, position: Mapping[int, Logprob]) -> TokenLogprobs:
-        """With each token's text."""
+    def add_to(self, position: Mapping[int, Logprob]) -> TokenLogprobs:
+        """One position's log probabilities with the text of each token."""
         if self._tokenizer is None:
             return dict(position)
         texts = self._texts
@@ -42,7 +42,7 @@ class Answer:
         self._texts: list[str] = []
         self._min_tokens = sampling.min_tokens
         self._tokenizer = tokenizer if sampling.detokenize else None
-        self.names = Names(self._tokenizer)
+        self.token_texts = TokenTexts(self._tokenizer)
         self._detokenizer = None
         if self._tokenizer is not None:
             context = request.tokens[-CONTEXT_TOKENS:]
@@ -115,7 +115,7 @@ class Answer:
             self.score += next(iter(position.values())).logprob
         if self._output.logprobs is None:
             return ()
-        named = tuple(self.names.named(position) for position in positions)
+        named = tuple(self.token_texts.add_to(position) for position in positions)
         self._output.logprobs.extend(named)
         self._output.cumulative_logprob = self.score
         return named
@@ -132,7 +132,7 @@ class Collector:
         self.prompt = prompt
         self.listener: Callable[[StreamDelta], None] | None = None
         self.error: str | None = None
-        self.names_prompt = True             # False: its log probabilities are named by whoever shows them
+        self.adds_prompt_texts = True        # False: whoever shows a prompt's log probabilities adds them
         self.held: object = None             # what must stay in memory for as long as the request runs
         self.embedding: tuple[float, ...] | None = None
         self._tokenizer = tokenizer
@@ -165,8 +165,8 @@ class Collector:
         prompt_logprobs = None
         if delta.prompt_logprobs is not None:
             prompt_logprobs = delta.prompt_logprobs
-            if self.names_prompt:
-                prompt_logprobs = tuple(p and answer.names.named(p) for p in prompt_logprobs)
+            if self.adds_prompt_texts:
+                prompt_logprobs = tuple(p and answer.token_texts.add_to(p) for p in prompt_logprobs)
             self._prompt_logprobs = list(prompt_logprobs)
         self._open -= answer.finish_reason is not None
         if self.listener is not None:

@@ -30,7 +30,7 @@ from penstock.runner.local import LocalExecutor
 from penstock.runner.memory import BlockMemory
 from penstock.runner.runner import Runner
 from penstock.sampling.grammars import Grammars
-from penstock.sampling.lexicon import Lexicon
+from penstock.sandbox.lexicon import make_lexicon
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -130,14 +130,8 @@ def _grammars(path: Path, config: EngineConfig, tokenizer: Tokenizer | None) -> 
         return Grammars(lambda: make_lexicon(_with_source(path, None, config, load_tokenizer)))
     from penstock.sandbox.program import SandboxedProgram
 
-    program = tokenizer.program
-    return Grammars(partial(make_lexicon, tokenizer),
-                    program.try_grammar if isinstance(program, SandboxedProgram) else None)
-
-
-def make_lexicon(tokenizer: Tokenizer) -> Lexicon:
-    return Lexicon(tokenizer.spellings(), {id: tokenizer.token_text(id).encode() for id in tokenizer.special_ids},
-                   partial(tokenizer.encode, add_special_tokens=False))
+    assert isinstance(tokenizer.program, SandboxedProgram)
+    return Grammars(partial(make_lexicon, tokenizer), tokenizer.program.try_grammar)
 
 
 def _may_use_gpu(config: EngineConfig) -> bool:

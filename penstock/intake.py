@@ -57,7 +57,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a request needs of text programs: its bad words as ids, and its grammar's trial."""
+    """Results of text programs for one request: its bad words as ids, and its grammar's trial."""
 
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: GrammarFacts | None = None
@@ -88,7 +88,7 @@ class Intake:
                         ) -> Encoded:
         """`values` are for the template; `cut` says that the request allows a prompt that is too long."""
         tokenizer = self.need_tokenizer("a conversation")
-        with self.counted(cut):
+        with self.explain_too_long(cut):
             tokens, text = tokenizer.program.encode_chat(messages, values or {}, self.limit(cut), self.parse_special)
         return self.encoded(tokens, text)
 
@@ -99,7 +99,7 @@ class Intake:
             return self._encode_mapping(prompt, cut)
         if isinstance(prompt, str):
             self.check_text(prompt, cut)
-            with self.counted(cut):
+            with self.explain_too_long(cut):
                 tokens = self.need_tokenizer("a text prompt").program.encode_upto(prompt, add_special_tokens,
                                                                                   self.limit(cut))
             return self.encoded(tokens, prompt)
@@ -122,8 +122,8 @@ class Intake:
         return max(MAX_CUT_TOKENS, 4 * self.max_model_len) if cut else self.max_model_len
 
     @contextmanager
-    def counted(self, cut: bool) -> Iterator[None]:
-        """Within, a text of too many tokens is a prompt that is too long."""
+    def explain_too_long(self, cut: bool) -> Iterator[None]:
+        """Within, TooManyTokens becomes a PromptTooLong that names the limit and the remedy."""
         try:
             yield
         except TooManyTokens as error:

@@ -305,7 +305,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class GrammarFacts:
-    """What is known of a grammar once it has been tried."""
+    """Results of trying a grammar."""
 
     closing: tuple[int, ...] | None            # a short whole answer
     searchable: bool                           # a way to an end can be looked for within a step

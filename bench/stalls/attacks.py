@@ -1,4 +1,4 @@
-"""What strangers sent: each attack is a coroutine that tells the HTTP statuses it got."""
+"""Attacks: each is a coroutine that sends hostile requests and returns the HTTP statuses it got."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class ServerUnderTest:
                 self.url = found[1]
 
     def rss_bytes(self) -> int:
-        """Of the API process."""
+        """Memory of the API process."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
 

@@ -15,7 +15,7 @@ def mend_streams() -> None:
 
     Text that the output's encoding lacks is escaped. ASCII is taken for UTF-8, which has it, unless it was asked for.
     """
-    _open_closed()
+    _reopen_closed()
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             number = ("stdin", "stdout", "stderr").index(name)
@@ -25,7 +25,8 @@ def mend_streams() -> None:
         _configure(stream, own, "backslashreplace", os.environ.get("PYTHONIOENCODING", "").partition(":")[0] or None)
 
 
-def _open_closed() -> None:
+def _reopen_closed() -> None:
+    """Give the numbers of closed standard streams to the null device."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)

@@ -119,7 +119,7 @@ class Scheduler:
     def _schedule_all(self) -> None:
         if self.policy.displaces:
             self._displace()
-        if self._shares.contested and self.roster.waiting and self.roster.rows and not self._capacity.reserve:
+        if self._shares.is_contested and self.roster.waiting and self.roster.rows and not self._capacity.reserve:
             self._reclaim()
         preemptions = self.stats.num_preemptions
         budget = self._schedule_running(self.max_num_batched_tokens)
@@ -132,7 +132,7 @@ class Scheduler:
         wants = {s: self._want(s) for s in running}
         short = {s: n for s, n in wants.items() if n and n <= 1 + len(s.draft)}
         kept = sum(short.values())
-        for sequence in self._in_turn(wants):
+        for sequence in self._order_running(wants):
             kept -= short.get(sequence, 0)
             count = min(wants[sequence], budget if sequence in short else budget - kept)
             if sequence.status is not Status.RUNNING or count <= 0:
@@ -143,13 +143,13 @@ class Scheduler:
                 budget -= count
         return budget
 
-    def _in_turn(self, wants: dict[Sequence, int]) -> list[Sequence]:
+    def _order_running(self, wants: dict[Sequence, int]) -> list[Sequence]:
         """By rank; where blocks may run out, tenants within their shares come before the others."""
         ranked = sorted(wants, key=self.policy.rank)
-        if not self._shares.contested:
+        if not self._shares.is_contested:
             return ranked
         most = len(self.cache.groups) * sum(count // self.cache.block_size + 2 for count in wants.values())
-        return ranked if self.cache.num_available >= most else self._shares.ordered(ranked)
+        return ranked if self.cache.num_available >= most else self._shares.order_running(ranked)
 
     def _go_on(self, budget: int) -> tuple[int, list[Sequence]]:
         """Sequences that go on by one token into room they have. What is left of the budget, and the others. Where a
@@ -195,7 +195,7 @@ class Scheduler:
             fitting = self._fitting(sequence, count)
             if fitting or self.cache.pool.num_limbo:
                 return fitting
-            victim = next(filter(None, map(self._victim, self._shares.yielding(sequence))), None)
+            victim = next(filter(None, map(self._victim, self._shares.find_candidates(sequence))), None)
             if victim is None:
                 return 0
             self._preempt(victim)
@@ -271,7 +271,7 @@ class Scheduler:
         """In the policy's order; the first that finds no room stops the rest, so that it is not passed for ever."""
         if budget <= 0 or not self.roster.rows or not self.roster.waiting:
             return
-        for sequence in self._queued():
+        for sequence in self._order_waiting():
             if budget <= 0 or not self.roster.rows:
                 return
             if self._deferred(sequence):
@@ -283,11 +283,12 @@ class Scheduler:
             for other in self.roster.waiting if self.policy.overtakes else ():
                 other.passed += other.number < sequence.number
 
-    def _queued(self) -> list[Sequence]:
+    def _order_waiting(self) -> list[Sequence]:
+        """By policy; with several tenants, those that would go above their shares last."""
         order = self.policy.order(self.roster.waiting, self._match)
-        if not self._shares.contested:
+        if not self._shares.is_contested:
             return order
-        order = self._shares.queued(order, self._capacity.near_blocks)
+        order = self._shares.order_waiting(order, self._capacity.near_blocks)
         return sorted(order, key=lambda sequence: sequence is not self._heir)
 
     def _reads_cache(self, sequence: Sequence) -> bool:
@@ -350,11 +351,11 @@ class Scheduler:
 
     def _displace(self) -> None:
         """Preempt running sequences of worse priority for the first waiting one."""
-        head = next((s for s in self._queued() if not self._deferred(s)), None)
+        head = next((s for s in self._order_waiting() if not self._deferred(s)), None)
         while head is not None and not self._capacity.has_room(head) and not self.cache.pool.num_limbo:
-            spared = self._shares.spared(head, self._capacity.near_blocks(head))
+            protected = self._shares.find_protected(head, self._capacity.near_blocks(head))
             worse = [s for s in self.roster.running if s.request.priority > head.request.priority]
-            worse = [s for s in worse if s.request.tenant not in spared] if spared else worse
+            worse = [s for s in worse if s.request.tenant not in protected] if protected else worse
             worst = max((s.request.priority for s in worse), default=0)
             victims = [s for s in worse if s.request.priority == worst]
             victim = self._victim(victims) or (victims[-1] if victims and not self.roster.rows else None)
@@ -365,9 +366,9 @@ class Scheduler:
 
     def _reclaim(self) -> None:
         """Preempt sequences of tenants above their shares for the first waiting one of a tenant within its own."""
-        head = next((s for s in self._queued() if not self._deferred(s)), None)
+        head = next((s for s in self._order_waiting() if not self._deferred(s)), None)
         while head is not None and not self._capacity.has_room(head) and not self.cache.pool.num_limbo:
-            victim = self._victim(self._shares.debtors(head, self._capacity.near_blocks(head)))
+            victim = self._victim(self._shares.find_over_share(head, self._capacity.near_blocks(head)))
             if victim is None:
                 return
             self._preempt(victim)

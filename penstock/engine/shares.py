@@ -21,8 +21,8 @@ class Shares:
         self.rank = rank
 
     @property
-    def contested(self) -> bool:
-        """Whether more than one tenant has sequences. All else here walks over the blocks in use."""
+    def is_contested(self) -> bool:
+        """True while more than one tenant has requests. Everything else here walks over the blocks in use."""
         return len(self.roster.tenants) > 1
 
     @property
@@ -41,12 +41,12 @@ class Shares:
     def above(self, usage: dict[str, int]) -> set[str]:
         return {tenant for tenant, count in usage.items() if count > self.share}
 
-    def ordered(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+    def order_running(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Those of tenants within their shares first, so that the others have not taken what is left."""
         above = self.above(self.usage())
         return sorted(sequences, key=lambda sequence: sequence.request.tenant in above)
 
-    def queued(self, order: list[Sequence], near: Callable[[Sequence], int]) -> list[Sequence]:
+    def order_waiting(self, order: list[Sequence], near: Callable[[Sequence], int]) -> list[Sequence]:
         """Waiting sequences, last those of tenants whose first one would take them above their share: what others
         gave up for a tenant within its own is not theirs to take back. One of which nothing runs is not put off."""
         usage = self.usage()
@@ -54,34 +54,34 @@ class Shares:
         later = {name for name, head in heads.items() if name in usage and usage[name] + near(head) > self.share}
         return sorted(order, key=lambda sequence: sequence.request.tenant in later)
 
-    def yielding(self, needy: Sequence) -> list[list[Sequence]]:
-        """Running sequences that may give way to one that needs room, by tenant: who holds the most comes first."""
+    def find_candidates(self, needy: Sequence) -> list[list[Sequence]]:
+        """Running sequences that may be preempted for one that needs blocks, by tenant, the largest holder first."""
         rank, tenant, running = self.rank(needy), needy.request.tenant, self.roster.running
         worse = [s for s in running if self.rank(s) > rank]
-        usage = self.usage() if self.contested else {}
+        usage = self.usage() if self.is_contested else {}
         above = self.above(usage)
         if not above:
             return [worse]
-        yielding = []
+        candidates = []
         for name in sorted(above | {tenant}, key=lambda name: (-usage[name], name)):
             if name == tenant or usage[name] >= usage[tenant]:      # among equals the rank decides, lest all wait
                 some = running if usage[name] > usage[tenant] else worse
-                yielding.append([s for s in some if s.request.tenant == name])
-        return yielding
+                candidates.append([s for s in some if s.request.tenant == name])
+        return candidates
 
-    def debtors(self, waiting: Sequence, num_blocks: int) -> list[Sequence]:
+    def find_over_share(self, waiting: Sequence, num_blocks: int) -> list[Sequence]:
         """Running sequences of the tenant most above its share, if the waiting one stays within its own with so many
         blocks more."""
         usage, tenant = self.usage(), waiting.request.tenant
         most = max(usage, key=lambda name: (usage[name], name), default=tenant)
         if usage.get(tenant, 0) + num_blocks > self.share or usage.get(most, 0) <= self.share:
             return []
-        debtors = [s for s in self.roster.running if s.request.tenant == most]
-        return debtors if len(debtors) > 1 else []          # the last one goes on, so that no tenant starves
+        over_share = [s for s in self.roster.running if s.request.tenant == most]
+        return over_share if len(over_share) > 1 else []          # the last one goes on, so that no tenant starves
 
-    def spared(self, head: Sequence, num_blocks: int) -> set[str]:
-        """Tenants of which nobody gives way to a waiting sequence that takes so many blocks, whatever its priority."""
-        if not self.contested:
+    def find_protected(self, head: Sequence, num_blocks: int) -> set[str]:
+        """Tenants that lose nothing to a waiting sequence that takes `num_blocks`, whatever its priority."""
+        if not self.is_contested:
             return set()
         usage, tenant = self.usage(), head.request.tenant
         usage[tenant] = usage.get(tenant, 0) + num_blocks

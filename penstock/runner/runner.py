@@ -20,8 +20,8 @@ from penstock.runner.rows import DeviceRow, Rows
 from penstock.runner.sampling import embedding, prompt_logprobs, take
 from penstock.runner.step import ends_of
 from penstock.runner.tapes import Tapes
+from penstock.sampling.arrays import Array, UnusableLogits
 from penstock.sampling.grammars import Grammars
-from penstock.sampling.likeliest import Array, UnusableLogits
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 

@@ -20,7 +20,7 @@ MAX_FORCED = 1024        # bytes that must follow
 
 
 class Deadline:
-    """Of computing time, so that a busy machine proves as much as an idle one."""
+    """An end by this thread's computing time, so that a busy machine proves as much as an idle one."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.thread_time() + seconds

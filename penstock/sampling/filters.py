@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from penstock.ops import weight_sums
+from penstock.sampling.arrays import Array
 from penstock.sampling.draw import crossing
-from penstock.sampling.likeliest import Array, at_least, first, largest
+from penstock.sampling.likeliest import at_least, first, largest
 from penstock.types import SamplingParams
 
 FLOAT32 = np.finfo(np.float32)

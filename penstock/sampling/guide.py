@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.sampling.arrays import Array
 from penstock.sampling.budget import Budget
 from penstock.sampling.grammars import CompiledGrammar
-from penstock.sampling.likeliest import Array
 from penstock.types import Request
 
 

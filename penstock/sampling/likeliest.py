@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 from penstock.ops import above
-from penstock.sampling.arrays import Array, NothingAllowed, UnusableLogits
-
-__all__ = ["Array", "NothingAllowed", "UnusableLogits"]
+from penstock.sampling.arrays import Array, UnusableLogits
 
 FOLD = 64
 ROOM = 2048            # places listed at a time: more are found by other means

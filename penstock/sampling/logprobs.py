@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from penstock.ops import log_softmax
-from penstock.sampling.likeliest import Array, rank, ranked
+from penstock.sampling.arrays import Array
+from penstock.sampling.likeliest import rank, ranked
 from penstock.types import Logprob, TokenLogprobs
 
 

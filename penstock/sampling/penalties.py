@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.sampling.likeliest import Array
+from penstock.sampling.arrays import Array
 from penstock.types import SamplingParams
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)

@@ -8,10 +8,10 @@ import numpy as np
 
 from penstock.errors import InvalidRequest
 from penstock.ops.wishes import MOST_BIASED, MOST_LOGPROBS, NEUTRAL
+from penstock.sampling.arrays import Array
 from penstock.sampling.grammar import GrammarFailed
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.guide import Guide
-from penstock.sampling.likeliest import Array
 from penstock.sampling.masks import MOST_TOKENS, NEVER, Masks
 from penstock.sampling.penalties import Penalties
 from penstock.types import Request

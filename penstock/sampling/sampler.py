@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.engine.plan import Draft
+from penstock.sampling.arrays import Array, NothingAllowed, UnusableLogits
 from penstock.sampling.draw import BLOCK, crossing, draw, draw_piece
 from penstock.sampling.filters import candidates, temper, tempered_sums
-from penstock.sampling.likeliest import Array, NothingAllowed, UnusableLogits, likeliest
+from penstock.sampling.likeliest import likeliest
 from penstock.sampling.logprobs import beam_candidates, token_logprobs
 from penstock.sampling.random import Purpose, uniform
 from penstock.sampling.row import RowState

@@ -1,4 +1,4 @@
-"""What a sandboxed process is asked, and what it answers."""
+"""Messages to sandboxed processes and their replies."""
 
 from __future__ import annotations
 

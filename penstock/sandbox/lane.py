@@ -26,10 +26,13 @@ from penstock.sandbox.jobs import (
     RenderChat,
     Reply,
     Text,
+    Tried,
     Words,
 )
 from penstock.sandbox.limits import KEPT_BYTES, data_bytes, limit_memory, limit_time, rendering, step_back
 from penstock.text.program import LocalProgram, TooManyTokens
+from penstock.text.tokenizer import Tokenizer
+from penstock.types import GrammarFacts
 
 if TYPE_CHECKING:
     from penstock.sampling.lexicon import Lexicon
@@ -98,9 +101,19 @@ def run(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
     if isinstance(job, DecodeIds):
         return Text(program.decode(job.ids))
     assert isinstance(job, CompileGrammar)
-    from penstock.sandbox.trial import make_lexicon, run_trial
+    return Tried(_try_grammar(lexicon or _make_lexicon(program), job))
 
-    return run_trial(lexicon or make_lexicon(program), job)
+
+def _make_lexicon(program: LocalProgram) -> Lexicon:
+    from penstock.sandbox.lexicon import make_lexicon
+
+    return make_lexicon(Tokenizer.of(program))
+
+
+def _try_grammar(lexicon: Lexicon, job: CompileGrammar) -> GrammarFacts:
+    from penstock.sampling.trial import on_large_stack, try_grammar  # numpy, which texts do without
+
+    return on_large_stack(lambda: try_grammar(lexicon, job.asked, job.max_tokens))
 
 
 def _packed(ids: list[int]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a sandboxed process may take."""
+"""Limits of memory and time for sandboxed processes."""
 
 from __future__ import annotations
 

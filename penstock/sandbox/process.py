@@ -23,7 +23,7 @@ from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Ref
 from penstock.sandbox.limits import LOAD_S
 from penstock.text.facts import TokenizerFacts
 
-PATIENCE = 3            # times the limit of computing, for a machine that is busy with other things
+LOAD_PATIENCE = 3       # times the limit of computing, for a machine that is busy with other things
 FORK_S, FIRST_GRAMMAR_S = 10.0, 60.0
 COMMAND = python_command("penstock.sandbox.zygote")
 _numbers = itertools.count(1)
@@ -80,7 +80,7 @@ class Sandbox:
     def _loaded(self) -> TokenizerFacts:
         assert self._load is not None
         try:
-            reply = self._ask(self._load, PATIENCE * LOAD_S, Loaded | Refusal)
+            reply = self._ask(self._load, LOAD_PATIENCE * LOAD_S, Loaded | Refusal)
         except TimeoutError:
             self._end()
             raise InvalidModel(f"{self._load.origin}: the tokenizer did not load within {LOAD_S:g} s; download the "

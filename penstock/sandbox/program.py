@@ -74,7 +74,7 @@ class SandboxedProgram:
         self._stay_at_home()
         number, sock = self.sandbox.fork(GRAMMAR_BYTES, cpu_s=GRAMMAR_S, grammars=True)
         try:
-            body, _ = _exchange(sock, data, PATIENCE * GRAMMAR_S)
+            body, _ = _ask(sock, data, PATIENCE * GRAMMAR_S)
         except OSError as error:
             raise grammar_refusal(error) from None
         finally:
@@ -120,7 +120,7 @@ class SandboxedProgram:
         """The lane is kept for the next job, unless it ends or anything disturbs this one."""
         ends = True
         try:
-            body, ends = _exchange(lane[1], data, within_s)
+            body, ends = _ask(lane[1], data, within_s)
             return body
         finally:
             if ends:
@@ -134,7 +134,7 @@ class SandboxedProgram:
             self.sandbox.kill(lane[0])
 
 
-def _exchange(sock: socket.socket, data: bytearray, within_s: float) -> tuple[bytes, bool]:
+def _ask(sock: socket.socket, data: bytearray, within_s: float) -> tuple[bytes, bool]:
     sock.settimeout(within_s)
     sock.sendall(data)
     return frames.receive(sock)

@@ -23,6 +23,7 @@ from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Ref
 from penstock.sandbox.lane import serve
 from penstock.sandbox.limits import LOAD_BYTES, LOAD_S, limit_memory, limit_time
 from penstock.text.program import LocalProgram
+from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.sampling.lexicon import Lexicon
@@ -95,10 +96,10 @@ class Zygote:
         ours.close()
 
     def _make_lexicon(self, program: LocalProgram) -> Lexicon | None:
-        from penstock.sandbox.trial import make_lexicon
+        from penstock.sandbox.lexicon import make_lexicon
 
         try:
-            lexicon = make_lexicon(program)
+            lexicon = make_lexicon(Tokenizer.of(program))
             lexicon.tokenizer       # noqa: B018  made once, before forking
         except PenstockError:
             return None             # the lane says why

@@ -28,8 +28,8 @@ REPEATED = re.compile(r"</?(?:think|thinking|reasoning|answer|response|tools?|to
 
 
 class ControlTokens:
-    """Of one tokenizer; not for several threads. Added tokens that are not special count where a template writes
-    them: some models mark their turns with such."""
+    """The control tokens of one tokenizer; not for several threads. Added tokens that are not special count where a
+    template writes them: some models mark their turns with such."""
 
     def __init__(self, backend: Backend, templates: Iterable[str], vocab_size: Callable[[], int]) -> None:
         self._backend = backend

@@ -143,6 +143,9 @@ class LocalProgram:
         with refusing(self.vocabulary.origin):
             return str(self.backend.decode(list(ids), skip_special_tokens=False))
 
+    def rest(self) -> None:
+        """Nothing runs elsewhere for it."""
+
     # conversations
 
     def render(self, messages: Sequence[Message], values: Values) -> str:

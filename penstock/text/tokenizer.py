@@ -28,6 +28,8 @@ class Program(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    def rest(self) -> None: ...
+
 
 class Tokenizer:
     """Text is made here, from what each id spells; ids and prompts are made by the program."""
@@ -93,9 +95,7 @@ class Tokenizer:
 
     def rest(self) -> None:
         """End what runs elsewhere for it; it is started again when it is needed."""
-        rest = getattr(self.program, "rest", None)
-        if rest is not None:
-            rest()
+        self.program.rest()
 
     @cached_property
     def _backend(self) -> Any:

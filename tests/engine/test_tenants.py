@@ -121,6 +121,6 @@ def test_the_tenants_with_requests_are_known() -> None:
     roster = stage.scheduler.roster
     assert roster.tenants == {"a": 2, "b": 1}
     stage.abort(requests[2])
-    assert roster.tenants == {"a": 2} and not stage.scheduler._shares.contested
+    assert roster.tenants == {"a": 2} and not stage.scheduler._shares.is_contested
     stage.run()
     assert not roster.tenants

@@ -37,7 +37,7 @@ class CountedServer(RunningServer):
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def rss_bytes(self, peak: bool = False) -> int:
-        """Of the API process."""
+        """Memory of the API process."""
         key = "VmHWM:" if peak else "VmRSS:"
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith(key):

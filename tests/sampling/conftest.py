@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.assemble import make_lexicon
 from penstock.hub import list_models
 from penstock.models.files.gguf import GgufFile
 from penstock.sampling import RowState
 from penstock.sampling.grammars import Grammars
+from penstock.sandbox.lexicon import make_lexicon
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import BeamSearchParams, Request, SamplingParams
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.assemble import make_lexicon
 from penstock.engine.plan import Draft
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState, Sampler, grammar
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.trial import try_grammar
+from penstock.sandbox.lexicon import make_lexicon
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import GrammarFacts, Request, SamplingParams, StructuredOutputsParams
 from tests.sampling.writing import Written, noise, write

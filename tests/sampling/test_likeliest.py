@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.sampling.likeliest import UnusableLogits, largest, likeliest, rank, ranked
+from penstock.sampling.arrays import UnusableLogits
+from penstock.sampling.likeliest import largest, likeliest, rank, ranked
 
 
 def _order(values: np.ndarray) -> list[int]:

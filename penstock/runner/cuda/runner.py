@@ -29,8 +29,8 @@ from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import DeviceRow, Rows
 from penstock.runner.sampling import prompt_logprobs
 from penstock.runner.step import ends_of
+from penstock.sampling.arrays import UnusableLogits
 from penstock.sampling.grammars import Grammars
-from penstock.sampling.likeliest import UnusableLogits
 from penstock.sampling.sampler import Sampler
 
 

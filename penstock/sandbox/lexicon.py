@@ -1,0 +1,13 @@
+"""What a grammar must know of a tokenizer, taken from one. Free of torch and msgspec."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from penstock.sampling.lexicon import Lexicon
+from penstock.text.tokenizer import Tokenizer
+
+
+def make_lexicon(tokenizer: Tokenizer) -> Lexicon:
+    return Lexicon(tokenizer.spellings(), {id: tokenizer.token_text(id).encode() for id in tokenizer.special_ids},
+                   partial(tokenizer.encode, add_special_tokens=False))
