@@ -76,6 +76,13 @@ class DecodeIds(msgspec.Struct, frozen=True, tag=True):
     ids: list[int]
 
 
+class SpellIds(msgspec.Struct, frozen=True, tag=True):
+    """The text of ids, or each id's by itself, where spelling takes the tokenizer's own decoder."""
+
+    ids: bytes                                  # 32-bit numbers
+    alone: bool
+
+
 class CompileGrammar(msgspec.Struct, frozen=True, tag=True):
     """Try a grammar, and find how short an answer can be; where none of `max_tokens` is known, prove the least."""
 
@@ -90,6 +97,10 @@ class Ids(msgspec.Struct, frozen=True, tag=True):
 
 class Words(msgspec.Struct, frozen=True, tag=True):
     words: list[list[int]]
+
+
+class Texts(msgspec.Struct, frozen=True, tag=True):
+    texts: list[str]
 
 
 class Text(msgspec.Struct, frozen=True, tag=True):
@@ -109,5 +120,5 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 Control = Load | Fork | Kill
-Job = EncodeText | EncodeChat | RenderChat | EncodeWords | DecodeIds | CompileGrammar
-Reply = Ids | Words | Text | Tried | Refusal
+Job = EncodeText | EncodeChat | RenderChat | EncodeWords | DecodeIds | SpellIds | CompileGrammar
+Reply = Ids | Words | Text | Texts | Tried | Refusal

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from array import array
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -25,11 +24,14 @@ from penstock.sandbox.jobs import (
     Refusal,
     RenderChat,
     Reply,
+    SpellIds,
     Text,
+    Texts,
     Tried,
     Words,
 )
 from penstock.sandbox.limits import KEPT_BYTES, data_bytes, limit_memory, limit_time, rendering, step_back
+from penstock.sandbox.replies import ids_of, pack_ids
 from penstock.text.program import LocalProgram, TooManyTokens
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import GrammarFacts
@@ -90,16 +92,18 @@ def _reply(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
 
 def run(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
     if isinstance(job, EncodeText):
-        return Ids(_packed(program.encode_upto(job.text, job.add_special_tokens, job.max_tokens)))
+        return Ids(pack_ids(program.encode_upto(job.text, job.add_special_tokens, job.max_tokens)))
     if isinstance(job, EncodeChat):
         ids, text = program.encode_chat(job.messages, job.values, job.max_tokens, job.parse_special)
-        return Ids(_packed(ids), text)
+        return Ids(pack_ids(ids), text)
     if isinstance(job, RenderChat):
         return Text(program.render(job.messages, job.values))
     if isinstance(job, EncodeWords):
         return Words(program.encode_words(job.words))
     if isinstance(job, DecodeIds):
         return Text(program.decode(job.ids))
+    if isinstance(job, SpellIds):
+        return Texts(program.spell(ids_of(job.ids), job.alone))
     assert isinstance(job, CompileGrammar)
     return Tried(_try_grammar(lexicon or _make_lexicon(program), job))
 
@@ -114,7 +118,3 @@ def _try_grammar(lexicon: Lexicon, job: CompileGrammar) -> GrammarFacts:
     from penstock.sampling.trial import on_large_stack, try_grammar  # numpy, which texts do without
 
     return on_large_stack(lambda: try_grammar(lexicon, job.asked, job.max_tokens))
-
-
-def _packed(ids: list[int]) -> bytes:
-    return array("I", ids).tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,6 +34,10 @@ def unpacked(body: bytes, kind: type[Kind]) -> Kind:
         raise _error(reply)
     assert isinstance(reply, kind)
     return reply
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    return array("I", ids).tobytes()
 
 
 def ids_of(packed: bytes) -> list[int]:

@@ -8,12 +8,23 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.sandbox.jobs import CompileGrammar, EncodeChat, EncodeText, EncodeWords, Ids, Job, Tried, Words
+from penstock.sandbox.jobs import (
+    CompileGrammar,
+    EncodeChat,
+    EncodeText,
+    EncodeWords,
+    Ids,
+    Job,
+    SpellIds,
+    Texts,
+    Tried,
+    Words,
+)
 from penstock.sandbox.lanes import Lane, Lanes
 from penstock.sandbox.limits import GRAMMAR_BYTES, TEXT_BYTES
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.program import GRAMMAR_S, PATIENCE, TEXT_S, grammar_refusal, text_refusal
-from penstock.sandbox.replies import ids_of, packed, unpacked
+from penstock.sandbox.replies import ids_of, pack_ids, packed, unpacked
 from penstock.sandbox.slots import Slots
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
@@ -57,6 +68,10 @@ class TextService:
 
     async def encode_words(self, words: Sequence[str], tenant: str = "") -> list[list[int]]:
         return unpacked(await self._run(EncodeWords(list(words)), tenant), Words).words
+
+    async def spell(self, ids: Sequence[int], alone: bool, tenant: str = "") -> list[str]:
+        """Each id's text by itself, or the text of all."""
+        return unpacked(await self._run(SpellIds(pack_ids(ids), alone), tenant), Texts).texts
 
     async def _run(self, job: Job, tenant: str) -> bytes:
         data = packed(job)

