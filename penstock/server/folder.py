@@ -5,11 +5,12 @@ The lock is seen by every server that sees the folder, also from another contain
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from penstock.errors import InvalidConfig
 
 FOLDER = "penstock-sockets-"
 MAX_SOCKET_PATH = 107                                       # bytes: sun_path of sockaddr_un, less its null
-LONGEST_NAME = "/" + FOLDER + "12345678" + "/999999.engine"      # mkdtemp adds eight characters
+LONGEST_NAME = "/" + FOLDER + "12345678" + "/999999.engine"
 
 
 @contextlib.contextmanager
@@ -27,7 +28,7 @@ def private_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder, os.getpid())
         os.close(handle)
 
 
@@ -39,13 +40,20 @@ def _make() -> tuple[Path, int]:
             tried.append(f"{place} is too long")
             continue
         _clear_left(place)
+        folder = Path(place, FOLDER + secrets.token_hex(4))
+        atexit.register(_remove, folder, os.getpid())       # before it is there: a signal may come at any line
         try:
-            folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=place))
+            folder.mkdir(mode=0o700)
             return folder, _lock(folder)
         except OSError as error:
             tried.append(f"{place}: {error.strerror}")
     raise InvalidConfig(f"the engines' sockets have no place ({'; '.join(tried)}): set TMPDIR to a writable folder "
                         f"whose path has at most {MAX_SOCKET_PATH - len(LONGEST_NAME)} bytes")
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:                        # not a fork of it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _places() -> list[str]:

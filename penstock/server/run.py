@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import InvalidConfig, PenstockError, shown
-from penstock.machine import hold_few_heaps
+from penstock.machine import hold_few_heaps, settle_collector
 from penstock.server.catalog import Catalog, make_catalog
 from penstock.server.certificates import make_context
 from penstock.server.config import ServerConfig
@@ -79,6 +79,7 @@ class _Run:
             await asyncio.wait([loading, serving], return_when=asyncio.FIRST_COMPLETED)
             if loading.done() and not self.server.draining:
                 loading.result()
+                settle_collector()
                 self._banner()
                 with registered(self.url, [model.name for model in self.catalog]):
                     await serving
