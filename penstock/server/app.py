@@ -29,6 +29,7 @@ from penstock.server.gate import Gate
 from penstock.server.hosts import HostCheck, make_hosts
 from penstock.server.keys import KeyRing
 from penstock.server.limits import Limits
+from penstock.server.notices import Notices
 from penstock.server.ollama import routes as ollama
 from penstock.server.origins import OriginCheck, read_origins
 from penstock.server.refuser import Refuser
@@ -98,6 +99,7 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     app.add_exception_handler(404, about.not_found)
     app.add_exception_handler(405, about.wrong_method)
     app.add_middleware(_Errors, server=server)
+    app.add_middleware(Notices)
     app.add_middleware(Gate, ring=ring, routes=app.routes)
     app.add_middleware(Limits, max_body_bytes=server.config.max_body_mb * MIB)
     origins = read_origins(server.config.allowed_origins)
