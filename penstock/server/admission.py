@@ -3,7 +3,7 @@
 Tenants share the engine by virtual token counters: each is charged for what it is given, prompt tokens once and output
 tokens twice, divided by its weight; the one that has been given least goes first. A tenant that returns after a pause
 starts level with the others, so that idleness saves nothing up. Within a tenant the better priority goes first, and
-client requests of equal priority take turns, one prompt at a time.
+client requests of equal priority take turns, one prompt at a time, or go as the scheduling policy says.
 
 A tenant may fill all the room there is, but not against others: where there is none left, the newest request of the
 tenant that is furthest over its share makes way for one of a tenant below its own.
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from penstock.errors import Busy
 from penstock.server.flight import Flight
 from penstock.server.line import Line, Tenant
+from penstock.server.order import make_order
 
 OUTPUT_COST = 2.0
 MEMORY_S = 30.0             # over which the pace is measured
@@ -53,11 +54,12 @@ class Admission:
     again, and the first such body of a tenant always has room, so that none is refused for its own size alone."""
 
     def __init__(self, max_requests: int, max_tokens: int, weights: Mapping[str, float] | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic, policy: str = "fcfs") -> None:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.num_refused = 0
         self.pace = Pace(clock)
+        self.order = make_order(policy)
         self.weights: Mapping[str, float] = {} if weights is None else weights      # changes when keys are read again
         self._tenants: dict[str, Tenant] = {}           # those that wait
         self._spent: dict[str, float] = {}
@@ -117,7 +119,7 @@ class Admission:
 
     def _tenant(self, name: str) -> Tenant:
         if name not in self._tenants:
-            self._tenants[name] = Tenant(name)
+            self._tenants[name] = Tenant(name, self.order)
             if name not in self._ordered:
                 self._ordered.add(name)
                 heapq.heappush(self._order, (self._spent.get(name, 0.0), name))

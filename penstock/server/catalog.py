@@ -137,7 +137,8 @@ def make_catalog(models: Mapping[str, str], options: Mapping[str, Any], config: 
                  folder: Path, command: Sequence[str] = WORKER) -> Catalog:
     """`folder` holds the lines to the engines."""
     def make(name: str, model: str) -> ServedModel:
-        admission = Admission(config.max_queued_requests, config.max_queued_tokens, ring.weights())
+        admission = Admission(config.max_queued_requests, config.max_queued_tokens, ring.weights(),
+                              policy=options.get("scheduling_policy", "fcfs"))
         return ServedModel(name, model, options, folder, admission, hang_s=config.hang_timeout, command=command,
                            tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser,
                            public=public)

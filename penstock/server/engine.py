@@ -178,7 +178,7 @@ class RemoteEngine:
             self.facts, self._up = report, True
             self._vitals.ready()
             self._loaded.set()
-            self.traffic.open(report.max_num_seqs)
+            self.traffic.open(report.max_num_seqs, report.kv_cache_tokens)
 
     # requests
 

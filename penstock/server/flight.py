@@ -77,6 +77,7 @@ class Flight:
         self.outputs = dict.fromkeys(range(request.num_siblings), _NOTHING)     # of the siblings that go on
         self.parts = deque([Part(self, range(request.num_siblings))])       # that wait
         self.line: Line | None = None
+        self.prefix_keys: tuple[int, ...] | None = None     # of its prompt's blocks, once they are compared
         self.is_charged = False                     # for its prompt
         self.begun_s = time.monotonic()
         self._items: asyncio.Queue[StreamDelta | PenstockError | None] = asyncio.Queue()

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from penstock.server.order import PASSES, Order
+
 if TYPE_CHECKING:
     from penstock.server.flight import Flight
 
@@ -18,6 +20,7 @@ class Line:
         self.flights: OrderedDict[Flight, None] = OrderedDict.fromkeys(flights)
         self.priority = flights[0].request.priority
         self.has_begun = False
+        self.num_passed = 0                 # times that a later one was taken before it
         self._counted = 0, 0
 
     @property
@@ -46,8 +49,9 @@ class Level:
 class Tenant:
     """The lines of one tenant; taking the next does not depend on how many wait."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, order: Order) -> None:
         self.name = name
+        self._order = order
         self.num_lines = 0
         self.num_flights = 0
         self.num_tokens = 0             # of the first prompt of every line
@@ -76,7 +80,7 @@ class Tenant:
     @property
     def first(self) -> Line:
         """The line whose turn it is."""
-        return next(iter(self._best.lines))
+        return self._order.first(self._best.lines)
 
     @property
     def oldest_fresh(self) -> Line | None:
@@ -97,11 +101,13 @@ class Tenant:
 
     def promote(self, line: Line) -> None:
         """Make it this line's turn."""
+        line.num_passed = PASSES
         self._levels[line.priority].lines.move_to_end(line, last=False)
 
     def begin(self, line: Line) -> None:
         """Its first prompt goes; the next one waits until the other lines had their turns."""
         level = self._levels[line.priority]
+        self._order.begin(line, level.lines)
         line.has_begun = True
         level.fresh.pop(line, None)
         level.lines.move_to_end(line)

@@ -35,9 +35,10 @@ class Traffic:
         self._max_rows: int | None = None           # of the engine that there is
         self._send = send
 
-    def open(self, max_rows: int) -> None:
+    def open(self, max_rows: int, cache_tokens: int = 0) -> None:
         """An engine is ready that runs so many sequences at once."""
         self._max_rows = max_rows
+        self.admission.order.open(cache_tokens)
         self.trials.open(time.monotonic())
         self.dispatch()
 

@@ -1,0 +1,96 @@
+"""--scheduling-policy behind the server: which of a tenant's waiting requests its queue lets go first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from penstock.server.admission import Admission
+from penstock.server.flight import Flight
+from penstock.server.order import BLOCK_TOKENS, PASSES
+from penstock.types import Request
+
+
+def flight(name: str, tokens: Sequence[int], *, tenant: str = "", salt: str = "", priority: int = 0) -> Flight:
+    return Flight(Request(id=name, tokens=tuple(tokens), salt=salt, priority=priority), None, None, tenant=tenant)
+
+
+def taken(admission: Admission) -> list[str]:
+    names = []
+    while (peeked := admission.peek()) is not None:
+        assert admission.next() is peeked
+        names.append(peeked.request.id)
+    return names
+
+
+@pytest.mark.parametrize(("policy", "names"), [
+    ("fcfs", ["long", "short", "middle"]), ("priority", ["long", "short", "middle"]),
+    ("sjf", ["short", "middle", "long"]),
+])
+def test_the_shortest_goes_first_where_that_is_asked_for(policy: str, names: list[str]) -> None:
+    admission = Admission(100, 10_000, policy=policy)
+    for name, count in (("long", 90), ("short", 3), ("middle", 30)):
+        admission.enter(flight(name, range(count)))
+    assert taken(admission) == names
+
+
+def test_who_was_overtaken_often_goes() -> None:
+    admission = Admission(100, 10_000, policy="sjf")
+    admission.enter(flight("long", range(500)))
+    for number in range(PASSES + 4):
+        admission.enter(flight(f"{number}", range(5)))
+    assert taken(admission).index("long") == PASSES
+
+
+def test_a_better_priority_and_another_tenant_come_before_a_shorter_prompt() -> None:
+    admission = Admission(100, 10_000, {"a": 1.0, "b": 1.0}, policy="sjf")
+    admission.enter(flight("urgent", range(50), tenant="a", priority=-1))
+    admission.enter(flight("short", range(2), tenant="a"))
+    admission.enter(flight("other", range(400), tenant="b"))
+    assert taken(admission) == ["urgent", "other", "short"]
+
+
+def test_prompts_of_one_beginning_go_together() -> None:
+    beginnings = {name: [ord(name)] * (4 * BLOCK_TOKENS) for name in "xyz"}
+    admission = Admission(100, 100_000, policy="lpm")
+    for number in range(3):
+        for name, tokens in beginnings.items():
+            admission.enter(flight(f"{name}{number}", [*tokens, number]))
+    assert taken(admission) == [f"{name}{number}" for name in "xyz" for number in range(3)]
+
+
+def test_a_prefix_counts_within_its_salt_and_until_the_engine_is_new() -> None:
+    tokens = range(3 * BLOCK_TOKENS)
+    for salts, is_forgotten, names in ((("s", "s"), False, ["same", "new"]), (("s", "t"), False, ["new", "same"]),
+                                       (("s", "s"), True, ["new", "same"])):
+        admission = Admission(100, 10_000, policy="lpm")
+        admission.enter(flight("first", tokens, salt=salts[0]))
+        assert admission.next() is not None
+        if is_forgotten:
+            admission.order.open(1 << 20)
+        admission.enter(flight("new", [7] * 100))
+        admission.enter(flight("same", tokens, salt=salts[1]))
+        assert taken(admission) == names
+
+
+def test_as_many_blocks_are_remembered_as_the_cache_has() -> None:
+    admission = Admission(10_000, 10_000_000, policy="lpm")
+    admission.order.open(8192)
+    admission.enter(flight("old", [1] * 160))
+    admission.next()
+    for number in range(8192 // 160 + 1):
+        admission.enter(flight(f"{number}", [number + 2] * 160))
+    taken(admission)
+    admission.enter(flight("new", [9_999] * 160))
+    admission.enter(flight("again", [1] * 160))
+    assert taken(admission) == ["new", "again"]
+
+
+def test_one_that_is_entitled_to_a_row_is_not_overtaken() -> None:
+    admission = Admission(100, 10_000, policy="sjf")
+    entitled = flight("entitled", range(300))
+    admission.enter(entitled)
+    admission.enter(flight("short", range(3)))
+    admission.promote(entitled)
+    assert taken(admission) == ["entitled", "short"]
