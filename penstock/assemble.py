@@ -72,7 +72,7 @@ def find_model(name: str, revision: str | None, progress: bool) -> Path:
 def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
     kept = config.kv_cache_dtype
     if kept == "auto":
-        kept = config.dtype if config.dtype == "float32" and _may_use_gpu(config) else AUTO_KV_DTYPE
+        kept = AUTO_KV_DTYPE if config.dtype == "auto" else config.dtype
     grouping = group_layers(spec.states_of(LAYOUTS[kept]), config.block_size)
     return len(grouping.groups) * grouping.block_bytes // config.block_size
 

@@ -101,8 +101,8 @@ class EngineConfig:
     quantization: str | None = option(None, "round a checkpoint's unquantized matrices at load; fp8 is for GPUs",
                                       QUANTIZATIONS)
     activation_dtype: str = option("auto", "what packed matrices are multiplied with", ACTIVATION_DTYPES)
-    kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: float16, on a GPU as the weights; int8 "
-                                 "is for CPUs, fp8 for GPUs", KV_CACHE_DTYPES)
+    kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: as dtype says, and where that is auto "
+                                 "float16, on a GPU as the weights; int8 is for CPUs, fp8 for GPUs", KV_CACHE_DTYPES)
     max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", least=1,
                                        most=MAX_POSITIONS)
     max_num_seqs: int | None = option(None, "most sequences in one step", least=1, most=65535)
@@ -288,7 +288,7 @@ def _on_gpu(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> dict[str, tupl
     if config.dtype == "auto":
         derived["dtype"] = dtype, "as the checkpoint has it, in 16 bits"
     if config.kv_cache_dtype == "auto":
-        derived["kv_cache_dtype"] = dtype, "as the weights"
+        derived["kv_cache_dtype"] = dtype, "as the weights" if config.dtype == "auto" else "as dtype says"
     if config.max_num_seqs is None:
         derived["max_num_seqs"] = GPU_SEQS, "default on a GPU"
     if config.max_num_batched_tokens is None:
@@ -328,7 +328,9 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     if config.threads is None:
         derived["threads"] = facts.num_cores, "the cores this process may use"
     if config.kv_cache_dtype == "auto" and gpu is None:
-        derived["kv_cache_dtype"] = AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss"
+        derived["kv_cache_dtype"] = (
+            (AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss") if config.dtype == "auto"
+            else (config.dtype, "as dtype says"))
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     final = replace(config, **{name: value for name, (value, _) in derived.items()})
