@@ -19,6 +19,7 @@ from penstock.cache.layout import LAYOUTS
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.engine.engine import Engine
 from penstock.engine.scheduler import Scheduler
+from penstock.idle_options import find_idle, mark_idle, packed_share
 from penstock.machine import free_memory_bytes, held_collector, settle_collector
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
@@ -90,6 +91,7 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         spec = spec_from_config(described, config.max_model_len)
         ahead = _compile_ahead(spec, described, config, offline)
         spec, settings = _resolved(spec, described, config, _gpu(spec, described, config), offline)
+        settings = _tell_idle(settings, config, checkpoint, spec)
         text = with_text and not config.skip_tokenizer_init
         tokenizer = _aside(_tokenizer, path, checkpoint, config) if text else None
         cpu.set_num_threads(settings.threads)
@@ -112,6 +114,14 @@ def _resolved(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfi
     if settings.max_model_len != spec.max_model_len:
         spec = spec_from_config(described, settings.max_model_len)
     return spec, settings
+
+
+def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint | None, spec: ModelSpec) -> Resolved:
+    """Warn of options that change nothing here."""
+    idle = find_idle(config, settings.device, packed_share(checkpoint), not spec.is_encoder)
+    for name, why in idle.items():
+        _log.warning("%s=%s has no effect: %s", name, getattr(config, name), why)
+    return mark_idle(settings, idle)
 
 
 def _load(checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved, device: torch.device,

@@ -31,7 +31,8 @@ ALLOWED = {
     "intake": ("text", "types", "errors"),
     "answers": ("text", "types"),
     "assemble": ("runner", "sampling", "models", "ops", "cache", "engine", "sandbox", "text", "hub", "machine",
-                 "config"),
+                 "config", "idle_options"),
+    "idle_options": ("models", "config"),
     "service": ("assemble", "intake", "answers", "interrupts", "types", "errors"),
     "worker": ("assemble", "sampling", "models", "engine", "machine", "types", "config", "errors"),
     # the API process: it talks with workers by messages, and has no part of what computes
