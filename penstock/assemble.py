@@ -78,6 +78,11 @@ def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
     return len(grouping.groups) * grouping.block_bytes // config.block_size
 
 
+def held_gpu_bytes(device: str) -> int:
+    """Memory of the GPU that this process holds for weights, cache and steps; 0 on a CPU."""
+    return torch.cuda.memory_reserved() if device == "cuda" else 0
+
+
 @held_collector()
 def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
              progress: Progress | None = None, offline: bool = False, with_text: bool = True) -> Assembly:

@@ -62,7 +62,7 @@ def _work(task: Task, wire: Wire) -> int:
     begin = time.perf_counter()
     pulse = Pulse(task.beat_endpoint)
     pulse.start()                       # while loading, too
-    from penstock.assemble import assemble, bytes_per_token, find_model
+    from penstock.assemble import assemble, bytes_per_token, find_model, held_gpu_bytes
 
     config = EngineConfig.from_options(**task.options)
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
@@ -77,7 +77,7 @@ def _work(task: Task, wire: Wire) -> int:
                     assembly.spec.width, settings.max_model_len, settings.kv_cache_tokens, settings.max_num_seqs,
                     assembly.num_bytes, settings.kv_cache_tokens * bytes_per_token(assembly.spec, settings.config),
                     assembly.spec.is_encoder, assembly.quantization, assembly.spec.architecture,
-                    time.perf_counter() - begin))
+                    time.perf_counter() - begin, held_gpu_bytes(settings.device)))
     pulse.tell(engine.stats)
     Station(engine, wire, pulse, partial(_prepare, assembly.grammars)).serve()
     engine.close()

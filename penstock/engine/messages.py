@@ -54,6 +54,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     quantization: str
     architecture: str
     load_s: float
+    gpu_bytes: int = 0              # that the engine holds of a GPU's memory
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

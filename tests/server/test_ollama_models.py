@@ -64,6 +64,8 @@ def test_keep_alive(small: RunningServer) -> None:
     assert httpx.get(small.url + "/health/ready").status_code == 200        # it is loaded when it is asked for
     assert chat(small, "one", keep_alive=-1).status_code == 200
     assert names(small, "/api/ps") == ["one"]
+    told = httpx.get(small.url + "/api/ps").json()["models"][0]
+    assert told["size"] > 0 and told["size_vram"] == 0      # on a CPU
 
 
 def test_a_pulled_model_is_served_until_it_is_deleted(small: RunningServer, home: Path) -> None:

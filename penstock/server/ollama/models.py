@@ -50,7 +50,8 @@ async def ps(request: Request) -> Response:
     for model in server_of(request).catalog:
         if model.loaded:
             left_s = max(0.0, model.keep_alive_s - model.idle_s)
-            entries.append({**_entry(model, model.facts.num_bytes, time.time()), "size_vram": 0,
+            size = model.facts.gpu_bytes or model.facts.num_bytes + model.facts.kv_cache_bytes
+            entries.append({**_entry(model, size, time.time()), "size_vram": model.facts.gpu_bytes,
                             "context_length": model.facts.max_model_len,
                             "expires_at": FOREVER if math.isinf(left_s) else timestamp(time.time() + left_s)})
             del entries[-1]["modified_at"]
