@@ -6,7 +6,9 @@ import json
 import sys
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
+from copy import copy
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, NamedTuple
 
 from penstock.errors import InvalidRequest, shown
@@ -16,6 +18,17 @@ MAX_LOGPROBS = 64
 MAX_STOP_STRINGS = 64
 MAX_BEAMS = 32
 MAX_STRUCTURE_BYTES = 1 << 19
+MAX_DRY_LENGTH = 1024          # repeated tokens; longer repetitions count as this long
+MAX_BREAKERS = 64
+MAX_BREAKER_CHARS = 40
+_FINITE = sys.float_info.max
+SAMPLER_RANGES = {
+    "dry_multiplier": (0, 1e6, "0 (off) to 1e6"), "dry_base": (1, 1e6, "1 to 1e6"),
+    "xtc_probability": (0, 1, "0 (off) to 1"), "xtc_threshold": (0, 1, "0 to 1; over 0.5 it is off"),
+    "top_n_sigma": (-_FINITE, _FINITE, "a number; 0 or less is off"), "dynatemp_range": (0, 1e6, "0 (off) to 1e6"),
+    "dynatemp_exponent": (0, 1e6, "0 to 1e6"), "mirostat_tau": (0, 1e6, "0 to 1e6"),
+    "mirostat_eta": (0, 1, "0 to 1"),
+}
 STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -63,6 +76,16 @@ def _biases(values: Mapping[int, float] | None) -> dict[int, float] | None:
         _require(_is_count(token) and token >= 0, "logit_bias", token, "a map from token id to bias")
         _require(_is_number(value) and -100 <= value <= 100, "logit_bias", value, "-100 to 100")
     return {token: float(value) for token, value in values.items()} or None
+
+
+def _callables(name: str, values: Seq[Any] | None) -> tuple[Any, ...] | None:
+    if values is None:
+        return None
+    meant = "a list of callables"
+    _require(isinstance(values, Collection) and not isinstance(values, (str, bytes, Mapping)), name, values, meant)
+    for value in values:
+        _require(callable(value), name, value, meant)
+    return tuple(values) or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +151,18 @@ def _schema_text(schema: str | Mapping[str, Any]) -> str:
                              ) from None
 
 
-@dataclass(frozen=True, kw_only=True)
+class RequestOutputKind(Enum):
+    """What an engine's outputs hold of an answer under way: all of it so far, what is new, or nothing until its end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@dataclass(kw_only=True)
 class SamplingParams:
-    """How tokens are chosen. Names and defaults follow vLLM's."""
+    """How tokens are chosen. Names and defaults follow vLLM's. Values may be changed: each is checked when it is
+    assigned, and all of them together when they are used. A request keeps a copy of its own."""
 
     n: int = 1
     best_of: int | None = None
@@ -158,11 +190,59 @@ class SamplingParams:
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    guided_decoding: StructuredOutputsParams | None = None    # vLLM's older name of the same; None afterwards
+    logits_processors: Seq[Any] | None = None      # callables, see sampling/processors.py; in this process only
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE     # of LLMEngine and AsyncLLMEngine
+    # From here on names, defaults and meanings are llama-server's.
+    repeat_last_n: int | None = None           # tokens that penalties look back on; None or -1: all, 0: no penalties
+    dry_multiplier: float = 0.0                # 0: off
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1               # tokens looked back on; -1: all, 0: off
+    dry_sequence_breakers: Seq[str] | None = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0               # 0: off
+    xtc_threshold: float = 0.1                 # over 0.5: off
+    top_n_sigma: float = -1.0                  # off unless over 0
+    dynatemp_range: float = 0.0                # 0: off
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0                          # 0: off; version 1 or 2
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
 
     def __post_init__(self) -> None:
+        self._check_values()
+        self._check_together()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Check what is assigned to a name that has a value already; one that is refused leaves the old."""
+        if name not in self.__dataclass_fields__:
+            raise AttributeError(f"SamplingParams has no {name!r}: its values are {', '.join(vars(self))}")
+        if name not in vars(self):
+            object.__setattr__(self, name, value)
+            return
+        before = vars(self).copy()
+        object.__setattr__(self, "structured_outputs" if name == "guided_decoding" else name, value)
+        try:
+            self._check_values()
+        except InvalidRequest:
+            vars(self).update(before)
+            raise
+
+    def _check_together(self) -> None:
+        """Refuse values that contradict one another."""
+        if self.best_of is not None:
+            _require(self.n <= self.best_of, "best_of", self.best_of, f"n={self.n} to {MAX_SIBLINGS}")
+        if self.max_tokens is not None:
+            _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens,
+                     f"at most max_tokens={self.max_tokens}")
+        if self.stop and not self.detokenize:
+            raise InvalidRequest("stop strings need detokenize=True; use stop_token_ids with detokenize=False")
+
+    def _check_values(self) -> None:
+        """Refuse a value that is out of range by itself, and bring each into its one form."""
         _require(_is_count(self.n) and 1 <= self.n <= MAX_SIBLINGS, "n", self.n, f"1 to {MAX_SIBLINGS}")
         if self.best_of is not None:
-            _require(_is_count(self.best_of) and self.n <= self.best_of <= MAX_SIBLINGS, "best_of", self.best_of,
+            _require(_is_count(self.best_of) and 1 <= self.best_of <= MAX_SIBLINGS, "best_of", self.best_of,
                      f"n={self.n} to {MAX_SIBLINGS}")
         _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "0 or more")
         _require(_is_count(self.top_k) and self.top_k >= -1, "top_k", self.top_k, "0 or -1 (off) or 1 or more")
@@ -181,9 +261,6 @@ class SamplingParams:
             _require(_is_count(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens,
                      "1 or more, or None for as many as fit")
         _require(_is_count(self.min_tokens) and self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
-        if self.max_tokens is not None:
-            _require(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens,
-                     f"at most max_tokens={self.max_tokens}")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
@@ -193,6 +270,11 @@ class SamplingParams:
                      "truncate_prompt_tokens", self.truncate_prompt_tokens, "1 or more, or None to refuse")
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+        if self.guided_decoding is not None:
+            _require(self.structured_outputs is None, "guided_decoding", self.guided_decoding,
+                     "None beside structured_outputs, which is its newer name")
+            object.__setattr__(self, "structured_outputs", self.guided_decoding)
+            object.__setattr__(self, "guided_decoding", None)
         _require(self.structured_outputs is None or isinstance(self.structured_outputs, StructuredOutputsParams),
                  "structured_outputs", self.structured_outputs, "StructuredOutputsParams or None")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
@@ -200,13 +282,44 @@ class SamplingParams:
         object.__setattr__(self, "stop", _strings("stop", self.stop))
         _require(len(self.stop or ()) <= MAX_STOP_STRINGS, "stop", len(self.stop or ()),
                  f"at most {MAX_STOP_STRINGS} strings")
-        if self.stop and not self.detokenize:
-            raise InvalidRequest("stop strings need detokenize=True; use stop_token_ids with detokenize=False")
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids) or ())
         allowed = _ids("allowed_token_ids", self.allowed_token_ids)
         if allowed is not None:
             _require(len(allowed) > 0, "allowed_token_ids", [], "None or at least one token id")
         object.__setattr__(self, "allowed_token_ids", allowed)
+        object.__setattr__(self, "logits_processors", _callables("logits_processors", self.logits_processors))
+        _require(isinstance(self.output_kind, RequestOutputKind), "output_kind", self.output_kind,
+                 "a RequestOutputKind")
+        self._check_samplers()
+
+    def _check_samplers(self) -> None:
+        for name, (least, most, meant) in SAMPLER_RANGES.items():
+            value = getattr(self, name)
+            _require(_is_number(value) and least <= value <= most, name, value, meant)
+        for name in ("repeat_last_n", "dry_penalty_last_n"):
+            value = getattr(self, name)
+            _require(_is_count(value) and value >= -1 or value is None and name == "repeat_last_n", name, value,
+                     "-1 (all) or 0 (off) or 1 or more")
+        allowed = self.dry_allowed_length
+        _require(_is_count(allowed) and 0 <= allowed <= MAX_DRY_LENGTH, "dry_allowed_length", allowed,
+                 f"0 to {MAX_DRY_LENGTH}")
+        _require(_is_count(self.mirostat) and 0 <= self.mirostat <= 2, "mirostat", self.mirostat, "0 (off), 1 or 2")
+        breakers = _strings("dry_sequence_breakers", self.dry_sequence_breakers)
+        _require(len(breakers) <= MAX_BREAKERS, "dry_sequence_breakers", len(breakers),
+                 f"at most {MAX_BREAKERS} strings")
+        for text in breakers:
+            _require(len(text) <= MAX_BREAKER_CHARS, "dry_sequence_breakers", text,
+                     f"strings of at most {MAX_BREAKER_CHARS} characters")
+        object.__setattr__(self, "dry_sequence_breakers", breakers)
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> SamplingParams:
+        """Make them from values of which None stands for "not given"; ids in `logit_bias` may be strings."""
+        if isinstance(bias := values.get("logit_bias"), Mapping):
+            values["logit_bias"] = {int(id) if isinstance(id, str) and id.isdigit() else id: value
+                                    for id, value in bias.items()}
+        keeps_none = {"max_tokens"}
+        return cls(**{name: value for name, value in values.items() if value is not None or name in keeps_none})
 
     @property
     def greedy(self) -> bool:
@@ -216,8 +329,23 @@ class SamplingParams:
     def num_siblings(self) -> int:
         return self.best_of or self.n
 
+    @property
+    def has_dry(self) -> bool:
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+
+    @property
+    def has_xtc(self) -> bool:
+        return self.xtc_probability > 0 and self.xtc_threshold <= 0.5
+
     def clone(self, **changes: Any) -> SamplingParams:
         return replace(self, **changes)
+
+    def settled(self) -> SamplingParams:
+        """A copy that nobody else changes, checked as a whole."""
+        kept = copy(self)
+        object.__setattr__(kept, "logit_bias", _biases(self.logit_bias))
+        kept._check_together()
+        return kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +381,7 @@ class Request:
     seed: int = 0                      # sampling.seed, or one drawn at admission
     eos_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()   # sampling.bad_words as token ids
+    dry_breakers: bytes = b""          # a bit for each token id that ends repetitions, the lowest first
     grammar: GrammarFacts | None = None           # of sampling.structured_outputs, where it was tried beforehand
     priority: int = 0                  # lower runs first
     salt: str = ""                     # part of the prefix cache's root: requests share prefixes only within it
