@@ -208,7 +208,7 @@ class Intake:
 
     def _sampling(self, params: SamplingParams | BeamSearchParams) -> SamplingParams:
         if isinstance(params, SamplingParams):
-            return params
+            return params.settled()
         if isinstance(params, BeamSearchParams):
             return SamplingParams(max_tokens=params.max_tokens, temperature=0.0)
         raise InvalidRequest(f"sampling_params of type {type(params).__name__} are not understood: give SamplingParams")

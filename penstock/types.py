@@ -271,8 +271,10 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
             _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         if self.guided_decoding is not None:
+            _require(isinstance(self.guided_decoding, StructuredOutputsParams), "guided_decoding",
+                     self.guided_decoding, "GuidedDecodingParams or None")
             _require(self.structured_outputs is None, "guided_decoding", self.guided_decoding,
-                     "None beside structured_outputs, which is its newer name")
+                     "None beside structured_outputs, its newer name")
             object.__setattr__(self, "structured_outputs", self.guided_decoding)
             object.__setattr__(self, "guided_decoding", None)
         _require(self.structured_outputs is None or isinstance(self.structured_outputs, StructuredOutputsParams),

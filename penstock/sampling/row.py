@@ -14,6 +14,7 @@ from penstock.sampling.grammars import Grammars
 from penstock.sampling.guide import Guide
 from penstock.sampling.masks import MOST_TOKENS, NEVER, Masks
 from penstock.sampling.penalties import Penalties
+from penstock.sampling.processors import apply_processors
 from penstock.types import Request
 
 STRONGEST = 1e38             # a penalty that float32 holds
@@ -29,6 +30,7 @@ class RowState:
         self.num_prompt = num_prompt
         self.tokens = list(tokens)
         self._masks = Masks(request)
+        self._processors = request.sampling.logits_processors or ()
         self._penalties = Penalties(request.sampling, self.tokens, num_prompt)
         self._counts = self._penalties.active
         self.failure: str | None = None      # why no more tokens can be chosen
@@ -45,11 +47,11 @@ class RowState:
 
     def _is_plain(self) -> bool:
         return (self.request.beam is None and self.num_logprobs is None and not self._masks.ever and not self._counts
-                and self.request.sampling.structured_outputs is None)
+                and self.request.sampling.structured_outputs is None and not self._processors)
 
     def _suits_device(self) -> bool:
         sampling = self.request.sampling
-        return (self.request.beam is None and (sampling.greedy or sampling.typical_p >= 1)
+        return (self.request.beam is None and not self._processors and (sampling.greedy or sampling.typical_p >= 1)
                 and (self.num_logprobs or 0) <= MOST_LOGPROBS and len(self._masks.bias[0]) <= MOST_BIASED)
 
     def _guide(self, grammars: Grammars | None) -> Guide | None:
@@ -171,10 +173,13 @@ class RowState:
     def edit(self, logits: Array) -> Array:
         """The logits [V] this row chooses from: the given array where nothing applies, else a changed copy.
 
-        The order is vLLM's: logit_bias, then penalties; the masks commute with both.
+        The order is vLLM's: logits_processors, logit_bias, then penalties; the masks commute with the last two.
         """
         if self.failure is not None:
             raise GrammarFailed(self.failure)
+        if self._processors:
+            logits = apply_processors(self._processors, self.tokens[:self.num_prompt], self.tokens[self.num_prompt:],
+                                      logits)
         masked = self._masks.active(self.num_generated)
         if not masked and not self._counts and self.guide is None:
             return logits

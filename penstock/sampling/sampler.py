@@ -140,5 +140,6 @@ def nothing_allowed(row: RowState) -> str:
     sampling, bad_words = row.request.sampling, row.request.bad_words
     allowed = "all" if sampling.allowed_token_ids is None else len(sampling.allowed_token_ids)
     grammar = "" if sampling.structured_outputs is None else "structured_outputs, "
+    grammar += "logits_processors, " if sampling.logits_processors else ""
     return (f"{grammar}allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
             f"({sampling.min_tokens}) leave no token to choose: allow more tokens")

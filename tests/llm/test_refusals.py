@@ -127,6 +127,8 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "logit_bias": [5, [1], "x", {1: 101}, {1: -101}, {-1: 1}, {"1": 1}, {1: "x"}, {1: float("nan")}, {True: 1}],
     "ignore_eos": ["yes", 1, None], "include_stop_str_in_output": ["yes", 0], "detokenize": [None, 1],
     "skip_special_tokens": ["no", 2], "structured_outputs": [5, "a*", {"regex": "a*"}],
+    "guided_decoding": [5, {"regex": "a*"}], "output_kind": [0, "DELTA", None],
+    "logits_processors": [print, "print", ["print"], {"a": print}],
 }
 
 
