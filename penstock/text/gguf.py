@@ -1,6 +1,7 @@
 """The tokenizer that a GGUF file carries in its metadata.
 
-Kinds: `gpt2` (byte-level BPE, split as `tokenizer.ggml.pre` names) and `llama` (SentencePiece BPE). An unknown split is
+Kinds: `gpt2` (byte-level BPE, split as `tokenizer.ggml.pre` names), `llama` (SentencePiece BPE), `gemma4` (pieces like
+SentencePiece's with merges of their own; some names of `pre` mean it, too) and `bert` (WordPiece). An unknown split is
 refused: with a near one the model would read other tokens than it was trained on. Files from before splits were named
 (no `pre`, or `default`) get the one their architecture's published models use, else GPT-2's.
 
@@ -12,108 +13,53 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, normalizers
 from tokenizers.models import BPE
 
 from penstock.errors import InvalidModel
-from penstock.text import spm
+from penstock.text import spm, wordpiece
+from penstock.text.metadata import KEY, Metadata
 from penstock.text.splits import BY_ARCHITECTURE, SPLITTINGS, Splitting
 from penstock.text.vocabulary import REMEDY, Vocabulary, add_tokens, refusing
 
-KEY = "tokenizer.ggml."
-TEMPLATE_KEY = "tokenizer.chat_template"
 TURN_ENDS = frozenset({
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|endoftext|>",
     "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|return|>", "<turn|>", "[EOT]", "<EOT>", "<end_of_utterance>",
 })
+MERGED_PIECES = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})      # names of `pre`
 _log = logging.getLogger(__name__)
 
 
 def read_vocabulary(metadata: Mapping[str, Any], origin: str = "GGUF file") -> Vocabulary:
-    source = _Metadata(metadata, origin)
+    source = Metadata(metadata, origin)
     kind = source.text("model")
     if kind is None:
         raise InvalidModel(f"{origin} carries no tokenizer (no {KEY}model); use a file that has one, or pass "
                            "skip_tokenizer_init=True and prompts as token ids")
-    if kind not in ("gpt2", "llama"):
-        raise InvalidModel(f"{origin}: {KEY}model={kind!r} is not supported (known: gpt2, llama); use the model's "
-                           "safetensors folder with its tokenizer.json, or skip_tokenizer_init=True with token ids")
+    if kind == "gpt2" and source.text("pre") in MERGED_PIECES:
+        kind = "gemma4"
+    if kind not in READERS:
+        raise InvalidModel(f"{origin}: {KEY}model={kind!r} is not supported (known: {', '.join(READERS)}); use the "
+                           "model's safetensors folder with its tokenizer.json, or skip_tokenizer_init=True with token "
+                           "ids")
     with refusing(origin):
-        return _byte_level(source) if kind == "gpt2" else _sentencepiece(source)
+        return READERS[kind](source)
 
 
-class _Metadata:
-    """The tokenizer's keys, each checked for its type before use."""
-
-    def __init__(self, values: Mapping[str, Any], origin: str) -> None:
-        self.values = values
-        self.origin = origin
-        self.texts = self.array("tokens", str)
-        if not self.texts:
-            raise InvalidModel(f"{origin}: {KEY}tokens is missing or empty; {REMEDY}")
-        self.kinds = self.array("token_type", int, len(self.texts)) or [spm.NORMAL] * len(self.texts)
-        for id in self.of_kind(spm.UNUSED):       # rows without a token that only make the embedding rounder
-            if self.texts[id] == f"[PAD{id}]":
-                self.texts[id] = ""
-
-    def _value(self, key: str, kind: type, name: str) -> Any:
-        value = self.values.get(key)
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool) and kind is int):
-            raise InvalidModel(f"{self.origin}: {key}={str(value)[:40]!r} must be {name}; {REMEDY}")
-        return value
-
-    def text(self, key: str) -> str | None:
-        return cast("str | None", self._value(KEY + key, str, "a string"))
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._value(KEY + key, bool, "true or false")
-        return default if value is None else value
-
-    def id(self, key: str) -> int | None:
-        """A token's id; one outside the vocabulary counts as not given."""
-        value = self._value(KEY + key, int, "a token id")
-        return value if value is not None and 0 <= value < len(self.texts) else None
-
-    def array(self, key: str, kind: type, length: int | None = None) -> list[Any]:
-        values = self._value(KEY + key, (list, tuple), "a list") or []  # type: ignore[arg-type]
-        if not set(map(type, values)) <= {kind}:
-            raise InvalidModel(f"{self.origin}: {KEY}{key} must hold only {kind.__name__} values; {REMEDY}")
-        if values and length is not None and len(values) != length:
-            raise InvalidModel(f"{self.origin}: {KEY}{key} has {len(values)} entries for {length} tokens; {REMEDY}")
-        return list(values)
-
-    def of_kind(self, *kinds: int) -> list[int]:
-        return [id for id, kind in enumerate(self.kinds) if kind in kinds]
-
-    def special(self) -> list[str]:
-        """Control tokens, and what the file names as beginning and end whatever their kind."""
-        named = [self.id(f"{name}_token_id") for name in ("bos", "eos", "eot", "eom")]
-        ids = self.of_kind(spm.UNKNOWN, spm.CONTROL) + [id for id in named if id is not None]
-        return [self.texts[id] for id in dict.fromkeys(ids)]
-
-    @property
-    def architecture(self) -> str | None:
-        return cast("str | None", self._value("general.architecture", str, "a string"))
-
-    def templates(self) -> dict[str, str]:
-        found = {}
-        for key in self.values:
-            if key == TEMPLATE_KEY or key.startswith(TEMPLATE_KEY + "."):
-                found[key[len(TEMPLATE_KEY) + 1:] or "default"] = self._value(key, str, "a string")
-        return found
-
-
-def _vocabulary(source: _Metadata, backend: Backend, add_bos: bool, bos: int | None, eos: int | None) -> Vocabulary:
+def _vocabulary(source: Metadata, backend: Backend, add_bos: bool, bos: int | None = None, eos: int | None = None,
+                sep: int | None = None) -> Vocabulary:
+    """Around a prompt stand bos and eos as the file's flags say, and `sep` always."""
     templates = source.templates()
     bos, eos = _first(source.id("bos_token_id"), bos), _first(source.id("eos_token_id"), eos)
     ids = {"bos_token": bos, "eos_token": eos, "unk_token": source.id("unknown_token_id"),
            "pad_token": source.id("padding_token_id")}
     prefix = (bos,) if bos is not None and source.flag("add_bos_token", add_bos) else ()
     suffix = (eos,) if eos is not None and source.flag("add_eos_token", False) else ()
+    suffix = suffix if sep is None else (sep,)
     ends = [eos, source.id("eot_token_id"), source.id("eom_token_id"), *_turn_ends(source, templates)]
     last = {text: id for id, text in enumerate(source.texts)}
     return Vocabulary(
@@ -133,12 +79,12 @@ def _first(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
-def _turn_ends(source: _Metadata, templates: Mapping[str, str]) -> list[int]:
+def _turn_ends(source: Metadata, templates: Mapping[str, str]) -> list[int]:
     return [id for id in source.of_kind(spm.CONTROL)
             if source.texts[id] in TURN_ENDS and any(source.texts[id] in text for text in templates.values())]
 
 
-def _sentencepiece(source: _Metadata) -> Vocabulary:
+def _sentencepiece(source: Metadata) -> Vocabulary:
     num = len(source.texts)
     scores: Sequence[float] = source.array("scores", float, num) or range(0, -num, -1)
     if not all(map(math.isfinite, scores)):
@@ -163,27 +109,54 @@ def _sentencepiece(source: _Metadata) -> Vocabulary:
     return _vocabulary(source, backend, add_bos=True, bos=bos, eos=eos)
 
 
-def _byte_level(source: _Metadata) -> Vocabulary:
+def _byte_level(source: Metadata) -> Vocabulary:
     splitting = _splitting(source)
     ids = {text: id for id, text in enumerate(source.texts) if text}
+    backend = Backend(BPE(vocab=ids, merges=_merges(source, ids), ignore_merges=splitting.whole_words))
+    backend.normalizer = normalizers.NFC() if splitting.compose else None
+    backend.pre_tokenizer = splitting.build()
+    backend.decoder = decoders.ByteLevel()
+    add_tokens(backend, special=source.special(),
+               plain=[source.texts[id] for id in source.of_kind(spm.USER_DEFINED)])
+    return _vocabulary(source, backend, add_bos=splitting.add_bos)
+
+
+def _merges(source: Metadata, known: Container[str]) -> list[tuple[str, str]]:
+    """Those of known tokens."""
     merges = []
     for merge in source.array("merges", str):
         cut = merge.find(" ", 1)
         left, right = merge[:cut], merge[cut + 1:]
         if cut < 0 or not right:
             raise InvalidModel(f"{source.origin}: {KEY}merges has {merge[:40]!r}, which is not a pair; {REMEDY}")
-        if left in ids and right in ids and left + right in ids:
+        if left in known and right in known and left + right in known:
             merges.append((left, right))
-    backend = Backend(BPE(vocab=ids, merges=merges, ignore_merges=splitting.whole_words))
-    backend.normalizer = normalizers.NFC() if splitting.compose else None
-    backend.pre_tokenizer = splitting.build()
-    backend.decoder = decoders.ByteLevel()
-    add_tokens(backend, special=source.special(),
-               plain=[source.texts[id] for id in source.of_kind(spm.USER_DEFINED)])
-    return _vocabulary(source, backend, add_bos=splitting.add_bos, bos=None, eos=None)
+    return merges
 
 
-def _splitting(source: _Metadata) -> Splitting:
+def _merged_pieces(source: Metadata) -> Vocabulary:
+    """Runs of line breaks are tokens whole, which no merge may make."""
+    pieces = spm.Pieces(texts=source.texts, scores=[], kinds=source.kinds, unknown=source.id("unknown_token_id"),
+                        add_space_prefix=False, merges=_merges(source, set(source.texts)))
+    backend = spm.build(pieces, source.origin)
+    breaks = [text for text in source.texts if len(text) > 1 and not text.strip("\n")]
+    add_tokens(backend, special=source.special(), plain=breaks)
+    return _vocabulary(source, backend, add_bos=True)
+
+
+def _wordpiece(source: Metadata) -> Vocabulary:
+    names = {name: _first(source.id(f"{key}_token_id"), *source.ids_of(f"[{name}]"))
+             for name, key in (("CLS", "cls"), ("SEP", "seperator"), ("UNK", "unknown"))}
+    source.texts = wordpiece.prefixed(source.texts, source.kinds)
+    is_lower = source.flag("normalizer.lowercase", not wordpiece.has_capitals(source.texts))
+    unknown = names["UNK"]
+    backend = wordpiece.build(source.texts, None if unknown is None else source.texts[unknown], is_lower,
+                              source.flag("normalizer.strip_accents", is_lower))
+    add_tokens(backend, special=source.special(), plain=[])
+    return _vocabulary(source, backend, add_bos=True, bos=names["CLS"], sep=names["SEP"])
+
+
+def _splitting(source: Metadata) -> Splitting:
     name = source.text("pre")
     if name in (None, "", "default"):
         name = BY_ARCHITECTURE.get(source.architecture or "", "gpt-2")
@@ -195,3 +168,8 @@ def _splitting(source: _Metadata) -> Splitting:
                            "use the model's safetensors folder with its tokenizer.json, or skip_tokenizer_init=True "
                            "with token ids")
     return SPLITTINGS[name]
+
+
+READERS: dict[str, Callable[[Metadata], Vocabulary]] = {
+    "gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _merged_pieces, "bert": _wordpiece,
+}

@@ -29,6 +29,7 @@ class Pieces:
     add_space_prefix: bool = True
     normalizer: normalizers.Normalizer | None = None   # before spaces are written as pieces write them
     rstrip: frozenset[str] = frozenset()               # tokens that swallow the space after them
+    merges: Sequence[tuple[str, str]] | None = None    # best first; None: as the scores imply
 
     def of_kind(self, *kinds: int) -> list[int]:
         return [id for id, kind in enumerate(self.kinds) if kind in kinds and self.texts[id]]
@@ -82,11 +83,13 @@ def _halvings(pieces: Sequence[str], known: set[str]) -> list[tuple[str, str]]:
 def build(pieces: Pieces, origin: str) -> Backend:
     """Only ordinary pieces merge; control and user-defined tokens are recognised in the raw text before."""
     ids = {text: id for id, text in enumerate(pieces.texts) if text}
-    merging = pieces.of_kind(0, NORMAL, UNUSED)
-    merges = merges_of([pieces.texts[id] for id in merging], [pieces.scores[id] for id in merging], origin)
+    merges = pieces.merges
+    if merges is None:
+        merging = pieces.of_kind(0, NORMAL, UNUSED)
+        merges = merges_of([pieces.texts[id] for id in merging], [pieces.scores[id] for id in merging], origin)
     unknown = None if pieces.unknown is None else pieces.texts[pieces.unknown]
     has_bytes = any(BYTE_TOKEN.fullmatch(pieces.texts[id]) for id in pieces.of_kind(BYTE))
-    backend = Backend(BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes))
+    backend = Backend(BPE(vocab=ids, merges=list(merges), unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes))
     steps = [pieces.normalizer] if pieces.normalizer else []
     steps += [normalizers.Prepend(SPACE)] if pieces.add_space_prefix else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])

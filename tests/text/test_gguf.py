@@ -212,7 +212,7 @@ def test_an_unnamed_splitting_goes_by_architecture(bpe, caplog, naive_bytes):
 
 @pytest.mark.parametrize("change, words", [
     ({K + "model": None}, ["no tokenizer.ggml.model", "skip_tokenizer_init"]),
-    ({K + "model": "bert"}, ["'bert'", "gpt2, llama"]),
+    ({K + "model": "t5"}, ["'t5'", "gpt2, llama, gemma4, bert"]),
     ({K + "model": 7}, ["must be a string"]),
     ({K + "pre": "klingon"}, ["'klingon'", "llama-bpe", "skip_tokenizer_init"]),
     ({K + "tokens": []}, ["tokens is missing or empty"]),
