@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from penstock.errors import InvalidRequest, shown
 
@@ -18,7 +18,7 @@ MAX_LOGPROBS = 64
 MAX_STOP_STRINGS = 64
 MAX_BEAMS = 32
 MAX_STRUCTURE_BYTES = 1 << 19
-MAX_DRY_LENGTH = 1024          # repeated tokens; longer repetitions count as this long
+MAX_DRY_LENGTH = 256           # repeated tokens; longer repetitions count as this long
 MAX_BREAKERS = 64
 MAX_BREAKER_CHARS = 40
 _FINITE = sys.float_info.max
@@ -190,6 +190,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None   # tokens of reasoning before its end is written; -1 or None: any number
     guided_decoding: StructuredOutputsParams | None = None    # vLLM's older name of the same; None afterwards
     logits_processors: Seq[Any] | None = None      # callables, see sampling/processors.py; in this process only
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE     # of LLMEngine and AsyncLLMEngine
@@ -289,6 +290,10 @@ class SamplingParams:
         if allowed is not None:
             _require(len(allowed) > 0, "allowed_token_ids", [], "None or at least one token id")
         object.__setattr__(self, "allowed_token_ids", allowed)
+        budget = self.thinking_token_budget
+        _require(budget is None or _is_count(budget) and budget >= -1, "thinking_token_budget", budget,
+                 "0 or more, or -1 or None for any number")
+        object.__setattr__(self, "thinking_token_budget", None if budget == -1 else budget)
         object.__setattr__(self, "logits_processors", _callables("logits_processors", self.logits_processors))
         _require(isinstance(self.output_kind, RequestOutputKind), "output_kind", self.output_kind,
                  "a RequestOutputKind")
@@ -370,6 +375,15 @@ class BeamSearchParams:
         _require(self.temperature == 0, "temperature", self.temperature, "0: beams rank the raw distribution")
 
 
+@dataclass(frozen=True)
+class ReasoningBlock:
+    """The markers around an answer's reasoning. `is_open`: the prompt has opened it; else the answer may."""
+
+    begin: str
+    end: str
+    is_open: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One prompt on its way through the engine; everything here is decided before it enters the queue."""
@@ -385,6 +399,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()   # sampling.bad_words as token ids
     dry_breakers: bytes = b""          # a bit for each token id that ends repetitions, the lowest first
     grammar: GrammarFacts | None = None           # of sampling.structured_outputs, where it was tried beforehand
+    reasoning: ReasoningBlock | None = None       # what may stand before the answer, where that matters to sampling
     priority: int = 0                  # lower runs first
     salt: str = ""                     # part of the prefix cache's root: requests share prefixes only within it
     num_public: int = 0                # tokens at the beginning that are shared whatever the salt
@@ -393,6 +408,11 @@ class Request:
     @property
     def num_siblings(self) -> int:
         return 1 if self.beam or self.pool else self.sampling.num_siblings
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether what its tokens spell matters to which may come next."""
+        return self.sampling.structured_outputs is not None or self.reasoning is not None
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -432,6 +452,7 @@ class Delta:
     unfit: bool = False                # the error is the request's own fault
     complete: bool = False             # the last token is text: with it the answer is all that its grammar allows
     forced_closing: bool = False       # a token was chosen to end the answer validly within its budget
+    mu: float | None = None            # mirostat's after the last token, with which another engine goes on
 
 
 @dataclass(frozen=True)
@@ -478,6 +499,25 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+@dataclass(slots=True)
+class RequestMetrics:
+    """When a request came, began and ended, in seconds since the epoch; names are vLLM's."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+
+    @property
+    def time_in_queue(self) -> float | None:
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
+
+    @property
+    def first_token_latency(self) -> float | None:
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
 @dataclass
 class RequestOutput:
     """A prompt with its answers."""
@@ -490,6 +530,10 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     error: str | None = None           # why an answer has finish_reason="error"
+    metrics: RequestMetrics | None = None
+    lora_request: ClassVar[None] = None               # vLLM's: there are no adapters, and no encoder beside the decoder
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
 
 
 @dataclass(frozen=True)
@@ -528,6 +572,10 @@ class BeamSearchOutput:
 class EmbeddingOutput:
     embedding: list[float]
 
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
 
 @dataclass
 class EmbeddingRequestOutput:
@@ -535,3 +583,4 @@ class EmbeddingRequestOutput:
     prompt_token_ids: list[int]
     outputs: EmbeddingOutput
     finished: bool = True
+    num_cached_tokens: int = 0

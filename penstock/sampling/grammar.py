@@ -95,6 +95,12 @@ class Grammar:
         if self.matcher.is_accepting():
             logits[ends] = kept
 
+    def accepts(self, token: int) -> bool:
+        """Whether the token may come next."""
+        if self._num_after or token in self.ends:
+            return self.may_end
+        return not self.matcher.is_error() and self.matcher.validate_tokens([token]) == 1
+
     def advance(self, token: int) -> None:
         if self._num_after or token in self.ends and self.matcher.is_accepting():
             self._num_after += 1

@@ -18,6 +18,7 @@ from penstock.errors import InvalidRequest
 from penstock.sampling.closing import Closer
 from penstock.sampling.grammar import Grammar
 from penstock.sampling.lexicon import Lexicon
+from penstock.sampling.marker import Marker
 from penstock.sampling.trial import closer_of, compile_start, is_json, on_large_stack, try_grammar
 from penstock.types import GrammarFacts, Request, StructuredOutputsParams
 
@@ -81,6 +82,7 @@ class Grammars:
         self._slots = threading.BoundedSemaphore(MAX_COMPILING)
         self._making: dict[StructuredOutputsParams, Future[CompiledGrammar]] = {}
         self._kept: OrderedDict[StructuredOutputsParams, CompiledGrammar] = OrderedDict()     # the last used one last
+        self._markers: dict[str, Marker] = {}
         self._used: WeakValueDictionary[StructuredOutputsParams, CompiledGrammar] = WeakValueDictionary()
 
     @cached_property
@@ -103,6 +105,13 @@ class Grammars:
             self._kept.move_to_end(asked)
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
+        return known
+
+    def marker(self, text: str) -> Marker:
+        """A marker of reasoning, of which a model has few."""
+        known = self._markers.get(text)
+        if known is None:
+            known = self._markers[text] = Marker(text, self.lexicon)
         return known
 
     def _find(self, asked: StructuredOutputsParams) -> CompiledGrammar | None:

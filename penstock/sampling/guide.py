@@ -9,13 +9,26 @@ from penstock.types import Request
 
 
 class Guide:
-    def __init__(self, compiled: CompiledGrammar, request: Request) -> None:
+    def __init__(self, compiled: CompiledGrammar, request: Request, max_tokens: int | None = None) -> None:
+        """`max_tokens` are those left, where some stand before what must match."""
         self.grammar = compiled.begin(request)
-        self.budget = Budget(compiled, self.grammar, request.max_tokens)
+        self.budget = Budget(compiled, self.grammar, request.max_tokens if max_tokens is None else max_tokens)
+        self.forced: int | None = None       # no single token is ever forced; see ReasoningGuide
 
     @property
     def finished(self) -> bool:
         return self.grammar.complete or self.budget.remaining <= 0 and self.grammar.may_end
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow, whatever the budget."""
+        return self.grammar.complete
+
+    def late_at(self, num_generated: int) -> bool:
+        return True
+
+    def accepts(self, token: int) -> bool:
+        return self.grammar.accepts(token)
 
     @property
     def free(self) -> bool:

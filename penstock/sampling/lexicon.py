@@ -85,6 +85,10 @@ class Lexicon:
             found.append(self.ids[self._sorted[place]])
         return found
 
+    def spell(self, id: int) -> bytes:
+        """What an id writes into a text; a special one its name."""
+        return self.special.get(id) or (self.spellings[id] if id < self.size else b"")
+
     def bytes_of(self, tokens: Sequence[int]) -> bytes:
         return b"".join([self.spellings[token] for token in tokens if token < self.size])
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.text.events import Reasoning, Text
 from penstock.text.markers import Markers, skip
+from penstock.types import ReasoningBlock
 
 Part = Text | Reasoning
 
@@ -23,6 +25,7 @@ REASONING = {                                   # named as in vLLM
     "mistral": Marks("[THINK]", "[/THINK]"),
     "granite": Marks("Here is my thought process:", "Here is my response:"),
 }
+SWITCHES = ("enable_thinking", "thinking")      # variables of templates
 
 
 class ReasoningSplitter:
@@ -30,12 +33,14 @@ class ReasoningSplitter:
 
     Reasoning is one block and comes first: once there is text, markers are text like any other. `inside` says that
     the prompt opened the block; a model that opens it again is forgiven. Line breaks right behind a marker are
-    dropped. A block that never closes is all reasoning.
+    dropped, unless `exact` says that the answer begins right behind the end marker. A block that never closes is all
+    reasoning.
     """
 
-    def __init__(self, begin: str = "<think>", end: str = "</think>", inside: bool = False) -> None:
+    def __init__(self, begin: str = "<think>", end: str = "</think>", inside: bool = False,
+                 exact: bool = False) -> None:
         self._begin, self._end = Markers(begin), Markers(end)
-        self._inside = inside
+        self._inside, self._exact = inside, exact
         self._step: Callable[[str, int], int] = self._start
         self._held: list[str] = []             # space before what may be the opening marker
         self._rest = ""
@@ -86,7 +91,7 @@ class ReasoningSplitter:
         end, marker = self._end.seek(text, at)
         self._emit(text[at:end])
         if marker:
-            self._inside, self._step = False, self._open
+            self._inside, self._step = False, self._body if self._exact else self._open
         return end + len(marker)
 
     def _emit(self, text: str) -> None:
@@ -105,10 +110,23 @@ def detect_kind(chat_template: str | None) -> str | None:
     return next((kind for kind, marks in REASONING.items() if marks.begin in source or marks.end in source), None)
 
 
-def new_splitter(kind: str | None, prompt_text: str) -> ReasoningSplitter | None:
+def find_block(kind: str | None, prompt_text: str, values: Mapping[str, Any] | None = None) -> ReasoningBlock | None:
+    """The reasoning that the answer to this prompt may begin with. There is none where the prompt has closed the block,
+    or where a template's variables switch thinking off and the prompt has not opened it."""
+    if kind is None:
+        return None
+    marks, text = REASONING[kind], prompt_text.rstrip()
+    if text.endswith(marks.begin):
+        return ReasoningBlock(marks.begin, marks.end, is_open=True)
+    if text.endswith(marks.end) or any((values or {}).get(name) is False for name in SWITCHES):
+        return None
+    return ReasoningBlock(marks.begin, marks.end)
+
+
+def new_splitter(kind: str | None, prompt_text: str, exact: bool = False) -> ReasoningSplitter | None:
     """For the answer to this prompt; None where the model has no reasoning. A prompt that ends with the opening marker
     has opened the block."""
     if kind is None:
         return None
     marks = REASONING[kind]
-    return ReasoningSplitter(marks.begin, marks.end, inside=prompt_text.rstrip().endswith(marks.begin))
+    return ReasoningSplitter(marks.begin, marks.end, inside=prompt_text.rstrip().endswith(marks.begin), exact=exact)

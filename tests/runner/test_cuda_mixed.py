@@ -173,7 +173,7 @@ def test_a_text_that_host_and_device_write_in_turns_is_counted_once(
         allow, leave = WishRows.allow, WishRows.leave
 
         def allowing(self: WishRows, row: int, state: RowState, num_generated: int) -> bool:
-            turns.extend([False] * state.late)
+            turns.extend([False] * state.late_at(state.num_generated))
             return allow(self, row, state, num_generated)
 
         def leaving(self: WishRows, row: int, state: RowState) -> None:

@@ -157,7 +157,7 @@ def test_structured_answers(tmp_path: Path, no_gpu: None, monkeypatch: pytest.Mo
 
     def allowing(self: WishRows, row: int, state: RowState, num_generated: int) -> bool:
         nonlocal num_late
-        num_late += state.late
+        num_late += state.late_at(state.num_generated)
         return allow(self, row, state, num_generated)
 
     monkeypatch.setattr(WishRows, "allow", allowing)

@@ -146,12 +146,14 @@ class CudaRunner:
                 others.append((row, device, result, place))
         if not others:
             return False
-        if self._last is not None and any(device.state.late and device.state.on_device for _, device, _, _ in others):
+        if self._last is not None and any(_is_late(row, device) and device.state.on_device
+                                          for row, device, _, _ in others):
             self._last.arrive()
         wishes, wishing = self._tensors.wishes, False
         for row, device, result, place in others:
             state, length = device.state, row.start + row.count
-            if (state.on_device and not row.draft and state.free and (not state.late or len(state.tokens) == length)
+            if (state.on_device and not row.draft and state.free
+                    and (len(state.tokens) == length or not _is_late(row, device))
                     and wishes.allow(row.row, state, length - state.num_prompt)):
                 ticket.chosen.append((result, device, place))
                 wishing = True
@@ -213,6 +215,11 @@ def _coming(values: torch.Tensor) -> torch.Tensor:
     """On their way to the host."""
     pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return pinned.copy_(values, non_blocking=True)
+
+
+def _is_late(row: Row, device: DeviceRow) -> bool:
+    """Whether a row's mask depends on tokens that may not have come back."""
+    return device.state.late_at(row.start + row.count - device.state.num_prompt)
 
 
 def _is_single(row: Row) -> bool:

@@ -60,7 +60,7 @@ class WishRows:
         """The device chooses a row's next token, after so many generated ones: which it may be, where that is not what
         the row's entry holds, is entered by `send`. False if that cannot be told."""
         stage = state.stage(num_generated)
-        if state.masked and (state.late or self._stages.get(row) != stage):
+        if state.masked and (state.late_at(num_generated) or self._stages.get(row) != stage):
             try:
                 self._words[row] = state.words(num_generated, self._size)
             except GrammarFailed:
