@@ -49,7 +49,7 @@ test: models  ## every test but the long ones
 test-all: models  ## every test, soaks and fuzzes included
 	@$(PYTEST) -m "slow or not slow"
 
-test-clients: models  ## other people's clients (ollama, litellm, langchain, instructor), each in a .venv-clients/NAME
+test-clients: models  ## ten of other people's clients (CLIENTS="openai ollama"), each in a .venv-clients/NAME
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m tests.clients.run $(CLIENTS)
 
 test-neon: install  ## the kernels for ARM under an emulator; needs g++-aarch64-linux-gnu and qemu-user-static

@@ -19,8 +19,11 @@ from tests.server.running import RunningServer
 HERE = Path(__file__).parent
 HOMES = HERE.parent.parent / ".venv-clients"
 MODEL = "smollm2"
-PACKAGES = {"ollama": ["ollama"], "litellm": ["litellm", "mcp"], "langchain": ["langchain-openai"],
-            "instructor": ["instructor"]}
+PACKAGES = {"openai": ["openai"], "anthropic": ["anthropic"], "ollama": ["ollama"],
+            "huggingface_hub": ["huggingface_hub"], "litellm": ["litellm", "mcp"],
+            "langchain": ["langchain-openai", "langchain-ollama"],
+            "llama_index": ["llama-index-core", "llama-index-llms-openai-like"], "instructor": ["instructor"],
+            "pydantic_ai": ["pydantic-ai-slim[openai,anthropic]"], "llm": ["llm"]}
 TIMEOUT_S = 300
 QUIET = {"NO_PROXY": "127.0.0.1,localhost", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}     # nothing leaves this machine
 
@@ -42,8 +45,8 @@ def python_of(name: str) -> Path:
 def passes(name: str, url: str) -> bool:
     try:
         command: list[str | Path] = [python_of(name), "-I", HERE / f"{name}.py", url, MODEL]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S,
-                             env={**os.environ, **QUIET})
+        env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}      # this server is no hub
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**env, **QUIET})
     except (subprocess.SubprocessError, OSError) as error:
         print(f"{name}: FAILED: {error}", flush=True)
         return False
