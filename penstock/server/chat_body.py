@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
@@ -18,14 +18,20 @@ from penstock.server.fields import (
     undocumented,
 )
 from penstock.server.media import refuse_media
-from penstock.server.record import Record
 from penstock.server.structure import StructureBody
 
 
-class Part(Record):
+class Said(Body):
+    """A part of what was said before: clients send answers back with all that came with them."""
+
+    IS_LOOSE: ClassVar[bool] = True
+
+
+class Part(Said):
     """A piece of a message's content; only text is understood."""
 
-    model_config = ConfigDict(extra="ignore")
+    PASSED: ClassVar[frozenset[str]] = frozenset({"annotations", "cache_control", "citations", "id", "logprobs",
+                                                  "prompt_cache_breakpoint"})
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
     refusal: str | None = None
@@ -37,23 +43,22 @@ def _known_part(part: Any) -> Any:
     return part
 
 
-class FunctionCall(Record):
-    model_config = ConfigDict(extra="ignore")
+class FunctionCall(Said):
     name: str
     arguments: str | dict[str, Any] = "{}"
 
 
-class ToolCall(Record):
-    model_config = ConfigDict(extra="ignore")
+class ToolCall(Said):
+    PASSED: ClassVar[frozenset[str]] = frozenset({"extra_content", "index", "provider_specific_fields"})
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(Record):
-    """Keys that clients send back with an answer (annotations, refusal, …) are passed over."""
-
-    model_config = ConfigDict(extra="ignore")
+class Message(Said):
+    PASSED: ClassVar[frozenset[str]] = frozenset({
+        "annotations", "audio", "cache_control", "function_call", "id", "parsed", "provider_specific_fields",
+        "reasoning", "reasoning_details", "refusal", "thinking_blocks", "type"})
     role: Role
     content: str | list[Annotated[Part, BeforeValidator(_known_part)]] | None = None
     name: str | None = None

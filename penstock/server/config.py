@@ -9,6 +9,7 @@ from penstock.config import check_options, option
 from penstock.errors import InvalidConfig
 
 LOG_FORMATS = ("text", "json")
+UNKNOWN_FIELDS = ("ignore", "refuse")
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
 REASONING_PARSERS = ("deepseek_r1", "qwen3", "mistral", "granite")
 MIB = 1 << 20
@@ -33,6 +34,8 @@ class ServerConfig:
     max_queued_tokens: int = option(1 << 20, "most prompt tokens that wait", least=1, most=MAX_QUEUED)
     request_timeout: float | None = option(None, "seconds after which a request is ended", least=0, most=MAX_SECONDS)
     max_body_mb: int = option(32, "largest request body, in MiB", least=1, most=1024)
+    data_folder: str | None = option(None, "folder for files and batches, if not one for the port under PENSTOCK_HOME")
+    max_files_mb: int = option(1024, "room for the files of all clients together, in MiB", least=1, most=1 << 30)
     memory_budget_gb: float | None = option(None, "memory for all models together, in GiB; idle ones make room",
                                             least=0, most=MAX_MEMORY_GB)
     keep_alive: float | None = option(None, "seconds after which an idle further model is unloaded", least=0,
@@ -45,9 +48,12 @@ class ServerConfig:
                                                 "may be repeated")
     allowed_origins: tuple[str, ...] = option((), "web origin whose pages may call the API (CORS), or * for any; "
                                                   "may be repeated")
+    unknown_fields: str = option("ignore", "unknown fields of a body are ignored with a warning, or are a 400 as "
+                                           "misspelt ones are", UNKNOWN_FIELDS)
     allow_delete: bool = option(False, "let DELETE /api/delete remove models' files")
     ssl_certfile: str | None = option(None, "certificate for HTTPS")
     ssl_keyfile: str | None = option(None, "private key for HTTPS")
+    access_log: bool = option(True, "log a line for each request, but for health checks and /metrics that succeed")
     log_format: str = option("text", "how the log is written", LOG_FORMATS)
     tool_call_parser: str | None = option(None, "how the model writes tool calls, if not as its template tells",
                                           TOOL_CALL_PARSERS)

@@ -20,7 +20,9 @@ from penstock.server import sse
 from penstock.server.decode import decode
 from penstock.server.errors import ApiError, as_api_error
 from penstock.server.logprobs import encode_in_parts
+from penstock.server.notices import warn
 from penstock.server.room import SLOW_S, TRICKLE_BYTES, TRICKLE_S, BodyRoom, Place, undisturbed
+from penstock.server.unknown import UnknownKeys
 
 if TYPE_CHECKING:
     from penstock.intake import Encoded
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.types import SamplingParams
 
 PLACE = "body_place"            # in a request's scope: the room that its body takes
+IDENTITY = "client_identity"    # in a request's scope: its Client
 LOOK_S = 0.25
 MAX_LOOP_LOGPROBS = 5_000       # log probabilities of an answer that are put into its form on the loop
 Typed = TypeVar("Typed", bound=BaseModel)
@@ -40,10 +43,12 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Client:
-    """Who asks. `tenant` is the name of its key, empty where there are no keys."""
+    """Who asks. `tenant` is the name of its key, empty where there are no keys. A batch gives way to those who wait for
+    their answers."""
 
     tenant: str = ""
     is_admin: bool = False
+    is_batch: bool = False
 
 
 def server_of(request: Request) -> Server:
@@ -52,7 +57,7 @@ def server_of(request: Request) -> Server:
 
 
 def client_of(request: Request) -> Client:
-    client: Client = request.scope.get("client_identity", Client())
+    client: Client = request.scope.get(IDENTITY, Client())
     return client
 
 
@@ -66,7 +71,11 @@ async def read(request: Request, kind: type[Typed]) -> Typed:
     room = room_of(request)
     place = request.scope[PLACE] = Place(room, client_of(request).tenant)
     raw = await _receive(request, place)
-    return await aside(request, lambda: decode(raw, kind, room.max_body_bytes))
+    unknown = UnknownKeys(server_of(request).config.unknown_fields == "refuse")
+    body = await aside(request, lambda: decode(raw, kind, room.max_body_bytes, unknown))
+    if (notice := unknown.notice()) is not None:
+        warn(request, notice)
+    return body
 
 
 async def _receive(request: Request, place: Place) -> bytearray:

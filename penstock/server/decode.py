@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from penstock.server.errors import WHOLE_LIMIT, ApiError, invalid_body
 from penstock.server.record import Budget
 from penstock.server.room import SMALL_BYTES
+from penstock.server.unknown import UnknownKeys
 
 # In a body, but for its texts; each bounds what decoding takes of memory. 2048 lists of 512 token ids have 2^20 commas.
 MAX_OPENED = 200_000                # { and [
@@ -29,10 +30,10 @@ COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")         # gzip, zstd
 Typed = TypeVar("Typed", bound=BaseModel)
 
 
-def decode(raw: bytearray, kind: type[Typed], max_text_bytes: int) -> Typed:
+def decode(raw: bytearray, kind: type[Typed], max_text_bytes: int, unknown: UnknownKeys | None = None) -> Typed:
     """The body as `kind`; whatever is wrong with it is an ApiError that says what. `raw` is emptied on the way.
 
-    `max_text_bytes` is what the body's texts may take once they are decoded.
+    `max_text_bytes` is what the body's texts may take once they are decoded. `unknown` learns of keys passed over.
     """
     if raw.startswith(BOM_UTF8):
         del raw[:len(BOM_UTF8)]
@@ -44,7 +45,7 @@ def decode(raw: bytearray, kind: type[Typed], max_text_bytes: int) -> Typed:
         raise ApiError(400, f"the body is a JSON {_NAMES.get(type(values), 'number')}: send an object",
                        code="invalid_value")
     try:
-        return kind.model_validate(values, context=Budget())
+        return kind.model_validate(values, context=Budget(unknown=unknown or UnknownKeys()))
     except ValidationError as error:
         raise invalid_body(error) from None
     except RecursionError:

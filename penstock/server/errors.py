@@ -21,6 +21,7 @@ from penstock.errors import (
     PromptTooLong,
     shown,
 )
+from penstock.server.unknown import UNKNOWN, UNSUPPORTED
 
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
          404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error",
@@ -107,14 +108,21 @@ def invalid_body(error: ValidationError) -> ApiError:
     errors = error.errors(include_url=False)
     first = max((one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]), key=_progress)
     param = ".".join(_path(first["loc"]))
-    if first["type"] == "extra_forbidden":
-        param = ".".join([*_path(first["loc"][:-1]), _cut(str(first["loc"][-1]))])
-        return ApiError(400, f"unknown parameter: {param!r}", param=param, code="unknown_parameter")
+    if first["type"] in (UNKNOWN, UNSUPPORTED):
+        return _unknown(first)
     if first["type"] == "missing":
         return ApiError(400, f"missing required parameter: {param!r}", param=param, code="missing_required_parameter")
     told = _told(first)
     return ApiError(400, f"{param}={shown(first.get('input'))}: {told}" if param else told, param=param or None,
                     code="invalid_value")
+
+
+def _unknown(error: ErrorDetails) -> ApiError:
+    param, told = ".".join([*_path(error["loc"][:-1]), _cut(str(error["loc"][-1]))]), error["ctx"]["told"]
+    if error["type"] == UNSUPPORTED:
+        return ApiError(400, f"{param} is not supported: {told}", param=param, code="unsupported_parameter")
+    meant = f": did you mean {told!r}?" if told else ""
+    return ApiError(400, f"unknown parameter: {param!r}{meant}", param=param, code="unknown_parameter")
 
 
 def _progress(error: ErrorDetails) -> tuple[bool, int, list[int]]:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from penstock.errors import InvalidRequest, shown
-from penstock.server.record import Record
+from penstock.server.elsewhere import DECISIVE
+from penstock.server.record import Budget, Record
+from penstock.server.unknown import UnknownKeys, refuse_unknown
 from penstock.types import SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MOST_CHOICES = 128
 MOST_TOP_LOGPROBS = 20
@@ -29,21 +42,27 @@ StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 
 
 class Body(Record):
-    """A request's body: a key that it does not know is an error that names it."""
+    """A request's body or a part of it. A key that it does not know is passed over with a warning, or an error that
+    names it: one that is misspelt or decides the answer always, any other where the server is told so."""
 
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=False)
+    model_config = ConfigDict(extra="ignore", hide_input_in_errors=False)
+    PASSED: ClassVar[frozenset[str]] = frozenset()          # passed over without a word
+    DECISIVE: ClassVar[Mapping[str, str]] = {}              # refused, if they ask for something: by name, and why
+    IS_LOOSE: ClassVar[bool] = False                        # never refused for what is merely unknown
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _refuse_unknown(cls, values: Any) -> Any:
-        """Keep the first unknown key alone for the refusal: there may be a million."""
-        if not isinstance(values, dict):
-            return values
+    def _sift(cls, values: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         known = _keys(cls)
-        unknown = next((key for key in values if key not in known), None)
-        if unknown is None:
-            return values
-        return {key: value for key, value in values.items() if key in known} | {unknown: values[unknown]}
+        if not isinstance(values, dict) or values.keys() <= known:
+            return handler(values)
+        unknown = info.context.unknown if isinstance(info.context, Budget) else UnknownKeys(refuses=True)
+        if unknown.refuses and not cls.IS_LOOSE:
+            refuse_unknown(values, known)
+        passed = unknown.judge(values, known, cls.DECISIVE, cls.PASSED)
+        made = handler(values)
+        unknown.add(passed)                                 # a union may try several bodies
+        return made
 
 
 @cache
@@ -66,6 +85,7 @@ class StreamOptions(Body):
 class SamplingBody(Body):
     """Sampling values, OpenAI's and vLLM's, under their own names."""
 
+    DECISIVE: ClassVar[Mapping[str, str]] = DECISIVE
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None

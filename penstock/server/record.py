@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
+
+from penstock.server.unknown import UnknownKeys
 
 MAX_ENTRIES = 1_000             # of a map from names to plain values, unless its field says otherwise
 MAX_FREE_VALUES = 100_000       # in all the JSON of a body whose form is free: schemas, arguments, template values
@@ -21,10 +23,11 @@ _INNER = ("schema", "fields", "items_schema", "keys_schema", "values_schema", "c
 
 @dataclass
 class Budget:
-    """The values and characters that free-form JSON may still have in a body."""
+    """The values and characters that free-form JSON may still have in a body, and which of its keys are unknown."""
 
     num_values: int = MAX_FREE_VALUES
     num_chars: int = MAX_FREE_CHARS
+    unknown: UnknownKeys = field(default_factory=UnknownKeys)
 
     def take(self, value: Any) -> None:
         """Count a value and all within it; stop where there are too many or they lie too deep."""

@@ -65,7 +65,8 @@ def test_an_answer_ends_where_there_is_no_room(num_predict: int | None, meant: i
 
 
 def test_refusals_name_the_field() -> None:
-    assert refusal(OllamaChat, messages=HI, options={"temprature": 1}) == "unknown parameter: 'options.temprature'"
+    assert refusal(OllamaChat, messages=HI, options={"temprature": 1}) == (
+        "unknown parameter: 'options.temprature': did you mean 'temperature'?")
     assert "options.repeat_penalty" in refusal(OllamaChat, messages=HI, options={"repeat_penalty": -1})
     assert "images are not supported" in refusal(OllamaChat, messages=[{**HI[0], "images": ["aGk="]}])
     assert "keep_alive" in refusal(OllamaChat, messages=HI, keep_alive="later")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -73,6 +74,9 @@ class OutputConfig(Body):
 class PromptBody(Body):
     """What makes the prompt."""
 
+    DECISIVE: ClassVar[Mapping[str, str]] = {
+        "max_completion_tokens": "give max_tokens", "max_output_tokens": "give max_tokens",
+        "response_format": "give output_config.format", "stop": "give stop_sequences"}
     model: str
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[Text] | None = None

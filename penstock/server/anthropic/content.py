@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from penstock.errors import shown
-from penstock.server.record import Record
+from penstock.server.chat_body import Said
 
 REFUSED = {
     "image": "models here take text only: describe the image",
@@ -25,10 +25,11 @@ def _known(block: Any) -> Any:
     return block
 
 
-class Block(Record):
-    """Further keys (cache_control, citations, …) are without effect."""
+class Block(Said):
+    """These keys are without effect."""
 
-    model_config = ConfigDict(extra="ignore")
+    PASSED: ClassVar[frozenset[str]] = frozenset({"cache_control", "caller", "citations", "id", "model", "stop_reason",
+                                                  "stop_sequence", "type", "usage"})
 
 
 class TextBlock(Block):

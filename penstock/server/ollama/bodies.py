@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from penstock.server.chat_body import Tool
+from penstock.server.chat_body import Said, Tool
 from penstock.server.fields import MAX_MESSAGES, MAX_TOOLS, MOST_TOP_LOGPROBS, WHOLE, Body
 from penstock.server.ollama.duration import seconds
 from penstock.server.ollama.options import OllamaOptions
-from penstock.server.record import Record
 
 MAX_DURATION_CHARS = 100
 MAX_INPUTS = 2048
@@ -89,20 +88,19 @@ class OllamaAnswerBody(OllamaModelBody):
         return values
 
 
-class OllamaFunctionCall(Record):
-    model_config = ConfigDict(extra="ignore")
+class OllamaFunctionCall(Said):
+    PASSED: ClassVar[frozenset[str]] = frozenset({"index"})
     name: str
     arguments: dict[str, Any] = {}
 
 
-class OllamaToolCall(Record):
-    model_config = ConfigDict(extra="ignore")
+class OllamaToolCall(Said):
+    PASSED: ClassVar[frozenset[str]] = frozenset({"type"})
     id: str | None = None
     function: OllamaFunctionCall
 
 
-class OllamaMessage(Record):
-    model_config = ConfigDict(extra="ignore")
+class OllamaMessage(Said):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -59,6 +60,10 @@ class TextConfig(Body):
 class InputBody(Body):
     """What makes the prompt."""
 
+    DECISIVE: ClassVar[Mapping[str, str]] = {
+        "max_tokens": "give max_output_tokens", "max_completion_tokens": "give max_output_tokens",
+        "messages": "give input", "response_format": "give text.format", "stop": "use chat completions",
+        "system": "give instructions"}
     model: str | None = None
     input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)] | None = None
     instructions: str | None = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Tag
+from pydantic import BeforeValidator, Discriminator, Tag
 
 from penstock.errors import shown
+from penstock.server.chat_body import Said
 from penstock.server.context import new_id
 from penstock.server.media import refuse_media
-from penstock.server.record import Record
 from penstock.server.script import Script
 
 REFUSED_ITEMS = {
@@ -27,10 +27,11 @@ def _known_part(part: Any) -> Any:
     return part
 
 
-class Ours(Record):
-    """Further keys, such as those a client sends back with an answer, are without effect."""
+class Ours(Said):
+    """Keys that a client sends back with an answer are without effect."""
 
-    model_config = ConfigDict(extra="ignore")
+    PASSED: ClassVar[frozenset[str]] = frozenset({"annotations", "created_by", "encrypted_content", "id", "logprobs",
+                                                  "namespace", "parsed", "parsed_arguments", "phase", "status", "type"})
 
 
 class Part(Ours):
