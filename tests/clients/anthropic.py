@@ -56,8 +56,8 @@ for wrong, error in (({"extra_body": {"temperature": 9.0}}, anthropic.BadRequest
 
 async def ask_many() -> list[str]:
     async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as many:
-        answers = await asyncio.gather(*(many.messages.create(model=model, messages=ASK, max_tokens=16, extra_body=GREEDY)
-                                         for _ in range(4)))
+        answers = await asyncio.gather(*(many.messages.create(
+            model=model, messages=ASK, max_tokens=16, extra_body=GREEDY) for _ in range(4)))
     return [text_of(one) for one in answers]
 
 

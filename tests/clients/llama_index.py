@@ -33,7 +33,8 @@ assert llm.complete(ASK).text == PARIS
 assert llm.chat([ChatMessage(role="user", content=ASK)]).message.content == PARIS
 assert "".join(part.delta or "" for part in llm.stream_complete(ASK)) == PARIS
 assert "".join(part.delta or "" for part in llm.stream_chat([ChatMessage(role="user", content=ASK)])) == PARIS
-called = llm.chat_with_tools([FunctionTool.from_defaults(get_weather)], user_msg="Weather in Paris?", tool_required=True)
+called = llm.chat_with_tools([FunctionTool.from_defaults(get_weather)], user_msg="Weather in Paris?",
+                             tool_required=True)
 calls = llm.get_tool_calls_from_response(called)
 assert calls and calls[0].tool_name == "get_weather" and "city" in calls[0].tool_kwargs, called
 found = llm.structured_predict(Capital, PromptTemplate(ASK))

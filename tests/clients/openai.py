@@ -32,9 +32,9 @@ assert client.models.retrieve(model).id == model
 # chat
 first = client.chat.completions.create(model=model, messages=ASK)
 assert "Paris" in (first.choices[0].message.content or ""), first
-answer = client.chat.completions.create(model=model, messages=ASK, temperature=0, max_completion_tokens=16, logprobs=True,
-                                        top_logprobs=2, seed=1, store=False, metadata={"a": "b"}, service_tier="auto",
-                                        parallel_tool_calls=True, safety_identifier="x", prompt_cache_key="y",
+answer = client.chat.completions.create(model=model, messages=ASK, temperature=0, max_completion_tokens=16,
+                                        logprobs=True, top_logprobs=2, seed=1, store=False, metadata={"a": "b"},
+                                        service_tier="auto", parallel_tool_calls=True, safety_identifier="x", prompt_cache_key="y",
                                         verbosity="low")
 assert answer.choices[0].message.content == PARIS and answer.usage and answer.usage.completion_tokens == 8
 assert answer.choices[0].logprobs and len(answer.choices[0].logprobs.content or []) == 8
@@ -115,8 +115,10 @@ for wrong, error in (({"temperature": 9}, openai.BadRequestError), ({"max_token"
     raise AssertionError(f"{wrong} was taken")
 try:
     client.embeddings.create(model=model, input="a")
-except openai.BadRequestError:
-    pass
+except openai.BadRequestError as refusal:
+    assert "embedding" in str(refusal), refusal
+else:
+    raise AssertionError("a model that generates embedded a text")
 
 
 async def ask_many() -> list[str | None]:

@@ -45,7 +45,7 @@ def python_of(name: str) -> Path:
 def passes(name: str, url: str) -> bool:
     try:
         command: list[str | Path] = [python_of(name), "-I", HERE / f"{name}.py", url, MODEL]
-        env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}      # this server is no hub
+        env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}   # it is no hub
         ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**env, **QUIET})
     except (subprocess.SubprocessError, OSError) as error:
         print(f"{name}: FAILED: {error}", flush=True)
