@@ -6,7 +6,7 @@ Everything is checked by name and shape before the first tensor is read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,7 +19,7 @@ from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.layer import Merge, Shape, Shapes
 from penstock.models.names import IGNORED, Layout
-from penstock.models.pooling import Pooling, read_pooling
+from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
 from penstock.ops.fp8_product import fits
@@ -283,8 +283,9 @@ def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.d
     else:
         sources = match(checkpoint, spec)
         take, take_kept = (moved(from_checkpoint(checkpoint, sources, each), device) for each in (dtype, kept))
-        if spec.is_encoder and checkpoint.path.is_dir():
-            pooling = read_pooling(checkpoint.path)
+        if spec.is_encoder:
+            source = checkpoint.tokenizer_source()
+            pooling = pooling_from_gguf(source) if isinstance(source, Mapping) else read_pooling(checkpoint.path)
     hold = storage(take_kept, Options(dtype, quantization, rounded, device.type != "cpu"), checkpoint, sources)
     if progress:
         take, hold = _reported(take, hold, spec, progress)

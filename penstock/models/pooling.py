@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from penstock.regular import read_regular
 
 MAX_BYTES = 1 << 22
 Mode = Literal["mean", "cls"]
+GGUF_MODES: dict[Any, Mode] = {0: "mean", 1: "mean", 2: "cls"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,16 @@ def read_pooling(folder: Path) -> Pooling:
     if mode is None:
         raise InvalidModel(f"{modules_path} has no Pooling module: an embedding cannot be made")
     return Pooling(mode, normalize)
+
+
+def pooling_from_gguf(metadata: Mapping[str, Any]) -> Pooling:
+    """What a GGUF file's metadata says; mean where it says nothing. Normalized, as its other readers do."""
+    key = f"{metadata.get('general.architecture')}.pooling_type"
+    kind = metadata.get(key, 0)
+    if kind not in GGUF_MODES:
+        raise InvalidModel(f"{key}={str(kind)[:40]} asks for a pooling that is neither mean (1) nor cls (2): use "
+                           "a file with one of these")
+    return Pooling(GGUF_MODES[kind])
 
 
 def pool(hidden: Tensor, query_start: Tensor, pooling: Pooling) -> Tensor:

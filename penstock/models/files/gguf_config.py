@@ -18,7 +18,7 @@ def read_config(keys: Keys) -> Config:
         raise InvalidModel(f"GGUF architecture {keys.architecture!r} is not known; known: {', '.join(sorted(CONFIGS))}")
     keys.require("expert_count", (0,))
     keys.require("expert_used_count", (0,))
-    keys.require("attention.causal", (True,))
+    keys.require("attention.causal", (keys.architecture not in ENCODERS,))
     config = make(keys)
     keys.refuse_unread()
     return config | _tokens(keys)
@@ -257,8 +257,26 @@ def _bloom(keys: Keys) -> Config:
     }
 
 
+def _bert(keys: Keys) -> Config:
+    keys.count("attention.head_count_kv", 1)
+    return {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "vocab_size": _vocab_size(keys),
+        "hidden_size": keys.count("embedding_length"),
+        "intermediate_size": keys.count("feed_forward_length"),
+        "num_hidden_layers": _layers(keys),
+        "num_attention_heads": keys.count("attention.head_count"),
+        "max_position_embeddings": keys.count("context_length"),
+        "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
+        "hidden_act": "gelu",
+        "type_vocab_size": keys.tensors["token_types.weight"].shape[0] if keys.has("token_types.weight") else 1,
+    }
+
+
+ENCODERS = frozenset({"bert"})
 CONFIGS: dict[str, Callable[[Keys], Config]] = {
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "gemma": _gemma, "gemma2": _gemma2, "gemma3": _gemma3,
     "phi3": _phi3, "gpt2": _gpt2, "gptneox": _gptneox, "falcon": _falcon, "bloom": _bloom, "starcoder2": _starcoder2,
-    "olmo2": _olmo2, "granite": _granite,
+    "olmo2": _olmo2, "granite": _granite, "bert": _bert,
 }

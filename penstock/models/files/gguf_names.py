@@ -105,6 +105,13 @@ SPELLINGS: dict[str, Spelling] = {
          "output_norm": "transformer.ln_f", "output": "lm_head"},
         NORMS | WIDE | {"attn_qkv": "self_attention.query_key_value", "attn_output": "self_attention.dense"},
         stack="transformer.h", stacked=QKV),
+    "bert": Spelling(
+        {"token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings",
+         "position_embd": "embeddings.position_embeddings", "token_embd_norm": "embeddings.LayerNorm"},
+        {"attn_q": "attention.self.query", "attn_k": "attention.self.key", "attn_v": "attention.self.value",
+         "attn_output": "attention.output.dense", "attn_output_norm": "attention.output.LayerNorm",
+         "ffn_up": "intermediate.dense", "ffn_down": "output.dense", "layer_output_norm": "output.LayerNorm"},
+        stack="encoder.layer"),
 }
 
 _FALCON_MODEL = {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f", "output": "lm_head"}
