@@ -83,6 +83,7 @@ class Accounts:
             self.stats.num_accepted_tokens += len(outcome.tokens) - 1
         self._take_prompt_logprobs(sequence, row, outcome)
         taken, finish_reason, stop_reason = self._accept(sequence, outcome.tokens, outcome.complete)
+        sequence.mu = outcome.mu if outcome.mu is not None else sequence.mu
         sequence.draft = list(outcome.draft) if outcome.draft else []
         self._remember(sequence, plan)
         if sequence.settled >= sequence.suspect:
@@ -99,7 +100,7 @@ class Accounts:
             and taken[-1] not in sequence.request.stop_token_ids
         delta = Delta(sequence.request.id, sequence.sibling, taken, outcome.logprobs[:len(taken)],
                       self._first_prompt_logprobs(sequence, len(taken)), outcome.embedding, finish_reason, stop_reason,
-                      sequence.num_cached or 0, complete=whole, forced_closing=outcome.forced)
+                      sequence.num_cached or 0, complete=whole, forced_closing=outcome.forced, mu=outcome.mu)
         if finish_reason:
             self.roster.finish(sequence)
         return [delta]

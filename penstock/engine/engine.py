@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,14 +18,16 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         self.overlap = overlap
+        self.watch: Callable[[Plan], None] | None = None       # is told of each plan before it is started
         self._started: deque[tuple[Plan, Ticket]] = deque()
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._started)
 
-    def add(self, request: Request, outputs: Mapping[int, Sequence[int]] | None = None) -> None:
-        self.scheduler.add(request, outputs)
+    def add(self, request: Request, outputs: Mapping[int, Sequence[int]] | None = None,
+            mus: Mapping[int, float] | None = None) -> None:
+        self.scheduler.add(request, outputs, mus)
 
     def abort(self, request_id: str, sibling: int | None = None, reason: str = "abort") -> list[Delta]:
         return self.scheduler.abort(request_id, sibling, reason)
@@ -34,6 +36,8 @@ class Engine:
         """Start one plan, if anything can be planned; `step` waits for it."""
         plan = self.scheduler.schedule()
         if plan is not None:
+            if self.watch is not None:
+                self.watch(plan)
             self._started.append((plan, self.executor.start(plan)))
         return plan is not None
 

@@ -120,7 +120,7 @@ class Station:
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, Add):
-            if command.request.sampling.structured_outputs is None:
+            if not command.request.is_guided:
                 self._add(command)
             else:
                 self._preparing[command.request.id] = command
@@ -158,7 +158,7 @@ class Station:
 
     def _add(self, command: Add) -> None:
         try:
-            self._engine.add(command.request, command.outputs)
+            self._engine.add(command.request, command.outputs, command.mus)
         except PenstockError as error:
             self._held.pop(command.request.id, None)
             self._wire.send(Refused(command.request.id, str(error)))

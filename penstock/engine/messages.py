@@ -14,6 +14,7 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 
     request: Request
     outputs: dict[int, list[int]] | None = None
+    mus: dict[int, float] | None = None          # of siblings: mirostat's mu after those tokens
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -55,6 +56,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     architecture: str
     load_s: float
     gpu_bytes: int = 0              # that the engine holds of a GPU's memory
+    defaults: list[tuple[str, Any, str]] = []       # sampling values: (name, value, why)
+    defaults_recommended: bool = False              # by the model's makers, or with its short name
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

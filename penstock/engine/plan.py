@@ -39,6 +39,7 @@ class Admission:
     request: Request
     sibling: int
     tokens: tuple[int, ...]      # the prompt, request.tokens, and what was generated before
+    mu: float | None = None      # mirostat's after those, where some were generated
 
 
 @dataclass(slots=True)
@@ -85,12 +86,13 @@ class RowResult:
     unfit: bool = False                          # by the request's own fault
     complete: bool = False                       # after the last token the answer is all that its grammar allows
     forced: bool = False                         # a token was chosen to end the answer within its budget
+    mu: float | None = None                      # mirostat's after the last token
 
     @property
     def only_token(self) -> int | None:
         """The one token, where nothing else is to be told."""
         if len(self.tokens) != 1 or self.error is not None or self.logprobs or self.prompt_logprobs or self.draft \
-                or self.complete or self.forced:
+                or self.complete or self.forced or self.mu is not None:
             return None
         return self.tokens[0]
 

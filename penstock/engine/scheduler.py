@@ -49,9 +49,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.roster.waiting or self.roster.running)
 
-    def add(self, request: Request, outputs: Mapping[int, Seq[int]] | None = None) -> None:
+    def add(self, request: Request, outputs: Mapping[int, Seq[int]] | None = None,
+            mus: Mapping[int, float] | None = None) -> None:
         """Take a request into the queue, or refuse it for good. `outputs`: where another engine began it, its open
-        siblings and their tokens so far; they go on as if preempted."""
+        siblings and their tokens so far; they go on as if preempted, with mirostat at `mus`."""
         try:
             self._capacity.require_fit(request)
         except InvalidRequest:
@@ -60,7 +61,8 @@ class Scheduler:
         self._arrivals += 1
         self.stats.num_requests += 1
         begun = sorted((outputs or dict.fromkeys(range(request.num_siblings), ())).items())
-        first, *siblings = [Sequence(request, self._arrivals, sibling, [*request.tokens, *tokens])
+        first, *siblings = [Sequence(request, self._arrivals, sibling, [*request.tokens, *tokens],
+                                     mu=(mus or {}).get(sibling))
                             for sibling, tokens in begun]
         if request.beam:
             first.beam = BeamGroup(request.beam, frozenset(request.stop_token_ids), [first])
@@ -244,7 +246,7 @@ class Scheduler:
             output = Output.POOL if sequence.request.pool else Output.SAMPLE
         if not sequence.admitted:
             tokens = tuple(sequence.tokens) if sequence.num_output else sequence.request.tokens
-            self._admissions.append(Admission(sequence.row, sequence.request, sequence.sibling, tokens))
+            self._admissions.append(Admission(sequence.row, sequence.request, sequence.sibling, tokens, sequence.mu))
             sequence.admitted = True
             sequence.chosen = []
         row = Row(sequence.row, start, count, output, self.cache.changes(holding), tuple(sequence.chosen), draft,

@@ -39,6 +39,7 @@ class Sequence:
     sibling: int = 0
     tokens: list[int] = field(default_factory=list)
     draft: list[Draft] = field(default_factory=list)
+    mu: float | None = None                       # mirostat's after the tokens
     computed: int = 0
     status: Status = Status.WAITING
     holding: Holding | None = None

@@ -17,7 +17,7 @@ class DeviceRow:
 
     def __init__(self, admission: Admission, num_groups: int, grammars: Grammars | None) -> None:
         self.state = RowState(admission.request, admission.sibling, admission.tokens, len(admission.request.tokens),
-                              grammars)
+                              grammars, admission.mu)
         self.tables = [np.empty(0, dtype=np.int32) for _ in range(num_groups)]     # -1: no block
         self.version = 0               # grows when a table changes
 

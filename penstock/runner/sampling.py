@@ -23,12 +23,13 @@ def take(state: RowState, sampled: list[Sampled], result: RowResult) -> None:
         return
     result.tokens = tuple(one.token for one in sampled)
     result.logprobs = tuple(one.logprobs for one in sampled if one.logprobs is not None)
-    for token in result.tokens:
-        state.append(token)
+    for one in sampled:
+        state.append(one.token, one.mu)
+    result.mu = sampled[-1].mu
     if state.guide is not None:
         result.error, result.unfit = state.failure, state.failure is not None
         result.complete = state.finished
-        result.forced = any(one.forced for one in sampled) or state.finished and not state.guide.grammar.complete
+        result.forced = any(one.forced for one in sampled) or state.finished and not state.guide.complete
 
 
 def prompt_logprobs(model: Decoder, sampler: Sampler, row: Row, state: RowState, hidden: torch.Tensor,

@@ -1,8 +1,8 @@
 """From edited logits to the tokens that may be drawn, and their weights.
 
-The order is temperature, min_p, top_k, top_p, typical_p. min_p and top_k both keep the likeliest so many and neither
-looks at the sum, so their order does not matter and top_k, which needs no exponentials, runs first. top_p and then
-typical_p each see the distribution that is left, normalised anew. A token whose weight is 0 is never drawn.
+The order is top_n_sigma, temperature, min_p, top_k, top_p, typical_p. min_p and top_k both keep the likeliest so many
+and neither looks at the sum, so their order does not matter and top_k, which needs no exponentials, runs first. top_p
+and then typical_p each see the distribution that is left, normalised anew. A token whose weight is 0 is never drawn.
 """
 
 from __future__ import annotations
@@ -23,25 +23,43 @@ FLOORS = (2.0**-6, 2.0**-12)
 SLACK = 1e-5           # more than rounding makes of a logit's distance to the likeliest
 
 
-def candidates(logits: Array, top: float, sampling: SamplingParams) -> tuple[Array | None, Array]:
-    """Token ids, ascending (None: the whole vocabulary), and a weight for each; `top` is the largest logit."""
+def candidates(logits: Array, top: float, sampling: SamplingParams, temperature: float | None = None,
+               ) -> tuple[Array | None, Array]:
+    """Token ids, ascending (None: the whole vocabulary), and a weight for each; `top` is the largest logit.
+    `temperature` is that of `sampling` unless another is given."""
+    temperature = sampling.temperature if temperature is None else temperature
     ids, mass = None, sampling.top_p
     if 0 < sampling.top_k < len(logits):
         ids = largest(logits, sampling.top_k)
     elif sampling.min_p > 0:
-        ids = _within(logits, top, sampling.temperature, sampling.min_p)
+        ids = _within(logits, top, temperature, sampling.min_p)
     elif mass < 1:
-        found = _nucleus(logits, top, sampling.temperature, mass)
+        found = _nucleus(logits, top, temperature, mass)
         if found is not None:
             ids, mass = found, 1.0
-    weights = temper(logits if ids is None else logits[ids], top, sampling.temperature)
+    weights = temper(logits if ids is None else logits[ids], top, temperature)
     if sampling.min_p > 0:
-        ids, weights = _narrow(ids, weights, min_p(weights, sampling.min_p))
+        ids, weights = narrow(ids, weights, min_p(weights, sampling.min_p))
     if mass < 1:
-        ids, weights = _narrow(ids, weights, top_p(weights, mass))
+        ids, weights = narrow(ids, weights, top_p(weights, mass))
     if sampling.typical_p < 1:
-        ids, weights = _narrow(ids, weights, typical_p(weights, sampling.typical_p))
+        ids, weights = narrow(ids, weights, typical_p(weights, sampling.typical_p))
     return ids, weights
+
+
+def at_least_as_likely(logits: Array, top: float, temperature: float, share: float) -> tuple[Array | None, Array]:
+    """Ids and weights of the tokens at least `share` times as likely as the likeliest; of all where `share` is 0."""
+    ids = _within(logits, top, temperature, share) if share > 0 else None
+    weights = temper(logits if ids is None else logits[ids], top, temperature)
+    return narrow(ids, weights, min_p(weights, share))
+
+
+def top_n_sigma(logits: Array, top: float, n: float) -> Array:
+    """The logits within n standard deviations of the largest, in a copy, and -inf for the others; what is impossible
+    already counts in neither."""
+    possible = logits[logits > -np.inf].astype(np.float64)
+    least = top - n * float(possible.std())
+    return np.where(logits >= least, logits, np.float32(-np.inf))
 
 
 def _within(logits: Array, top: float, temperature: float, share: float) -> Array:
@@ -125,5 +143,5 @@ def _likely(weights: Array, needed: float) -> Array:
     return weights
 
 
-def _narrow(ids: Array | None, weights: Array, kept: Array) -> tuple[Array, Array]:
+def narrow(ids: Array | None, weights: Array, kept: Array) -> tuple[Array, Array]:
     return (kept if ids is None else ids[kept]), weights[kept]

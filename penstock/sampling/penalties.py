@@ -37,32 +37,55 @@ class TokenCounts:
 
 
 class Penalties:
-    """What one row's penalties need to know of its text; each text is counted only when a penalty looks at it."""
+    """What one row's penalties need to know of its text; each text is counted only when a penalty looks at it. `tokens`
+    is that text, which grows and shrinks; with `repeat_last_n` only its last tokens count."""
 
     def __init__(self, sampling: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        self.repetition = sampling.repetition_penalty
-        self.frequency = sampling.frequency_penalty
-        self.presence = sampling.presence_penalty
-        self._everywhere = TokenCounts(tokens) if self.repetition != 1 else None
-        self._generated = TokenCounts(tokens[num_prompt:]) if self.frequency or self.presence else None
+        self._text, self._num_prompt = tokens, num_prompt
+        self.window = None if sampling.repeat_last_n is None or sampling.repeat_last_n < 0 else sampling.repeat_last_n
+        off = self.window == 0
+        self.repetition = 1.0 if off else sampling.repetition_penalty
+        self.frequency = 0.0 if off else sampling.frequency_penalty
+        self.presence = 0.0 if off else sampling.presence_penalty
+        first = self.first
+        self._everywhere = TokenCounts(tokens[first:]) if self.repetition != 1 else None
+        self._generated = TokenCounts(tokens[max(first, num_prompt):]) if self.frequency or self.presence else None
 
     @property
     def active(self) -> bool:
         return self._everywhere is not None or self._generated is not None
 
     @property
+    def first(self) -> int:
+        """Where the tokens begin that count."""
+        return 0 if self.window is None else max(0, len(self._text) - self.window)
+
+    @property
     def strengths(self) -> tuple[float, float, float]:
         return self.repetition, self.frequency, self.presence
 
     def add(self, token: int) -> None:
+        """A token that the text has got."""
         for counts in (self._everywhere, self._generated):
             if counts is not None:
                 counts.add(token)
+        if self.window is not None and len(self._text) > self.window:
+            for counts in self._counting(self.first - 1):
+                counts.remove(self._text[self.first - 1])
 
     def remove(self, token: int) -> None:
+        """A token that the text has lost."""
         for counts in (self._everywhere, self._generated):
             if counts is not None:
                 counts.remove(token)
+        if self.window is not None and len(self._text) >= self.window:
+            for counts in self._counting(self.first):
+                counts.add(self._text[self.first])
+
+    def _counting(self, place: int) -> list[TokenCounts]:
+        """The counts that a token at that place is part of."""
+        asked = (self._everywhere, self._generated if place >= self._num_prompt else None)
+        return [counts for counts in asked if counts is not None]
 
     def apply(self, logits: Array) -> None:
         """Change one row in place."""
@@ -71,13 +94,13 @@ class Penalties:
             values = logits[ids].astype(np.float64)
             with np.errstate(over="ignore"):
                 values = np.where(values > 0, values / self.repetition, values * self.repetition)
-            _store(logits, ids, values)
+            store(logits, ids, values)
         if self._generated is not None:
             ids, counts = self._generated.below(len(logits))
-            _store(logits, ids, logits[ids] - (self.frequency * counts + self.presence))
+            store(logits, ids, logits[ids] - (self.frequency * counts + self.presence))
 
 
-def _store(logits: Array, ids: Array, values: Array) -> None:
+def store(logits: Array, ids: Array, values: Array) -> None:
     """An impossible token stays impossible; every other stays finite however strong the penalty."""
     possible = logits[ids] > -np.inf
     logits[ids[possible]] = np.clip(values[possible], -FLOAT32_MAX, FLOAT32_MAX)

@@ -15,6 +15,7 @@ class Purpose(IntEnum):
     """What a draw is for. A new use takes a new number, so no two uses at one position share a value."""
 
     TOKEN = 0
+    XTC = 1
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

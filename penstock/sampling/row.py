@@ -15,6 +15,8 @@ from penstock.sampling.guide import Guide
 from penstock.sampling.masks import MOST_TOKENS, NEVER, Masks
 from penstock.sampling.penalties import Penalties
 from penstock.sampling.processors import apply_processors
+from penstock.sampling.samplers import Samplers
+from penstock.sampling.thinking import ReasoningGuide
 from penstock.types import Request
 
 STRONGEST = 1e38             # a penalty that float32 holds
@@ -24,7 +26,8 @@ class RowState:
     """One row: filled at admission, extended by every token that is kept."""
 
     def __init__(self, request: Request, sibling: int, tokens: Sequence[int], num_prompt: int,
-                 grammars: Grammars | None = None) -> None:
+                 grammars: Grammars | None = None, mu: float | None = None) -> None:
+        """`mu` is mirostat's after those tokens, where they are not only the prompt."""
         self.request = request
         self.sibling = sibling
         self.num_prompt = num_prompt
@@ -33,11 +36,13 @@ class RowState:
         self._processors = request.sampling.logits_processors or ()
         self._penalties = Penalties(request.sampling, self.tokens, num_prompt)
         self._counts = self._penalties.active
+        self.samplers = Samplers(request, self.tokens, mu)
         self.failure: str | None = None      # why no more tokens can be chosen
         self.guide = self._guide(grammars)
         sampling = request.sampling
         self.unfiltered = (sampling.top_k <= 0 and sampling.min_p <= 0 and sampling.top_p >= 1
-                           and sampling.typical_p >= 1)
+                           and sampling.typical_p >= 1 and sampling.top_n_sigma <= 0 and not sampling.has_xtc
+                           and sampling.dynatemp_range <= 0 and not sampling.mirostat)
         # Nothing is asked but a temperature.
         self.simple = (self.unfiltered or sampling.greedy) and self._is_plain()
         # A GPU can choose by itself, unless a grammar is near its end.
@@ -47,22 +52,29 @@ class RowState:
 
     def _is_plain(self) -> bool:
         return (self.request.beam is None and self.num_logprobs is None and not self._masks.ever and not self._counts
-                and self.request.sampling.structured_outputs is None and not self._processors)
+                and self.request.sampling.structured_outputs is None and self.request.reasoning is None
+                and not self._processors and self.samplers.dry is None)
 
     def _suits_device(self) -> bool:
         sampling = self.request.sampling
         return (self.request.beam is None and not self._processors and (sampling.greedy or sampling.typical_p >= 1)
                 and (self.num_logprobs or 0) <= MOST_LOGPROBS and len(self._masks.bias[0]) <= MOST_BIASED)
 
-    def _guide(self, grammars: Grammars | None) -> Guide | None:
-        """Where the answer stands in its grammar, with the tokens it already has."""
-        asked = self.request.sampling.structured_outputs
-        if asked is None or self.request.beam is not None:
+    def _guide(self, grammars: Grammars | None) -> Guide | ReasoningGuide | None:
+        """Where the answer stands in its reasoning and its grammar, with the tokens it already has."""
+        asked, block = self.request.sampling.structured_outputs, self.request.reasoning
+        if asked is None and block is None or self.request.beam is not None:
             return None
         try:
             if grammars is None:
-                raise InvalidRequest("structured_outputs need a tokenizer: do not set skip_tokenizer_init")
-            guide = Guide(grammars.compile(asked), self.request)
+                raise InvalidRequest("structured_outputs and thinking_token_budget need a tokenizer: do not set "
+                                     "skip_tokenizer_init")
+            guide: Guide | ReasoningGuide
+            if block is not None:
+                guide = ReasoningGuide(self.request, block, grammars)
+            else:
+                assert asked is not None
+                guide = Guide(grammars.compile(asked), self.request)
             for token in self.tokens[self.num_prompt:]:
                 guide.append(token)
             return guide
@@ -82,12 +94,11 @@ class RowState:
 
     @property
     def masked(self) -> bool:
-        return self._masks.forbid or self.request.sampling.structured_outputs is not None
+        return self._masks.forbid or self.guide is not None
 
-    @property
-    def late(self) -> bool:
-        """Whether which tokens are allowed is known only once the one before is."""
-        return self.guide is not None or self._masks.late
+    def late_at(self, num_generated: int) -> bool:
+        """Whether which tokens are allowed after so many is known only once those are."""
+        return self._masks.late or self.guide is not None and self.guide.late_at(num_generated)
 
     @property
     def penal(self) -> bool:
@@ -95,10 +106,12 @@ class RowState:
 
     def stage(self, num_generated: int) -> int:
         """Words of the same stage are the same, unless they are late."""
-        return self._masks.stage(num_generated)
+        return -1 if self.late_at(num_generated) else self._masks.stage(num_generated)
 
     def words(self, num_generated: int, size: int) -> Array:
         """Which tokens may come next, as bits; raises GrammarFailed."""
+        if self.guide is not None and self.guide.forced is not None:
+            return self.guide.words(size)
         words = self._masks.words(self.tokens, self.num_prompt, num_generated, size)
         return words if self.guide is None else words & self.guide.words(size)
 
@@ -137,8 +150,10 @@ class RowState:
         """Whether the answer is all that its grammar, or what is left of its budget, allows."""
         return self.guide is not None and self.guide.finished
 
-    def append(self, token: int) -> None:
+    def append(self, token: int, mu: float | None = None) -> None:
+        """`mu` is mirostat's after the token."""
         self.tokens.append(token)
+        self.samplers.append(token, mu)
         if self._counts:
             self._penalties.add(token)
         if self.guide is not None:
@@ -167,13 +182,15 @@ class RowState:
         if self.guide is not None and len(self.tokens) > length:
             self.guide.truncate(len(self.tokens) - length)
             self.failure = None
+        self.samplers.truncate(length)
         while len(self.tokens) > length:
             self._penalties.remove(self.tokens.pop())
 
     def edit(self, logits: Array) -> Array:
         """The logits [V] this row chooses from: the given array where nothing applies, else a changed copy.
 
-        The order is vLLM's: logits_processors, logit_bias, then penalties; the masks commute with the last two.
+        The order is vLLM's: logits_processors, logit_bias, then penalties, DRY's last; the masks commute with all but
+        the first.
         """
         if self.failure is not None:
             raise GrammarFailed(self.failure)
@@ -181,12 +198,13 @@ class RowState:
             logits = apply_processors(self._processors, self.tokens[:self.num_prompt], self.tokens[self.num_prompt:],
                                       logits)
         masked = self._masks.active(self.num_generated)
-        if not masked and not self._counts and self.guide is None:
+        if not masked and not self._counts and self.guide is None and self.samplers.dry is None:
             return logits
         logits = logits.copy()
         if masked:
             self._masks.apply(logits, self.tokens, self.num_prompt)
         self._penalties.apply(logits)
+        self.samplers.edit(logits)
         if self.guide is not None:
             self.guide.mask(logits)
         return logits

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from penstock.engine.plan import Draft
 from penstock.sampling.arrays import Array, NothingAllowed, UnusableLogits
+from penstock.sampling.choice import draw_filtered
 from penstock.sampling.draw import BLOCK, crossing, draw, draw_piece
-from penstock.sampling.filters import candidates, temper, tempered_sums
+from penstock.sampling.filters import temper, tempered_sums
 from penstock.sampling.likeliest import likeliest
 from penstock.sampling.logprobs import beam_candidates, token_logprobs
 from penstock.sampling.random import Purpose, uniform
@@ -34,6 +35,7 @@ class Sampled:
     error: str | None = None
     unfit: bool = False       # the error is the request's own fault
     forced: bool = False      # taken so that the answer ends within its budget
+    mu: float | None = None   # mirostat's, after the token
 
 
 class Sampler:
@@ -58,7 +60,7 @@ class Sampler:
                 sampled.append(chosen)
                 after = _guess(draft, after, chosen.token)
                 if after is not None:
-                    row.append(chosen.token)
+                    row.append(chosen.token, chosen.mu)
                     if row.finished:
                         break
         finally:
@@ -77,35 +79,34 @@ class Sampler:
         try:
             if row.request.beam is not None:
                 return self._rank_beam(logits, row.request.beam.beam_width)
-            token, forced = self._token(logits, row)
+            token, forced, mu = self._token(logits, row)
         except UnusableLogits as error:
             return Sampled(NO_TOKEN, error=str(error), unfit=isinstance(error, NothingAllowed))
         num = row.num_logprobs
-        return Sampled(token, None if num is None else token_logprobs(logits, token, num), forced=forced)
+        return Sampled(token, None if num is None else token_logprobs(logits, token, num), forced=forced, mu=mu)
 
     def _rank_beam(self, logits: Array, beam_width: int) -> Sampled:
         return Sampled(likeliest(logits), candidates=beam_candidates(logits, beam_width))
 
-    def _token(self, logits: Array, row: RowState) -> tuple[int, bool]:
-        """The token, and whether it was taken in place of another that would have left no way to an end."""
+    def _token(self, logits: Array, row: RowState) -> tuple[int, bool, float | None]:
+        """The token, whether it was taken in place of another that would have left no way to an end, and mirostat's mu
+        after it."""
+        mu = row.samplers.mu
         token = likeliest(logits)
         edited = row.edit(logits)
         if edited is not logits:
             token = _likeliest_allowed(edited, row)
         if not row.request.sampling.greedy:
-            token = self._draw(edited, token, row)
+            token, mu = self._draw(edited, token, row)
         other = row.instead_of(token, edited)
-        return (token, False) if other is None else (other, True)
+        return (token, False, mu) if other is None else (other, True, mu)
 
-    def _draw(self, edited: Array, likeliest: int, row: RowState) -> int:
-        sampling = row.request.sampling
-        share = uniform(row.request.seed, row.sibling, len(row.tokens), Purpose.TOKEN)
+    def _draw(self, edited: Array, likeliest: int, row: RowState) -> tuple[int, float | None]:
         top = float(edited[likeliest])
-        if row.unfiltered:
-            return _draw_any(edited, top, sampling.temperature, share)
-        ids, weights = candidates(edited, top, sampling)
-        place = draw(weights, share)
-        return place if ids is None else int(ids[place])
+        if not row.unfiltered:
+            return draw_filtered(edited, top, row)
+        share = uniform(row.request.seed, row.sibling, len(row.tokens), Purpose.TOKEN)
+        return _draw_any(edited, top, row.request.sampling.temperature, share), None
 
 
 def _draw_any(logits: Array, top: float, temperature: float, share: float) -> int:

@@ -75,6 +75,7 @@ class Flight:
         self.collector.listener = self._push
         self.collector.adds_prompt_texts = False
         self.outputs = dict.fromkeys(range(request.num_siblings), _NOTHING)     # of the siblings that go on
+        self.mus: dict[int, float] = {}             # mirostat's after those
         self.parts = deque([Part(self, range(request.num_siblings))])       # that wait
         self.line: Line | None = None
         self.prefix_keys: tuple[int, ...] | None = None     # of its prompt's blocks, once they are compared
@@ -109,6 +110,8 @@ class Flight:
             said += delta.tokens
         else:
             self.outputs[delta.sibling] = list(delta.tokens)
+        if delta.mu is not None:
+            self.mus[delta.sibling] = delta.mu
         ends_here = self.collector.push(delta)
         if ends_here or delta.finish_reason is not None:
             del self.outputs[delta.sibling]

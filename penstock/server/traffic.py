@@ -173,7 +173,7 @@ class Traffic:
         if self.admission.is_shared:
             request = replace(request, priority=0)      # among tenants it decides nothing
         self.parts.add(part)
-        self._send(Add(request, outputs))
+        self._send(Add(request, outputs, part.flight.mus or None))
 
     def _recall(self, max_rows: int) -> bool:
         """Take parts back for the flight that is next, or for one of a request of which nothing runs."""

@@ -8,8 +8,9 @@ from os import PathLike
 from typing import Any, Protocol
 
 from penstock.errors import InvalidModel
+from penstock.text.breakers import TokenSearch
 from penstock.text.decoding import Decoder, Spelling
-from penstock.text.facts import TokenizerFacts
+from penstock.text.facts import TokenizerFacts, TokenNames
 from penstock.text.program import LocalProgram, byte_spellings
 from penstock.text.template import Message
 
@@ -27,6 +28,8 @@ class Program(Protocol):
     def render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
+
+    def describe(self) -> TokenNames: ...
 
     def rest(self) -> None: ...
 
@@ -87,6 +90,14 @@ class Tokenizer:
     def spellings(self) -> list[bytes]:
         """The bytes of each id wherever it stands; none for one that the tokenizer lacks."""
         return byte_spellings(self.spelling, self.vocab_size, self.origin)
+
+    def ids_containing(self, strings: Sequence[str]) -> bytes:
+        """A bit for each id whose text contains any of the strings, the lowest id first."""
+        return self._search.containing(strings)
+
+    @cached_property
+    def _search(self) -> TokenSearch:
+        return TokenSearch(self.spelling[id] for id in range(self.vocab_size))
 
     def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True,
                             tools: Sequence[Mapping[str, Any]] | None = None, **values: Any) -> str:
