@@ -1,4 +1,5 @@
-"""The grammar of an answer that must be a call: what `tool_choice` "required" or a named function asks for.
+"""The grammar of an answer that calls tools: one that must be a call, as `tool_choice` "required" or a named function
+asks for, or one that may be a call, of certain tools and with certain arguments.
 
 The source is in llguidance's dialect of Lark: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest, shown
@@ -17,6 +19,20 @@ _NAME = re.compile(r"[^\W\d][\w.-]*")           # what a name may be where it st
 _ANY_ARGUMENTS = r"""( any_argument ( ", " any_argument )* )?
 any_argument: /[A-Za-z_][A-Za-z0-9_]*/ "=" any_value
 any_value: %json {}"""
+# Between the tokens of an answer in JSON, as where nothing can be called.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to write calls. `rules` define `body`: what stands behind the marker, or the whole where there is none;
+    several calls may be in one body, or several markers and bodies with `between` between them."""
+
+    rules: list[str]
+    begin: str | None = None        # the marker
+    between: str | None = None
+    first: str = ""                 # without a marker: the character that no other answer begins with
+    tags: str = ""                  # markers that may stand before a body
 
 
 def call_grammar(tools: Sequence[Mapping[str, Any]], parser: str, name: str | None = None, parallel: bool = True,
@@ -25,11 +41,60 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], parser: str, name: str | No
 
     `special` has the ids of the tokenizer's special tokens by their texts; a marker among them is written as that
     token, as its characters alone would not make it."""
-    functions = _functions(tools, name)
+    form = _form(_functions(tools, name), parser, parallel, special or {})
+    return "\n".join([f"start: {_calls_only(form, parallel)}", *form.rules]) + "\n"
+
+
+def open_grammar(tools: Sequence[Mapping[str, Any]], parser: str, parallel: bool = True,
+                 special: Mapping[str, int] | None = None, answer: str | None = None) -> str:
+    """Any text, in which a call, once it is begun, is one of these tools; its arguments match the schema of a tool that
+    is strict, and are any object for another. With `answer`, a JSON schema, the text is JSON that matches it instead,
+    or there are calls alone."""
+    special = special or {}
+    functions = _functions(tools, None)
+    strict = {tool["function"]["name"] for tool in tools if is_strict(tool)}
+    functions = {name: schema if name in strict else {"type": "object"} for name, schema in functions.items()}
+    form = _form(functions, parser, parallel, special)
+    if answer is not None:
+        schema = json.loads(answer)
+        schema = schema if isinstance(schema, dict) else {"allOf": [schema]}
+        schema = {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
+        if form.first == "{":
+            form = Form(_json_calls(functions))
+        start = [f"start: {_calls_only(form, parallel)} | answer", f"answer: %json {json.dumps(schema)}"]
+    elif form.begin is not None:
+        lazy = "" if form.begin.startswith("<[") else "[lazy]"
+        start = ["start: ( lead body )* rest" if parallel else "start: rest | lead body",
+                 f"lead{lazy}: TEXT {form.begin}", "rest: TEXT", r"TEXT: /(.|\n)*/"]
+    else:
+        start = [f"start: {form.tags}body | PLAIN?", rf"PLAIN: /\s*[^\s\{form.first}](.|\n)*/"]
+    return "\n".join([*start, *form.rules]) + "\n"
+
+
+def _form(functions: Mapping[str, Schema], parser: str, parallel: bool, special: Mapping[str, int]) -> Form:
     if parser not in _FORMS:
         raise InvalidRequest(f"tool parser {shown(parser)} has no grammar; use one of {', '.join(_FORMS)}")
-    rules = _FORMS[parser](functions, parallel, special or {})
-    return "\n".join(rules) + "\n"
+    return _FORMS[parser](functions, parallel, special)
+
+
+def _calls_only(form: Form, parallel: bool) -> str:
+    one = "body" if form.begin is None else f"{form.begin} body"
+    return f"{one} ( {form.between} {one} )*" if parallel and form.between is not None else one
+
+
+def _json_calls(functions: Mapping[str, Schema]) -> list[str]:
+    """One of Llama's calls beside an answer that is JSON too: both are described alike, as their beginnings are."""
+    rules = ["body: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
+    for place, (name, schema) in enumerate(functions.items()):
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        call = {"type": "object", "properties": {"name": {"const": name}, "parameters": schema},
+                "required": ["name", "parameters"], "additionalProperties": False, **shared}
+        rules.append(f"call_{place}: %json {json.dumps(call)}")
+    return rules
+
+
+def is_strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
 
 
 def _functions(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[str, Schema]:
@@ -75,42 +140,44 @@ def _calls(functions: Mapping[str, Schema], before: str, after: str) -> list[str
     return rules
 
 
-def _hermes(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> list[str]:
-    begin, end = _marker("<tool_call>", special), _marker("</tool_call>", special)
-    return [
-        "start: " + _several("block", r'"\n"', parallel),
-        rf'block: {begin} "\n" call "\n" {end}',
-        *_calls(functions, '{"name": ', ', "arguments": '),
-    ]
+def _hermes(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> Form:
+    rules = [rf'body: "\n" call "\n" {_marker("</tool_call>", special)}',
+             *_calls(functions, '{"name": ', ', "arguments": ')]
+    return Form(rules, _marker("<tool_call>", special), r'"\n"')
 
 
-def _llama_json(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> list[str]:
-    return ["start: " + _several("call", '"; "', parallel), *_calls(functions, '{"name": ', ', "parameters": ')]
+def _llama_json(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> Form:
+    rules = ["body: " + _several("call", '"; "', parallel), *_calls(functions, '{"name": ', ', "parameters": ')]
+    return Form(rules, first="{", tags=_tag("<|python_tag|>", special))
 
 
-def _mistral(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> list[str]:
+def _mistral(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> Form:
     """A tokenizer that has [ARGS] belongs to a model of the newer form."""
     begin = _marker("[TOOL_CALLS]", special)
     if "[ARGS]" not in special:
-        several = _several("call", '", "', parallel)
-        return [f'start: {begin} /[ ]?/ "[" {several} "]"', *_calls(functions, '{"name": ', ', "arguments": ')]
-    rules = ["start: call+" if parallel else "start: call",
-             "call: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
+        rules = [f'body: /[ ]?/ "[" {_several("call", _literal(", "), parallel)} "]"',
+                 *_calls(functions, '{"name": ', ', "arguments": ')]
+        return Form(rules, begin)
+    rules = ["body: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, (name, schema) in enumerate(functions.items()):
-        rules += [f"call_{place}: {begin} {_literal(_bare(name))} {_marker('[ARGS]', special)} arguments_{place}",
+        rules += [f"call_{place}: {_literal(_bare(name))} {_marker('[ARGS]', special)} arguments_{place}",
                   f"arguments_{place}: %json {json.dumps(schema)}"]
-    return rules
+    return Form(rules, begin, between="")
 
 
-def _pythonic(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> list[str]:
-    rules = [f'start: "[" {_several("call", _literal(", "), parallel)} "]"',
+def _pythonic(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> Form:
+    rules = [f'body: "[" {_several("call", _literal(", "), parallel)} "]"',
              "call: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, (name, schema) in enumerate(functions.items()):
         rules.append(f'call_{place}: {_literal(_bare(name) + "(")} arguments_{place} ")"')
         rules += _keywords(f"arguments_{place}", schema)
     if any(rule.endswith(" any_arguments") for rule in rules):
         rules.append("any_arguments: " + _ANY_ARGUMENTS)
-    return rules
+    return Form(rules, first="[", tags=_tag("<|python_start|>", special))
+
+
+def _tag(text: str, special: Mapping[str, int]) -> str:
+    return f"{_marker(text, special)}? " if text in special else ""
 
 
 def _keywords(rule: str, schema: Schema) -> list[str]:
