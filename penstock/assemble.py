@@ -17,9 +17,11 @@ from penstock.cache.group import Grouping, group_layers
 from penstock.cache.kv import KVCache
 from penstock.cache.layout import LAYOUTS
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
+from penstock.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.engine.engine import Engine
 from penstock.engine.scheduler import Scheduler
 from penstock.idle_options import find_idle, mark_idle, packed_share
+from penstock.errors import InvalidConfig, shown
 from penstock.machine import free_memory_bytes, held_collector, settle_collector
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
@@ -61,6 +63,7 @@ class Assembly:
     quantization: str = ""          # how most weights are stored
     num_bytes: int = 0              # of all weights as stored
     grammars: Grammars | None = None
+    defaults: Defaults = Defaults(())
 
 
 def find_model(name: str, revision: str | None, progress: bool) -> Path:
@@ -92,7 +95,8 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
     checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
     try:
         described = checkpoint.config if checkpoint else read_config(path)
-        generation = checkpoint.generation_config if checkpoint else read_generation_config(path)
+        generation = _generation_config(path, checkpoint, config)
+        defaults = find_defaults(config, generation, checkpoint.metadata if checkpoint else None)
         spec = spec_from_config(described, config.max_model_len)
         ahead = _compile_ahead(spec, described, config, offline)
         spec, settings = _resolved(spec, described, config, _gpu(spec, described, config), offline)
@@ -108,7 +112,18 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
     grammars = _grammars(path, config, made)
     return Assembly(path, spec, settings, generation, made, _engine(loaded, settings, grammars, ahead),
                     checkpoint.quantization if checkpoint else "dummy", checkpoint.num_bytes if checkpoint else 0,
-                    grammars)
+                    grammars, defaults)
+
+
+def _generation_config(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> dict[str, Any]:
+    """The one that the user names, else the model's."""
+    if config.generation_config in (AUTO, NEUTRAL):
+        return checkpoint.generation_config if checkpoint else read_generation_config(path)
+    folder = Path(config.generation_config).expanduser()
+    if not config.generation_config or not (folder / FILE).is_file():
+        raise InvalidConfig(f"generation_config={shown(config.generation_config)} is no folder with a {FILE}: name "
+                            f"one, or give {AUTO} for the model's own or {NEUTRAL} for neutral values")
+    return read_generation_config(folder)
 
 
 def _resolved(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, gpu: GpuFacts | None,
@@ -187,7 +202,8 @@ def _compile_ahead(spec: ModelSpec, described: Mapping[str, Any], config: Engine
         if settings.device != "cuda":
             return None
         wanted = repr((spec.embedding, spec.layers, spec.norm, spec.head,
-                       replace(settings.config, kv_cache_tokens=None, seed=0)))
+                       replace(settings.config, kv_cache_tokens=None, seed=0, generation_config=AUTO,
+                               override_generation_config=None)))
         begun = begin(partial(outline, spec, settings, seen.num_processors), wanted, seen, cpu.available_cores())
         _aside(hash_compiler)
         return begun

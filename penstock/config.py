@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
@@ -117,14 +118,25 @@ class EngineConfig:
     capacity: str = option("ondemand", "admit by present need and preempt, or reserve to the end of each answer",
                             CAPACITIES)
     threads: int | None = option(None, "CPU threads", least=1, most=256)
+    generation_config: str = option("auto", "where the sampling defaults come from: auto for the model, vllm for "
+                                    "neutral ones, or a folder that has a generation_config.json")
+    override_generation_config: str | None = option(None, "sampling defaults as JSON, over those of generation_config: "
+                                                    '{"temperature": 0.5}')
     seed: int = option(0, "seeds dummy weights, and requests without a seed of their own", least=-(2**63),
                        most=2**64 - 1)
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.override_generation_config is not None:
+            from penstock.override import parse_override
+
+            parse_override(self.override_generation_config)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
+        """`override_generation_config` may be a dict, too."""
+        if isinstance(override := options.get("override_generation_config"), dict):
+            options["override_generation_config"] = json.dumps(override, default=str) if override else None
         known = [option.name for option in fields(cls)]
         for name in options:
             if name not in known:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.errors import InvalidRequest, PromptTooLong, shown
 from penstock.text.program import TooManyTokens
 from penstock.text.tokenizer import Tokenizer
-from penstock.types import BeamSearchParams, GrammarFacts, Request, SamplingParams, StructuredOutputsParams
+from penstock.types import (
+    BeamSearchParams,
+    GrammarFacts,
+    ReasoningBlock,
+    Request,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 if TYPE_CHECKING:
     from penstock.sampling.grammars import CompiledGrammar
@@ -19,25 +26,9 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
-DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 COUNTED_CHARS = 1 << 14       # of a text that is encoded in any case, so that its refusal tells how many tokens it has
 MAX_CUT_TOKENS = 1 << 18      # of a text that may be cut, or is only counted; four times the longest sequence if more
-
-
-def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """What the model's authors recommend; a model that says do_sample=false is greedy."""
-    values = {name: generation_config[name] for name in DEFAULTS
-              if isinstance(generation_config.get(name), (int, float)) and generation_config[name] is not False}
-    if generation_config.get("do_sample") is False:
-        values = {"temperature": 0.0}
-    longest = generation_config.get("max_new_tokens")
-    if isinstance(longest, int) and longest >= 1:
-        values["max_tokens"] = longest
-    try:
-        return SamplingParams(**values)
-    except InvalidRequest:
-        return SamplingParams()
 
 
 class Compiler(Protocol):
@@ -57,19 +48,23 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Results of text programs for one request: its bad words as ids, and its grammar's trial."""
+    """Results of text programs for one request: its bad words as ids, its grammar's trial, and which ids break DRY's
+    repetitions."""
 
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: GrammarFacts | None = None
+    dry_breakers: bytes = b""
 
 
 class Intake:
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, cache_tokens: int,
                  generation_config: Mapping[str, Any], seed: int, grammars: Compiler | None = None,
-                 parse_special: bool = False) -> None:
-        """`parse_special`: control tokens written in messages are control tokens."""
+                 parse_special: bool = False, max_output_tokens: int | None = None) -> None:
+        """`parse_special`: control tokens written in messages are control tokens. `max_output_tokens` is the most that
+        any answer may have, whatever is asked for."""
         self.grammars = grammars
         self.parse_special = parse_special
+        self.max_output_tokens = max_output_tokens
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
@@ -170,8 +165,9 @@ class Intake:
 
     def request(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams, *, priority: int = 0,
                 salt: str = "", num_public: int = 0, pool: bool = False, prepared: Prepared | None = None,
-                tenant: str = "") -> Request:
-        """`prepared` is what was done beforehand, elsewhere; without it, it is done here."""
+                tenant: str = "", reasoning: ReasoningBlock | None = None) -> Request:
+        """`prepared` is what was done beforehand, elsewhere; without it, it is done here. `reasoning` may stand before
+        the answer, and counts where the answer must match something or the reasoning has a budget."""
         sampling = self._sampling(params)
         tokens = self._cut(tokens, sampling)
         if sampling.stop and self.tokenizer is None:
@@ -183,14 +179,16 @@ class Intake:
         max_tokens = 0 if pool else self.max_tokens(len(tokens), sampling)
         if prepared is None:
             self.compiled(sampling, max_tokens)
-            prepared = Prepared(self._bad_words(sampling))
+            prepared = Prepared(self._bad_words(sampling), dry_breakers=self.dry_breakers(sampling))
         self._count += 1
         return Request(id=f"r{self._count}", tokens=tuple(tokens), sampling=sampling,
                        beam=params if isinstance(params, BeamSearchParams) else None, pool=pool,
                        max_tokens=max_tokens,
                        seed=self._seed_for(sampling), eos_token_ids=self.eos_token_ids,
-                       bad_words=prepared.bad_words, grammar=prepared.grammar, priority=priority, salt=salt,
-                       num_public=num_public, tenant=tenant)
+                       bad_words=prepared.bad_words, dry_breakers=prepared.dry_breakers,
+                       grammar=prepared.grammar, priority=priority, salt=salt,
+                       num_public=num_public, tenant=tenant,
+                       reasoning=reasoning if _steers(sampling) and not pool else None)
 
     def prepare(self, params: SamplingParams, num_prompt: int) -> object:
         """All that may take long about a request, done beforehand; hold the result until it is taken in."""
@@ -236,6 +234,9 @@ class Intake:
         if room < 1:
             raise PromptTooLong(f"the prompt has {num_prompt} tokens and leaves no room for an answer in "
                                 f"{self.longest}: shorten it or raise max_model_len and kv_cache_tokens")
+        if self.max_output_tokens is not None:
+            room = min(room, self.max_output_tokens)
+            self._check_min_tokens(sampling.min_tokens)
         if sampling.max_tokens is None:
             if sampling.min_tokens > room:
                 raise InvalidRequest(f"min_tokens={sampling.min_tokens} is more than the {room} that fit after this "
@@ -245,7 +246,12 @@ class Intake:
             raise PromptTooLong(f"a prompt of {num_prompt} tokens and max_tokens={sampling.max_tokens} exceed the "
                                 f"longest sequence of {self.max_model_len}: set max_tokens to at most "
                                 f"{self.max_model_len - num_prompt} or raise max_model_len")
-        return sampling.max_tokens
+        return min(sampling.max_tokens, self.max_output_tokens or sampling.max_tokens)
+
+    def _check_min_tokens(self, min_tokens: int) -> None:
+        if self.max_output_tokens is not None and min_tokens > self.max_output_tokens:
+            raise InvalidRequest(f"min_tokens={min_tokens} is more than the {self.max_output_tokens} that any answer "
+                                 "here may have: lower it, or raise max_new_tokens in the generation config")
 
     def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Each word as it is spelt at the start of a text and after a space."""
@@ -253,6 +259,15 @@ class Intake:
             return ()
         program = self.need_tokenizer("bad_words").program
         return tuple(tuple(word) for word in program.encode_words(sampling.bad_words))
+
+    def dry_breakers(self, sampling: SamplingParams) -> bytes:
+        """Ids whose text contains a breaker, as bits; looked for in what ids spell, which takes milliseconds."""
+        breakers = sampling.dry_sequence_breakers
+        if not sampling.has_dry or not breakers:
+            return b""
+        if self.tokenizer is None:
+            raise InvalidRequest("dry_sequence_breakers need a tokenizer: give none with skip_tokenizer_init=True")
+        return self.tokenizer.ids_containing(breakers)
 
     def _checked(self, tokens: Any, cut: bool) -> list[int]:
         if isinstance(tokens, (str, bytes, bytearray)) or not isinstance(tokens, Sequence):
@@ -279,3 +294,8 @@ class Intake:
         if self.tokenizer is None:
             raise InvalidRequest(f"{what} needs a tokenizer: give token ids, or do not set skip_tokenizer_init")
         return self.tokenizer
+
+
+def _steers(sampling: SamplingParams) -> bool:
+    """Whether where reasoning ends matters to what is sampled."""
+    return sampling.structured_outputs is not None or sampling.thinking_token_budget is not None

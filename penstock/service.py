@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.answers import Collector
+from penstock.answers import CONTEXT_TOKENS, Collector
 from penstock.assemble import Assembly
 from penstock.errors import InvalidRequest
-from penstock.intake import Intake, default_params
+from penstock.intake import Intake
 from penstock.interrupts import held_interrupts
-from penstock.types import BeamSearchParams, SamplingParams
+from penstock.text.reasoning import detect_kind, find_block
+from penstock.types import BeamSearchParams, ReasoningBlock, RequestMetrics, SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.engine.plan import Plan
+
+EPOCH_S = time.time() - time.monotonic()       # differences of times stay right while a clock is set
 
 
 class Service:
@@ -24,10 +30,11 @@ class Service:
                              settings.kv_cache_tokens, assembly.generation_config, settings.seed,
                              assembly.grammars, settings.parse_special_tokens)
         self.collectors: dict[str, Collector] = {}
+        self.engine.watch = self._note_start
 
     @property
     def default_params(self) -> SamplingParams:
-        return default_params(self.assembly.generation_config)
+        return self.assembly.defaults.params
 
     def _params_for(self, num_prompt: int) -> SamplingParams:
         """The defaults, with an answer no longer than there is room for after such a prompt."""
@@ -42,7 +49,7 @@ class Service:
         if params is not None and params.num_siblings > params.n:
             raise InvalidRequest(f"best_of={params.best_of} over n={params.n} cannot be streamed, because the best are "
                                  "known at the end only: use generate, or leave best_of out")
-        return params
+        return None if params is None else params.settled()
 
     @held_interrupts()
     def submit(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams | None = None, *,
@@ -55,12 +62,34 @@ class Service:
                 "is an embedding model and generates no text: use embed"))
         if params is None:
             params = self._params_for(len(tokens))
-        request = self.intake.request(tokens, params, priority=priority, salt=salt, pool=pool)
+        request = self.intake.request(tokens, params, priority=priority, salt=salt, pool=pool,
+                                      reasoning=self._find_block(tokens, params, prompt))
         self.engine.add(request)
         collector = Collector(request, prompt, self.tokenizer)
         collector.held = self.intake.compiled(request.sampling)
+        collector.metrics = RequestMetrics(_now())
         self.collectors[request.id] = collector
         return collector
+
+    def _note_start(self, plan: Plan) -> None:
+        for admission in plan.admissions:
+            collector = self.collectors.get(admission.request.id)
+            if collector is not None and collector.metrics is not None:
+                collector.metrics.first_scheduled_time = collector.metrics.first_scheduled_time or _now()
+
+    def _find_block(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams, prompt: str | None,
+                    ) -> ReasoningBlock | None:
+        """The reasoning that an answer may begin with, where the params give it a budget."""
+        if not isinstance(params, SamplingParams) or params.thinking_token_budget is None:
+            return None
+        tokenizer = self.intake.need_tokenizer("thinking_token_budget")
+        kind = detect_kind(tokenizer.chat_template)
+        if kind is None:
+            raise InvalidRequest(f"thinking_token_budget={params.thinking_token_budget}: the chat template marks no "
+                                 "reasoning; leave it out")
+        if prompt is None:
+            prompt = tokenizer.decode(tokens[-CONTEXT_TOKENS:], skip_special_tokens=False)
+        return find_block(kind, prompt)
 
     def start_full(self, num_tokens: int) -> bool:
         """Start a step that prompts of so many tokens fill, while more are taken in: on a device that works beside the
@@ -75,16 +104,25 @@ class Service:
         """One engine step, its deltas handed to their collectors. Those that are finished are returned and let go."""
         begin = time.perf_counter()
         finished: dict[str, Collector] = {}
-        for delta in self.engine.step():
+        deltas = self.engine.step()
+        now = _now()
+        for delta in deltas:
             collector = self.collectors.get(delta.request_id)
             if collector is None:
                 continue
+            metrics = collector.metrics
+            if metrics is not None:
+                metrics.last_token_time = now
+                if metrics.first_token_time is None:
+                    metrics.first_token_time = now
             if collector.push(delta):
                 self.engine.abort(delta.request_id, delta.sibling, reason="stop")
             if collector.finished:
                 finished[delta.request_id] = collector      # further deltas of this step may be other beams
-        for id in finished:
+        for id, collector in finished.items():
             del self.collectors[id]
+            if collector.metrics is not None:
+                collector.metrics.finished_time = now
         self.engine.scheduler.stats.step_s += time.perf_counter() - begin
         return list(finished.values())
 
@@ -98,6 +136,11 @@ class Service:
 
     def close(self) -> None:
         self.collectors.clear()
+        self.engine.watch = None
         self.engine.close()
         if self.tokenizer is not None:
             self.tokenizer.rest()
+
+
+def _now() -> float:
+    return EPOCH_S + time.monotonic()

@@ -77,7 +77,9 @@ def _work(task: Task, wire: Wire) -> int:
                     assembly.spec.width, settings.max_model_len, settings.kv_cache_tokens, settings.max_num_seqs,
                     assembly.num_bytes, settings.kv_cache_tokens * bytes_per_token(assembly.spec, settings.config),
                     assembly.spec.is_encoder, assembly.quantization, assembly.spec.architecture,
-                    time.perf_counter() - begin, held_gpu_bytes(settings.device)))
+                    time.perf_counter() - begin, held_gpu_bytes(settings.device),
+                    [(one.name, one.value, one.why) for one in assembly.defaults.settings],
+                    assembly.defaults.is_recommended))
     pulse.tell(engine.stats)
     Station(engine, wire, pulse, partial(_prepare, assembly.grammars)).serve()
     engine.close()
@@ -85,11 +87,14 @@ def _work(task: Task, wire: Wire) -> int:
 
 
 def _prepare(grammars: Grammars | None, request: Request) -> object:
-    """The request's grammar, compiled. It was tried before it came here, so this takes no longer than that did."""
-    asked = request.sampling.structured_outputs
-    if grammars is None or asked is None:
-        raise InvalidRequest("structured_outputs need a tokenizer: load the model with one")
-    return grammars.compile(asked, request.max_tokens, request.grammar)
+    """The request's grammar, compiled, and the markers of its reasoning. The grammar was tried before it came here, so
+    this takes no longer than that did."""
+    asked, block = request.sampling.structured_outputs, request.reasoning
+    if grammars is None:
+        raise InvalidRequest("structured_outputs and thinking_token_budget need a tokenizer: load the model with one")
+    if block is not None:
+        grammars.marker(block.begin), grammars.marker(block.end)
+    return None if asked is None else grammars.compile(asked, request.max_tokens, request.grammar)
 
 
 def _found(path: Path, config: EngineConfig) -> Found:

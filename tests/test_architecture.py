@@ -11,11 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "penstock"
-PURE = ("engine", "cache", "server", "types.py", "config.py", "errors.py", "intake.py", "answers.py", "version.py")
+PURE = ("engine", "cache", "server", "types.py", "config.py", "errors.py", "intake.py", "defaults.py",
+        "override.py", "answers.py", "version.py")
 
 # what a module may import of ours, besides itself and its own package
 ALLOWED = {
-    "errors": (), "types": ("errors",), "config": ("errors",), "machine": (), "progress": (),
+    "errors": (), "types": ("errors",), "config": ("errors", "override"),
+    "override": ("types", "errors"), "defaults": ("config", "override", "hub", "types", "errors"),
+    "machine": (), "progress": (),
     "cache": ("types", "config", "errors"),
     "engine": ("cache", "types", "config", "errors"),
     "ops": ("errors",),
@@ -31,13 +34,13 @@ ALLOWED = {
     "intake": ("text", "types", "errors"),
     "answers": ("text", "types"),
     "assemble": ("runner", "sampling", "models", "ops", "cache", "engine", "sandbox", "text", "hub", "machine",
-                 "config", "idle_options"),
+                 "config", "idle_options", "defaults", "errors"),
     "idle_options": ("models", "config"),
-    "service": ("assemble", "intake", "answers", "interrupts", "types", "errors"),
+    "service": ("assemble", "intake", "answers", "interrupts", "text", "types", "errors"),
     "worker": ("assemble", "sampling", "models", "engine", "machine", "types", "config", "errors"),
     # the API process: it talks with workers by messages, and has no part of what computes
-    "server": ("hub", "interrupts", "machine", "progress", "intake", "answers", "sandbox", "text", "engine", "types",
-               "config", "errors", "regular", "version"),
+    "server": ("defaults", "hub", "interrupts", "machine", "progress", "intake", "answers", "sandbox", "text", "engine",
+               "types", "config", "errors", "regular", "version"),
 }
 MESSAGES = ("penstock.engine.ipc", "penstock.engine.messages")
 

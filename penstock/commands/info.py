@@ -24,9 +24,12 @@ def info(model: Model = None, as_json: Json = False) -> None:
     if as_json:
         write_text(json.dumps(facts, indent=2, default=str) + "\n")
         return
+    defaults = facts.pop("defaults", {})
     table = Table()
     for name, value in facts.items():
         table.add(LABELS.get(name, name.replace("_", " ")), readable(name, value))
+    for name, one in defaults.items():
+        table.add(f"default {name}", f"{one['value']} ({one['why']})")
     write_text(table.plain())
 
 
@@ -51,6 +54,8 @@ def installation() -> dict[str, Any]:
 
 def describe(model: str) -> dict[str, Any]:
     """Everything here follows from the configuration and the tensors' headers."""
+    from penstock.config import EngineConfig
+    from penstock.defaults import find_defaults
     from penstock.hub import resolve_model
     from penstock.models.files import open_checkpoint
     from penstock.models.registry import spec_from_config
@@ -62,12 +67,15 @@ def describe(model: str) -> dict[str, Any]:
         attention: Any = spec.layers[0].attention
         kv_heads = getattr(attention, "num_kv_heads", attention.num_heads)
         kind, template = _tokenizer(checkpoint.tokenizer_source())
+        defaults = find_defaults(EngineConfig(), checkpoint.generation_config, checkpoint.metadata)
         return {"model": model, "path": str(path), "format": checkpoint.format, "family": spec.architecture,
                 "num_parameters": spec.num_parameters, "layers": spec.num_layers, "width": spec.width,
                 "heads": attention.num_heads, "kv_heads": kv_heads, "head_size": attention.head_size,
                 "context": spec.max_positions, "vocabulary": spec.vocab_size,
                 "quantization": checkpoint.quantization, "num_bytes": bytes_on_disk(path), "tokenizer": kind,
-                "chat_template": template}
+                "chat_template": template,
+                **({} if spec.is_encoder else {"defaults": {one.name: {"value": one.value, "why": one.why}
+                                                            for one in defaults.settings}})}
     finally:
         checkpoint.close()
 

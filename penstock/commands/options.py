@@ -24,7 +24,7 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
 ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
 System = Annotated[str | None, typer.Option("--system", help="System message before the conversation.")]
 Temperature = Annotated[float | None, typer.Option(
-    "--temperature", help="0 always takes the likeliest token. [default: the model's own, else 0]")]
+    "--temperature", help="0 always takes the likeliest token. [default: as `penstock info MODEL` says]")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable. [default: a new one]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Command = Callable[..., Any]
@@ -93,14 +93,15 @@ def sampling_values(max_tokens: int | None, temperature: float | None, seed: int
 
 
 def answer_params(llm: LLM, values: dict[str, Any]) -> SamplingParams:
-    """The user's values over the model's own over ours. Ours are for models that recommend nothing, as GGUF files:
-    a small model that samples freely loses the thread, and one that never does repeats itself."""
-    from penstock.types import SamplingParams
+    """The user's values over the model's defaults, which are those of the server, too."""
+    return llm.default_sampling_params().clone(**{"max_tokens": None, **values})
 
-    own = llm.default_sampling_params().clone(max_tokens=None)
-    if own == SamplingParams(max_tokens=None) and "temperature" not in values:
-        own = own.clone(temperature=0.0, repetition_penalty=1.05)
-    return own.clone(**values)
+
+def answer_limit(llm: LLM, values: dict[str, Any], most: int | None = None) -> int | None:
+    """Tokens after which an answer is ended, unless the user gave their number: `most`, or fewer if the model's
+    generation config says so."""
+    limits = [limit for limit in (most, llm.service.assembly.defaults.max_tokens) if limit]
+    return min(limits, default=None) if "max_tokens" not in values else None
 
 
 def open_llm(model: str, options: dict[str, Any]) -> LLM:

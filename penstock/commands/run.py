@@ -14,6 +14,7 @@ from penstock.commands.options import (
     Seed,
     System,
     Temperature,
+    answer_limit,
     answer_params,
     engine_options,
     new_seed,
@@ -57,7 +58,7 @@ def _answer(model: str, text: str, system: str | None, values: dict[str, Any], o
     llm = open_llm(model, options)
     try:
         params = answer_params(llm, values)
-        limit = None if "max_tokens" in values else DEFAULT_MAX_TOKENS
+        limit = answer_limit(llm, values, DEFAULT_MAX_TOKENS)
         answer = stream_answer(llm, _prompt(llm, text, system), params, _ignore if as_json else write_text, limit)
     finally:
         llm.close()

@@ -78,7 +78,9 @@ async def info(request: Request) -> Response:
             entry |= {**_public_facts(one), "path": str(one.path),
                       "num_bytes": facts.num_bytes, "kv_cache_bytes": facts.kv_cache_bytes, "load_s": facts.load_s,
                       "pid": one.running.pid, "num_restarts": one.running.num_restarts, "stats": one.running.stats,
-                      "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings]}
+                      "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings],
+                      "defaults": [{"name": each.name, "value": each.value, "why": each.why}
+                                   for each in one.found_defaults.settings]}
         shown.append(entry)
     return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "models": shown})
 

@@ -35,7 +35,9 @@ class Conversation:
     most_calls: int | None = None       # those beyond it are passed over
 
     @classmethod
-    async def prepare(cls, body: ChatBody, model: ServedModel, tenant: str = "") -> Conversation:
+    async def prepare(cls, body: ChatBody, model: ServedModel, tenant: str = "",
+                      defaults: SamplingParams | None = None) -> Conversation:
+        """`defaults` are the sampling values that the body leaves open, if not the model's."""
         tokenizer = model.tokenizer
         if tokenizer is None or tokenizer.chat_template is None:
             raise InvalidRequest(f"{model.name} has no chat template, so it is no chat model: use /v1/completions")
@@ -55,7 +57,7 @@ class Conversation:
                 raise InvalidRequest("tool_choice forces a call, which leaves no room for response_format: give one "
                                      "of them")
             form = _call_form(body, tools, parser, special)
-        params = _params(body, model, form, keep_special=parser is not None and bool(special))
+        params = _params(body, defaults or model.defaults, form, keep_special=parser is not None and bool(special))
         reasoning = (model.reasoning_parser or detect_kind(template)) if form is None else None
         return cls(encoded, params, parser, isinstance(body.tool_choice, NamedChoice), reasoning,
                    1 if body.parallel_tool_calls is False else None)
@@ -108,11 +110,11 @@ def _call_form(body: ChatBody, tools: list[dict[str, Any]], parser: str, special
     return StructuredOutputsParams(grammar=call_grammar(tools, parser, name, parallel, special))
 
 
-def _params(body: ChatBody, model: ServedModel, form: StructuredOutputsParams | None, keep_special: bool,
+def _params(body: ChatBody, defaults: SamplingParams, form: StructuredOutputsParams | None, keep_special: bool,
             ) -> SamplingParams:
-    longest = body.max_completion_tokens or body.max_tokens or model.defaults.max_tokens
+    longest = body.max_completion_tokens or body.max_tokens
     more: dict[str, Any] = {"structured_outputs": form}
     if keep_special and body.skip_special_tokens is None:
         more["skip_special_tokens"] = False         # a call's markers may be such tokens
-    return sampling_params(body, model.defaults, max_tokens=longest,
+    return sampling_params(body, defaults, max_tokens=longest,
                            logprobs=(body.top_logprobs or 0) if body.logprobs else None, **more)

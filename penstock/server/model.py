@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.defaults import Defaults, from_wire
 from penstock.engine.messages import Found, Ready
 from penstock.errors import EngineFailed, InvalidRequest
-from penstock.intake import Encoded, Intake, Messages, Prepared, Prompt, default_params
+from penstock.intake import Encoded, Intake, Messages, Prepared, Prompt
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.program import SandboxedProgram
 from penstock.sandbox.service import TextService
@@ -61,6 +62,7 @@ class ServedModel:
         self.tokenizer: Tokenizer | None = None
         self.intake: Intake | None = None
         self.defaults = SamplingParams()
+        self.found_defaults = Defaults(())          # the same with their reasons
 
     # life
 
@@ -105,11 +107,13 @@ class ServedModel:
             assert self._sandbox is not None
             self.tokenizer = Tokenizer.from_facts(found, SandboxedProgram(self._sandbox), str(self.path))
             self._text = TextService(self._sandbox)
+        found_defaults = self.found_defaults = from_wire(facts.defaults, facts.defaults_recommended)
+        self.defaults = found_defaults.params.clone(max_tokens=None)
         seed = self._seed if self._seed is not None else int.from_bytes(os.urandom(8), "little")
         self.intake = Intake(self.tokenizer, facts.vocab_size, facts.max_model_len, facts.kv_cache_tokens,
-                             facts.generation_config, seed, parse_special=self._parse_special)
+                             facts.generation_config, seed, parse_special=self._parse_special,
+                             max_output_tokens=found_defaults.max_tokens)
         self._public = [tokens for text in self._public_texts for tokens in await self._public_tokens(text)]
-        self.defaults = default_params(facts.generation_config).clone(max_tokens=None)
 
     async def _public_tokens(self, text: str) -> list[list[int]]:
         """A declared text as a prompt begins with it: as it stands, and as the chat template's system message."""
@@ -269,7 +273,8 @@ class ServedModel:
             max_tokens = self.taking.max_tokens(num_prompt, params)
             facts = await self.text.try_grammar(asked, max_tokens, tenant)
             facts.require_fit(max_tokens)
-        return Prepared(tuple(tuple(word) for word in words), facts)
+        breakers = await asyncio.to_thread(self.taking.dry_breakers, params) if params.has_dry else b""
+        return Prepared(tuple(tuple(word) for word in words), facts, breakers)
 
     # requests
 

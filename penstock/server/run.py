@@ -9,6 +9,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidConfig, PenstockError, shown
@@ -17,6 +18,7 @@ from penstock.server.catalog import Catalog, make_catalog
 from penstock.server.certificates import make_context
 from penstock.server.config import ServerConfig
 from penstock.server.descriptors import raise_limit
+from penstock.server.files.folder import data_folder
 from penstock.server.folder import private_folder
 from penstock.server.hosts import make_hosts
 from penstock.server.keys import KeyRing, make_ring
@@ -43,7 +45,8 @@ def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerC
     ring = make_ring(config)
     make_hosts(config), read_origins(config.allowed_origins)        # refused now, not when the engine has started
     leave_on_signals()
-    with _listening(config) as listener, private_folder() as folder:
+    with (_listening(config) as listener, private_folder() as folder,
+          data_folder(config.data_folder, config.port, folder) as data):
         if not ring.closed and config.host not in LOCAL:
             log.warning("listening on %s without --api-key: whoever reaches this port can use it", config.host)
         catalog = make_catalog(models, options, config, ring, folder, command)
@@ -51,13 +54,14 @@ def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerC
             import uvloop
 
             uvloop.install()
-        return asyncio.run(_Run(config, catalog, ring, listener, context).main())
+        return asyncio.run(_Run(config, catalog, ring, listener, context, data).main())
 
 
 class _Run:
     def __init__(self, config: ServerConfig, catalog: Catalog, ring: KeyRing, listener: socket.socket,
-                 context: ssl.SSLContext | None) -> None:
+                 context: ssl.SSLContext | None, data: Path) -> None:
         self.config, self.catalog, self.ring, self.listener, self.context = config, catalog, ring, listener, context
+        self._data = data                               # the folder of files and batches
         self.metrics = Metrics()
         self.metrics.watch(catalog)
         self.server = Server(config, catalog, self.metrics)
@@ -97,7 +101,7 @@ class _Run:
         from penstock.server.app import make_app
         from penstock.server.front import make_front
 
-        return make_front(make_app(self.server, self.ring), self.context)
+        return make_front(make_app(self.server, self.ring, self._data), self.context)
 
     def _signalled(self) -> None:
         """The first time answers are finished; the second time not."""
@@ -136,7 +140,7 @@ class _Run:
         model = self.catalog.default
         facts = model.facts
         width = max(len(name) for name, _, _ in facts.settings)
-        for name, value, why in facts.settings:
+        for name, value, why in [*facts.settings, *([] if facts.is_encoder else facts.defaults)]:
             log.info("  %-*s %-10s %s", width, name, value, why)
         log.info("%s: %s %s, %.0f MB, loaded in %.1f s, cache for %d tokens", model.name, facts.architecture,
                  facts.quantization, facts.num_bytes / 1e6, facts.load_s, facts.kv_cache_tokens)

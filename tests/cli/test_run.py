@@ -96,9 +96,9 @@ def test_a_model_that_lacks_its_config(tmp_path: Path, capsys: Capture) -> None:
 
 def test_whose_sampling_values_hold(chat_model: str, tmp_path: Path) -> None:
     with LLM(chat_model, load_format="dummy", threads=1) as llm:
-        ours, users = answer_params(llm, {}), answer_params(llm, {"temperature": 1.0})
-        assert (ours.temperature, ours.repetition_penalty, ours.max_tokens) == (0.0, 1.05, None)
-        assert (users.temperature, users.top_p) == (1.0, 1.0)
+        ours, users = answer_params(llm, {}), answer_params(llm, {"temperature": 0.5})
+        assert ours == llm.default_sampling_params().clone(max_tokens=None)
+        assert (ours.temperature, users.temperature, users.top_p) == (1.0, 0.5, 1.0)
     copy = tmp_path / "model"
     shutil.copytree(chat_model, copy)
     (copy / "generation_config.json").write_text('{"temperature": 0.7, "top_k": 50}')

@@ -11,6 +11,7 @@ import torch
 class Stored:
     format: Literal["safetensors", "gguf"] = "safetensors"
     quantization = "float32"
+    metadata = None
     generation_config: dict[str, Any] = {}
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, torch.Tensor], path: Path = Path("model")) -> None:

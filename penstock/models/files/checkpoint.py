@@ -21,6 +21,10 @@ class Checkpoint(Protocol):
     quantization: str                      # how most weights are stored: "bfloat16", "Q4_K_M", …
     num_bytes: int                         # of all tensors as stored
 
+    @property
+    def metadata(self) -> Mapping[str, Any] | None:
+        """A GGUF file's; None of a folder."""
+
     def names(self) -> list[str]: ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...

@@ -108,6 +108,10 @@ class GgufCheckpoint:
         parts = np.split(rows, [heads * size, (heads + kv_heads) * size])
         return np.concatenate([part.reshape(kv_heads, -1) for part in parts], axis=1).ravel()
 
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.file.metadata
+
     def tokenizer_source(self) -> Mapping[str, Any]:
         return self.file.metadata
 

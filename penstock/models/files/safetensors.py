@@ -22,6 +22,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 class SafetensorsCheckpoint:
     format: Format = "safetensors"
+    metadata = None
 
     def __init__(self, folder: Path) -> None:
         self.path = folder

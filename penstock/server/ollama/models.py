@@ -21,6 +21,7 @@ from penstock.server.model import ServedModel
 from penstock.server.ollama.answer import timestamp
 from penstock.server.ollama.bodies import OllamaShow
 from penstock.server.ollama.names import find_model
+from penstock.server.ollama.options import own_defaults
 from penstock.text.reasoning import detect_kind
 from penstock.text.tools.describe import supports_tools
 from penstock.version import VERSION
@@ -99,7 +100,7 @@ def _info(model: ServedModel) -> dict[str, Any]:
 
 def _parameters(model: ServedModel) -> str:
     """The model's own sampling values, as a Modelfile writes them."""
-    own = model.defaults
+    own = own_defaults(model)
     values = {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p, "min_p": own.min_p,
               "repeat_penalty": own.repetition_penalty}
     return "\n".join(f"{name:<30} {value}" for name, value in values.items()) if model.loaded else ""

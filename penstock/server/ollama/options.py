@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
 from penstock.server.fields import WHOLE, Body, StopString
+from penstock.server.model import ServedModel
+from penstock.types import SamplingParams
 
+# Ollama's own, for models that recommend nothing
+OWN: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0,
+                            "repetition_penalty": 1.1, "repeat_last_n": 64}
 RENAMED = {"repeat_penalty": "repetition_penalty"}
 SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "presence_penalty", "frequency_penalty")
 
@@ -63,3 +69,8 @@ class OllamaOptions(Body):
         """As Ollama does, an answer ends where there is no more room; None is all of it."""
         wanted = self.num_predict or -1
         return wanted if 0 < wanted <= room else None
+
+
+def own_defaults(model: ServedModel) -> SamplingParams:
+    """The sampling values that a body leaves open."""
+    return model.defaults.clone(**model.found_defaults.yield_to(OWN))

@@ -21,6 +21,7 @@ from penstock.server.model import ServedModel
 from penstock.server.ollama.answer import MEDIA_TYPE, Clock, Head, OllamaAnswer, failed
 from penstock.server.ollama.bodies import OllamaAnswerBody, OllamaChat, OllamaGenerate, OllamaModelBody
 from penstock.server.ollama.names import find_model
+from penstock.server.ollama.options import own_defaults
 from penstock.server.structure import structure
 from penstock.server.turn import Turn
 from penstock.text.reasoning import detect_kind
@@ -37,7 +38,8 @@ async def chat(request: Request) -> Response:
     await load(request, body, model, clock)
     asked = await aside(request, lambda: translated(ChatBody, body.chat([message.openai() for message in body.messages],
                                                                         body.tools)))
-    conversation = await unless_gone(request, Conversation.prepare(asked, model, client_of(request).tenant))
+    conversation = await unless_gone(request, Conversation.prepare(asked, model, client_of(request).tenant,
+                                                                   own_defaults(model)))
     return await answer(request, body, asked, model, conversation, clock, chats=True)
 
 
@@ -52,7 +54,8 @@ async def generate(request: Request) -> Response:
     asked: SamplingBody
     if templated:
         asked = translated(ChatBody, body.chat(body.messages()))
-        conversation = await unless_gone(request, Conversation.prepare(asked, model, client_of(request).tenant))
+        conversation = await unless_gone(request, Conversation.prepare(asked, model, client_of(request).tenant,
+                                                                       own_defaults(model)))
     else:
         prompt = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt
         asked = translated(CompletionBody, {**body.common(), "prompt": prompt})
@@ -71,7 +74,7 @@ async def _plain(asked: CompletionBody, body: OllamaGenerate, model: ServedModel
     """A prompt without a template, as a conversation that has none."""
     encoded = await model.encode(asked.prompts()[0], tenant=tenant)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    return Conversation(encoded, sampling_params(asked, model.defaults, max_tokens=None, logprobs=num_top,
+    return Conversation(encoded, sampling_params(asked, own_defaults(model), max_tokens=None, logprobs=num_top,
                                                  structured_outputs=structure(asked)))
 
 
