@@ -13,12 +13,16 @@ from penstock.server.fields import (
     MOST_TOP_LOGPROBS,
     WHOLE,
     Body,
+    Length,
     Role,
     SamplingBody,
     undocumented,
 )
 from penstock.server.media import refuse_media
 from penstock.server.structure import StructureBody
+
+MAX_TEMPLATE_CHARS = 1 << 17
+MAX_DOCUMENTS = 1_000
 
 
 class Said(Body):
@@ -114,22 +118,46 @@ class NamedChoice(Body):
     function: NamedFunction
 
 
+class AllowedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class AllowedChoice(Body):
+    """The prompt describes every tool, and these may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    @property
+    def names(self) -> set[str]:
+        return {tool.function.name for tool in self.allowed_tools.tools}
+
+
 class ChatBody(SamplingBody, StructureBody):
     model_config = ConfigDict(json_schema_extra=lambda schema: undocumented(schema, REFUSED))
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
-    max_tokens: int | None = Field(None, ge=1, le=WHOLE)
-    max_completion_tokens: int | None = Field(None, ge=1, le=WHOLE)
+    max_tokens: Length | None = None
+    max_completion_tokens: Length | None = None
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     # vLLM's
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: str | None = Field(None, max_length=MAX_TEMPLATE_CHARS)
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[str | dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     include_reasoning: bool = True
+    thinking_token_budget: int | None = Field(None, ge=-1, le=WHOLE)
     # without effect here
     metadata: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
@@ -153,15 +181,18 @@ class ChatBody(SamplingBody, StructureBody):
         for name, why in REFUSED.items():
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is not supported: {why}")
+        if self.n_probs and self.logprobs is None:
+            self.logprobs, self.top_logprobs = True, self.n_probs
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs=true")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice needs tools")
-        if isinstance(self.tool_choice, NamedChoice):
-            names = [tool.function.name for tool in self.tools or ()]
-            if self.tool_choice.function.name not in names:
-                raise ValueError(f"tool_choice names {shown(self.tool_choice.function.name)}, which is not among the "
-                                 "tools")
+        if isinstance(self.tool_choice, (NamedChoice, AllowedChoice)):
+            choice = self.tool_choice
+            wanted = choice.names if isinstance(choice, AllowedChoice) else {choice.function.name}
+            unknown = sorted(wanted - {tool.function.name for tool in self.tools or ()})
+            if unknown:
+                raise ValueError(f"tool_choice names {shown(unknown[0])}, which is not among the tools")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream=true")
         return self

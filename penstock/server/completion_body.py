@@ -21,12 +21,14 @@ class CompletionBody(SamplingBody, StructureBody):
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
-    max_tokens: int | None = Field(DEFAULT_TOKENS, ge=0, le=WHOLE)
+    max_tokens: int | None = Field(DEFAULT_TOKENS, ge=-2, le=WHOLE)       # below 0: as many as fit
     suffix: str | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _possible(self) -> CompletionBody:
+        if self.n_probs and self.logprobs is None:
+            self.logprobs = self.n_probs
         if self.suffix:
             raise ValueError("suffix is not supported: no model here fills in between two texts; leave it out")
         if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:

@@ -56,7 +56,7 @@ def _params(body: CompletionBody, model: ServedModel) -> SamplingParams:
         if body.prompt_logprobs is not None:
             raise InvalidRequest("echo with logprobs gives the prompt's log probabilities: leave prompt_logprobs out")
         more["prompt_logprobs"] = body.logprobs
-    longest = None if body.max_tokens is None else max(1, body.max_tokens)
+    longest = 1 if body.max_tokens == 0 else body.max_tokens
     return sampling_params(body, model.defaults, max_tokens=longest, logprobs=body.logprobs, **more)
 
 

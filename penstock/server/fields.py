@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -20,7 +21,7 @@ from penstock.errors import InvalidRequest, shown
 from penstock.server.elsewhere import DECISIVE
 from penstock.server.record import Budget, Record
 from penstock.server.unknown import UnknownKeys, refuse_unknown
-from penstock.types import SamplingParams
+from penstock.types import MAX_BREAKER_CHARS, MAX_BREAKERS, MAX_DRY_LENGTH, SamplingParams
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,6 +40,15 @@ MAX_TOOLS = 128
 WHOLE = 2**31 - 1
 
 StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+
+
+def _not_nothing(length: int) -> int:
+    if length == 0:
+        raise ValueError("give at least 1, or -1 for as many as fit")
+    return length
+
+
+Length = Annotated[int, Field(ge=-2, le=WHOLE), AfterValidator(_not_nothing)]       # below 0: as many as fit
 
 
 class Body(Record):
@@ -118,6 +128,28 @@ class SamplingBody(Body):
     return_token_ids: bool = False
     request_id: str | None = Field(None, max_length=128)
     timeout: float | None = Field(None, gt=0, le=1e6)
+    # llama-server's
+    n_predict: Length | None = None
+    n_probs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    repeat_penalty: float | None = Field(None, gt=0, le=100)
+    repeat_last_n: int | None = Field(None, ge=-1, le=WHOLE)
+    dry_multiplier: float | None = Field(None, ge=0, le=1e6)
+    dry_base: float | None = Field(None, ge=1, le=1e6)
+    dry_allowed_length: int | None = Field(None, ge=0, le=MAX_DRY_LENGTH)
+    dry_penalty_last_n: int | None = Field(None, ge=-1, le=WHOLE)
+    dry_sequence_breakers: list[Annotated[str, Field(max_length=MAX_BREAKER_CHARS)]] | None = Field(
+        None, max_length=MAX_BREAKERS)
+    xtc_probability: float | None = Field(None, ge=0, le=1)
+    xtc_threshold: float | None = Field(None, ge=0, le=1)
+    mirostat: int | None = Field(None, ge=0, le=2)
+    mirostat_tau: float | None = Field(None, ge=0, le=1e6)
+    mirostat_eta: float | None = Field(None, ge=0, le=1)
+    top_n_sigma: float | None = Field(None, ge=-1e6, le=1e6)
+    dynatemp_range: float | None = Field(None, ge=0, le=1e6)
+    dynatemp_exponent: float | None = Field(None, ge=0, le=1e6)
+    # without effect: prefixes are always found again, wherever they were computed, and give the same answer
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
 
     @field_validator("stop")
     @classmethod
@@ -126,6 +158,17 @@ class SamplingBody(Body):
             raise ValueError(f"{len(stop)} stop strings: the limit is {MOST_STOPS}")
         return [one for one in stop if one] if isinstance(stop, list) else stop or None
 
+    @model_validator(mode="after")
+    def _synonyms(self) -> SamplingBody:
+        for own, name in SYNONYMS.items():
+            value = getattr(self, own)
+            if value is None or name not in type(self).model_fields:
+                continue
+            if name in self.model_fields_set and getattr(self, name) not in (None, value):
+                raise ValueError(f"{own}={value} and {name}={getattr(self, name)} mean the same: give one of them")
+            setattr(self, name, value)
+        return self
+
     @field_validator("allowed_token_ids")
     @classmethod
     def _once(cls, ids: list[int] | None) -> list[int] | None:
@@ -133,15 +176,24 @@ class SamplingBody(Body):
         return None if ids is None else list(dict.fromkeys(ids))
 
 
+SYNONYMS = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 PLAIN = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop", "top_k", "min_p",
          "typical_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
-         "skip_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs", "truncate_prompt_tokens")
+         "skip_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs", "truncate_prompt_tokens",
+         "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+         "dry_sequence_breakers", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta",
+         "top_n_sigma", "dynatemp_range", "dynatemp_exponent")
 
 
 def sampling_params(body: SamplingBody, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None,
                     **more: Any) -> SamplingParams:
-    """The body's values over the model's own."""
+    """The body's values over the model's own. A negative `max_tokens` is as many as fit, a seed of -1 another each
+    time."""
     given = {name: value for name in PLAIN if (value := getattr(body, name)) is not None}
+    if given.get("seed") == -1:
+        del given["seed"]
+    if max_tokens is not None and max_tokens < 0:
+        max_tokens = None
     bias = {_token_id(key): value for key, value in (body.logit_bias or {}).items()}
     return defaults.clone(**given, max_tokens=max_tokens, logprobs=logprobs, logit_bias=bias or None, **more)
 

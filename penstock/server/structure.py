@@ -34,8 +34,20 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
+    """OpenAI's; llama-server gives the schema in `schema`, TGI and huggingface_hub in `value`."""
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    value: Source | dict[str, Any] | None = None
+
+    @property
+    def schema_asked(self) -> Source | dict[str, Any] | None:
+        """The schema, wherever it stands."""
+        if self.json_schema is not None and self.json_schema.schema_ is not None:
+            return self.json_schema.schema_
+        named = self.value.get("schema") if isinstance(self.value, dict) and self.type == "json_schema" else None
+        return self.schema_ or (named if isinstance(named, dict) else self.value)
 
 
 class StructureBody(Body):
@@ -47,6 +59,9 @@ class StructureBody(Body):
     guided_regex: Source | None = None
     guided_choice: Choices | None = None
     guided_grammar: Source | None = None
+    # llama-server's
+    grammar: Source | None = None
+    json_schema: Source | dict[str, Any] | None = None
 
 
 def structure(body: StructureBody) -> StructuredOutputsParams | None:
@@ -55,6 +70,8 @@ def structure(body: StructureBody) -> StructuredOutputsParams | None:
              **{f"guided_{kind}": StructuredOutputsParams(**{kind: value}) for kind in ("json", "regex", "choice",
                                                                                          "grammar")
                 if (value := getattr(body, f"guided_{kind}")) is not None}}
+    asked |= {"grammar": StructuredOutputsParams(grammar=body.grammar) if body.grammar else None,
+              "json_schema": None if body.json_schema is None else StructuredOutputsParams(json=body.json_schema)}
     given = {name: value for name, value in asked.items() if value is not None}
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} each fix the answer's form: give one of them")
@@ -73,8 +90,14 @@ def _structured(body: StructureBody) -> StructuredOutputsParams | None:
 def _response_format(asked: ResponseFormat | None) -> StructuredOutputsParams | None:
     if asked is None or asked.type == "text":
         return None
-    if asked.type == "json_object":
-        return StructuredOutputsParams(json_object=True)
-    if asked.json_schema is None or asked.json_schema.schema_ is None:
-        raise InvalidRequest("response_format of type json_schema needs json_schema.schema: give the schema")
-    return StructuredOutputsParams(json=asked.json_schema.schema_)
+    if asked.type == "regex":
+        if not isinstance(asked.value, str):
+            raise InvalidRequest("response_format of type regex needs value: give the regular expression")
+        return StructuredOutputsParams(regex=asked.value)
+    schema = asked.schema_asked
+    if schema is None:
+        if asked.type == "json_object":
+            return StructuredOutputsParams(json_object=True)
+        place = "json_schema.schema" if asked.type == "json_schema" else "value"
+        raise InvalidRequest(f"response_format of type {asked.type} needs {place}: give the schema")
+    return StructuredOutputsParams(json=schema)

@@ -1,0 +1,117 @@
+"""Fields by the names that llama-server, Ollama, TGI and huggingface_hub have for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from penstock.server.chat_body import ChatBody
+from penstock.server.completion_body import CompletionBody
+from penstock.server.errors import invalid_body
+from penstock.server.fields import SamplingBody, sampling_params
+from penstock.server.structure import structure
+from penstock.types import SamplingParams, StructuredOutputsParams
+
+HI = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def chat(**values: Any) -> ChatBody:
+    return ChatBody.model_validate({"messages": HI, **values})
+
+
+def completion(**values: Any) -> CompletionBody:
+    return CompletionBody.model_validate({"prompt": "hi", **values})
+
+
+def params(body: ChatBody | CompletionBody) -> SamplingParams:
+    return sampling_params(body, SamplingParams(max_tokens=7, seed=3), max_tokens=body.max_tokens, logprobs=None)
+
+
+def refusal(**values: Any) -> str:
+    with pytest.raises(ValidationError) as found:
+        chat(**values)
+    return invalid_body(found.value).message
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_a_negative_length_is_as_many_as_fit(make: Any) -> None:
+    for values in ({"max_tokens": -1}, {"n_predict": -1}, {"n_predict": -2}):
+        assert params(make(**values)).max_tokens is None
+    assert params(make(n_predict=5)).max_tokens == 5
+
+
+def test_lengths_that_are_none() -> None:
+    assert chat(max_completion_tokens=-1).max_completion_tokens == -1
+    for values in ({"max_tokens": 0}, {"max_tokens": -3}, {"max_completion_tokens": 0}, {"n_predict": 0}):
+        assert refusal(**values).startswith(next(iter(values)))
+
+
+def test_synonyms() -> None:
+    assert params(chat(repeat_penalty=1.3)).repetition_penalty == 1.3
+    assert params(chat(repeat_penalty=1.3, repetition_penalty=1.3)).repetition_penalty == 1.3
+    assert "mean the same: give one of them" in refusal(repeat_penalty=1.3, repetition_penalty=1.2)
+    assert "mean the same: give one of them" in refusal(n_predict=5, max_tokens=6)
+
+
+def test_probabilities_as_llama_server_asks_for_them() -> None:
+    body = chat(n_probs=3)
+    assert (body.logprobs, body.top_logprobs) == (True, 3)
+    assert completion(n_probs=3).logprobs == 3
+    assert chat(n_probs=0).logprobs is None and chat(n_probs=3, logprobs=False).logprobs is False
+
+
+def test_a_seed_of_minus_one_is_another_each_time() -> None:
+    assert params(chat(seed=-1)).seed == 3          # the model's own, as where none is given
+    assert params(chat(seed=-2)).seed == -2
+
+
+SAMPLERS: dict[str, Any] = {
+    "repeat_last_n": 64, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": 100,
+    "dry_sequence_breakers": ("\n", "x"), "xtc_probability": 0.5, "xtc_threshold": 0.2, "mirostat": 2,
+    "mirostat_tau": 4.0, "mirostat_eta": 0.2, "top_n_sigma": 1.0, "dynatemp_range": 0.3, "dynatemp_exponent": 2.0}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_have_their_values(name: str) -> None:
+    value = list(SAMPLERS[name]) if isinstance(SAMPLERS[name], tuple) else SAMPLERS[name]
+    assert getattr(params(chat(**{name: value})), name) == SAMPLERS[name]
+
+
+def test_every_sampling_value_has_a_field() -> None:
+    of_python = {"detokenize", "guided_decoding", "logits_processors", "output_kind"}
+    elsewhere = {"best_of", "max_tokens", "logprobs", "structured_outputs", "thinking_token_budget"}
+    own = set(SamplingParams.__dataclass_fields__) - of_python - elsewhere
+    assert own <= set(SamplingBody.model_fields)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [
+    ({"type": "json_object", "value": SCHEMA}, {"json": SCHEMA}), ({"type": "json", "value": SCHEMA}, {"json": SCHEMA}),
+    ({"type": "json_object", "schema": SCHEMA}, {"json": SCHEMA}),
+    ({"type": "json_schema", "schema": SCHEMA}, {"json": SCHEMA}),
+    ({"type": "json_schema", "value": {"name": "a", "schema": SCHEMA}}, {"json": SCHEMA}),
+    ({"type": "json_object"}, {"json_object": True}), ({"type": "regex", "value": "[ab]+"}, {"regex": "[ab]+"}),
+])
+def test_response_format(asked: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = structure(chat(response_format=asked))
+    wanted = StructuredOutputsParams(**expected)
+    assert found is not None
+    assert (found.json, found.regex, found.json_object) == (wanted.json, wanted.regex, wanted.json_object)
+
+
+@pytest.mark.parametrize(("asked", "told"), [({"type": "json"}, "value"), ({"type": "regex", "value": {}}, "value"),
+                                             ({"type": "json_schema"}, "json_schema.schema")])
+def test_response_format_without_its_source(asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"response_format of type {asked['type']} needs {told}: give the"):
+        structure(chat(response_format=asked))
+
+
+@pytest.mark.parametrize("make", [chat, completion])
+def test_forms_as_llama_server_asks_for_them(make: Any) -> None:
+    assert structure(make(grammar='root ::= "a"')).grammar == 'root ::= "a"'
+    assert structure(make(json_schema=SCHEMA)).json == StructuredOutputsParams(json=SCHEMA).json
+    assert structure(make(grammar="")) is None
+    with pytest.raises(ValueError, match="grammar and json_schema each fix the answer's form"):
+        structure(make(grammar='root ::= "a"', json_schema={}))
