@@ -10,7 +10,7 @@ from typing import Any
 from penstock.config import EngineConfig, Setting
 from penstock.errors import InvalidRequest
 from penstock.hub.recommended import find_recommended
-from penstock.override import LENGTH, NAMES, OPTION, parse_override, sampling_of
+from penstock.override import LENGTH, NAMES, OPTION, RARE_NAMES, parse_override, sampling_of
 from penstock.types import SamplingParams
 
 AUTO, NEUTRAL = "auto", "vllm"
@@ -29,7 +29,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Every sampling value with its reason. Where the model recommends none, an API's own take their place."""
+    """The sampling values with their reasons; rare ones only where they are set. Where the model recommends none, an API's own take their place."""
 
     settings: tuple[Setting, ...]
     is_recommended: bool = False
@@ -37,16 +37,16 @@ class Defaults:
     @classmethod
     def make(cls, source: Source, override: Mapping[str, Any]) -> Defaults:
         neutral, settings = SamplingParams(), []
-        for name in (*NAMES, LENGTH):
+        for name in (*NAMES, *RARE_NAMES, LENGTH):
             value, why = source.values.get(name), source.why
             if name in override:
                 value, why = override[name], OPTION
             elif value is None:
                 why = "neutral" if source.values else source.why
-            if name == LENGTH:
-                settings += [Setting("max_tokens", value, why)] if value is not None else []
-            else:
-                settings.append(Setting(name, getattr(neutral, name) if value is None else value, why))
+            if value is not None:
+                settings.append(Setting("max_tokens" if name == LENGTH else name, value, why))
+            elif name in NAMES:
+                settings.append(Setting(name, getattr(neutral, name), why))
         return cls(tuple(settings), source.is_recommended)
 
     @property
@@ -91,7 +91,7 @@ def _source(asked: str, found: Mapping[str, Any], metadata: Mapping[str, Any] | 
 
 def _read(found: Mapping[str, Any], name: str) -> Source:
     """Values of a generation config. One with do_sample=false is greedy."""
-    values = {key: found[key] for key in (*NAMES, LENGTH) if type(found.get(key)) in (int, float)}
+    values = {key: found[key] for key in (*NAMES, *RARE_NAMES, LENGTH) if type(found.get(key)) in (int, float)}
     why = name
     if found.get("do_sample") is False:
         values = {key: value for key, value in values.items() if key in ("repetition_penalty", LENGTH)}

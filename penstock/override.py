@@ -10,6 +10,8 @@ from penstock.errors import InvalidConfig, InvalidRequest, shown
 from penstock.types import SamplingParams
 
 NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+RARE_NAMES = ("presence_penalty", "frequency_penalty", "repeat_last_n", "xtc_probability", "xtc_threshold", "mirostat",
+              "mirostat_tau", "mirostat_eta")
 LENGTH = "max_new_tokens"       # as generation_config.json calls max_tokens
 OPTION = "override_generation_config"
 
@@ -24,8 +26,8 @@ def parse_override(text: str) -> dict[str, Any]:
         raise InvalidConfig(f"{OPTION}={shown(text)} is not understood: give a JSON object like "
                             '{"temperature": 0.5}')
     for name, value in values.items():
-        if name not in (*NAMES, LENGTH):
-            raise InvalidConfig(f"{OPTION} has no {shown(name)}: give {', '.join(NAMES)} or {LENGTH}")
+        if name not in (*NAMES, *RARE_NAMES, LENGTH):
+            raise InvalidConfig(f"{OPTION} has no {shown(name)}: give {', '.join((*NAMES, *RARE_NAMES))} or {LENGTH}")
         if value is not None:
             _check(name, value)
     return values

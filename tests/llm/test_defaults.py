@@ -42,6 +42,8 @@ def test_the_files_own_values_come_first() -> None:
     gguf = defaults_of({"temperature": 0.6, "eos_token_id": [2]}, SMOLLM2)
     assert (gguf.params.temperature, gguf.params.top_p) == (0.6, 1.0), "a set is taken whole"
     assert why(gguf, "temperature") == "general.sampling of the GGUF file"
+    rare = defaults_of({"repetition_penalty": 1.2, "repeat_last_n": 64}, OTHER)
+    assert rare.params == SamplingParams(repetition_penalty=1.2, repeat_last_n=64)
 
 
 def test_then_those_kept_with_the_short_names_then_llama_cpps() -> None:

@@ -28,11 +28,10 @@ def told(server: RunningServer) -> dict[str, tuple[Any, str]]:
 
 
 def test_a_first_chat_answers_as_run_does(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    for question in (QUESTION, "Name a color."):
-        assert main(["run", "smollm2", question, "--seed=11", "--json", "--max-model-len=2048", "--max-tokens=40"]) == 0
-        assert ask(server, question, seed=11, max_tokens=40) == json.loads(capsys.readouterr().out)["text"]
-    answers = [ask(server, QUESTION, max_tokens=40) for _ in range(10)]
-    assert sum("Paris" in answer for answer in answers) >= 9
+    assert main(["run", "smollm2", "Name a color.", "--seed=11", "--json", "--max-tokens=30"]) == 0
+    assert ask(server, "Name a color.", seed=11, max_tokens=30) == json.loads(capsys.readouterr().out)["text"]
+    answers = [ask(server, QUESTION, max_tokens=30) for _ in range(6)]
+    assert sum("Paris" in answer for answer in answers) >= 5
 
 
 def test_info_and_the_banner_say_why(server: RunningServer) -> None:

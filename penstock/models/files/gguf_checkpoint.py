@@ -29,7 +29,9 @@ FILE_TYPES = {
 }
 DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}       # kept as stored
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-            "penalty_repeat": "repetition_penalty"}
+            "penalty_repeat": "repetition_penalty", "penalty_last_n": "repeat_last_n",
+            "xtc_probability": "xtc_probability", "xtc_threshold": "xtc_threshold", "mirostat": "mirostat",
+            "mirostat_tau": "mirostat_tau", "mirostat_eta": "mirostat_eta"}
 
 
 class GgufCheckpoint:
