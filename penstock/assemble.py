@@ -20,8 +20,8 @@ from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolv
 from penstock.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.engine.engine import Engine
 from penstock.engine.scheduler import Scheduler
-from penstock.idle_options import find_idle, mark_idle, packed_share
 from penstock.errors import InvalidConfig, shown
+from penstock.idle_options import find_idle, mark_idle, packed_share
 from penstock.machine import free_memory_bytes, held_collector, settle_collector
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
@@ -34,6 +34,7 @@ from penstock.runner.memory import BlockMemory
 from penstock.runner.runner import Runner
 from penstock.sampling.grammars import Grammars
 from penstock.sandbox.lexicon import make_lexicon
+from penstock.text.template_file import read_template
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def held_gpu_bytes(device: str) -> int:
 def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
              progress: Progress | None = None, offline: bool = False, with_text: bool = True) -> Assembly:
     """Without text there is no tokenizer: another process has it, and has found it harmless."""
+    text = with_text and not config.skip_tokenizer_init
+    template = read_template(config.chat_template) if text and config.chat_template is not None else None
     path = find_model(model, config.revision, show_progress)
     dummy = config.load_format == "dummy"
     checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
@@ -101,8 +104,7 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
         ahead = _compile_ahead(spec, described, config, offline)
         spec, settings = _resolved(spec, described, config, _gpu(spec, described, config), offline)
         settings = _tell_idle(settings, config, checkpoint, spec)
-        text = with_text and not config.skip_tokenizer_init
-        tokenizer = _aside(_tokenizer, path, checkpoint, config) if text else None
+        tokenizer = _aside(_tokenizer, path, checkpoint, config, template) if text else None
         cpu.set_num_threads(settings.threads)
         loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress)
     finally:
@@ -203,7 +205,7 @@ def _compile_ahead(spec: ModelSpec, described: Mapping[str, Any], config: Engine
             return None
         wanted = repr((spec.embedding, spec.layers, spec.norm, spec.head,
                        replace(settings.config, kv_cache_tokens=None, seed=0, generation_config=AUTO,
-                               override_generation_config=None)))
+                               override_generation_config=None, chat_template=None)))
         begun = begin(partial(outline, spec, settings, seen.num_processors), wanted, seen, cpu.available_cores())
         _aside(hash_compiler)
         return begun
@@ -269,12 +271,12 @@ def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:
     return begun
 
 
-def _tokenizer(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> Tokenizer:
+def _tokenizer(path: Path, checkpoint: Checkpoint | None, config: EngineConfig, template: str | None) -> Tokenizer:
     """In a process of its own, which is started before the files are read."""
     from penstock.sandbox.process import Sandbox
     from penstock.sandbox.program import load_sandboxed
 
-    return _with_source(path, checkpoint, config, partial(load_sandboxed, sandbox=Sandbox()))
+    return _with_source(path, checkpoint, config, partial(load_sandboxed, sandbox=Sandbox(), template=template))
 
 
 def _with_source(path: Path, checkpoint: Checkpoint | None, config: EngineConfig,

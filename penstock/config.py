@@ -88,6 +88,8 @@ class EngineConfig:
     """What a user may set. None means: derived from the model and the machine by `resolve`."""
 
     tokenizer: str | None = option(None, "folder or .gguf file to take the tokenizer from, if not the model's own")
+    chat_template: str | None = option(None, "file with a Jinja chat template, or the template itself, in place of the "
+                                       "model's own; of several models for the first")
     revision: str | None = option(None, "branch, tag or commit of a model on the Hugging Face hub")
     load_format: str = option("auto", "auto, or dummy for seeded random weights from config.json alone", LOAD_FORMATS)
     skip_tokenizer_init: bool = option(False, "work on token ids only")

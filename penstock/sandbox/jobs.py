@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.text.facts import TokenizerFacts
+from penstock.text.facts import TokenizerFacts, TokenNames
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
 
@@ -16,6 +16,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     origin: str
     folder: str | None = None
     metadata: dict[str, Any] | None = None
+    template: str | None = None                 # in place of its own chat templates
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
@@ -52,13 +53,14 @@ class EncodeText(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodeChat(msgspec.Struct, frozen=True, tag=True):
-    """A conversation's prompt by the model's chat template, and its ids. `parse_special`: control tokens written in the
-    messages are control tokens."""
+    """A conversation's prompt by the model's chat template, or by `template`, and its ids. `parse_special`: control
+    tokens written in the messages are control tokens."""
 
     messages: list[dict[str, Any]]
     values: dict[str, Any]
     max_tokens: int | None = None
     parse_special: bool = False
+    template: str | None = None
 
 
 class RenderChat(msgspec.Struct, frozen=True, tag=True):
@@ -81,6 +83,10 @@ class SpellIds(msgspec.Struct, frozen=True, tag=True):
 
     ids: bytes                                  # 32-bit numbers
     alone: bool
+
+
+class DescribeTokens(msgspec.Struct, frozen=True, tag=True):
+    """Every token as the tokenizer's files write it."""
 
 
 class CompileGrammar(msgspec.Struct, frozen=True, tag=True):
@@ -107,6 +113,10 @@ class Text(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Described(msgspec.Struct, frozen=True, tag=True):
+    tokens: TokenNames
+
+
 class Tried(msgspec.Struct, frozen=True, tag=True):
     facts: GrammarFacts
 
@@ -120,5 +130,5 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 Control = Load | Fork | Kill
-Job = EncodeText | EncodeChat | RenderChat | EncodeWords | DecodeIds | SpellIds | CompileGrammar
-Reply = Ids | Words | Text | Texts | Tried | Refusal
+Job = EncodeText | EncodeChat | RenderChat | EncodeWords | DecodeIds | SpellIds | DescribeTokens | CompileGrammar
+Reply = Ids | Words | Text | Texts | Described | Tried | Refusal

@@ -15,6 +15,8 @@ from penstock.sandbox import frames
 from penstock.sandbox.jobs import (
     CompileGrammar,
     DecodeIds,
+    Described,
+    DescribeTokens,
     EncodeChat,
     EncodeText,
     EncodeWords,
@@ -94,7 +96,7 @@ def run(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
     if isinstance(job, EncodeText):
         return Ids(pack_ids(program.encode_upto(job.text, job.add_special_tokens, job.max_tokens)))
     if isinstance(job, EncodeChat):
-        ids, text = program.encode_chat(job.messages, job.values, job.max_tokens, job.parse_special)
+        ids, text = program.encode_chat(job.messages, job.values, job.max_tokens, job.parse_special, job.template)
         return Ids(pack_ids(ids), text)
     if isinstance(job, RenderChat):
         return Text(program.render(job.messages, job.values))
@@ -104,6 +106,8 @@ def run(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
         return Text(program.decode(job.ids))
     if isinstance(job, SpellIds):
         return Texts(program.spell(ids_of(job.ids), job.alone))
+    if isinstance(job, DescribeTokens):
+        return Described(program.describe())
     assert isinstance(job, CompileGrammar)
     return Tried(_try_grammar(lexicon or _make_lexicon(program), job))
 

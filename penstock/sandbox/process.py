@@ -66,14 +66,16 @@ class Sandbox:
             theirs.close()
         self._control = ours
 
-    def load(self, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file") -> TokenizerFacts:
-        """Read a tokenizer, from a folder or from a GGUF file's metadata. Raises InvalidModel for one that cannot be
-        read, or not within the limits of memory and time."""
+    def load(self, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file",
+             template: str | None = None) -> TokenizerFacts:
+        """Read a tokenizer, from a folder or from a GGUF file's metadata; `template` takes the place of its own chat
+        templates. Raises InvalidModel for one that cannot be read, or not within the limits of memory and time."""
         if isinstance(source, Mapping):
             self._load = Load(origin, metadata={key: _plain(value) for key, value in source.items()
-                                                if key.startswith(("tokenizer.", "general.architecture"))})
+                                                if key.startswith(("tokenizer.", "general.architecture"))},
+                              template=template)
         else:
-            self._load = Load(origin, folder=os.fspath(source))
+            self._load = Load(origin, folder=os.fspath(source), template=template)
         with self._lock:
             return self._loaded()
 

@@ -15,6 +15,8 @@ from penstock.sandbox import frames
 from penstock.sandbox.jobs import (
     CompileGrammar,
     DecodeIds,
+    Described,
+    DescribeTokens,
     EncodeChat,
     EncodeText,
     EncodeWords,
@@ -28,6 +30,7 @@ from penstock.sandbox.jobs import (
 from penstock.sandbox.limits import GRAMMAR_BYTES, TEXT_BYTES
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.replies import ids_of, packed, unpacked
+from penstock.text.facts import TokenNames
 from penstock.text.template import Message, plain
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import GrammarFacts, StructuredOutputsParams
@@ -55,8 +58,8 @@ class SandboxedProgram:
         return ids_of(self._text(EncodeText(text, add_special_tokens, max_tokens), Ids).ids)
 
     def encode_chat(self, messages: Sequence[Message], values: Mapping[str, Any], max_tokens: int | None = None,
-                    parse_special: bool = False) -> tuple[list[int], str]:
-        reply = self._text(EncodeChat(plain(messages), plain(values), max_tokens, parse_special), Ids)
+                    parse_special: bool = False, template: str | None = None) -> tuple[list[int], str]:
+        reply = self._text(EncodeChat(plain(messages), plain(values), max_tokens, parse_special, template), Ids)
         return ids_of(reply.ids), reply.text or ""
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
@@ -67,6 +70,9 @@ class SandboxedProgram:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._text(DecodeIds(list(ids)), Text).text
+
+    def describe(self) -> TokenNames:
+        return self._text(DescribeTokens(), Described).tokens
 
     def try_grammar(self, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
         """In a lane of its own, which ends with it."""
@@ -154,11 +160,11 @@ def grammar_refusal(error: BaseException) -> InvalidRequest:
 
 
 def load_sandboxed(source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file",
-                   sandbox: Sandbox | None = None) -> Tokenizer:
-    """A tokenizer whose programs run in a process of their own."""
+                   sandbox: Sandbox | None = None, template: str | None = None) -> Tokenizer:
+    """A tokenizer whose programs run in a process of their own; `template` takes the place of its chat templates."""
     sandbox = sandbox or Sandbox()
     try:
-        facts = sandbox.load(source, origin)
+        facts = sandbox.load(source, origin, template)
     except BaseException:
         sandbox.close()
         raise

@@ -61,8 +61,9 @@ class TextService:
         return ids_of(reply.ids)
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any],
-                          max_tokens: int | None, parse_special: bool, tenant: str = "") -> tuple[list[int], str]:
-        job = EncodeChat([dict(one) for one in messages], dict(values), max_tokens, parse_special)
+                          max_tokens: int | None, parse_special: bool, tenant: str = "", template: str | None = None,
+                          ) -> tuple[list[int], str]:
+        job = EncodeChat([dict(one) for one in messages], dict(values), max_tokens, parse_special, template)
         reply = unpacked(await self._run(job, tenant), Ids)
         return ids_of(reply.ids), reply.text or ""
 

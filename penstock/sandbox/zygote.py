@@ -62,7 +62,8 @@ class Zygote:
         limit_memory(LOAD_BYTES)
         limit_time(LOAD_S)
         try:
-            self._program = LocalProgram.load(command.folder or command.metadata or {}, command.origin)
+            self._program = LocalProgram.load(command.folder or command.metadata or {}, command.origin,
+                                              command.template)
             facts = Loaded(self._program.facts())
         except PenstockError as error:
             return Refusal("model", str(error))

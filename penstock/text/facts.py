@@ -16,3 +16,12 @@ class TokenizerFacts:
     bos_token_id: int | None
     chat_template: str | None
     max_token_bytes: int | None                 # of text that one token stands for; None: any number
+
+
+@dataclass(frozen=True)
+class TokenNames:
+    """Tokens as the tokenizer's files write them, which is not always what they spell."""
+
+    tokens: list[str | None]                    # by id; None: there is no such id
+    num_base: int                               # without those added to the vocabulary
+    named: dict[str, str]                       # eos_token, pad_token, …

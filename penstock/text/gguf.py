@@ -24,12 +24,8 @@ from penstock.errors import InvalidModel
 from penstock.text import spm, wordpiece
 from penstock.text.metadata import KEY, Metadata
 from penstock.text.splits import BY_ARCHITECTURE, SPLITTINGS, Splitting
-from penstock.text.vocabulary import REMEDY, Vocabulary, add_tokens, refusing
+from penstock.text.vocabulary import REMEDY, TURN_ENDS, Vocabulary, add_tokens, refusing
 
-TURN_ENDS = frozenset({
-    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|endoftext|>",
-    "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|return|>", "<turn|>", "[EOT]", "<EOT>", "<end_of_utterance>",
-})
 MERGED_PIECES = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})      # names of `pre`
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from penstock.errors import InvalidModel, InvalidRequest
 from penstock.text import folder, gguf
 from penstock.text.control import ControlTokens
 from penstock.text.decoding import Decoder, Spelling
-from penstock.text.facts import TokenizerFacts
+from penstock.text.facts import TokenizerFacts, TokenNames
 from penstock.text.growth import check_growth
 from penstock.text.slices import Slicer
 from penstock.text.template import ChatTemplate, Message
@@ -55,11 +55,12 @@ class LocalProgram:
         self._slicer = Slicer(self.backend, self.spelling.decoder.kind)
 
     @classmethod
-    def load(cls, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file") -> LocalProgram:
-        """From a folder, or from the metadata of a GGUF file."""
-        if isinstance(source, Mapping):
-            return cls(gguf.read_vocabulary(source, origin))
-        return cls(folder.read_vocabulary(Path(source)))
+    def load(cls, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file",
+             template: str | None = None) -> LocalProgram:
+        """From a folder, or from the metadata of a GGUF file; `template` takes the place of its chat templates."""
+        vocabulary = (gguf.read_vocabulary(source, origin) if isinstance(source, Mapping) else
+                      folder.read_vocabulary(Path(source)))
+        return cls(vocabulary if template is None else vocabulary.with_template(template))
 
     @cached_property
     def vocab_size(self) -> int:
@@ -79,6 +80,13 @@ class LocalProgram:
         return TokenizerFacts(decoder.kind, decoder.strips, spellings, sorted(self.special_ids),
                               list(self.vocabulary.eos_token_ids), self.vocabulary.bos_token_id,
                               self.vocabulary.templates.get("default"), longest)
+
+    def describe(self) -> TokenNames:
+        vocab = self.backend.get_vocab(with_added_tokens=True)
+        tokens: list[str | None] = [None] * (max(vocab.values(), default=-1) + 1)
+        for token, id in vocab.items():
+            tokens[id] = token
+        return TokenNames(tokens, self.backend.get_vocab_size(with_added_tokens=False), dict(self.vocabulary.named))
 
     # texts
 
@@ -155,26 +163,34 @@ class LocalProgram:
 
     # conversations
 
-    def render(self, messages: Sequence[Message], values: Values) -> str:
-        """The prompt that the model's template makes of a conversation; `values` are its other variables, among them
-        `tools` and `add_generation_prompt` (true where it is not given)."""
+    def render(self, messages: Sequence[Message], values: Values, template: ChatTemplate | None = None) -> str:
+        """The prompt that the model's template, or another, makes of a conversation; `values` are its other variables,
+        among them `tools` and `add_generation_prompt` (true where it is not given)."""
         given = {**self.vocabulary.named, **values}
         tools, begins = given.pop("tools", None), given.pop("add_generation_prompt", True)
         name = "tool_use" if tools and "tool_use" in self.vocabulary.templates else "default"
-        template = self._template(name)
+        template = template or self._template(name)
         with self.guard():
             return template.render(messages, given, begins, tools)
 
     def encode_chat(self, messages: Sequence[Message], values: Values, max_tokens: int | None = None,
-                    parse_special: bool = False) -> tuple[list[int], str]:
+                    parse_special: bool = False, template: str | None = None) -> tuple[list[int], str]:
         """A conversation's ids and its prompt. Control tokens that messages spell are plain text, unless
-        `parse_special`: only those that the template writes are read as such."""
-        text, hidden = ((self.render(messages, values), None) if parse_special else
-                        self._control.read((list(messages), dict(values)), lambda given: self.render(*given)))
+        `parse_special`: only those that the template writes are read as such. `template` is a request's own."""
+        given = None if template is None else self._requested(template)
+        text, hidden = ((self.render(messages, values, given), None) if parse_special else
+                        self._control.read((list(messages), dict(values)), lambda said: self.render(*said, given)))
         if hidden is None:
             return self.encode_upto(text, False, max_tokens), text
         with self._control.only_hidden():
             return self._control.shown_ids(self.encode_upto(hidden, False, max_tokens)), text
+
+    def _requested(self, source: str) -> ChatTemplate:
+        try:
+            with self.guard():
+                return ChatTemplate(source, "this request")
+        except InvalidModel as error:
+            raise InvalidRequest(f"chat_template cannot be read: {error.__cause__}") from None
 
     def _template(self, name: str) -> ChatTemplate:
         if name not in self._templates:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from penstock.errors import InvalidModel, PenstockError
 
+TURN_ENDS = frozenset({
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>", "<|endoftext|>",
+    "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|return|>", "<turn|>", "[EOT]", "<EOT>", "<end_of_utterance>",
+})
 REMEDY = "download the model again, or pass skip_tokenizer_init=True and prompts as token ids"
 
 
@@ -25,6 +29,13 @@ class Vocabulary:
     templates: Mapping[str, str] = field(default_factory=dict)   # chat templates; the main one is "default"
     affixes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # ids around a prompt; None: the backend's own
     aliases: Mapping[int, int] = field(default_factory=dict)     # id → another id of the same text
+
+    def with_template(self, template: str) -> Vocabulary:
+        """With this chat template alone; the ends of turns that it writes end answers too."""
+        ends = [id for id, token in self.backend.get_added_tokens_decoder().items()
+                if token.special and token.content in TURN_ENDS and token.content in template]
+        return replace(self, templates={"default": template},
+                       eos_token_ids=tuple(dict.fromkeys([*self.eos_token_ids, *ends])))
 
 
 @contextmanager
