@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,6 +17,9 @@ from penstock.server import about, docs
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.anthropic.routes import count_tokens, messages
+from penstock.server.batches.body import BatchBody
+from penstock.server.batches.open import open_batches
+from penstock.server.batches.routes import batch, batches, cancel_batch, create_batch
 from penstock.server.chat import chat_completions
 from penstock.server.chat_body import ChatBody
 from penstock.server.completion_body import CompletionBody
@@ -25,6 +29,7 @@ from penstock.server.context import Handler, release
 from penstock.server.document import described, document
 from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.errors import MAX_MESSAGE_CHARS, as_api_error
+from penstock.server.files.routes import MAX_FORM_BYTES, delete_file, file, file_content, files, upload_file
 from penstock.server.gate import Gate
 from penstock.server.hosts import HostCheck, make_hosts
 from penstock.server.keys import KeyRing
@@ -50,6 +55,9 @@ READS: list[tuple[str, Handler, str]] = [
     ("/v1/models", about.models, "models"), ("/v1/models/{name:path}", about.model, "models"),
     ("/info", about.info, "about"), ("/metrics", about.metrics, "about"), ("/admin/running", about.running, "about"),
     ("/v1/responses/{id}", response, "OpenAI"), ("/v1/responses/{id}/input_items", input_items, "OpenAI"),
+    ("/v1/files", files, "OpenAI"), ("/v1/files/{id}", file, "OpenAI"),
+    ("/v1/files/{id}/content", file_content, "OpenAI"),
+    ("/v1/batches", batches, "OpenAI"), ("/v1/batches/{id}", batch, "OpenAI"),
     *ollama.READS,
 ]
 PAGES: list[tuple[str, Handler]] = [("/docs", docs.docs), ("/docs/{name}", docs.asset)]
@@ -59,6 +67,9 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/embeddings", embeddings, EmbeddingBody, "OpenAI"),
     ("/v1/responses", responses, ResponsesBody, "OpenAI"),
     ("/v1/responses/input_tokens", input_tokens, InputTokensBody, "OpenAI"),
+    ("/v1/files", upload_file, None, "OpenAI"),
+    ("/v1/batches", create_batch, BatchBody, "OpenAI"),
+    ("/v1/batches/{id}/cancel", cancel_batch, None, "OpenAI"),
     ("/v1/messages", messages, MessagesBody, "Anthropic"),
     ("/v1/messages/count_tokens", count_tokens, CountTokensBody, "Anthropic"),
     ("/tokenize", tokenize, TokenizeBody, "tokens"), ("/detokenize", detokenize, DetokenizeBody, "tokens"),
@@ -70,20 +81,28 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
 ]
 DELETES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/responses/{id}", delete_response, None, "OpenAI"),
+    ("/v1/files/{id}", delete_file, None, "OpenAI"),
     *ollama.DELETES,
 ]
 
 
-def make_app(server: Server, ring: KeyRing) -> FastAPI:
+def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastAPI:
+    """`folder` is for files and batches; without one there are none."""
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if kept is not None:
+            await kept.start()
         yield
+        if kept is not None:
+            await kept.close()
         await server.close()
 
     app = FastAPI(title="Penstock", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None,
                   openapi_url="/openapi.json")
     app.state.server = server
     app.state.responses = ResponseStore()
+    app.state.batches = kept = None if folder is None else open_batches(app, server, ring, folder)
+    app.state.files = None if kept is None else kept.files
     app.state.bodies = BodyRoom(server.config.max_body_mb * MIB)
     bodies = [body for _, _, body, _ in (*WRITES, *DELETES) if body is not None]
     for path, handler, tag in READS:
@@ -101,7 +120,8 @@ def make_app(server: Server, ring: KeyRing) -> FastAPI:
     app.add_middleware(_Errors, server=server)
     app.add_middleware(Notices)
     app.add_middleware(Gate, ring=ring, routes=app.routes)
-    app.add_middleware(Limits, max_body_bytes=server.config.max_body_mb * MIB)
+    app.add_middleware(Limits, max_body_bytes=server.config.max_body_mb * MIB,
+                       max_upload_bytes=None if kept is None else kept.files.max_file_bytes + MAX_FORM_BYTES)
     origins = read_origins(server.config.allowed_origins)
     app.add_middleware(Refuser, check=OriginCheck(origins))
     if origins:                                 # outside: a preflight has no key, and refusals are for pages to read

@@ -10,6 +10,7 @@ from penstock.errors import InvalidConfig
 
 LOG_FORMATS = ("text", "json")
 UNKNOWN_FIELDS = ("ignore", "refuse")
+ANY = "*"                       # of names
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
 REASONING_PARSERS = ("deepseek_r1", "qwen3", "mistral", "granite")
 MIB = 1 << 20
@@ -22,7 +23,8 @@ MAX_MEMORY_GB = 1 << 20
 class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     port: int = option(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
-    served_model_name: str | None = option(None, "name of the (first) model in the API, if not as given")
+    served_model_name: tuple[str, ...] = option((), "name of the (first) model in the API, if not as given; may be "
+                                                    "repeated, and * takes any name")
     api_key: tuple[str, ...] = option((), "key that clients must send; may be repeated, each is a tenant of its own")
     api_key_file: str | None = option(None, "file of keys, one per line: KEY [NAME [WEIGHT]]")
     admin_key: str | None = option(None, "key for the routes that change or show the whole server")
@@ -53,6 +55,7 @@ class ServerConfig:
     allow_delete: bool = option(False, "let DELETE /api/delete remove models' files")
     ssl_certfile: str | None = option(None, "certificate for HTTPS")
     ssl_keyfile: str | None = option(None, "private key for HTTPS")
+    trust_request_chat_template: bool = option(False, "let requests bring a chat_template of their own")
     access_log: bool = option(True, "log a line for each request, but for health checks and /metrics that succeed")
     log_format: str = option("text", "how the log is written", LOG_FORMATS)
     tool_call_parser: str | None = option(None, "how the model writes tool calls, if not as its template tells",
@@ -62,8 +65,15 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if "" in self.served_model_name:
+            raise InvalidConfig("served_model_name='' is no name: give one, or leave it out")
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             raise InvalidConfig("ssl_certfile and ssl_keyfile belong together: give both")
+
+    @property
+    def first_name(self) -> str | None:
+        """The first model's, if it is not called as it was given."""
+        return next((name for name in self.served_model_name if name != ANY), None)
 
     @classmethod
     def from_options(cls, **options: Any) -> ServerConfig:

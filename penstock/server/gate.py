@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.server.context import Client
+from penstock.server.context import IDENTITY, Client
 from penstock.server.errors import ApiError
 from penstock.server.hosts import is_local
 from penstock.server.keys import ADMIN, OPEN, KeyRing
 
 OTHERS_LOAD = frozenset({"/metrics"})       # what all tenants together do: not for one of them
 SEES_ALL = "sees_all"                       # in a request's scope
+ROUTE = "route_path"                        # in a request's scope: the path of its route as declared, or None
 
 
 class Gate:
@@ -23,25 +24,18 @@ class Gate:
         self._app, self._ring, self._routes = app, ring, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or IDENTITY in scope:        # a batch asks as the tenant whose it is
             return await self._app(scope, receive, send)
-        route = self._route(scope)
+        route = scope[ROUTE] = find_route(self._routes, scope)
         if route not in OPEN:
             local = is_local(scope)
             client = self._ring.identify(_secret(scope), is_local=local)
             denied = self._denied(client, route)
             if denied is not None:
                 return await denied.response(scope["path"])(scope, receive, send)
-            scope["client_identity"] = client
+            scope[IDENTITY] = client
             scope[SEES_ALL] = client is not None and client.is_admin or local and not self._ring.closed
         await self._app(scope, receive, send)
-
-    def _route(self, scope: Scope) -> str | None:
-        for route in self._routes:
-            if route.matches(scope)[0] is not Match.NONE:
-                path: str | None = getattr(route, "path", None)
-                return path
-        return None
 
     def _denied(self, client: Client | None, route: str | None) -> ApiError | None:
         if client is None:
@@ -50,6 +44,15 @@ class Gate:
         if route in ADMIN and not client.is_admin or route in OTHERS_LOAD and self._ring.closed and not client.is_admin:
             return admin_only()
         return None
+
+
+def find_route(routes: Sequence[BaseRoute], scope: Scope) -> str | None:
+    """The path of the route that a request matches, as it is declared."""
+    for route in routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            path: str | None = getattr(route, "path", None)
+            return path
+    return None
 
 
 def admin_only() -> ApiError:

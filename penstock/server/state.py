@@ -21,6 +21,7 @@ from penstock.server.model import ServedModel
 from penstock.types import SamplingParams
 
 DRAIN_S = 0.05
+BATCH_PRIORITY = 1 << 30    # of a batch's requests: behind what others of their tenant wait for
 LAST_EVENTS_S = 1.0         # for the error events of answers that were cut off
 
 
@@ -45,7 +46,7 @@ class Server:
         if self.draining:
             raise Busy("the server is stopping and takes no more requests", 5, 503)
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
-        requests = [model.request(encoded, params, ready, priority=body.priority,
+        requests = [model.request(encoded, params, ready, priority=BATCH_PRIORITY if client.is_batch else body.priority,
                                   salt=_salt(client.tenant, body.cache_salt or encoded.salt), pool=pool,
                                   tenant=client.tenant)
                     for (encoded, params), ready in zip(prompts, prepared)]

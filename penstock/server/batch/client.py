@@ -7,10 +7,15 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from penstock.server.context import IDENTITY, Client
+
 
 class LocalClient:
-    def __init__(self, app: ASGIApp) -> None:
+    """`client` is who asks; without one, the application finds out as for any request."""
+
+    def __init__(self, app: ASGIApp, client: Client | None = None) -> None:
         self._app = app
+        self._identity = {} if client is None else {IDENTITY: client}
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Status and body of the whole response. Cancelling it is the client's going away."""
@@ -30,7 +35,7 @@ class LocalClient:
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
 
-        await self._app(_scope(path, len(body)), receive, send)
+        await self._app(_scope(path, len(body)) | self._identity, receive, send)
         return status, b"".join(parts)
 
 

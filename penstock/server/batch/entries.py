@@ -10,7 +10,7 @@ import msgspec
 from penstock.errors import shown
 from penstock.server.context import new_id
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 ID = "batch_req_"
 
 
@@ -48,6 +48,8 @@ def parse(line: bytes) -> Entry:
         raise BadEntry("invalid_body", f"body={shown(body)}: give the request's body as an object", custom_id)
     if body.get("stream"):
         raise BadEntry("invalid_body", "a batch's answers are not streamed: leave 'stream' out", custom_id)
+    if body.get("background"):
+        raise BadEntry("invalid_body", "a batch waits for its answers: leave 'background' out", custom_id)
     return Entry(custom_id, url, msgspec.json.encode(body))
 
 
