@@ -8,7 +8,16 @@ from dataclasses import replace
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.stop import StopStrings
 from penstock.text.tokenizer import Tokenizer
-from penstock.types import CompletionOutput, Delta, Logprob, Request, RequestOutput, StreamDelta, TokenLogprobs
+from penstock.types import (
+    CompletionOutput,
+    Delta,
+    Logprob,
+    Request,
+    RequestMetrics,
+    RequestOutput,
+    StreamDelta,
+    TokenLogprobs,
+)
 
 Part = tuple[str, int, tuple[TokenLogprobs, ...]]      # of a delta: its text, how many of its tokens, their numbers
 CONTEXT_TOKENS = 16      # of the prompt: enough to continue a character or a word that the prompt broke off
@@ -38,7 +47,8 @@ class Answer:
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
         sampling = request.sampling
         self.score = 0.0
-        self._output = CompletionOutput(index, logprobs=None if sampling.logprobs is None else [])
+        self._output = CompletionOutput(index, logprobs=None if sampling.logprobs is None else [],
+                                        relaxed=request.grammar.relaxed if request.grammar else ())
         self._texts: list[str] = []
         self._min_tokens = sampling.min_tokens
         self._tokenizer = tokenizer if sampling.detokenize else None
@@ -135,6 +145,7 @@ class Collector:
         self.adds_prompt_texts = True        # False: whoever shows a prompt's log probabilities adds them
         self.held: object = None             # what must stay in memory for as long as the request runs
         self.embedding: tuple[float, ...] | None = None
+        self.metrics: RequestMetrics | None = None       # kept by who steps the engine
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._num_cached = 0
@@ -182,4 +193,4 @@ class Collector:
             answers = sorted(answers, key=lambda answer: (answer.finish_reason == "error", -answer.score))[:keep]
         outputs = [answer.output(index) for index, answer in enumerate(answers)]
         return RequestOutput(self.request.id, self.prompt, list(self.request.tokens), outputs, self._prompt_logprobs,
-                             self.finished, self._num_cached, self.error)
+                             self.finished, self._num_cached, self.error, self.metrics)

@@ -14,6 +14,7 @@ from penstock.assemble import assemble
 from penstock.config import EngineConfig
 from penstock.errors import PenstockError
 from penstock.intake import Encoded, Messages, Prompt
+from penstock.porting import port_options
 from penstock.service import Service
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import SamplingParams, StreamDelta
@@ -21,7 +22,7 @@ from penstock.types import SamplingParams, StreamDelta
 CLOSED = "this AsyncLLM is closed: make a new one"
 
 
-class _Stream:
+class Stream:
     """One request on its way from the engine thread to a task. Made by the task, pushed to by the thread."""
 
     def __init__(self) -> None:
@@ -56,17 +57,17 @@ class _Loop(threading.Thread):
         self._service = service
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()              # over the two below
-        self._streams: set[_Stream] = set()
+        self._streams: set[Stream] = set()
         self._ended: str | None = None             # why there will be no more steps
 
-    def open(self, stream: _Stream, encoded: Encoded, params: SamplingParams | None, priority: int) -> None:
+    def open(self, stream: Stream, encoded: Encoded, params: SamplingParams | None, priority: int) -> None:
         with self._lock:
             if self._ended:
                 raise PenstockError(self._ended)
             self._streams.add(stream)
         self._calls.put(lambda: self._submit(stream, encoded, params, priority))
 
-    def abort(self, stream: _Stream) -> None:
+    def abort(self, stream: Stream) -> None:
         """Its blocks are free once the step under way has ended."""
         self._calls.put(lambda: self._drop(stream))
 
@@ -101,7 +102,7 @@ class _Loop(threading.Thread):
             call()
         return True
 
-    def _submit(self, stream: _Stream, encoded: Encoded, params: SamplingParams | None, priority: int) -> None:
+    def _submit(self, stream: Stream, encoded: Encoded, params: SamplingParams | None, priority: int) -> None:
         if stream not in self._streams:
             return
         try:
@@ -115,14 +116,14 @@ class _Loop(threading.Thread):
         stream.collector = collector
         collector.listener = lambda item: self._deliver(stream, collector, item)
 
-    def _deliver(self, stream: _Stream, collector: Collector, item: StreamDelta) -> None:
+    def _deliver(self, stream: Stream, collector: Collector, item: StreamDelta) -> None:
         failed = PenstockError(f"the model failed on this request: {collector.error}") if collector.error else None
         if collector.finished:
             self._drop(stream)
         if not stream.push(failed or item):
             self.abort(stream)
 
-    def _drop(self, stream: _Stream) -> None:
+    def _drop(self, stream: Stream) -> None:
         with self._lock:
             self._streams.discard(stream)
         if stream.collector is not None and not stream.collector.finished:
@@ -130,10 +131,11 @@ class _Loop(threading.Thread):
 
 
 class AsyncLLM:
-    """A model that serves many tasks at once. `options` are the fields of EngineConfig."""
+    """A model that serves many tasks at once. `options` are as LLM's."""
 
     def __init__(self, model: str, *, progress: bool = False, **options: Any) -> None:
-        service = Service(assemble(str(model), EngineConfig.from_options(**options), show_progress=progress))
+        config = EngineConfig.from_options(**port_options(options))
+        service = Service(assemble(str(model), config, show_progress=progress))
         self._service = service
         self._thread = _Loop(service)
         self._thread.start()
@@ -145,12 +147,22 @@ class AsyncLLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends."""
-        return self._service.default_params
+        return self._service.default_params.clone()
 
     def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0,
                  ) -> AsyncGenerator[StreamDelta, None]:
         """Yield the answers' deltas. Leaving the loop early, or being cancelled, aborts the request."""
         return self._stream(lambda cut: self._service.intake.encode(prompt, cut=cut), sampling_params, priority)
+
+    def follow(self, stream: Stream, prompt: Prompt, sampling_params: SamplingParams | None, priority: int,
+               ) -> AsyncGenerator[StreamDelta, None]:
+        """As `generate`, over a stream of the caller's, who may `abort` it."""
+        return self._stream(lambda cut: self._service.intake.encode(prompt, cut=cut), sampling_params, priority, stream)
+
+    def abort(self, stream: Stream) -> None:
+        """End a request; whoever reads its deltas gets a last one with finish_reason="abort"."""
+        self._thread.abort(stream)
+        stream.push(StreamDelta("", 0, "", (), finish_reason="abort"))
 
     def chat(self, messages: Messages, sampling_params: SamplingParams | None = None, *, priority: int = 0,
              ) -> AsyncGenerator[StreamDelta, None]:
@@ -159,10 +171,10 @@ class AsyncLLM:
                             priority)
 
     async def _stream(self, encode: Callable[[bool], Encoded], params: SamplingParams | None, priority: int,
-                      ) -> AsyncGenerator[StreamDelta, None]:
+                      stream: Stream | None = None) -> AsyncGenerator[StreamDelta, None]:
         params = self._service.streamable(params)
         encoded = encode(params is not None and params.truncate_prompt_tokens is not None)
-        stream = _Stream()
+        stream = stream or Stream()
         if params is not None and params.structured_outputs is not None:
             # Held here, so that the engine thread finds it made.
             stream.held = await asyncio.to_thread(self._service.intake.prepare, params, len(encoded.tokens))
@@ -171,7 +183,7 @@ class AsyncLLM:
         try:
             while num_open:
                 item = await stream.next()
-                num_open -= item.finish_reason is not None
+                num_open = 0 if item.finish_reason == "abort" else num_open - (item.finish_reason is not None)
                 yield item
         finally:
             if num_open:

@@ -39,11 +39,13 @@ class Compiler(Protocol):
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as tokens; its text, where there is one; and the salt within which its cached prefix is shared."""
+    """A prompt as tokens; its text, where there is one; the salt within which its cached prefix is shared; and the
+    reasoning that its answer may begin with."""
 
     tokens: list[int]
     prompt: str | None = None
     salt: str = ""
+    reasoning: ReasoningBlock | None = None
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,13 @@ class Intake:
         return tuple(sorted(named | set(self.tokenizer.eos_token_ids if self.tokenizer else ())))
 
     def encode_messages(self, messages: Messages, values: Mapping[str, Any] | None = None, *, cut: bool = False,
-                        ) -> Encoded:
-        """`values` are for the template; `cut` says that the request allows a prompt that is too long."""
+                        template: str | None = None) -> Encoded:
+        """`values` are for the template, the model's own or the given one's text; `cut` says that the request allows
+        a prompt that is too long."""
         tokenizer = self.need_tokenizer("a conversation")
         with self.explain_too_long(cut):
-            tokens, text = tokenizer.program.encode_chat(messages, values or {}, self.limit(cut), self.parse_special)
+            tokens, text = tokenizer.program.encode_chat(messages, values or {}, self.limit(cut), self.parse_special,
+                                                         template)
         return self.encoded(tokens, text)
 
     def encode(self, prompt: Prompt, *, cut: bool = False, add_special_tokens: bool = True) -> Encoded:
@@ -137,7 +141,7 @@ class Intake:
 
     def _encode_mapping(self, prompt: Mapping[str, Any], cut: bool) -> Encoded:
         text, tokens, salt = (prompt.get(key) for key in PROMPT_KEYS)
-        unknown = [key for key in prompt if key not in PROMPT_KEYS]
+        unknown = [key for key, value in prompt.items() if key not in PROMPT_KEYS and value is not None]
         if unknown or (text is None and tokens is None):
             raise InvalidRequest(f"a prompt with keys {shown(list(prompt))} is not understood: give 'prompt' or "
                                  "'prompt_token_ids', and 'cache_salt' if you like")
@@ -178,8 +182,8 @@ class Intake:
             raise InvalidRequest(f"priority={shown(priority)} is not understood: give an integer, lower runs first")
         max_tokens = 0 if pool else self.max_tokens(len(tokens), sampling)
         if prepared is None:
-            self.compiled(sampling, max_tokens)
-            prepared = Prepared(self._bad_words(sampling), dry_breakers=self.dry_breakers(sampling))
+            compiled = self.compiled(sampling, max_tokens)
+            prepared = Prepared(self._bad_words(sampling), compiled.facts if compiled else None, dry_breakers=self.dry_breakers(sampling))
         self._count += 1
         return Request(id=f"r{self._count}", tokens=tuple(tokens), sampling=sampling,
                        beam=params if isinstance(params, BeamSearchParams) else None, pool=pool,

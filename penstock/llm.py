@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+from penstock import embedding
 from penstock.answers import Collector
 from penstock.assemble import assemble
 from penstock.batch import Batch, UseTqdm
@@ -13,45 +15,97 @@ from penstock.config import EngineConfig, Setting
 from penstock.errors import InvalidRequest, PenstockError, shown
 from penstock.intake import Encoded, Messages, Prompt
 from penstock.interrupts import held_interrupts
+from penstock.porting import check_task, port_options
 from penstock.progress import loading_bar
+from penstock.prompts import (
+    Params,
+    check_content_format,
+    cuts,
+    list_conversations,
+    list_params,
+    list_prompts,
+    refuse_lora,
+    template_values,
+)
 from penstock.service import Service
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import (
     BeamSearchOutput,
     BeamSearchParams,
     BeamSearchSequence,
-    EmbeddingOutput,
     EmbeddingRequestOutput,
     RequestOutput,
     SamplingParams,
     StreamDelta,
 )
 
-Params = SamplingParams | Sequence[SamplingParams] | None
+if TYPE_CHECKING:
+    from penstock.engine_args import EngineArgs
+    from penstock.llm_engine import LLMEngine
+    from penstock.outputs import PoolingRequestOutput, ScoringRequestOutput
+    from penstock.text.pretrained import PretrainedTokenizer
+
+# What vLLM's LLM does and this one does not.
+ABSENT = {
+    "classify": "no model with a classifier's head can be loaded yet",
+    "reward": "no reward model can be loaded yet",
+    "get_metrics": "use stats()",
+    "start_profile": "put torch.profiler.profile() around the call",
+    "stop_profile": "put torch.profiler.profile() around the call",
+    "collective_rpc": "the model runs in this process",
+    "apply_model": "the model is no torch module",
+}
 
 
 class LLM:
-    """A model in this process. `options` are the fields of EngineConfig. Use it from one thread at a time."""
+    """A model in this process. `options` are the fields of EngineConfig, or vLLM's where they change nothing. Use it
+    from one thread at a time."""
 
     def __init__(self, model: str, *, progress: bool = True, **options: Any) -> None:
         self.model = str(model)
-        config = EngineConfig.from_options(**options)
-        with loading_bar(progress) as report:
-            self._service: Service | None = Service(assemble(self.model, config, show_progress=progress,
-                                                             progress=report, offline=True))
+        self._config = EngineConfig.from_options(**port_options(options))
+        self._progress = progress
+        self._service: Service | None = None
+        self._asleep = False
+        self._load()
+        check_task(options, self.service.assembly.spec.is_encoder, self.model)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        return cls(**vars(engine_args))
+
+    def _load(self) -> None:
+        with loading_bar(self._progress) as report:
+            self._service = Service(assemble(self.model, self._config, show_progress=self._progress, progress=report,
+                                             offline=True))
+
+    if not TYPE_CHECKING:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"LLM has no {name!r}" + (f": {ABSENT[name]}" if name in ABSENT else ""))
 
     @property
     def service(self) -> Service:
         if self._service is None:
-            raise PenstockError("this LLM is closed: make a new one")
+            raise PenstockError("this LLM sleeps: call wake_up()" if self._asleep else
+                                "this LLM is closed: make a new one")
         return self._service
+
+    @cached_property
+    def llm_engine(self) -> LLMEngine:
+        """The same model for scripts that step it themselves."""
+        from penstock.llm_engine import LLMEngine
+
+        return LLMEngine(self)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self.service.tokenizer
 
-    def get_tokenizer(self) -> Tokenizer | None:
-        return self.tokenizer
+    def get_tokenizer(self) -> PretrainedTokenizer | None:
+        """The model's tokenizer with the face of transformers'."""
+        from penstock.text.pretrained import PretrainedTokenizer
+
+        return None if self.tokenizer is None else PretrainedTokenizer(self.tokenizer)
 
     @property
     def settings(self) -> tuple[Setting, ...]:
@@ -60,41 +114,47 @@ class LLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends."""
-        return self.service.default_params
+        return self.service.default_params.clone()
 
     get_default_sampling_params = default_sampling_params
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
+    def generate(self, prompts: Prompt | Sequence[Prompt] | None = None, sampling_params: Params = None, *,
+                 prompt_token_ids: Sequence[Any] | None = None, use_tqdm: UseTqdm = True, lora_request: None = None,
                  priority: Sequence[int] | None = None) -> list[RequestOutput]:
         """Complete each prompt: a string, a list of token ids, or {"prompt_token_ids": …}.
 
         A request that the model fails on has finish_reason="error" and leaves the others as they are; if all of them
         fail, the reason is raised.
         """
-        items = _as_list(prompts)
-        params = self._params_for(sampling_params, len(items))
-        encoded = (self.service.intake.encode(item, cut=_cuts(one)) for item, one in zip(items, params))
+        refuse_lora(lora_request)
+        items = list_prompts(prompts, prompt_token_ids)
+        params = list_params(sampling_params, len(items))
+        encoded = (self.service.intake.encode(item, cut=cuts(one)) for item, one in zip(items, params))
         return self._run(encoded, params, use_tqdm, priority)
 
     def chat(self, messages: Messages | Sequence[Messages], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
              add_generation_prompt: bool = True, continue_final_message: bool = False,
-             tools: Sequence[Mapping[str, Any]] | None = None,
+             tools: Sequence[Mapping[str, Any]] | None = None, lora_request: None = None,
+             chat_template: str | None = None, chat_template_content_format: str = "auto",
              chat_template_kwargs: Mapping[str, Any] | None = None) -> list[RequestOutput]:
-        """Answer a conversation, or several, through the model's chat template."""
-        conversations = _conversations(messages)
-        params = self._params_for(sampling_params, len(conversations))
+        """Answer a conversation, or several, through the model's chat template, or through the given one's text."""
+        refuse_lora(lora_request)
+        conversations = list_conversations(messages)
+        check_content_format(chat_template_content_format, conversations)
+        params = list_params(sampling_params, len(conversations))
         values = {"add_generation_prompt": add_generation_prompt, "tools": tools,
-                  "continue_final_message": continue_final_message, **_template_values(chat_template_kwargs)}
-        encoded = (self.service.intake.encode_messages(conversation, values, cut=_cuts(one))
+                  "continue_final_message": continue_final_message, **template_values(chat_template_kwargs)}
+        encoded = (self.service.intake.encode_messages(conversation, values, cut=cuts(one), template=chat_template)
                    for conversation, one in zip(conversations, params))
         return self._run(encoded, params, use_tqdm, None)
 
-    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False,
-                    ) -> list[BeamSearchOutput]:
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, lora_request: None = None,
+                    use_tqdm: UseTqdm = False) -> list[BeamSearchOutput]:
         """The `beam_width` best continuations of each prompt, best first."""
+        refuse_lora(lora_request)
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequest(f"params of type {type(params).__name__} are not understood: give BeamSearchParams")
-        encoded = [self.service.intake.encode(prompt) for prompt in _as_list(prompts)]
+        encoded = [self.service.intake.encode(prompt) for prompt in list_prompts(prompts)]
         batch = Batch(self.service, encoded, [params] * len(encoded))
         batch.finish(use_tqdm)
         batch.raise_failure()
@@ -106,28 +166,34 @@ class LLM:
         tokens = [*collector.request.tokens, *output]
         return BeamSearchSequence(tokens, score, self.tokenizer.decode(tokens) if self.tokenizer else None, reason)
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = True,
+    def embed(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = True, lora_request: None = None,
               truncate_prompt_tokens: int | None = None) -> list[EmbeddingRequestOutput]:
         """One vector per prompt, from an embedding model. `truncate_prompt_tokens` keeps a prompt's beginning."""
-        params = SamplingParams(truncate_prompt_tokens=truncate_prompt_tokens)
-        intake = self.service.intake
-        encoded = [intake.encode(prompt, cut=_cuts(params)) for prompt in _as_list(prompts)]
-        if truncate_prompt_tokens is not None:
-            encoded = [intake.beginning(one, truncate_prompt_tokens) for one in encoded]
-        batch = Batch(self.service, encoded, [params] * len(encoded), pool=True)
-        batch.finish(use_tqdm)
-        batch.raise_failure()
-        return [EmbeddingRequestOutput(c.request.id, list(c.request.tokens), EmbeddingOutput(list(c.embedding or ())))
-                for c in batch.collectors]
+        refuse_lora(lora_request)
+        return embedding.embed(self.service, list_prompts(prompts), use_tqdm, truncate_prompt_tokens)
+
+    def encode(self, prompts: Prompt | Sequence[Prompt], *, pooling_task: str | None = None, use_tqdm: UseTqdm = True,
+               lora_request: None = None) -> list[PoolingRequestOutput]:
+        """As `embed`, with the vectors as tensors."""
+        if pooling_task not in (None, "embed"):
+            raise InvalidRequest(f"pooling_task={shown(pooling_task)} is not supported: models pool to embeddings only")
+        return embedding.as_tensors(self.embed(prompts, use_tqdm=use_tqdm, lora_request=lora_request))
+
+    def score(self, data_1: Prompt | Sequence[Prompt], data_2: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = True,
+              lora_request: None = None, truncate_prompt_tokens: int | None = None) -> list[ScoringRequestOutput]:
+        """How alike two texts are, or one and several, or several pairs: the cosine of an embedding model's vectors."""
+        refuse_lora(lora_request)
+        return embedding.score(self.service, list_prompts(data_1), list_prompts(data_2), use_tqdm,
+                               truncate_prompt_tokens)
 
     def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None,
                ) -> Iterator[StreamDelta]:
         """Yield each answer's new text as it is made. Closing the iterator aborts the request."""
         params = self.service.streamable(sampling_params)
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            encoded = self.service.intake.encode_messages(prompt, cut=_cuts(params))    # type: ignore[arg-type]
+            encoded = self.service.intake.encode_messages(prompt, cut=cuts(params))    # type: ignore[arg-type]
         else:
-            encoded = self.service.intake.encode(prompt, cut=_cuts(params))             # type: ignore[arg-type]
+            encoded = self.service.intake.encode(prompt, cut=cuts(params))             # type: ignore[arg-type]
         items: deque[StreamDelta] = deque()
         collector = None
         try:
@@ -153,20 +219,23 @@ class LLM:
             batch.raise_failure()
         return [collector.output() for collector in batch.collectors]
 
-    def _params_for(self, params: Params, count: int) -> list[SamplingParams | None]:
-        """One for each prompt; None stands for the model's defaults."""
-        if params is None or isinstance(params, SamplingParams):
-            return [params] * count
-        if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
-            raise InvalidRequest(f"sampling_params {shown(params)} are not understood: give SamplingParams, or a list "
-                                 "with one for each prompt")
-        if len(params) != count:
-            raise InvalidRequest(f"{count} prompts came with {len(params)} SamplingParams: give one, or one for each")
-        return list(params)
-
-    def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix that nobody uses now."""
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix that nobody uses now; True if none is in use."""
         self.service.engine.scheduler.cache.tree.clear()
+        return not self.service.engine.has_work
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the weights and the cache until `wake_up`; any level frees both."""
+        self.service.close()
+        self._service, self._asleep = None, True
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Load the model again; nothing of the cache is left."""
+        if tags is not None:
+            raise InvalidRequest(f"tags={list(tags)} are not supported: a model wakes up as a whole; leave them out")
+        if self._asleep:
+            self._load()
+            self._asleep = False
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and what runs now."""
@@ -186,36 +255,3 @@ class LLM:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _cuts(params: SamplingParams | None) -> bool:
-    return params is not None and params.truncate_prompt_tokens is not None
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several: a list of numbers is one prompt."""
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
-        raise InvalidRequest(f"prompts of type {type(prompts).__name__} are not understood: give a string, a list of "
-                             "token ids, a dict, or a list of those")
-    items = list(prompts)
-    if items and isinstance(items[0], int):
-        return [items]            # type: ignore[list-item]
-    return items                  # type: ignore[return-value]
-
-
-def _template_values(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    values = {} if values is None else values
-    if not isinstance(values, Mapping) or any(not isinstance(key, str) or key == "messages" for key in values):
-        raise InvalidRequest(f"chat_template_kwargs={shown(values)} are not understood: give names, other than "
-                             "'messages', with their values")
-    return values
-
-
-def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """One conversation or several: a list of messages is one."""
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
-        raise InvalidRequest(f"messages={shown(messages)} are not understood: give a list of "
-                             "{'role': …, 'content': …}")
-    return [messages] if isinstance(messages[0], Mapping) else list(messages)    # type: ignore[list-item, arg-type]

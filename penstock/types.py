@@ -29,7 +29,7 @@ SAMPLER_RANGES = {
     "dynatemp_exponent": (0, 1e6, "0 to 1e6"), "mirostat_tau": (0, 1e6, "0 to 1e6"),
     "mirostat_eta": (0, 1, "0 to 1"),
 }
-STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
+STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def _require(ok: bool, name: str, value: object, limit: str) -> None:
@@ -90,25 +90,31 @@ def _callables(name: str, values: Seq[Any] | None) -> tuple[Any, ...] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What an answer must match, exactly one of five; names follow vLLM's. Afterwards `json` is JSON text."""
+    """What an answer must match, exactly one of six; names follow vLLM's. Afterwards `json` and `structural_tag` are
+    JSON text."""
 
     json: str | Mapping[str, Any] | None = None
     regex: str | None = None
     choice: Seq[str] | None = None
     grammar: str | None = None                 # Lark, or GBNF, which has `::=`
     json_object: bool | None = None
+    structural_tag: str | Mapping[str, Any] | None = None      # free text, and what comes between tags in it
     disable_any_whitespace: bool = False       # JSON without any between its tokens
+    strict: bool = True                        # refuse what of a schema cannot be enforced; False: relax and name it
 
     def __post_init__(self) -> None:
         given = [name for name in STRUCTURES if getattr(self, name) is not None and getattr(self, name) is not False]
         if len(given) != 1:
             raise InvalidRequest(f"structured_outputs has {shown(given)}: give exactly one of {', '.join(STRUCTURES)}")
+        _require(isinstance(self.strict, bool), "strict", self.strict, "True or False")
         for name in ("json_object", "disable_any_whitespace"):
             value = getattr(self, name)
             _require(value is None or isinstance(value, bool), name, value, "True or False")
             object.__setattr__(self, name, bool(value))
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
+        if self.structural_tag is not None:
+            object.__setattr__(self, "structural_tag", _schema_text(self.structural_tag, "structural_tag"))
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             _require(value is None or isinstance(value, str) and value != "", name, value, "a non-empty string")
@@ -129,12 +135,12 @@ class StructuredOutputsParams:
     @property
     def source(self) -> str:
         """All that was written to describe it."""
-        texts = (self.json, self.regex, self.grammar, "\n".join(self.choice or ()))
+        texts = (self.json, self.regex, self.grammar, self.structural_tag, "\n".join(self.choice or ()))
         return next((str(text) for text in texts if text), "")
 
 
-def _schema_text(schema: str | Mapping[str, Any]) -> str:
-    meant = "a JSON schema, as a dict or as JSON text"
+def _schema_text(schema: str | Mapping[str, Any], name: str = "json") -> str:
+    meant = f"a {'JSON schema' if name == 'json' else 'structural tag'}, as a dict or as JSON text"
     try:
         if isinstance(schema, str):
             if len(schema) > MAX_STRUCTURE_BYTES:
@@ -142,12 +148,12 @@ def _schema_text(schema: str | Mapping[str, Any]) -> str:
             if not isinstance(json.loads(schema), (dict, bool)):
                 raise ValueError("it is no object")
             return schema
-        _require(isinstance(schema, Mapping), "json", schema, meant)
+        _require(isinstance(schema, Mapping), name, schema, meant)
         return json.dumps(schema, default=dict)
     except RecursionError:
-        raise InvalidRequest("structured_outputs.json is nested too deeply: flatten it with $ref") from None
+        raise InvalidRequest(f"structured_outputs.{name} is nested too deeply: flatten it with $ref") from None
     except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"structured_outputs.json={shown(schema)} is not understood ({error}): give {meant}"
+        raise InvalidRequest(f"structured_outputs.{name}={shown(schema)} is not understood ({error}): give {meant}"
                              ) from None
 
 
@@ -463,6 +469,7 @@ class GrammarFacts:
     searchable: bool                           # a way to an end can be looked for within a step
     min_tokens: int | None = None              # no answer has fewer; None: not looked for
     shortest: tuple[int, ...] | None = None    # an answer of `min_tokens`, if one was found
+    relaxed: tuple[str, ...] = ()              # keywords of a schema that are not enforced, each with its place
 
     def decides(self, max_tokens: int) -> bool:
         """It is known whether an answer of `max_tokens` can match."""
@@ -494,6 +501,7 @@ class CompletionOutput:
     finish_reason: str | None = None   # stop, length, error
     stop_reason: int | str | None = None   # the stop string or token id; None after an end-of-sequence token
     forced_closing: bool = False       # its budget ran short, and tokens were chosen that end it validly
+    relaxed: tuple[str, ...] = ()      # keywords of its schema that were not enforced, each with its place
 
     def finished(self) -> bool:
         return self.finish_reason is not None

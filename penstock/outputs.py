@@ -1,0 +1,116 @@
+"""vLLM's module of this name: what comes back. Answers under way become outputs here, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.answers import Collector
+from penstock.types import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestMetrics,
+    RequestOutput,
+    RequestOutputKind,
+    StreamDelta,
+    TokenLogprobs,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput",
+           "OutputStream", "PoolingOutput", "PoolingRequestOutput", "RequestMetrics", "RequestOutput", "ScoringOutput",
+           "ScoringRequestOutput"]
+
+
+@dataclass
+class ScoringOutput:
+    score: float
+
+
+@dataclass
+class ScoringRequestOutput:
+    """A pair of texts; its token ids are those of the first, then those of the second."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ScoringOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclass(eq=False)
+class PoolingOutput:
+    data: Tensor
+
+
+@dataclass(eq=False)
+class PoolingRequestOutput:
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+class OutputStream:
+    """One request's deltas as the outputs that its `output_kind` asks for, under the caller's own id."""
+
+    def __init__(self, id: str, collector: Collector) -> None:
+        self._id = id
+        self._collector = collector
+        self._kind = collector.request.sampling.output_kind
+        self._answers = {index: CompletionOutput(index) for index in range(collector.request.sampling.n)}
+        self._fresh: dict[int, CompletionOutput] = {}
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._num_cached = 0
+
+    @property
+    def finished(self) -> bool:
+        return all(answer.finished() for answer in self._answers.values())
+
+    def push(self, delta: StreamDelta) -> None:
+        if delta.finish_reason == "abort":
+            self._abort()
+            return
+        self._num_cached = delta.num_cached_tokens
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = list(delta.prompt_logprobs)
+        fresh = self._fresh.setdefault(delta.index, CompletionOutput(delta.index))
+        for answer in (self._answers[delta.index], fresh):
+            _extend(answer, delta, self._collector.request.sampling.logprobs is not None)
+        fresh.cumulative_logprob = self._answers[delta.index].cumulative_logprob
+
+    def _abort(self) -> None:
+        for index, answer in self._answers.items():
+            if not answer.finished():
+                answer.finish_reason = "abort"
+                self._fresh.setdefault(index, CompletionOutput(index)).finish_reason = "abort"
+
+    def take(self) -> RequestOutput | None:
+        """An output with all that is new since the last; None if there is nothing to tell."""
+        fresh, self._fresh = self._fresh, {}
+        if not fresh or self._kind is RequestOutputKind.FINAL_ONLY and not self.finished:
+            return None
+        if self._kind is RequestOutputKind.DELTA:
+            outputs = [fresh[index] for index in sorted(fresh)]
+        else:
+            outputs = [replace(answer, token_ids=list(answer.token_ids)) for answer in self._answers.values()]
+        request = self._collector.request
+        return RequestOutput(self._id, self._collector.prompt, list(request.tokens), outputs, self._prompt_logprobs,
+                             self.finished, self._num_cached, self._collector.error, self._collector.metrics)
+
+
+def _extend(answer: CompletionOutput, delta: StreamDelta, with_logprobs: bool) -> None:
+    answer.text += delta.text
+    answer.token_ids.extend(delta.token_ids)
+    if with_logprobs:
+        answer.logprobs = [*(answer.logprobs or ()), *delta.logprobs]
+        new = sum(next(iter(position.values())).logprob for position in delta.logprobs)
+        answer.cumulative_logprob = (answer.cumulative_logprob or 0.0) + new
+    answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
+    answer.forced_closing |= delta.forced_closing

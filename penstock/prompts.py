@@ -1,0 +1,79 @@
+"""One prompt or several, one conversation or several: what a call was given, as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.errors import InvalidRequest, shown
+from penstock.intake import Messages, Prompt
+from penstock.types import SamplingParams
+
+CONTENT_FORMATS = ("auto", "string", "openai")
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+def list_prompts(prompts: Prompt | Sequence[Prompt] | None, token_ids: Sequence[Any] | None = None) -> list[Prompt]:
+    """A list of numbers is one prompt. `token_ids` are an older form of prompts, in their place."""
+    if (prompts is None) == (token_ids is None) and token_ids is not None:
+        raise InvalidRequest("prompts came with prompt_token_ids: give one of them")
+    given = prompts if token_ids is None else token_ids
+    if isinstance(given, (str, Mapping)):
+        return [given]
+    if isinstance(given, (bytes, bytearray)) or not isinstance(given, Iterable):
+        raise InvalidRequest(f"prompts of type {type(given).__name__} are not understood: give a string, a list of "
+                             "token ids, a dict, or a list of those")
+    items = list(given)
+    if items and isinstance(items[0], int):
+        return [items]            # type: ignore[list-item]
+    return items                  # type: ignore[return-value]
+
+
+def list_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """A list of messages is one conversation."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise InvalidRequest(f"messages={shown(messages)} are not understood: give a list of "
+                             "{'role': …, 'content': …}")
+    return [messages] if isinstance(messages[0], Mapping) else list(messages)    # type: ignore[list-item, arg-type]
+
+
+def list_params(params: Params, count: int) -> list[SamplingParams | None]:
+    """One for each prompt; None stands for the model's defaults."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+        raise InvalidRequest(f"sampling_params {shown(params)} are not understood: give SamplingParams, or a list "
+                             "with one for each prompt")
+    if len(params) != count:
+        raise InvalidRequest(f"{count} prompts came with {len(params)} SamplingParams: give one, or one for each")
+    return list(params)
+
+
+def template_values(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    values = {} if values is None else values
+    if not isinstance(values, Mapping) or any(not isinstance(key, str) or key == "messages" for key in values):
+        raise InvalidRequest(f"chat_template_kwargs={shown(values)} are not understood: give names, other than "
+                             "'messages', with their values")
+    return values
+
+
+def check_content_format(form: str, conversations: Sequence[Messages]) -> None:
+    """Lists of parts are joined as texts; a form that leaves them as they are is refused where there are any."""
+    if form not in CONTENT_FORMATS:
+        raise InvalidRequest(f"chat_template_content_format={shown(form)} is unknown: choose one of "
+                             f"{', '.join(CONTENT_FORMATS)}")
+    if form == "openai" and any(isinstance(message, Mapping) and isinstance(message.get("content"), list)
+                                for conversation in conversations for message in conversation):
+        raise InvalidRequest("chat_template_content_format='openai' is not supported with lists of parts: templates "
+                             "are given texts; leave it out")
+
+
+def cuts(params: SamplingParams | None) -> bool:
+    """Whether a prompt that is too long may be cut."""
+    return params is not None and params.truncate_prompt_tokens is not None
+
+
+def refuse_lora(lora_request: object) -> None:
+    if lora_request is not None:
+        raise InvalidRequest("lora_request is not supported: adapters are not there yet; merge them into the weights, "
+                             "and leave it out")
