@@ -8,12 +8,14 @@ import typer
 
 from penstock.commands.answer import stream_answer, write_note, write_text
 from penstock.commands.conversation import Conversation
+from penstock.commands.fit import fit
 from penstock.commands.keyboard import Keyboard, read_message
 from penstock.commands.options import (
     ModelOrDefault,
     Seed,
     System,
     Temperature,
+    answer_limit,
     answer_params,
     engine_options,
     new_seed,
@@ -29,7 +31,7 @@ HELP = '''/help         this list
 /save FILE    write the conversation: JSON if FILE ends in .json, else Markdown
 /bye          leave; Ctrl-D does too
 Ctrl-C        stop the answer
-"""           begin and end a message of several lines; or end a line with \\ to go on'''
+"""           begin and end a message of several lines; or end a line with \\ to go on; pasted lines are one'''
 
 MaxTokens = Annotated[int | None, typer.Option(
     "--max-tokens", help="Most tokens of each answer. [default: as many as fit]")]
@@ -71,7 +73,7 @@ class Chat:
             write_note("/help lists what you can type, Ctrl-D leaves")
         while True:
             try:
-                message = read_message(self._keyboard.read_line)
+                message = read_message(self._keyboard.read_line, self._keyboard.has_more)
             except EOFError:
                 if self._keyboard.is_terminal:
                     write_text("\n")
@@ -97,7 +99,9 @@ class Chat:
         command, _, argument = message.partition(" ")
         if not message:
             return
-        if command in ("/help", "/?"):
+        if "\n" in message:
+            self._ask(message)
+        elif command in ("/help", "/?"):
             write_note(HELP)
         elif command == "/clear":
             self._conversation.clear()
@@ -107,7 +111,7 @@ class Chat:
                 write_note("error: /save needs a file name")
             else:
                 write_note(f"saved to {self._conversation.save(argument.strip())}")
-        elif command.startswith("/") and "/" not in command[1:] and "\n" not in message:
+        elif command.startswith("/") and "/" not in command[1:]:
             write_note(f"error: unknown command {command}; /help lists the known ones")
         else:
             self._ask(message)
@@ -117,7 +121,9 @@ class Chat:
         self._conversation.add("user", message)
         params = answer_params(self._llm, {"seed": new_seed(), **self._values})
         try:
-            answer = stream_answer(self._llm, list(self._conversation.messages), params, write_text)
+            self._fit()
+            answer = stream_answer(self._llm, self._conversation.sent(), params, write_text,
+                                   answer_limit(self._llm, self._values))
         except BaseException:
             self._conversation.drop_last()
             raise
@@ -129,3 +135,10 @@ class Chat:
             write_text("\n")
         if self._verbose:
             write_note(answer.figures.line())
+
+    def _fit(self) -> None:
+        num_forgotten = fit(self._llm, self._conversation, self._values.get("max_tokens"))
+        if num_forgotten:
+            turns = "oldest turn is" if num_forgotten == 1 else f"oldest {num_forgotten} turns are"
+            write_note(f"note: the context of {self._llm.service.intake.longest} tokens is full, so the {turns} no "
+                       "longer sent; /save still writes all")

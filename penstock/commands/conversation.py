@@ -1,4 +1,4 @@
-"""A chat's memory: what was said, and how it is saved."""
+"""A chat's memory: what was said, how much of it is still sent, and how it is saved."""
 
 from __future__ import annotations
 
@@ -17,12 +17,26 @@ class Conversation:
 
     def clear(self) -> None:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
+        self._begin = len(self.messages)        # of what is sent after the system message
 
     def add(self, role: str, content: str) -> None:
         self.messages.append({"role": role, "content": content})
 
     def drop_last(self) -> None:
         self.messages.pop()
+
+    def turns(self) -> list[int]:
+        """Where each turn that is still sent begins."""
+        return [at for at in range(self._begin, len(self.messages)) if self.messages[at]["role"] == "user"]
+
+    def sent(self, begin: int | None = None) -> list[dict[str, str]]:
+        """The system message and the turns that are still sent; those from `begin` on, if it is given."""
+        system = self.messages[:1] if self._system else []
+        return [*system, *self.messages[self._begin if begin is None else begin:]]
+
+    def forget_before(self, begin: int) -> None:
+        """Send no turn that lies before this one any more. They are saved nevertheless."""
+        self._begin = begin
 
     def save(self, name: str) -> Path:
         """JSON messages for a name that ends in .json, else Markdown. A file of another origin is not overwritten."""
