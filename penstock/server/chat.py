@@ -25,9 +25,12 @@ from penstock.server.context import (
     shaped_whole,
     unless_gone,
 )
-from penstock.server.conversation import Conversation
+from penstock.server.conversation import Conversation, warn_of_budget
+from penstock.server.errors import ApiError
 from penstock.server.generation import Generation
 from penstock.server.logprobs import chat_logprobs, named, prompt_logprobs
+from penstock.server.model import ServedModel
+from penstock.server.notices import warn
 from penstock.server.turn import Turn
 from penstock.types import StreamDelta
 
@@ -36,12 +39,23 @@ async def chat_completions(request: Request) -> Response:
     body = await read(request, ChatBody)
     server = server_of(request)
     model = await server.catalog.open(body.model)
+    _check_template(request, body, model)
     conversation = await unless_gone(request, Conversation.prepare(body, model, client_of(request).tenant))
+    warn_of_budget(request, body, conversation)
     generation = await begin(request, model, body, [(conversation.encoded, conversation.params)])
     answer = ChatAnswer(body, conversation, generation)
     if body.stream:
         return await event_stream(request, answer.events())
     return json_response(await unless_gone(request, answer.whole()))
+
+
+def _check_template(request: Request, body: ChatBody, model: ServedModel) -> None:
+    if body.chat_template is not None and not server_of(request).config.trust_request_chat_template:
+        raise ApiError(400, "chat_template is not taken from requests here: leave it out, or start the server with "
+                            "--trust-request-chat-template", param="chat_template", code="unsupported_parameter")
+    template = body.chat_template or (model.tokenizer.chat_template if model.tokenizer else None) or ""
+    if body.documents and "documents" not in template:
+        warn(request, "documents were ignored: the chat template does not look at them")
 
 
 class ChatAnswer:
@@ -68,7 +82,7 @@ class ChatAnswer:
     def _whole(self) -> dict[str, Any]:
         choices = [self._choice(index, turn) for index, turn in enumerate(self.turns)]
         usage = self.generation.usage
-        answer = {**self.head, "object": "chat.completion", "choices": choices, "usage": usage.openai(),
+        answer = {**self.head, "object": "chat.completion", "choices": choices, "usage": self._usage(),
                   "service_tier": "default", "system_fingerprint": self.generation.model.fingerprint,
                   "timings": self.generation.times.timings(usage)}
         if self.body.prompt_logprobs is not None:
@@ -78,6 +92,14 @@ class ChatAnswer:
         if self.body.return_token_ids:
             answer["prompt_token_ids"] = list(self.conversation.encoded.tokens)
         return answer
+
+    def _usage(self) -> dict[str, Any]:
+        """As OpenAI has it; of what a model thinks apart, how much that was."""
+        told = self.generation.usage.openai()
+        if self.conversation.reasoning is not None:
+            num_reasoning = sum(turn.num_reasoning_tokens for turn in self.turns)
+            told["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
+        return told
 
     def _choice(self, index: int, turn: Turn) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": turn.content, "refusal": None}
@@ -109,7 +131,7 @@ class ChatAnswer:
                     yield chunks
         usage = self.generation.usage
         if options is not None and options.include_usage:
-            yield sse.event({**head, "choices": [], "usage": usage.openai(),
+            yield sse.event({**head, "choices": [], "usage": self._usage(),
                              "timings": self.generation.times.timings(usage)})
         yield sse.DONE
 
@@ -148,7 +170,7 @@ class ChatAnswer:
         chunk = {**head, "choices": [choice]}
         options = self.body.stream_options
         if options is not None and options.continuous_usage_stats:
-            chunk["usage"] = self.generation.usage.openai()
+            chunk["usage"] = self._usage()
         elif options is not None and options.include_usage:
             chunk["usage"] = None
         if choice["finish_reason"] is not None and not (options and options.include_usage):

@@ -24,6 +24,7 @@ from penstock.server.admission import Admission
 from penstock.server.engine import RemoteEngine
 from penstock.server.process import WORKER
 from penstock.text.facts import TokenizerFacts
+from penstock.text.template_file import read_template
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import Request, SamplingParams
 from penstock.version import VERSION
@@ -58,6 +59,8 @@ class ServedModel:
         self._facts: asyncio.Future[TokenizerFacts] | None = None
         self._text: TextService | None = None
         self._parse_special = bool(options.get("parse_special_tokens"))
+        template: str | None = options.get("chat_template")
+        self._template = None if template is None else read_template(template)
         self._ready: asyncio.Task[None] | None = None
         self.tokenizer: Tokenizer | None = None
         self.intake: Intake | None = None
@@ -137,7 +140,7 @@ class ServedModel:
 
     async def _load_text(self, source: str | Mapping[str, Any], origin: str) -> TokenizerFacts:
         self._sandbox = sandbox = Sandbox()         # on the main thread, with which it dies
-        return await asyncio.to_thread(sandbox.load, source, origin)
+        return await asyncio.to_thread(sandbox.load, source, origin, self._template)
 
     def _close_text(self) -> None:
         text, self._text, self._facts = self._text, None, None
@@ -226,11 +229,13 @@ class ServedModel:
         return encoded
 
     async def encode_messages(self, messages: Messages, values: Mapping[str, Any], *, cut: bool = False,
-                              add_special_tokens: bool = False, tenant: str = "") -> Encoded:
+                              add_special_tokens: bool = False, tenant: str = "", template: str | None = None,
+                              ) -> Encoded:
+        """`template` takes the place of the model's own."""
         intake = self.taking
         with intake.explain_too_long(cut):
             tokens, text = await self.text.encode_chat(messages, values, intake.limit(cut), intake.parse_special,
-                                                       tenant)
+                                                       tenant, template)
         if add_special_tokens:
             return await self.encode(text, cut=cut, tenant=tenant)
         return intake.encoded(tokens, text)
@@ -271,6 +276,7 @@ class ServedModel:
         if asked is not None:
             num_prompt = min(len(encoded.tokens), params.truncate_prompt_tokens or len(encoded.tokens))
             max_tokens = self.taking.max_tokens(num_prompt, params)
+            max_tokens -= encoded.reasoning is not None and encoded.reasoning.is_open      # its end marker
             facts = await self.text.try_grammar(asked, max_tokens, tenant)
             facts.require_fit(max_tokens)
         breakers = await asyncio.to_thread(self.taking.dry_breakers, params) if params.has_dry else b""
@@ -286,7 +292,7 @@ class ServedModel:
                 "is an embedding model and generates no text: use /v1/embeddings"))
         num_public = self._num_public(encoded.tokens) if salt and not pool else 0
         return self.taking.request(encoded.tokens, params, priority=priority, salt=salt, num_public=num_public,
-                                   pool=pool, prepared=prepared, tenant=tenant)
+                                   pool=pool, prepared=prepared, tenant=tenant, reasoning=encoded.reasoning)
 
 
 def _common(one: Sequence[int], two: Sequence[int]) -> int:

@@ -46,10 +46,13 @@ class Passages:
     def __init__(self, conversation: Conversation) -> None:
         self.turn = Turn(conversation)
         self.all: list[Passage] = []
-        self.num_reasoning_tokens = 0           # by the pieces in which the tokens came: markers may be miscounted
         self._open: Passage | None = None
         self._space = ""
         self._logprobs: list[TokenLogprobs] = []
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self.turn.num_reasoning_tokens
 
     @property
     def calls(self) -> list[Passage]:
@@ -64,12 +67,8 @@ class Passages:
     def push(self, item: StreamDelta) -> list[Change]:
         self._logprobs += item.logprobs
         changes: list[Change] = []
-        deltas = self.turn.push(item)
-        for delta in deltas:
+        for delta in self.turn.push(item):
             changes += self._take(delta)
-        thinks = all("reasoning_content" in delta for delta in deltas) if deltas else (
-            self._open is not None and self._open.kind == "reasoning")
-        self.num_reasoning_tokens += len(item.token_ids) if thinks else 0
         if item.finish_reason is not None:
             changes += self._text(self._space) if self._space and not self.all else []
             changes += self._close()

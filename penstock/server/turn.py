@@ -32,7 +32,8 @@ class Turn:
         self.token_ids: list[int] = []
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None        # without names
         self.stop_reason: int | str | None = None
-        self.forced_closing = False
+        self.num_reasoning_tokens = 0           # with those of the markers
+        self._forced_closing = False
         self._finish_reason: str | None = None
 
     @property
@@ -46,10 +47,21 @@ class Turn:
 
     @property
     def finish_reason(self) -> str | None:
-        """As OpenAI has it: a named function's call ends with stop, a call the model chose with tool_calls."""
+        """As OpenAI has it: a named function's call ends with stop, a call the model chose with tool_calls. Text that
+        may be any is cut off where its tokens are used up."""
+        if self._is_cut:
+            return "length"
         if self._finish_reason == "stop" and self.calls and not self._conversation.named:
             return "tool_calls"
         return self._finish_reason
+
+    @property
+    def forced_closing(self) -> bool:
+        return self._forced_closing and not self._is_cut
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._forced_closing and self._conversation.is_open and not self.calls
 
     def push(self, item: StreamDelta) -> list[dict[str, Any]]:
         """Take in what came; the message's deltas in OpenAI's form."""
@@ -57,10 +69,13 @@ class Turn:
         self.logprobs += item.logprobs
         if item.prompt_logprobs is not None:
             self.prompt_logprobs = item.prompt_logprobs
+        thought = self._splitter is not None and self._splitter.is_inside
         events = self._events(item.text, item.finish_reason is not None)
+        if thought or self._splitter is not None and self._splitter.is_inside:
+            self.num_reasoning_tokens += len(item.token_ids)
         if item.finish_reason is not None:
             self._finish_reason, self.stop_reason = item.finish_reason, item.stop_reason
-            self.forced_closing = item.forced_closing
+            self._forced_closing = item.forced_closing
         return [self._take(event) for event in events if not self._is_beyond(event)]
 
     def _is_beyond(self, event: Event) -> bool:

@@ -46,6 +46,11 @@ class ReasoningSplitter:
         self._rest = ""
         self._parts: list[Part] = []
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the text so far ends in reasoning."""
+        return self._inside
+
     def push(self, text: str) -> list[Part]:
         text, at = self._rest + text, 0
         while at < len(text):

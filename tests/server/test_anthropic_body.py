@@ -32,7 +32,8 @@ HONOURED: dict[str, tuple[Any, dict[str, Any]]] = {
     "top_k": (5, {"top_k": 5}),
     "top_p": (0.9, {"top_p": 0.9}),
     "thinking": ({"type": "enabled", "budget_tokens": 2000},
-                 {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}),
+                 {"chat_template_kwargs": {"enable_thinking": True, "thinking": True},
+                  "thinking_token_budget": 2000}),
     "tools": ([TOOL], {"tools": [{"type": "function", "function": {
         "name": "weather", "description": "The weather", "parameters": TOOL["input_schema"]}}]}),
     "tool_choice": ({"type": "none"}, {"tool_choice": "none"}),

@@ -113,11 +113,13 @@ def test_a_round_of_tools() -> None:
     ]
 
 
-def test_allowed_tools_are_the_only_ones() -> None:
+def test_allowed_tools_narrow_the_choice_alone() -> None:
     other = {**TOOL, "name": "time"}
     body = told(chat(tools=[other, TOOL], tool_choice={
         "type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}))
-    assert (body["tools"], body["tool_choice"]) == ([CHAT_TOOL], "required")
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "weather"}}]}
+    assert body["tools"][1] == CHAT_TOOL and len(body["tools"]) == 2        # the prompt stays the same
+    assert body["tool_choice"] == {"type": "allowed_tools", "allowed_tools": allowed}
     named = told(chat(tools=[other, TOOL], tool_choice={"type": "function", "name": "weather"}))
     assert named["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
 

@@ -57,7 +57,7 @@ class ToolChoice(Body):
 
 class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = None            # without effect: a model thinks as long as it thinks
+    budget_tokens: int | None = Field(None, ge=0, le=WHOLE)
     display: Literal["summarized", "omitted"] | None = None
 
 

@@ -13,7 +13,7 @@ from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import REQUEST_ID, failure
 from penstock.server.anthropic.translate import to_chat
 from penstock.server.context import aside, begin, client_of, event_stream, json_response, read, server_of, unless_gone
-from penstock.server.conversation import Conversation
+from penstock.server.conversation import Conversation, warn_of_budget
 from penstock.server.fields import WHOLE
 
 
@@ -23,6 +23,7 @@ async def messages(request: Request) -> Response:
     model = await server.catalog.open(body.model)
     chat = await aside(request, lambda: to_chat(body))
     conversation = await unless_gone(request, Conversation.prepare(chat, model, client_of(request).tenant))
+    warn_of_budget(request, chat, conversation)
     fills = len(conversation.encoded.tokens) + max(1, body.max_tokens) > model.facts.max_model_len
     if fills:           # max_tokens must be given here, so that clients give more than there is room for
         conversation = replace(conversation, params=conversation.params.clone(max_tokens=None))

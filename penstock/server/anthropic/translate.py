@@ -30,6 +30,8 @@ def to_chat(body: PromptBody) -> ChatBody:
         values["parallel_tool_calls"] = False if body.tool_choice.disable_parallel_tool_use else None
     if body.format is not None:
         values["response_format"] = {"type": "json_schema", "json_schema": {"schema": body.format.schema_}}
+    if body.thinking is not None and body.thinking.type != "disabled":
+        values["thinking_token_budget"] = body.thinking.budget_tokens
     if body.is_prefill:
         values |= {"continue_final_message": True, "add_generation_prompt": False}
     if isinstance(body, MessagesBody):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.errors import shown
-from penstock.server.fields import Body
+from penstock.server.fields import MAX_TOOLS, Body
 
 
 class Function(Body):
@@ -47,9 +47,11 @@ class Named(Body):
 
 
 class Allowed(Body):
+    """The prompt describes every tool, and these may be called."""
+
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[Named]
+    tools: list[Named] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 def _known(choice: Any) -> Any:
@@ -75,6 +77,7 @@ def chat_tools(tools: list[Function] | None, choice: ToolChoice | None) -> dict[
         return {"tools": [tool.chat() for tool in tools],
                 "tool_choice": {"type": "function", "function": {"name": choice.name}}}
     if isinstance(choice, Allowed):
-        allowed = {one.name for one in choice.tools}
-        return {"tools": [tool.chat() for tool in tools if tool.name in allowed], "tool_choice": choice.mode}
+        allowed = [{"type": "function", "function": {"name": one.name}} for one in choice.tools]
+        return {"tools": [tool.chat() for tool in tools],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}}}
     return {"tools": [tool.chat() for tool in tools] or None, "tool_choice": choice}
