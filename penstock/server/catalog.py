@@ -12,11 +12,12 @@ from penstock.config import GIB
 from penstock.errors import Busy, InvalidConfig, shown
 from penstock.regular import MIB, UnreadableFile, read_regular
 from penstock.server.admission import Admission
-from penstock.server.config import ServerConfig
+from penstock.server.config import ANY, ServerConfig
 from penstock.server.errors import ApiError
 from penstock.server.keys import KeyRing
 from penstock.server.model import ServedModel
 from penstock.server.process import WORKER
+from penstock.server.stand_ins import MAX_NAME_CHARS, stands_in
 
 LOOK_S = 1.0
 MAX_PREFIX_BYTES = 4 * MIB
@@ -27,8 +28,11 @@ class Catalog:
     """The first model is the default: it answers where a body names none, and is unloaded only when told so."""
 
     def __init__(self, models: Sequence[ServedModel], keep_alive_s: float = math.inf,
-                 make: Callable[[str, str], ServedModel] | None = None, budget_bytes: int | None = None) -> None:
-        """`make` is for models that come later: from a name and what it means."""
+                 make: Callable[[str, str], ServedModel] | None = None, budget_bytes: int | None = None,
+                 aliases: Sequence[str] = ()) -> None:
+        """`make` is for models that come later: from a name and what it means. `aliases` are further names of the
+        first model; `*` is every name that is no other's."""
+        self._aliases = tuple(dict.fromkeys(aliases))
         self._budget_bytes = budget_bytes
         self._models = {model.name: model for model in models}
         self._default = models[0]
@@ -58,17 +62,34 @@ class Catalog:
         worst = max(engines, key=lambda engine: engine.retry_after_s, default=None)
         return ("loading", 1) if worst is None else (worst.state, worst.retry_after_s)
 
-    def find(self, name: str | None) -> ServedModel:
+    def find(self, name: str | None, *, is_exact: bool = False) -> ServedModel:
+        """The model of that name; an exact one stands for no other."""
         if not name:
             return self._default
         model = self._get(name)
+        if model is None and not is_exact and self._takes(name):
+            model = self._default
         if model is None:
             raise ApiError(404, f"the model {shown(name)} does not exist here: the models are "
-                                f"{', '.join(self._models)}", param="model", code="model_not_found")
+                                f"{', '.join(name for one in self for name in self.names_of(one))}", param="model",
+                           code="model_not_found")
         return model
 
+    def names_of(self, model: ServedModel) -> list[str]:
+        """By which it is listed, the first one first."""
+        more = self._aliases if model is self._default else ()
+        return [model.name, *(name for name in more if name not in (ANY, model.name))]
+
     def _get(self, name: str) -> ServedModel | None:
-        return self._models.get(name) or next((one for one in self if name == one.model), None)
+        if name in self._models:
+            return self._models[name]
+        return self._default if name in self._aliases else next((one for one in self if name == one.model), None)
+
+    def _takes(self, name: str) -> bool:
+        """The first model answers to some names that nobody gave it."""
+        if ANY in self._aliases:
+            return len(name) <= MAX_NAME_CHARS
+        return len(self._models) == 1 and stands_in(name)
 
     async def open(self, name: str | None) -> ServedModel:
         """The model of that name, loaded first if it is not."""
@@ -94,6 +115,7 @@ class Catalog:
         if used and used + need > budget:
             raise Busy(f"{model.name} needs about {need / GIB:.2f} GiB, and {used / GIB:.2f} of the budget of "
                        f"{budget / GIB:.2f} are in use: try again later, or raise --memory-budget-gb", 10, 503)
+
     def add(self, name: str) -> ServedModel:
         """A further model, loaded on first use."""
         model = self._get(name)
@@ -139,14 +161,16 @@ def make_catalog(models: Mapping[str, str], options: Mapping[str, Any], config: 
     def make(name: str, model: str) -> ServedModel:
         admission = Admission(config.max_queued_requests, config.max_queued_tokens, ring.weights(),
                               policy=options.get("scheduling_policy", "fcfs"))
-        return ServedModel(name, model, options, folder, admission, hang_s=config.hang_timeout, command=command,
+        own = options if name == next(iter(models)) else {**options, "chat_template": None}
+        return ServedModel(name, model, own, folder, admission, hang_s=config.hang_timeout, command=command,
                            tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser,
                            public=public)
 
     public = [_read(path) for path in config.public_prefix]
     keep_alive_s = math.inf if config.keep_alive is None else config.keep_alive
     budget = None if config.memory_budget_gb is None else int(config.memory_budget_gb * GIB)
-    return Catalog([make(name, model) for name, model in models.items()], keep_alive_s, make, budget)
+    return Catalog([make(name, model) for name, model in models.items()], keep_alive_s, make, budget,
+                   config.served_model_name)
 
 
 def _read(path: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from penstock.text.control import ControlTokens
 from penstock.text.decoding import Decoder, Spelling
 from penstock.text.facts import TokenizerFacts, TokenNames
 from penstock.text.growth import check_growth
+from penstock.text.infill import NO_MARKS, Gap, Room, find_marks, make_prompt
 from penstock.text.slices import Slicer
 from penstock.text.template import ChatTemplate, Message
 from penstock.text.vocabulary import Vocabulary, refusing
@@ -26,6 +27,7 @@ from penstock.text.vocabulary import Vocabulary, refusing
 PROBE_CHARS = 16      # per token allowed: longer texts are first judged by their beginnings
 MAX_PROBE_CHARS = 1 << 20
 CUT_TOKENS = 64       # more than a text's beginning can have over the same part of the whole text
+APART = "\u263a"      # no piece joins it with what follows
 Values = Mapping[str, Any]
 
 
@@ -51,7 +53,9 @@ class LocalProgram:
             self.special_ids = frozenset(id for id, token in added.items() if token.special)
             self.spelling = Spelling(self.backend, Decoder.of(self.backend), vocabulary.aliases, frozenset(added))
             self.backend.encode("a")      # some damage shows only here
-        self._control = ControlTokens(self.backend, vocabulary.templates.values(), lambda: self.vocab_size)
+            self.marks = find_marks(self.backend, vocabulary.infill)
+        marks = [self.backend.id_to_token(id) or "" for id in self.marks.ids] if self.marks else []
+        self._control = ControlTokens(self.backend, [*vocabulary.templates.values(), *marks], lambda: self.vocab_size)
         self._slicer = Slicer(self.backend, self.spelling.decoder.kind)
 
     @classmethod
@@ -79,7 +83,7 @@ class LocalProgram:
             self._template("default")       # one that cannot be compiled is refused with the model
         return TokenizerFacts(decoder.kind, decoder.strips, spellings, sorted(self.special_ids),
                               list(self.vocabulary.eos_token_ids), self.vocabulary.bos_token_id,
-                              self.vocabulary.templates.get("default"), longest)
+                              self.vocabulary.templates.get("default"), longest, self.marks)
 
     def describe(self) -> TokenNames:
         vocab = self.backend.get_vocab(with_added_tokens=True)
@@ -136,6 +140,34 @@ class LocalProgram:
         found = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(found[0].ids)
 
+    def encode_infill(self, gap: Gap, room: Room | None, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+        """A prompt for what stands between two texts; whatever they spell is text. Without `room` nothing is cut, and
+        one of more than `max_tokens` is refused."""
+        if self.marks is None:
+            raise InvalidRequest(NO_MARKS)
+        begin = self._begin() if add_special_tokens else []
+        with self._control.plain():
+            ids = make_prompt(self.marks, gap, partial(self._encode_half, max_tokens), begin, room)
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise TooManyTokens(len(ids))
+        return ids
+
+    def _encode_half(self, max_tokens: int | None, text: str, is_spaced: bool) -> list[int]:
+        """Not spaced: without the blank that the tokenizer puts before every text."""
+        if is_spaced or not self.spelling.decoder.strips:
+            return self.encode_upto(text, False, max_tokens)
+        head = self.encode(APART, False)
+        ids = self.encode_upto(APART + text, False, None if max_tokens is None else max_tokens + len(head))
+        return ids[len(head):] if ids[:len(head)] == head else self.encode_upto(text, False, max_tokens)
+
+    def _begin(self) -> list[int]:
+        """What stands before a prompt."""
+        if self.vocabulary.affixes is not None:
+            return list(self.vocabulary.affixes[0])
+        ids, inner = self._ids("a", True), self._ids("a", False)
+        at = next((at for at in range(len(ids)) if ids[at:at + len(inner)] == inner), 0)
+        return ids[:at]
+
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Each word's ids at the start of a text and after a space."""
         found: dict[tuple[int, ...], None] = {}
@@ -178,8 +210,11 @@ class LocalProgram:
         """A conversation's ids and its prompt. Control tokens that messages spell are plain text, unless
         `parse_special`: only those that the template writes are read as such. `template` is a request's own."""
         given = None if template is None else self._requested(template)
-        text, hidden = ((self.render(messages, values, given), None) if parse_special else
-                        self._control.read((list(messages), dict(values)), lambda said: self.render(*said, given)))
+        def render(said: tuple[Sequence[Message], Values]) -> str:
+            return self.render(*said, template=given)
+
+        text, hidden = ((render((messages, values)), None) if parse_special else
+                        self._control.read((list(messages), dict(values)), render))
         if hidden is None:
             return self.encode_upto(text, False, max_tokens), text
         with self._control.only_hidden():

@@ -110,8 +110,9 @@ def test_response_format_without_its_source(asked: dict[str, Any], told: str) ->
 
 @pytest.mark.parametrize("make", [chat, completion])
 def test_forms_as_llama_server_asks_for_them(make: Any) -> None:
-    assert structure(make(grammar='root ::= "a"')).grammar == 'root ::= "a"'
-    assert structure(make(json_schema=SCHEMA)).json == StructuredOutputsParams(json=SCHEMA).json
+    grammar, schema = structure(make(grammar='root ::= "a"')), structure(make(json_schema=SCHEMA))
+    assert grammar is not None and grammar.grammar == 'root ::= "a"'
+    assert schema is not None and schema.json == StructuredOutputsParams(json=SCHEMA).json
     assert structure(make(grammar="")) is None
     with pytest.raises(ValueError, match="grammar and json_schema each fix the answer's form"):
         structure(make(grammar='root ::= "a"', json_schema={}))

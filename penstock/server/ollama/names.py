@@ -19,14 +19,15 @@ def plain_name(name: str) -> str:
     return name.removesuffix(LATEST)
 
 
-def find_model(catalog: Catalog, model: str | None, older: str | None = None) -> ServedModel:
+def find_model(catalog: Catalog, model: str | None, older: str | None = None, *, is_exact: bool = False,
+               ) -> ServedModel:
     """NAME and NAME:latest are one model."""
     name = model or older
-    known = {one.name for one in catalog}
+    known = {own for one in catalog for own in catalog.names_of(one)}
     for spelt in (name, name and plain_name(name), f"{name}{LATEST}"):
         if spelt in known:
             return catalog.find(spelt)
-    return catalog.find(plain_name(name) if name else None)
+    return catalog.find(plain_name(name) if name else None, is_exact=is_exact)
 
 
 def needed_name(model: str | None, older: str | None) -> str:

@@ -59,7 +59,7 @@ async def delete(request: Request) -> Response:
     body = await read(request, OllamaDelete)
     name = needed_name(body.model, body.name)
     catalog = server_of(request).catalog
-    model = find_model(catalog, name)
+    model = find_model(catalog, name, is_exact=True)
     catalog.check_removable(model)
     if not server_of(request).config.allow_delete:
         raise ApiError(403, "this server removes no files: start it with --allow-delete if it should", code="no_delete")
