@@ -127,7 +127,7 @@ class Batches:
     async def cancel(self, tenant: str, id: str) -> BatchState:
         state = self.find(tenant, id)
         work = self._works.get(id)
-        if work is None:
+        if work is None or state.has_ended:
             raise ApiError(409, f"the batch has ended ({state.status}): there is nothing to cancel",
                            code="batch_has_ended")
         await work.cancel()
