@@ -6,6 +6,7 @@ passed is then compiled here, which takes no longer than it took there.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from penstock.types import GrammarFacts, Request, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+log = logging.getLogger("penstock")
 
 COMPILE_S = 10.0
 MAX_COMPILING = 4            # at once; others wait
@@ -137,9 +140,12 @@ class Grammars:
         return made.result()
 
     def _make(self, asked: StructuredOutputsParams, facts: GrammarFacts | None, max_tokens: int) -> CompiledGrammar:
-        facts = facts or self._trial(asked, max_tokens)
+        if facts is None:
+            facts = self._trial(asked, max_tokens)
+            if facts.relaxed:
+                log.warning("a schema is relaxed: %s", ", ".join(facts.relaxed))
         with self._slots:
-            start = on_large_stack(partial(compile_start, asked, self.lexicon))
+            start, _ = on_large_stack(partial(compile_start, asked, self.lexicon))
         return CompiledGrammar(asked, start, self.lexicon, facts)
 
     def _try_here(self, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest
+from penstock.sampling.schema import MAX_RELAXED, write_schema
 from penstock.types import StructuredOutputsParams
 
 MAX_DEFINITIONS = 2000       # rules or references that may stand in each other: each costs the compiler stack
@@ -16,28 +18,67 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 HAIR = 1e-9
 LEAST = float(-2**63)
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)"\s*:\s*("(?:[^"\\]|\\.)*")')
+_INLINE = re.compile(r"%json\s*(?=\{)")
 _RULE = re.compile(r"^\s*[\w.%?!@-]+\s*(?:\[[^\]]*\])?\s*(?:::=|:)", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(\\|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8})")
 
 
-def llguidance_grammar(asked: StructuredOutputsParams) -> str:
+@dataclass(frozen=True)
+class Source:
+    """A grammar in llguidance's words, and what of it was relaxed."""
+
+    grammar: str
+    relaxed: tuple[str, ...] = ()
+
+
+def write_grammar(asked: StructuredOutputsParams, lenient: bool = False) -> Source:
+    """`lenient`: llguidance passes over what it cannot count."""
     from llguidance import LLMatcher
 
     if asked.regex is not None:
-        return LLMatcher.grammar_from_regex(asked.regex)
+        return Source(LLMatcher.grammar_from_regex(asked.regex))
     if asked.choice is not None:
-        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, asked.choice)))
+        choices = " | ".join(map(json.dumps, asked.choice))
+        return Source(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}"))
     if asked.grammar is not None:
         _limit("rules", len(_RULE.findall(asked.grammar)))
-        return LLMatcher.grammar_from_lark(_lark(asked.grammar))
+        lark, relaxed = _write_inline(_lark(asked.grammar), asked.strict)
+        return Source(LLMatcher.grammar_from_lark(lark), relaxed)
     schema = '{"type": "object"}' if asked.json is None else str(asked.json)
+    written, relaxed = _write_schema(schema, asked.strict)
+    layout: dict[str, Any] = {"lenient": lenient}
+    layout |= {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": WHITESPACE}
+    return Source(LLMatcher.grammar_from_json_schema(written, None, layout), relaxed)     # type: ignore[arg-type]
+
+
+def _write_schema(schema: str, strict: bool) -> tuple[str, tuple[str, ...]]:
     _limit("different references", len(set(_REFERENCE.findall(schema))))
     if _has_least(json.loads(schema)):
         raise InvalidRequest("structured_outputs: a number about -2**63 stands in the schema, which cannot be read: "
                              "use one over -9223372036854775000")
-    schema = _nudged(schema)
-    layout = {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": WHITESPACE}
-    return LLMatcher.grammar_from_json_schema(schema, None, layout)     # type: ignore[arg-type]
+    written, relaxed = write_schema(schema, strict)
+    return _nudged(written), relaxed
+
+
+def _write_inline(lark: str, strict: bool) -> tuple[str, tuple[str, ...]]:
+    """With the schemas behind `%json` written anew; where there is none, llguidance says what is wrong."""
+    parts: list[str] = []
+    relaxed: dict[str, None] = {}
+    end = 0
+    for found in _INLINE.finditer(lark):
+        if found.start() < end:
+            continue
+        try:
+            schema, length = json.JSONDecoder().raw_decode(lark[found.end():])
+        except ValueError:
+            continue
+        written, left_out = _write_schema(lark[found.end():found.end() + length], strict)
+        if isinstance(schema, dict) and "x-guidance" in schema:
+            written = json.dumps({**json.loads(written), "x-guidance": schema["x-guidance"]})
+        relaxed |= dict.fromkeys(left_out)
+        parts += [lark[end:found.end()], written]
+        end = found.end() + length
+    return "".join([*parts, lark[end:]]), tuple(relaxed)[:MAX_RELAXED]
 
 
 def _has_least(part: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import InvalidRequest
@@ -13,7 +14,7 @@ from penstock.sampling.closing import Closer, Place, literals
 from penstock.sampling.grammar import reason
 from penstock.sampling.lexicon import Lexicon
 from penstock.sampling.plain import is_plain
-from penstock.sampling.source import llguidance_grammar
+from penstock.sampling.source import Source, write_grammar
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ PROVE_S = 2.0                # for the least number of tokens: what is proven by
 STACK_BYTES = 512 << 20      # of the thread that compiles: the compiler goes into itself for each rule within a rule
 MAX_FORCED = 1 << 14         # bytes
 MAX_LEXER_STATES = 50_000    # of 1 to 2 kB each
+UNCOUNTED = "min/maxProperties only supported"
 Made = TypeVar("Made")
 
 
@@ -35,20 +37,30 @@ def closer_of(asked: StructuredOutputsParams, lexicon: Lexicon) -> Closer:
     return Closer(lexicon, () if is_json(asked) else literals(asked.source))
 
 
-def compile_start(asked: StructuredOutputsParams, lexicon: Lexicon) -> LLMatcher:
-    """The grammar's start, from which every answer begins with a copy."""
-    from llguidance import LLMatcher, LLParserLimits
-
-    limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-    start = LLMatcher(lexicon.tokenizer, llguidance_grammar(asked), log_level=0, limits=limits)
-    if not start.is_error():
-        start.compute_bitmask()      # the first of a grammar takes longest
+def compile_start(asked: StructuredOutputsParams, lexicon: Lexicon) -> tuple[LLMatcher, tuple[str, ...]]:
+    """The grammar's start, from which every answer begins with a copy, and what was relaxed in it."""
+    source = write_grammar(asked)
+    start = _start(source, lexicon)
+    if start.is_error() and UNCOUNTED in start.get_error() and not asked.strict:
+        source = write_grammar(asked, lenient=True)
+        source = replace(source, relaxed=(*source.relaxed, "minProperties and maxProperties of merged schemas"))
+        start = _start(source, lexicon)
     num_forced = len(start.compute_ff_bytes())
     if num_forced > MAX_FORCED:
         raise InvalidRequest(f"structured_outputs: every answer begins with the same {num_forced} bytes: at most "
                              f"{MAX_FORCED} are compiled; put them into the prompt")
     if start.is_error():
         raise InvalidRequest(f"structured_outputs cannot be compiled: {reason(start.get_error())}")
+    return start, source.relaxed
+
+
+def _start(source: Source, lexicon: Lexicon) -> LLMatcher:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+    start = LLMatcher(lexicon.tokenizer, source.grammar, log_level=0, limits=limits)
+    if not start.is_error():
+        start.compute_bitmask()      # the first of a grammar takes longest
     return start
 
 
@@ -73,13 +85,14 @@ def prove_least(asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexic
 
 def try_grammar(lexicon: Lexicon, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
     """Compile the grammar and look for a short answer; where none of `max_tokens` is found, prove the least."""
-    start = compile_start(asked, lexicon)
+    start, relaxed = compile_start(asked, lexicon)
     begin = time.thread_time()
     closing = find_closing(asked, start, lexicon)
-    facts = GrammarFacts(closing, time.thread_time() - begin < SEARCH_S)
+    facts = GrammarFacts(closing, time.thread_time() - begin < SEARCH_S, relaxed=relaxed)
     if facts.decides(max_tokens):
         return facts
-    return GrammarFacts(closing, facts.searchable, *prove_least(asked, start, lexicon, closing))
+    min_tokens, shortest = prove_least(asked, start, lexicon, closing)
+    return replace(facts, min_tokens=min_tokens, shortest=shortest)
 
 
 def on_large_stack(work: Callable[[], Made], within_s: float | None = None) -> Made:

@@ -1,0 +1,155 @@
+"""Schemas that no instance matches both of, as far as that shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.sampling.schema_not import Follow, Schema, as_list, assertions, is_number, same
+from penstock.sampling.schema_strings import are_apart, is_empty
+
+EVERY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+APART_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "ipv4", "ipv6", "uuid"})
+STRING = frozenset({"minLength", "maxLength", "pattern", "format"})
+MAX_DEPTH = 6
+MAX_STEPS = 20_000           # in one schema
+MAX_CONJUNCTS = 16
+
+
+class Apart:
+    """`disjoint` is sure where it says so."""
+
+    def __init__(self, follow: Follow) -> None:
+        self._follow = follow
+        self._num_steps = 0
+
+    def disjoint(self, one: Any, two: Any, depth: int = 0) -> bool:
+        self._num_steps += 1
+        if one is False or two is False:
+            return True
+        if depth > MAX_DEPTH or self._num_steps > MAX_STEPS:
+            return False
+        ones, twos = self._conjuncts(one), self._conjuncts(two)
+        for side, other in ((ones, two), (twos, one)):
+            for part in side:
+                for key in ("anyOf", "oneOf"):
+                    options = as_list(part[key]) if key in part else []
+                    if options and all(self.disjoint(option, other, depth + 1) for option in options):
+                        return True
+                values = _values(part)
+                if values is not None and all(self._fails(value, other, depth + 1) for value in values):
+                    return True
+        shared = self._types(ones) & self._types(twos)
+        return all(self._apart(type, ones, twos, depth) for type in shared)
+
+    def _conjuncts(self, schema: Any, depth: int = 0) -> list[Schema]:
+        """Plain schemas that an instance must match all of."""
+        if not isinstance(schema, dict) or depth > MAX_DEPTH:
+            return []
+        said = assertions(schema)
+        found = [said]
+        below = [self._follow(said["$ref"])] if isinstance(said.get("$ref"), str) else []
+        for part in [*below, *(as_list(said["allOf"]) if "allOf" in said else ())]:
+            found += self._conjuncts(part, depth + 1)
+        return found[:MAX_CONJUNCTS]
+
+    def _types(self, parts: list[Schema]) -> frozenset[str]:
+        found = EVERY_TYPE
+        for part in parts:
+            if "type" in part:
+                named = {type for type in as_list(part["type"]) if isinstance(type, str)}
+                found &= named | ({"integer"} if "number" in named else set())
+            values = _values(part)
+            if values is not None:
+                found &= {_type(value) for value in values}
+        return found
+
+    def _apart(self, type: str, ones: list[Schema], twos: list[Schema], depth: int) -> bool:
+        if type == "object":
+            return self._objects_apart(ones, twos, depth) or _ranges_apart(ones, twos, "minProperties", "maxProperties")
+        if type == "array":
+            return _ranges_apart(ones, twos, "minItems", "maxItems")
+        if type == "string":
+            return _ranges_apart(ones, twos, "minLength", "maxLength") or _strings_apart(ones, twos)
+        return type in ("integer", "number") and _ranges_apart(ones, twos, "minimum", "maximum")
+
+    def _objects_apart(self, ones: list[Schema], twos: list[Schema], depth: int) -> bool:
+        names = {name: None for part in [*ones, *twos] for name in part.get("required", ()) if isinstance(name, str)}
+        return any(self.disjoint(one, two, depth + 1) for name in names
+                   for one in _properties(ones, name) for two in _properties(twos, name))
+
+    def _fails(self, value: Any, schema: Any, depth: int) -> bool:
+        """`value` surely does not match."""
+        if schema is False:
+            return True
+        if depth > MAX_DEPTH:
+            return False
+        parts = self._conjuncts(schema)
+        if _type(value) not in self._types(parts):
+            return True
+        for part in parts:
+            values = _values(part)
+            if values is not None and not any(same(value, one) for one in values):
+                return True
+            if isinstance(value, dict) and any(name not in value for name in part.get("required", ())):
+                return True
+            if isinstance(value, dict) and any(self._fails(item, one, depth + 1) for name, item in value.items()
+                                               for one in _properties([part], name)):
+                return True
+            if is_number(value) and (value < part.get("minimum", value) or value > part.get("maximum", value)):
+                return True
+            if isinstance(value, str) and STRING & set(part) and is_empty(
+                    {"type": "string", "const": value, **{key: part[key] for key in STRING if key in part}}):
+                return True
+        return False
+
+
+def _values(part: Schema) -> list[Any] | None:
+    return [part["const"]] if "const" in part else part["enum"] if isinstance(part.get("enum"), list) else None
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if is_number(value):
+        return "integer" if value == value // 1 else "number"
+    kinds: dict[type, str] = {str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "null")
+
+
+def _properties(parts: list[Schema], name: str) -> list[Any]:
+    """The schemas that a property of this name must match."""
+    found: list[Any] = []
+    for part in parts:
+        properties = part.get("properties")
+        if isinstance(properties, dict) and name in properties:
+            found.append(properties[name])
+        elif "patternProperties" not in part and "additionalProperties" in part:
+            found.append(part["additionalProperties"])
+    return found or [True]
+
+
+def _ranges_apart(ones: list[Schema], twos: list[Schema], least: str, most: str) -> bool:
+    return any(_over(one, least, two, most) or _over(two, least, one, most) for one in ones for two in twos)
+
+
+def _over(low: Schema, least: str, high: Schema, most: str) -> bool:
+    """Every value of `low` lies over every value of `high`."""
+    for name, is_open in ((least, False), ("exclusiveMinimum", True)):
+        for other, other_open in ((most, False), ("exclusiveMaximum", True)):
+            begin, end = low.get(name), high.get(other)
+            if name != least and least != "minimum" or other != most and most != "maximum":
+                continue
+            if is_number(begin) and is_number(end) and (begin > end or begin == end and (is_open or other_open)):
+                return True
+    return False
+
+
+def _strings_apart(ones: list[Schema], twos: list[Schema]) -> bool:
+    for one in ones:
+        for two in twos:
+            formats = {one.get("format"), two.get("format")}
+            if len(formats) == 2 and formats <= APART_FORMATS:
+                return True
+            if "pattern" in one and "pattern" in two and are_apart(one["pattern"], two["pattern"]):
+                return True
+    return False
