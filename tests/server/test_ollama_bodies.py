@@ -48,14 +48,20 @@ def test_options_under_the_cores_names() -> None:
                     repeat_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3, num_ctx=4096, mirostat=2)
     assert asked.sampling() == {
         "temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.7, "seed": 7, "stop": ["a"],
-        "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
+        "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3, "mirostat": 2}
     assert ChatBody.model_validate({**asked.sampling(), "messages": HI}).repetition_penalty == 1.1
 
 
 def test_options_that_switch_something_off() -> None:
     assert options(seed=-1).sampling() == {}
-    off = options(repeat_last_n=0, repeat_penalty=1.3).sampling()
-    assert off == {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    assert options(repeat_last_n=0, repeat_penalty=1.3).sampling() == {"repetition_penalty": 1.3, "repeat_last_n": 0}
+
+
+def test_options_without_effect_are_told() -> None:
+    idle = options(num_gpu=1, numa=False, tfs_z=0.5, penalize_newline=True, f16_kv=None).notices(4096)
+    assert idle == ["options are without effect here: num_gpu, tfs_z, penalize_newline"]
+    assert options(num_ctx=4096, temperature=0.5, mirostat=1).notices(4096) == []
+    assert options(num_ctx=8192).notices(4096)[0].startswith("num_ctx=8192 is without effect: this model has 4096 ")
 
 
 @pytest.mark.parametrize("num_predict, meant", [(None, None), (-1, None), (-2, None), (0, None), (5, 5), (100, 100),

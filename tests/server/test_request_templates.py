@@ -76,6 +76,13 @@ def test_as_many_tokens_as_fit(trusting: RunningServer) -> None:
     assert usage["total_tokens"] == 4096 and usage["completion_tokens"] > 1
 
 
+def test_options_of_ollama_without_effect(trusting: RunningServer) -> None:
+    answer = ask(trusting, "/api/chat", options={"num_gpu": 1, "num_predict": 1, "num_ctx": 9999}, stream=False,
+                 max_tokens=None, return_token_ids=None)
+    assert answer.status_code == 200
+    assert [told.split(" ")[2] for told in answer.headers.get_list("warning")] == ['"options', '"num_ctx=9999']
+
+
 def test_names_of_the_model(trusting: RunningServer) -> None:
     cards = httpx.get(f"{trusting.url}/v1/models").json()["data"]
     assert [card["id"] for card in cards] == ["tiny", "alias"] and cards[0]["root"] == cards[1]["root"]

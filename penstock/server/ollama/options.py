@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from penstock.errors import shown
 from penstock.server.fields import WHOLE, Body, StopString
 from penstock.server.model import ServedModel
 from penstock.types import SamplingParams
@@ -15,7 +16,12 @@ from penstock.types import SamplingParams
 OWN: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0,
                             "repetition_penalty": 1.1, "repeat_last_n": 64}
 RENAMED = {"repeat_penalty": "repetition_penalty"}
-SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "presence_penalty", "frequency_penalty")
+SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "presence_penalty", "frequency_penalty",
+        "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta")
+# how a model is held is decided when the server starts, and samplers that Ollama itself has given up
+IDLE = ("num_keep", "num_batch", "num_gpu", "num_gqa", "num_thread", "main_gpu", "numa", "low_vram", "f16_kv",
+        "use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only", "rope_frequency_base",
+        "rope_frequency_scale", "tfs_z", "penalize_newline")
 
 
 class OllamaOptions(Body):
@@ -30,8 +36,11 @@ class OllamaOptions(Body):
     repeat_penalty: float | None = Field(None, gt=0, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repeat_last_n: int | None = Field(None, ge=-1, le=WHOLE)    # 0 switches penalties off; else they reach back to all
-    # without effect: how a model is held is decided when the server starts
+    repeat_last_n: int | None = Field(None, ge=-1, le=WHOLE)
+    mirostat: int | None = Field(None, ge=0, le=2)
+    mirostat_tau: float | None = Field(None, ge=0, le=1e6)
+    mirostat_eta: float | None = Field(None, ge=0, le=1)
+    # without effect, which a warning says
     num_ctx: int | None = None
     num_keep: int | None = None
     num_batch: int | None = None
@@ -49,11 +58,7 @@ class OllamaOptions(Body):
     embedding_only: bool | None = None
     rope_frequency_base: float | None = None
     rope_frequency_scale: float | None = None
-    # without effect: samplers that Ollama itself has given up
     tfs_z: float | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
     penalize_newline: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
@@ -61,9 +66,16 @@ class OllamaOptions(Body):
         values = {name: getattr(self, name) for name in SAME}
         values |= {name: getattr(self, own) for own, name in RENAMED.items()}
         values["seed"] = None if self.seed == -1 else self.seed
-        if self.repeat_last_n == 0:
-            values |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         return {name: value for name, value in values.items() if value is not None}
+
+    def notices(self, max_model_len: int) -> list[str]:
+        """Warnings of what was asked for and has no effect."""
+        idle = [name for name in IDLE if getattr(self, name) not in (None, False)]
+        told = [f"options are without effect here: {', '.join(idle)}"] if idle else []
+        if self.num_ctx is not None and self.num_ctx > max_model_len:
+            told.append(f"num_ctx={shown(self.num_ctx)} is without effect: this model has {max_model_len} tokens of "
+                        "context here; a larger --max-model-len may give it more")
+        return told
 
     def max_tokens(self, room: int) -> int | None:
         """As Ollama does, an answer ends where there is no more room; None is all of it."""

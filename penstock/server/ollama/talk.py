@@ -18,6 +18,7 @@ from penstock.server.errors import ApiError, invalid_body
 from penstock.server.fields import SamplingBody, sampling_params
 from penstock.server.gate import admin_only
 from penstock.server.model import ServedModel
+from penstock.server.notices import warn
 from penstock.server.ollama.answer import MEDIA_TYPE, Clock, Head, OllamaAnswer, failed
 from penstock.server.ollama.bodies import OllamaAnswerBody, OllamaChat, OllamaGenerate, OllamaModelBody
 from penstock.server.ollama.names import find_model
@@ -102,6 +103,8 @@ async def load(request: Request, body: OllamaModelBody, model: ServedModel, cloc
     begun = time.monotonic()
     await unless_gone(request, server_of(request).catalog.open(model.name))
     clock.load_s = time.monotonic() - begun
+    for text in body.asked.notices(model.facts.max_model_len):
+        warn(request, text)
     keep(request, body, model)
 
 
