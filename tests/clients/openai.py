@@ -34,8 +34,8 @@ first = client.chat.completions.create(model=model, messages=ASK)
 assert "Paris" in (first.choices[0].message.content or ""), first
 answer = client.chat.completions.create(model=model, messages=ASK, temperature=0, max_completion_tokens=16,
                                         logprobs=True, top_logprobs=2, seed=1, store=False, metadata={"a": "b"},
-                                        service_tier="auto", parallel_tool_calls=True, safety_identifier="x", prompt_cache_key="y",
-                                        verbosity="low")
+                                        service_tier="auto", parallel_tool_calls=True, safety_identifier="x",
+                                        prompt_cache_key="y", verbosity="low")
 assert answer.choices[0].message.content == PARIS and answer.usage and answer.usage.completion_tokens == 8
 assert answer.choices[0].logprobs and len(answer.choices[0].logprobs.content or []) == 8
 named = client.chat.completions.create(model="gpt-4o-mini", messages=ASK, temperature=0, max_tokens=16)
