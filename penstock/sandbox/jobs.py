@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.text.facts import TokenizerFacts, TokenNames
+from penstock.text.infill import Gap, Room
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
 
@@ -66,6 +67,15 @@ class EncodeChat(msgspec.Struct, frozen=True, tag=True):
 class RenderChat(msgspec.Struct, frozen=True, tag=True):
     messages: list[dict[str, Any]]
     values: dict[str, Any]
+
+
+class EncodeInfill(msgspec.Struct, frozen=True, tag=True):
+    """A prompt for what stands between two texts, cut to `room` or refused beyond `max_tokens`."""
+
+    gap: Gap
+    room: Room | None = None
+    add_special_tokens: bool = True
+    max_tokens: int | None = None
 
 
 class EncodeWords(msgspec.Struct, frozen=True, tag=True):
@@ -130,5 +140,6 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 Control = Load | Fork | Kill
-Job = EncodeText | EncodeChat | RenderChat | EncodeWords | DecodeIds | SpellIds | DescribeTokens | CompileGrammar
+Job = (EncodeText | EncodeChat | RenderChat | EncodeInfill | EncodeWords | DecodeIds | SpellIds | DescribeTokens
+       | CompileGrammar)
 Reply = Ids | Words | Text | Texts | Described | Tried | Refusal

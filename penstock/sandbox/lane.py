@@ -18,6 +18,7 @@ from penstock.sandbox.jobs import (
     Described,
     DescribeTokens,
     EncodeChat,
+    EncodeInfill,
     EncodeText,
     EncodeWords,
     Fork,
@@ -100,6 +101,8 @@ def run(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
         return Ids(pack_ids(ids), text)
     if isinstance(job, RenderChat):
         return Text(program.render(job.messages, job.values))
+    if isinstance(job, EncodeInfill):
+        return Ids(pack_ids(program.encode_infill(job.gap, job.room, job.add_special_tokens, job.max_tokens)))
     if isinstance(job, EncodeWords):
         return Words(program.encode_words(job.words))
     if isinstance(job, DecodeIds):

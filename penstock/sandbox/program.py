@@ -18,6 +18,7 @@ from penstock.sandbox.jobs import (
     Described,
     DescribeTokens,
     EncodeChat,
+    EncodeInfill,
     EncodeText,
     EncodeWords,
     Ids,
@@ -31,6 +32,7 @@ from penstock.sandbox.limits import GRAMMAR_BYTES, TEXT_BYTES
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.replies import ids_of, packed, unpacked
 from penstock.text.facts import TokenNames
+from penstock.text.infill import Gap, Room
 from penstock.text.template import Message, plain
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import GrammarFacts, StructuredOutputsParams
@@ -61,6 +63,9 @@ class SandboxedProgram:
                     parse_special: bool = False, template: str | None = None) -> tuple[list[int], str]:
         reply = self._text(EncodeChat(plain(messages), plain(values), max_tokens, parse_special, template), Ids)
         return ids_of(reply.ids), reply.text or ""
+
+    def encode_infill(self, gap: Gap, room: Room | None, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+        return ids_of(self._text(EncodeInfill(gap, room, add_special_tokens, max_tokens), Ids).ids)
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         return self._text(EncodeWords(list(words)), Words).words

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.sandbox.jobs import (
     CompileGrammar,
     EncodeChat,
+    EncodeInfill,
     EncodeText,
     EncodeWords,
     Ids,
@@ -26,6 +27,7 @@ from penstock.sandbox.process import Sandbox
 from penstock.sandbox.program import GRAMMAR_S, PATIENCE, TEXT_S, grammar_refusal, text_refusal
 from penstock.sandbox.replies import ids_of, pack_ids, packed, unpacked
 from penstock.sandbox.slots import Slots
+from penstock.text.infill import Gap, Room
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
 SHORT_BYTES = 1 << 16           # of a job; longer ones wait for one another
@@ -66,6 +68,11 @@ class TextService:
         job = EncodeChat([dict(one) for one in messages], dict(values), max_tokens, parse_special, template)
         reply = unpacked(await self._run(job, tenant), Ids)
         return ids_of(reply.ids), reply.text or ""
+
+    async def encode_infill(self, gap: Gap, room: Room | None, add_special_tokens: bool, max_tokens: int | None,
+                            tenant: str = "") -> list[int]:
+        job = EncodeInfill(gap, room, add_special_tokens, max_tokens)
+        return ids_of(unpacked(await self._run(job, tenant), Ids).ids)
 
     async def encode_words(self, words: Sequence[str], tenant: str = "") -> list[list[int]]:
         return unpacked(await self._run(EncodeWords(list(words)), tenant), Words).words

@@ -111,6 +111,14 @@ class ControlTokens:
         finally:
             self._backend.encode_special_tokens = False
 
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Within, no text spells a control token."""
+        if self._tokens and not self._names:
+            self._name_all()
+        with self.only_hidden():
+            yield
+
     def shown_ids(self, ids: list[int]) -> list[int]:
         return [self._ids.get(id, id) for id in ids]
 

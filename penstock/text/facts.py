@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.text.infill import Marks
+
 
 @dataclass(frozen=True)
 class TokenizerFacts:
@@ -16,6 +18,7 @@ class TokenizerFacts:
     bos_token_id: int | None
     chat_template: str | None
     max_token_bytes: int | None                 # of text that one token stands for; None: any number
+    infill: Marks | None = None                 # for filling in, where it has the tokens
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,17 @@ def _vocabulary(source: Metadata, backend: Backend, add_bos: bool, bos: int | No
         named={name: source.texts[id] for name, id in ids.items() if id is not None},
         templates=templates,
         affixes=(prefix, suffix),
+        infill=_infill(source),
         aliases={id: last[text] for id, text in enumerate(source.texts) if last[text] != id and text},
     )
+
+
+def _infill(source: Metadata) -> dict[str, int]:
+    """By their present names or, three of them, by older ones."""
+    older = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
+    found = {name: _first(source.id(f"fim_{name}_token_id"), source.id(f"{older.get(name, 'fim_' + name)}_token_id"))
+             for name in ("pre", "suf", "mid", "pad", "rep", "sep")}
+    return {name: id for name, id in found.items() if id is not None}
 
 
 def _first(*values: int | None) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from penstock.text.vocabulary import Vocabulary, refusing
 PROBE_CHARS = 16      # per token allowed: longer texts are first judged by their beginnings
 MAX_PROBE_CHARS = 1 << 20
 CUT_TOKENS = 64       # more than a text's beginning can have over the same part of the whole text
-APART = "\u263a"      # no piece joins it with what follows
 Values = Mapping[str, Any]
 
 
@@ -145,28 +144,19 @@ class LocalProgram:
         one of more than `max_tokens` is refused."""
         if self.marks is None:
             raise InvalidRequest(NO_MARKS)
-        begin = self._begin() if add_special_tokens else []
         with self._control.plain():
-            ids = make_prompt(self.marks, gap, partial(self._encode_half, max_tokens), begin, room)
+            ids = make_prompt(self.marks, gap, lambda text: self.encode_upto(text, False, max_tokens),
+                              self._begin() if add_special_tokens else (), room, self.spelling.decoder.strips)
         if max_tokens is not None and len(ids) > max_tokens:
             raise TooManyTokens(len(ids))
         return ids
 
-    def _encode_half(self, max_tokens: int | None, text: str, is_spaced: bool) -> list[int]:
-        """Not spaced: without the blank that the tokenizer puts before every text."""
-        if is_spaced or not self.spelling.decoder.strips:
-            return self.encode_upto(text, False, max_tokens)
-        head = self.encode(APART, False)
-        ids = self.encode_upto(APART + text, False, None if max_tokens is None else max_tokens + len(head))
-        return ids[len(head):] if ids[:len(head)] == head else self.encode_upto(text, False, max_tokens)
-
-    def _begin(self) -> list[int]:
+    def _begin(self) -> Sequence[int]:
         """What stands before a prompt."""
         if self.vocabulary.affixes is not None:
-            return list(self.vocabulary.affixes[0])
-        ids, inner = self._ids("a", True), self._ids("a", False)
-        at = next((at for at in range(len(ids)) if ids[at:at + len(inner)] == inner), 0)
-        return ids[:at]
+            return self.vocabulary.affixes[0]
+        ids, (inner, *_) = self._ids("a", True), self._ids("a", False)
+        return ids[:ids.index(inner)]
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Each word's ids at the start of a text and after a space."""

@@ -11,6 +11,7 @@ from penstock.errors import InvalidModel
 from penstock.text.breakers import TokenSearch
 from penstock.text.decoding import Decoder, Spelling
 from penstock.text.facts import TokenizerFacts, TokenNames
+from penstock.text.infill import Gap, Marks, Room
 from penstock.text.program import LocalProgram, byte_spellings
 from penstock.text.template import Message
 
@@ -22,6 +23,9 @@ class Program(Protocol):
 
     def encode_chat(self, messages: Sequence[Message], values: Mapping[str, Any], max_tokens: int | None = None,
                     parse_special: bool = False, template: str | None = None) -> tuple[list[int], str]: ...
+
+    def encode_infill(self, gap: Gap, room: Room | None, add_special_tokens: bool, max_tokens: int | None,
+                      ) -> list[int]: ...
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]: ...
 
@@ -39,8 +43,9 @@ class Tokenizer:
 
     def __init__(self, program: Program, spelling: Spelling, vocab_size: int, special_ids: frozenset[int],
                  eos_token_ids: tuple[int, ...], bos_token_id: int | None, chat_template: str | None, origin: str,
-                 max_token_bytes: int | None = None) -> None:
-        """`max_token_bytes` of text are the most that one token stands for; None: there may be more."""
+                 max_token_bytes: int | None = None, infill: Marks | None = None) -> None:
+        """`max_token_bytes` of text are the most that one token stands for; None: there may be more. `infill` has the
+        tokens for filling in, where there are such."""
         self.program = program
         self.spelling = spelling
         self.vocab_size = vocab_size
@@ -49,12 +54,14 @@ class Tokenizer:
         self.chat_template = chat_template
         self.origin = origin
         self.max_token_bytes = max_token_bytes
+        self.infill = infill
 
     @classmethod
     def of(cls, program: LocalProgram) -> Tokenizer:
         vocabulary = program.vocabulary
         return cls(program, program.spelling, program.vocab_size, program.special_ids, vocabulary.eos_token_ids,
-                   vocabulary.bos_token_id, vocabulary.templates.get("default"), vocabulary.origin)
+                   vocabulary.bos_token_id, vocabulary.templates.get("default"), vocabulary.origin,
+                   infill=program.marks)
 
     @classmethod
     def from_facts(cls, facts: TokenizerFacts, program: Program, origin: str) -> Tokenizer:
@@ -62,7 +69,7 @@ class Tokenizer:
         spelling = Spelling(_Elsewhere(program), Decoder(facts.kind, strips=facts.strips),
                             known=dict(enumerate(facts.spellings)))
         return cls(program, spelling, len(facts.spellings), frozenset(facts.special_ids), tuple(facts.eos_token_ids),
-                   facts.bos_token_id, facts.chat_template, origin, facts.max_token_bytes)
+                   facts.bos_token_id, facts.chat_template, origin, facts.max_token_bytes, facts.infill)
 
     @classmethod
     def from_folder(cls, path: str | PathLike[str]) -> Tokenizer:

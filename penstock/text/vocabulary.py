@@ -29,6 +29,7 @@ class Vocabulary:
     templates: Mapping[str, str] = field(default_factory=dict)   # chat templates; the main one is "default"
     affixes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # ids around a prompt; None: the backend's own
     aliases: Mapping[int, int] = field(default_factory=dict)     # id → another id of the same text
+    infill: Mapping[str, int] = field(default_factory=dict)      # ids for filling in that a file names: pre, suf …
 
     def with_template(self, template: str) -> Vocabulary:
         """With this chat template alone; the ends of turns that it writes end answers too."""

@@ -1,0 +1,136 @@
+"""Fill-in-the-middle: a prompt of the text before a gap and the text after it, with the tokens that models know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+Encode = Callable[[str], list[int]]
+
+MAX_TOKEN_CHARS = 32            # what is kept of a half that is cut has so many characters per token at most
+NO_MARKS = ("this model cannot fill in between two texts, since its vocabulary has no tokens for that: leave the "
+            "suffix out, or use a code model (Qwen-Coder, StarCoder, CodeLlama, DeepSeek-Coder, CodeGemma, Codestral)")
+APART = "\u263a"               # no piece joins it with what follows
+REPOSITORY, FILE = "myproject\n", "filename\n"
+SNIPPET = "\n\n--- snippet ---\n\n"
+# What models call the beginning of a part, by vocabulary: Qwen and CodeGemma, StarCoder and Granite, SantaCoder,
+# DeepSeek, CodeLlama, GLM, Falcon; and those that are given the suffix first: Seed-Coder, Codestral.
+FAMILIES = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"), (" <PRE>", " <SUF>", " <MID>"), ("<PRE>", "<SUF>", "<MID>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"), ("<|prefix|>", "<|suffix|>", "<|middle|>"),
+    ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"), ("[PREFIX]", "[SUFFIX]", None),
+)
+SUFFIX_FIRST = frozenset({"<[fim-prefix]>", "[PREFIX]"})
+REPOSITORIES = ("<|repo_name|>", "<repo_name>", "<|fim_repo|>", "<fim-repo>", "<REPO>", "<reponame>")
+FILES = ("<|file_sep|>", "<|file_separator|>", "<file_sep>", "<filename>")
+ENDS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "▁<EOT>", " <EOT>", "<EOT>")
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The ids of a vocabulary's tokens for filling in. Any of `ends` ends what is filled in."""
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    repository: int | None = None
+    file: int | None = None
+    ends: tuple[int, ...] = ()
+    suffix_first: bool = False
+
+    @property
+    def ids(self) -> list[int]:
+        named = (self.prefix, self.suffix, self.middle, self.repository, self.file, *self.ends)
+        return list(dict.fromkeys(id for id in named if id is not None))
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What is to be filled in, and around it: the texts before and after, and further files by name."""
+
+    prefix: str
+    suffix: str
+    files: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Room:
+    """Tokens for a prompt; of each half the part next to the gap is kept, and of the files the last."""
+
+    num_tokens: int
+    num_halves: int             # of them for the text on both sides; three of four for what comes before
+
+
+def find_marks(backend: Backend, named: Mapping[str, int]) -> Marks | None:
+    """By the ids that a file names, else by the texts of added tokens; None where the vocabulary has none."""
+    added = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
+    repository = named.get("rep", _first(added, REPOSITORIES))
+    file = named.get("sep", _first(added, FILES))
+    ends = [id for id in (repository, file, named.get("pad"), *(added.get(text) for text in ENDS)) if id is not None]
+    if "pre" in named and "suf" in named and "mid" in named:
+        return _marks(named["pre"], named["suf"], named["mid"], repository, file, ends)
+    for prefix, suffix, middle in FAMILIES:
+        if prefix in added and suffix in added and (middle is None or middle in added):
+            return _marks(added[prefix], added[suffix], None if middle is None else added[middle], repository, file,
+                          ends, prefix in SUFFIX_FIRST)
+    return None
+
+
+def _first(added: Mapping[str, int], texts: Sequence[str]) -> int | None:
+    return next((added[text] for text in texts if text in added), None)
+
+
+def _marks(prefix: int, suffix: int, middle: int | None, repository: int | None, file: int | None, ends: list[int],
+           suffix_first: bool = False) -> Marks:
+    given = [id for id in (prefix, suffix, middle) if id is not None]
+    return Marks(prefix, suffix, middle, repository, file, tuple(dict.fromkeys([*given, *ends])), suffix_first)
+
+
+def make_prompt(marks: Marks, gap: Gap, encode: Encode, begin: Sequence[int], room: Room | None,
+                is_spaced: bool = False) -> list[int]:
+    """The ids of a prompt. `encode` gives a text's, with a blank before it if `is_spaced`; `begin` stands before all.
+    Without `room` nothing is cut."""
+    before, after = gap.prefix, gap.suffix
+    if room is not None:
+        before, after = before[-MAX_TOKEN_CHARS * room.num_halves:], after[:MAX_TOKEN_CHARS * room.num_halves]
+    prefix, suffix = encode(before), _encode_on(after, encode) if is_spaced else encode(after)
+    if room is not None:
+        num_fixed = len(begin) + 3
+        num_prefix = max(0, 3 * (room.num_halves // 4) - num_fixed)
+        prefix, suffix = prefix[max(0, len(prefix) - num_prefix):], suffix[:room.num_halves // 4]
+    middle = [] if marks.middle is None else [marks.middle]
+    first, second = [marks.prefix, *prefix], [marks.suffix, *suffix]
+    halves = [*second, *first, *middle] if marks.suffix_first else [*first, *second, *middle]
+    left = None if room is None else max(0, room.num_tokens - len(begin) - len(halves))
+    return [*begin, *_files(marks, gap, encode, left), *halves]
+
+
+def _encode_on(text: str, encode: Encode) -> list[int]:
+    """A text's ids without the blank that the tokenizer begins every text with."""
+    head, ids = encode(APART), encode(APART + text)
+    return ids[len(head):] if ids[:len(head)] == head else encode(text)
+
+
+def _files(marks: Marks, gap: Gap, encode: Encode, left: int | None) -> list[int]:
+    """The last `left` tokens of the other files, each after its name, and of the repository's name before them."""
+    if not gap.files:
+        return []
+    ids: list[int] = [] if marks.file is None else _heading(marks, FILE, encode)
+    for name, text in reversed(gap.files):
+        if left is not None and len(ids) >= left:
+            return ids[len(ids) - left:]
+        kept = text if left is None else text[-MAX_TOKEN_CHARS * (left - len(ids)):]
+        ids = [*_heading(marks, name + "\n", encode), *encode(kept), *ids]
+    if marks.repository is not None:
+        ids = [marks.repository, *encode(REPOSITORY), *ids]
+    return ids if left is None else ids[max(0, len(ids) - left):]
+
+
+def _heading(marks: Marks, name: str, encode: Encode) -> list[int]:
+    return encode(SNIPPET) if marks.file is None else [marks.file, *encode(name)]
