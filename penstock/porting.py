@@ -34,6 +34,7 @@ HARMLESS: dict[str, tuple[type, str]] = {
                     (int, "steps are scheduled and recorded by max_num_seqs and max_num_batched_tokens alone")),
     "swap_space": (float, "a preempted sequence is computed again"),
     "preemption_mode": (str, "a preempted sequence is computed again"),
+    "enable_sleep_mode": (bool, "any model can sleep and wake up"),
     "trust_remote_code": (bool, "no code of a checkpoint is ever run"),
     "code_revision": (str, "no code of a checkpoint is ever run"),
     "disable_custom_all_reduce": (bool, "there is one device"),
@@ -88,6 +89,20 @@ LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
                      "additional_config", "scheduler_cls", "worker_cls", "worker_extension_cls"),
                     (str, ({},), "Penstock has nothing of the kind: leave it out")),
 }
+# Flags of `vllm serve` alone.
+SERVER_HARMLESS: dict[str, tuple[type, str]] = {
+    "enable_auto_tool_choice": (bool, "tool calls are read wherever a request has tools"),
+    **dict.fromkeys(("disable_frontend_multiprocessing", "enable_server_load_tracking"),
+                    (bool, "the API has a process of its own")),
+    "uvicorn_log_level": (str, "it concerns vLLM's log"),
+    "max_log_len": (int, "prompts are never logged"),
+}
+SERVER_LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
+    "api_server_count": (int, (1,), "one process serves the API"),
+    "response_role": (str, ("assistant",), "answers are the assistant's"),
+    "chat_template_content_format": (str, ("auto", "string"), "templates are given texts"),
+    "return_tokens_as_token_ids": (bool, (False,), "ask for return_token_ids in a request"),
+}
 BACKEND_KEYS = {"backend", "disable_fallback"}       # of structured_outputs_config
 GENERATES, EMBEDS = ("generate",), ("embed", "embedding", "score", "pooling")
 
@@ -108,14 +123,24 @@ def port_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def take_option(name: str, value: Any) -> bool:
     """Take an option of vLLM's that changes nothing, and refuse one that would; False if there is none such."""
-    if name in HARMLESS:
-        _log.info("%s=%s has no effect: %s", name, shown(value), HARMLESS[name][1])
+    return _take(name, value, HARMLESS, LIMITED)
+
+
+def take_flag(name: str, value: Any) -> bool:
+    """As `take_option`, for flags of `vllm serve`."""
+    return take_option(name, value) or _take(name, value, SERVER_HARMLESS, SERVER_LIMITED)
+
+
+def _take(name: str, value: Any, harmless: Mapping[str, tuple[type, str]],
+          limited: Mapping[str, tuple[type, tuple[Any, ...], str]]) -> bool:
+    if name in harmless:
+        _log.info("%s=%s has no effect: %s", name, shown(value), harmless[name][1])
         return True
-    if name not in LIMITED:
+    if name not in limited:
         return False
     if name == "structured_outputs_config" and _backend_only(value):
         return True
-    _, taken, why = LIMITED[name]
+    _, taken, why = limited[name]
     if value is not None and value not in [one for one in taken if isinstance(one, bool) == isinstance(value, bool)]:
         raise InvalidConfig(f"{name}={shown(value)} is not supported: {why}")
     return True

@@ -74,6 +74,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
 
 
 @pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A BERT that transformers saved; any tokenizer will do."""
+    from tests.models import oracle
+
+    folder: Path = tmp_path_factory.mktemp("models") / "bert"
+    config = {**tiny.FAMILIES["BertModel"].like[0], "vocab_size": 300, "max_position_embeddings": 128}
+    oracle.save(oracle.make("BertModel", config), folder)
+    tiny.write_tokenizer(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
 def real(checkpoint: tuple[str, Any]) -> Iterator[LLM]:
     """Penstock on that checkpoint, with keys and values as exact as the oracle's."""
     model = LLM(checkpoint[0], progress=False, threads=1, kv_cache_dtype="float32", kv_cache_tokens=2048)
