@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 import typer
 
 from penstock.config import EngineConfig
+from penstock.porting import port_options
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
@@ -48,6 +49,7 @@ def config_options(config: Any, name: str, *left_out: str, hidden: bool = False)
             given = {flag.name: values.pop(flag.name) for flag in flags}
             options = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
                        if value is not None}
+            options = port_options(options) if config is EngineConfig else options
             config.from_options(**options)
             return function(**values, **{name: options})
 

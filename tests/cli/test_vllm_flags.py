@@ -1,0 +1,47 @@
+"""Flags of `vllm serve`: taken where they change nothing, refused otherwise, and never in the help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.cli import main
+from penstock.commands.vllm_flags import VllmFlags
+
+TAKEN = ["--tensor-parallel-size", "1", "--trust-remote-code", "--disable-log-requests", "--enable-auto-tool-choice",
+         "--dtype", "half", "--swap-space", "4", "--enable-chunked-prefill", "--no-enable-lora", "--max-num-seqs", "8",
+         "--distributed-executor-backend", "mp", "--uvicorn-log-level", "warning", "--api-server-count", "1"]
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+    monkeypatch.setattr("penstock.server.run.serve", lambda *given: calls.append(given) or 0)
+    return calls
+
+
+def test_taken(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "smollm2", *TAKEN]) == 0
+    assert served[0][1] == {"dtype": "float16", "max_num_seqs": 8}
+    said = capsys.readouterr().err
+    assert "trust_remote_code=True has no effect: no code of a checkpoint is ever run" in said
+    assert "swap_space=4.0 has no effect" in said and "tensor_parallel_size" not in said
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported: a model runs on one device"),
+    (["--enable-lora"], "enable_lora=True is not supported"), (["--api-server-count", "4"], "one process serves"),
+    (["--speculative-config", "{}"], "there is no speculative decoding yet"),
+    (["--tensor-paralel-size", "1"], "No such option"), (["--dtype", "quarter"], "dtype='quarter' is unknown")])
+def test_refused(served: list[Any], capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+    assert main(["serve", "smollm2", *flags]) in (1, 2)
+    assert said in capsys.readouterr().err and not served
+
+
+def test_not_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    from dataclasses import fields
+
+    main(["serve", "--help"])
+    shown = capsys.readouterr().out.split()
+    assert "--port" in shown and not {f"--{field.name.replace('_', '-')}" for field in fields(VllmFlags)} & set(shown)
