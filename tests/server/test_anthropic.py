@@ -133,7 +133,7 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic) -> None:
         client.messages.create(model="smollm2", max_tokens=1, messages=ASK, extra_body={"tempersture": 1})
     body: Any = caught.value.body
     assert body["type"] == "error" and body["error"] == {
-        "type": "invalid_request_error", "message": "unknown parameter: 'tempersture'"}
+        "type": "invalid_request_error", "message": "unknown parameter: 'tempersture': did you mean 'temperature'?"}
     assert body["request_id"] == caught.value.request_id
     with pytest.raises(anthropic.BadRequestError, match="the prompt has"):
         client.messages.create(model="smollm2", max_tokens=1, messages=[{"role": "user", "content": "a " * 4000}])

@@ -86,7 +86,7 @@ def test_what_there_is(server: RunningServer) -> None:
 
 def test_refusals_are_ollamas(server: RunningServer) -> None:
     refused: list[tuple[int, str, dict[str, Any]]] = [
-        (400, "/api/chat", {"messages": ASK, "options": {"foo": 1}}),
+        (400, "/api/chat", {"messages": ASK, "options": {"num_predct": 1}}),
         (404, "/api/chat", {"model": "nobody", "messages": ASK}),
         (400, "/api/chat", {"messages": ASK, "think": True}),
         (400, "/api/generate", {"prompt": "x", "suffix": "y"}),

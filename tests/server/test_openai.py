@@ -103,11 +103,11 @@ def test_async_client_and_many_at_once(server: RunningServer) -> None:
 def test_models_and_errors(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["smollm2"]
     with pytest.raises(openai.NotFoundError) as missing:
-        client.chat.completions.create(model="gpt-9", messages=ASK)
+        client.chat.completions.create(model="nobody", messages=ASK)
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as unknown:
-        client.chat.completions.create(model="smollm2", messages=ASK, extra_body={"no_such_key": 1})
-    assert unknown.value.code == "unknown_parameter" and unknown.value.param == "no_such_key"
+        client.chat.completions.create(model="smollm2", messages=ASK, extra_body={"max_token": 1})
+    assert unknown.value.code == "unknown_parameter" and unknown.value.param == "max_token"
     with pytest.raises(openai.BadRequestError) as long:
         client.chat.completions.create(model="smollm2", messages=[{"role": "user", "content": "word " * 200_000}])
     assert long.value.code == "context_length_exceeded"
