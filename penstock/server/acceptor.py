@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from penstock.server.access import Access
 from penstock.server.descriptors import max_connections
 
 log = logging.getLogger("penstock.server")
@@ -27,12 +28,13 @@ class Acceptor:
     """Accepts from one listening socket. It is closed and waited for as an asyncio.Server is."""
 
     def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol],
-                 context: ssl.SSLContext | None) -> None:
+                 context: ssl.SSLContext | None, access: Access | None = None) -> None:
         self.context = context              # may be exchanged: later connections get the new one
         self._listener, self._make_protocol = listener, make_protocol
         self._loop = asyncio.get_running_loop()
         self._max_connections = max_connections()
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._access = access
         self._num_refused = 0
         self._warned_s = -WARN_EVERY_S
         listener.setblocking(False)
@@ -56,6 +58,8 @@ class Acceptor:
             if connection.fileno() >= self._max_connections:
                 connection.close()
                 self._num_refused += 1
+                if self._access is not None:
+                    self._access.refuse_connection("descriptors")
                 self._warn(f"{self._num_refused} connections refused: {self._max_connections} files are open; raise "
                            "the limit with `ulimit -n` before the start")
             else:
@@ -96,9 +100,9 @@ class Acceptor:
 class AcceptingServer(uvicorn.Server):
     """Uvicorn with the accepting done here, and with signals left to others."""
 
-    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None, access: Access | None = None) -> None:
         super().__init__(config)
-        self._context = context
+        self._context, self._access = context, access
         self._acceptors: list[Acceptor] = []
 
     @contextlib.contextmanager
@@ -107,7 +111,8 @@ class AcceptingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        self._acceptors = [Acceptor(listener, self._make_protocol, self._context) for listener in sockets or []]
+        self._acceptors = [Acceptor(listener, self._make_protocol, self._context, self._access)
+                           for listener in sockets or []]
         self.servers += self._acceptors                 # type: ignore[arg-type]
 
     def _make_protocol(self) -> asyncio.Protocol:

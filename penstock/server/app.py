@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from penstock.errors import shown
 from penstock.server import about, docs
+from penstock.server.access import Accounted
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.anthropic.routes import count_tokens, messages
@@ -32,6 +33,8 @@ from penstock.server.errors import MAX_MESSAGE_CHARS, as_api_error
 from penstock.server.files.routes import MAX_FORM_BYTES, delete_file, file, file_content, files, upload_file
 from penstock.server.gate import Gate
 from penstock.server.hosts import HostCheck, make_hosts
+from penstock.server.infill import infill
+from penstock.server.infill_body import InfillBody
 from penstock.server.keys import KeyRing
 from penstock.server.limits import Limits
 from penstock.server.notices import Notices
@@ -72,6 +75,7 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/batches/{id}/cancel", cancel_batch, None, "OpenAI"),
     ("/v1/messages", messages, MessagesBody, "Anthropic"),
     ("/v1/messages/count_tokens", count_tokens, CountTokensBody, "Anthropic"),
+    ("/infill", infill, InfillBody, "llama-server"),
     ("/tokenize", tokenize, TokenizeBody, "tokens"), ("/detokenize", detokenize, DetokenizeBody, "tokens"),
     ("/score", score, ScoreBody, "embeddings"), ("/v1/score", score, ScoreBody, "embeddings"),
     ("/rerank", rerank, RerankBody, "embeddings"), ("/v1/rerank", rerank, RerankBody, "embeddings"),
@@ -129,6 +133,7 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
                            allow_private_network=True)
     app.add_middleware(Refuser, check=HostCheck(make_hosts(server.config)))
     app.add_middleware(AnthropicErrors)
+    app.add_middleware(Accounted, access=server.access, routes=app.routes)
     return app
 
 

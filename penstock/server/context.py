@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 PLACE = "body_place"            # in a request's scope: the room that its body takes
 IDENTITY = "client_identity"    # in a request's scope: its Client
+USAGE = "usage"                 # in a request's scope: its tokens, once they are counted
 LOOK_S = 0.25
 MAX_LOOP_LOGPROBS = 5_000       # log probabilities of an answer that are put into its form on the loop
 Typed = TypeVar("Typed", bound=BaseModel)
@@ -170,6 +171,7 @@ async def begin(request: Request, model: ServedModel, body: SamplingBody,
     """Queue a request's prompts, unless the client goes away while they are prepared. The body's room is free then."""
     generating = server_of(request).generate(model, client_of(request), body, prompts, pool=pool)
     generation = await unless_gone(request, generating)
+    request.scope[USAGE] = generation.usage
     await release(request.scope)
     return generation
 

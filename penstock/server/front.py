@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from penstock.server.acceptor import AcceptingServer
+from penstock.server.access import Access
 from penstock.server.descriptors import max_connections
 from penstock.server.seats import Seats
 from penstock.server.wire import KEEP_ALIVE_S, SOCKET_BUFFER_BYTES, Connection
@@ -26,16 +27,17 @@ Ends = tuple[str, int, str, int]                # an address and its port, and t
 
 
 class FrontState(ServerState):
-    def __init__(self) -> None:
+    def __init__(self, access: Access | None) -> None:
         super().__init__()
+        self.access = access
         most = max_connections()
         self.seats = Seats(most - most // 8)        # the acceptor, which can only refuse, shall not come before
 
 
 class Front(AcceptingServer):
-    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None) -> None:
-        super().__init__(config, context)
-        self.server_state: FrontState = FrontState()
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None, access: Access | None = None) -> None:
+        super().__init__(config, context, access)
+        self.server_state: FrontState = FrontState(access)
         self._looking: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -102,8 +104,9 @@ def _plain(address: str) -> str:
     return str(mapped or found)
 
 
-def make_front(app: Any, context: ssl.SSLContext | None) -> Front:
+def make_front(app: Any, context: ssl.SSLContext | None, access: Access | None = None) -> Front:
+    """`access` is told of what never reaches the application."""
     # The peer is who connects: what a forwarding header says is believed by nobody.
     return Front(uvicorn.Config(app, http=Connection, ws="none", log_config=None, access_log=False, lifespan="on",
                                 proxy_headers=False, timeout_graceful_shutdown=2, timeout_keep_alive=KEEP_ALIVE_S,
-                                server_header=False), context)
+                                server_header=False), context, access)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
+CONNECTION_REFUSALS = ("seats", "descriptors")      # too many of them, or of files that are open
 
 # metric: (help, the engine's own name for it)
 GAUGES = {"penstock:num_requests_running": ("Sequences in the running batch.", "num_running"),
@@ -34,6 +35,12 @@ class Metrics:
                               [*names, "finished_reason"], registry=self.registry)
         self._refused = Counter("penstock:requests_refused", "Requests refused, by HTTP status.", ["status"],
                                 registry=self.registry)
+        self._http = Counter("penstock:http_requests", "Requests answered or refused, by route, method and status.",
+                             ["route", "method", "status"], registry=self.registry)
+        self._connections = Counter("penstock:connections_refused", "Connections refused, by reason.", ["reason"],
+                                    registry=self.registry)
+        for reason in CONNECTION_REFUSALS:
+            self._connections.labels(reason)
         self._first = self._seconds("penstock:time_to_first_token_seconds", "From arrival to the first token.")
         self._between = self._seconds("penstock:inter_token_latency_seconds", "Between an answer's tokens.")
         self._whole = self._seconds("penstock:e2e_request_latency_seconds", "From arrival to the last token.")
@@ -55,6 +62,12 @@ class Metrics:
 
     def refused(self, status: int) -> None:
         self._refused.labels(str(status)).inc()
+
+    def http(self, route: str, method: str, status: int) -> None:
+        self._http.labels(route, method, str(status)).inc()
+
+    def connection_refused(self, reason: str) -> None:
+        self._connections.labels(reason).inc()
 
     def ended(self, model: str, finish_reason: str) -> None:
         self._ended.labels(model, finish_reason).inc()

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 import ssl
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,7 @@ class _Run:
         from penstock.server.app import make_app
         from penstock.server.front import make_front
 
-        return make_front(make_app(self.server, self.ring, self._data), self.context)
+        return make_front(make_app(self.server, self.ring, self._data), self.context, self.server.access)
 
     def _signalled(self) -> None:
         """The first time answers are finished; the second time not."""
@@ -191,23 +190,3 @@ def _listening(config: ServerConfig) -> Iterator[socket.socket]:
                             "--host or --port") from None
     with listener:
         yield listener
-
-
-class _Json(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        import json
-
-        entry = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), "level": record.levelname.lower(),
-                 "logger": record.name, "message": record.getMessage()}
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
-
-
-def set_up_log(form: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("penstock").setLevel(logging.INFO)
-
-

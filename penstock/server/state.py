@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from penstock.errors import Busy
 from penstock.intake import Encoded
+from penstock.server.access import Access
 from penstock.server.catalog import Catalog
 from penstock.server.config import ServerConfig
 from penstock.server.context import Client
@@ -30,6 +31,7 @@ class Server:
         self.config = config
         self.catalog = catalog
         self.metrics = metrics
+        self.access = Access(metrics, config.access_log)
         self.draining = False
         self.begun_s = time.time()
         self.pid = os.getpid()

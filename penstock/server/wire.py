@@ -18,6 +18,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.errors import shown
+from penstock.server.access import Access
 from penstock.server.errors import ApiError
 from penstock.server.limits import MAX_HEADER_BYTES, MAX_HEADERS, too_many_headers
 from penstock.server.replies import Flow, UnframedCycle, refusal
@@ -60,6 +61,7 @@ class Connection(HttpToolsProtocol):
                  _loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._seats: Seats = server_state.seats
+        self._access: Access | None = server_state.access
         self._peer = ""
         self._phase = HEAD
         self._since_s = self.loop.time()            # of the phase
@@ -89,6 +91,8 @@ class Connection(HttpToolsProtocol):
         self._peer = peer_of(self.client[0] if self.client else None)
         if not self._seats.take(self, self._peer):
             self._stopped = True
+            if self._access is not None:
+                self._access.refuse_connection("seats")
             transport.write(refusal(ApiError(503, "the server has no more connections to give: close some, or try "
                                                   "again", headers={"Retry-After": "1"}), ""))
             transport.close()
@@ -310,6 +314,9 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         path = self.url.partition(b"?")[0].decode("latin-1") if self._num_messages else ""
+        if self._access is not None:
+            self._access.refuse(self.client, path, error.status, self.loop.time() - self._since_s,
+                                self.cycle.scope if unanswered else None)       # type: ignore[arg-type]
         self.transport.write(refusal(error, path))
         if self._ended:
             self.transport.close()

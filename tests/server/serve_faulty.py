@@ -6,7 +6,8 @@ import sys
 
 from penstock.server import process
 from penstock.server.config import ServerConfig
-from penstock.server.run import serve, set_up_log
+from penstock.server.log import set_up_log
+from penstock.server.run import serve
 
 if __name__ == "__main__":
     model = sys.argv[1]
