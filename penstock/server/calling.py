@@ -42,16 +42,18 @@ class Calling:
         """What the answer must match, and whether that may be any text, where `asked` is what its text must match.
 
         A forced call leaves no text to match anything. JSON beside tools is JSON or calls; of another form are no
-        calls."""
+        calls. Schemas of tools that are not strict may be relaxed."""
+        strict = any(map(is_strict, self.tools))
         if self.is_forced:
-            return StructuredOutputsParams(grammar=call_grammar(self.tools, self.parser, parallel=self.is_parallel,
-                                                                special=special)), False
+            grammar = call_grammar(self.tools, self.parser, parallel=self.is_parallel, special=special)
+            return StructuredOutputsParams(grammar=grammar, strict=strict), False
         if asked is not None:
             schema = ANY_OBJECT if asked.json_object else asked.json
             if schema is None:
                 return asked, False
-            return StructuredOutputsParams(grammar=open_grammar(self.tools, self.parser, self.is_parallel, special,
-                                                                answer=str(schema))), False
-        if not self.is_narrowed and not any(map(is_strict, self.tools)):
+            grammar = open_grammar(self.tools, self.parser, self.is_parallel, special, answer=str(schema))
+            return StructuredOutputsParams(grammar=grammar, strict=strict or asked.strict), False
+        if not self.is_narrowed and not strict:
             return None, True
-        return StructuredOutputsParams(grammar=open_grammar(self.tools, self.parser, self.is_parallel, special)), True
+        grammar = open_grammar(self.tools, self.parser, self.is_parallel, special)
+        return StructuredOutputsParams(grammar=grammar, strict=strict), True

@@ -19,8 +19,8 @@ _NAME = re.compile(r"[^\W\d][\w.-]*")           # what a name may be where it st
 _ANY_ARGUMENTS = r"""( any_argument ( ", " any_argument )* )?
 any_argument: /[A-Za-z_][A-Za-z0-9_]*/ "=" any_value
 any_value: %json {}"""
-# Between the tokens of an answer in JSON, as where nothing can be called.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+# Between the tokens of JSON: too little to fill an answer with.
+_LAYOUT = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,9 @@ def open_grammar(tools: Sequence[Mapping[str, Any]], parser: str, parallel: bool
     if answer is not None:
         schema = json.loads(answer)
         schema = schema if isinstance(schema, dict) else {"allOf": [schema]}
-        schema = {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
         if form.first == "{":
             form = Form(_json_calls(functions))
-        start = [f"start: {_calls_only(form, parallel)} | answer", f"answer: %json {json.dumps(schema)}"]
+        start = [f"start: {_calls_only(form, parallel)} | answer", f"answer: {_json(schema)}"]
     elif form.begin is not None:
         lazy = "" if form.begin.startswith("<[") else "[lazy]"
         start = ["start: ( lead body )* rest" if parallel else "start: rest | lead body",
@@ -89,7 +88,7 @@ def _json_calls(functions: Mapping[str, Schema]) -> list[str]:
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         call = {"type": "object", "properties": {"name": {"const": name}, "parameters": schema},
                 "required": ["name", "parameters"], "additionalProperties": False, **shared}
-        rules.append(f"call_{place}: %json {json.dumps(call)}")
+        rules.append(f"call_{place}: {_json(call)}")
     return rules
 
 
@@ -123,6 +122,10 @@ def _literal(text: str) -> str:
     return json.dumps(text)
 
 
+def _json(schema: Schema) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _LAYOUT})
+
+
 def _marker(text: str, special: Mapping[str, int]) -> str:
     return f"<[{special[text]}]>" if text in special else _literal(text)
 
@@ -136,7 +139,7 @@ def _calls(functions: Mapping[str, Schema], before: str, after: str) -> list[str
     rules = ["call: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, (name, schema) in enumerate(functions.items()):
         head = _literal(before + json.dumps(name, ensure_ascii=False) + after)
-        rules += [f'call_{place}: {head} arguments_{place} "}}"', f"arguments_{place}: %json {json.dumps(schema)}"]
+        rules += [f'call_{place}: {head} arguments_{place} "}}"', f"arguments_{place}: {_json(schema)}"]
     return rules
 
 
@@ -161,7 +164,7 @@ def _mistral(functions: Mapping[str, Schema], parallel: bool, special: Mapping[s
     rules = ["body: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, (name, schema) in enumerate(functions.items()):
         rules += [f"call_{place}: {_literal(_bare(name))} {_marker('[ARGS]', special)} arguments_{place}",
-                  f"arguments_{place}: %json {json.dumps(schema)}"]
+                  f"arguments_{place}: {_json(schema)}"]
     return Form(rules, begin, between="")
 
 
@@ -192,7 +195,7 @@ def _keywords(rule: str, schema: Schema) -> list[str]:
     for place in reversed(range(len(names))):
         value = {**properties[names[place]], **shared} if isinstance(properties[names[place]], Mapping) else {}
         rules += [f"{rule}_value_{place}: {_literal(_bare(names[place]) + '=')} {rule}_json_{place}",
-                  f"{rule}_json_{place}: %json {json.dumps(value)}"]
+                  f"{rule}_json_{place}: {_json(value)}"]
         is_required = names[place] in required
         passed_over = "" if is_required else f" | {rule}_{place + 1}"
         rules.append(f"{rule}_{place}: {rule}_value_{place}{behind}{passed_over}")
