@@ -10,6 +10,7 @@ from penstock.server.fields import MOST_TOP_LOGPROBS, WHOLE, SamplingBody
 from penstock.server.structure import StructureBody
 
 MOST_PROMPTS = 2048
+MOST_GAPS = 64              # prompts with a suffix, which is encoded for each
 DEFAULT_TOKENS = 16
 
 Kind = TypeVar("Kind")
@@ -29,8 +30,12 @@ class CompletionBody(SamplingBody, StructureBody):
     def _possible(self) -> CompletionBody:
         if self.n_probs and self.logprobs is None:
             self.logprobs = self.n_probs
-        if self.suffix:
-            raise ValueError("suffix is not supported: no model here fills in between two texts; leave it out")
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompts()):
+            raise ValueError("suffix needs a prompt that is a text: token ids cannot be filled in between")
+        if self.suffix and len(self.prompts()) > MOST_GAPS:
+            raise ValueError(f"{len(self.prompts())} prompts with a suffix: the limit is {MOST_GAPS}; send fewer")
+        if self.suffix and self.echo:
+            raise ValueError("echo is not supported with a suffix: the prompt is not the text before the answer alone")
         if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:
             raise ValueError(f"best_of={self.best_of} over n={self.n or 1} cannot be streamed, because the best are "
                              "known at the end only")

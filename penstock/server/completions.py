@@ -28,10 +28,12 @@ from penstock.server.context import (
     unless_gone,
 )
 from penstock.server.fields import sampling_params
+from penstock.server.gaps import encode_gap, end_with_gap, find_marks
 from penstock.server.generation import Generation
 from penstock.server.logprobs import completion_logprobs, named, prompt_logprobs
 from penstock.server.model import ServedModel
 from penstock.server.structure import structure
+from penstock.text.infill import Gap, Room
 from penstock.types import SamplingParams, StreamDelta, TokenLogprobs
 
 
@@ -39,15 +41,27 @@ async def completions(request: Request) -> Response:
     body = await read(request, CompletionBody)
     server = server_of(request)
     model = await server.catalog.open(body.model)
-    params = _params(body, model)
-    cut = body.truncate_prompt_tokens is not None
-    prompts = await unless_gone(request, model.encode_all(body.prompts(), cut=cut, tenant=client_of(request).tenant,
-                                                          add_special_tokens=body.add_special_tokens))
+    params, tenant = _params(body, model), client_of(request).tenant
+    if body.suffix:
+        params = end_with_gap(params, find_marks(model, "suffix"))
+        prompts = await unless_gone(request, _encode_gaps(body, model, tenant))
+    else:
+        cut = body.truncate_prompt_tokens is not None
+        prompts = await unless_gone(request, model.encode_all(body.prompts(), cut=cut, tenant=tenant,
+                                                              add_special_tokens=body.add_special_tokens))
     generation = await begin(request, model, body, [(encoded, params) for encoded in prompts])
     answer = CompletionAnswer(body, prompts, generation)
     if body.stream:
         return await event_stream(request, answer.events())
     return json_response(await unless_gone(request, answer.whole()))
+
+
+async def _encode_gaps(body: CompletionBody, model: ServedModel, tenant: str) -> list[Encoded]:
+    """A cut prompt has the text that is nearest to the gap."""
+    most = body.truncate_prompt_tokens
+    room = None if most is None else Room(most, most)
+    return [await encode_gap(model, Gap(str(prompt), body.suffix or ""), room, tenant=tenant,
+                             add_special_tokens=body.add_special_tokens) for prompt in body.prompts()]
 
 
 def _params(body: CompletionBody, model: ServedModel) -> SamplingParams:

@@ -76,7 +76,7 @@ def test_refusals_name_the_field() -> None:
     assert "options.repeat_penalty" in refusal(OllamaChat, messages=HI, options={"repeat_penalty": -1})
     assert "images are not supported" in refusal(OllamaChat, messages=[{**HI[0], "images": ["aGk="]}])
     assert "keep_alive" in refusal(OllamaChat, messages=HI, keep_alive="later")
-    for name, value in {"suffix": "x", "template": "{{ .Prompt }}", "context": [1, 2], "images": ["aGk="]}.items():
+    for name, value in {"template": "{{ .Prompt }}", "context": [1, 2], "images": ["aGk="]}.items():
         assert f"{name} is not supported" in refusal(OllamaGenerate, prompt="x", **{name: value})
     assert OllamaGenerate.model_validate({"prompt": "x", "suffix": "", "context": [], "images": None})
     assert refusal(OllamaEmbed) == "missing required parameter: 'input'"

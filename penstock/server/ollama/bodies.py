@@ -17,7 +17,6 @@ Think = bool | Literal["low", "medium", "high"]
 REFUSED = {
     "images": "models here read text only; leave them out",
     "template": "a prompt is made by the model's own template; give raw=true and a prompt made by yours",
-    "suffix": "no model here fills in between two texts; leave it out",
     "context": "it is another model's state; send the whole conversation to /api/chat instead",
 }
 
@@ -132,10 +131,10 @@ class OllamaGenerate(OllamaAnswerBody):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
+    suffix: str | None = None                           # what follows the answer
     # refused, where they hold anything
     images: list[Any] | None = None
     template: str | None = None
-    suffix: str | None = None
     context: list[int] | None = None
 
     @field_validator("images", mode="before")

@@ -110,7 +110,9 @@ def _capabilities(model: ServedModel, template: str) -> list[str]:
     if model.loaded and model.facts.is_encoder:
         return ["embedding"]
     thinks = detect_kind(template) is not None
-    return ["completion", *(["tools"] if supports_tools(template) else []), *(["thinking"] if thinks else [])]
+    inserts = model.tokenizer is not None and model.tokenizer.infill is not None
+    return ["completion", *(["tools"] if supports_tools(template) else []), *(["insert"] if inserts else []),
+            *(["thinking"] if thinks else [])]
 
 
 def _files(model: ServedModel) -> tuple[int, float]:

@@ -16,6 +16,7 @@ from penstock.server.context import aside, begin, client_of, event_stream, json_
 from penstock.server.conversation import Conversation
 from penstock.server.errors import ApiError, invalid_body
 from penstock.server.fields import SamplingBody, sampling_params
+from penstock.server.gaps import encode_gap, end_with_gap, find_marks, room_for
 from penstock.server.gate import admin_only
 from penstock.server.model import ServedModel
 from penstock.server.notices import warn
@@ -25,7 +26,9 @@ from penstock.server.ollama.names import find_model
 from penstock.server.ollama.options import own_defaults
 from penstock.server.structure import structure
 from penstock.server.turn import Turn
+from penstock.text.infill import Gap
 from penstock.text.reasoning import detect_kind
+from penstock.types import SamplingParams
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -48,12 +51,15 @@ async def generate(request: Request) -> Response:
     clock = Clock(time.monotonic())
     body = await read(request, OllamaGenerate)
     model = find_model(server_of(request).catalog, body.model, body.name)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return await only_load(request, body, model, Head(body.model or model.name, chats=False))
     await load(request, body, model, clock)
     templated = model.tokenizer is not None and model.tokenizer.chat_template is not None and not body.raw
     asked: SamplingBody
-    if templated:
+    if body.suffix:
+        asked = translated(CompletionBody, {**body.common(), "prompt": body.prompt})
+        conversation = await unless_gone(request, _between(asked, body, model, client_of(request).tenant))
+    elif templated:
         asked = translated(ChatBody, body.chat(body.messages()))
         conversation = await unless_gone(request, Conversation.prepare(asked, model, client_of(request).tenant,
                                                                        own_defaults(model)))
@@ -71,12 +77,24 @@ def translated(kind: type[Kind], values: dict[str, Any]) -> Kind:
         raise invalid_body(error) from None
 
 
+async def _between(asked: CompletionBody, body: OllamaGenerate, model: ServedModel, tenant: str) -> Conversation:
+    """Ask for the text between a prompt and its suffix; of long ones the part next to the gap is read."""
+    marks = find_marks(model, "suffix")
+    room = room_for(model, body.asked.max_tokens(model.taking.longest // 2))
+    encoded = await encode_gap(model, Gap(body.prompt, body.suffix or ""), room, tenant=tenant)
+    return Conversation(encoded, end_with_gap(_plain_params(asked, body, model), marks))
+
+
 async def _plain(asked: CompletionBody, body: OllamaGenerate, model: ServedModel, tenant: str) -> Conversation:
     """A prompt without a template, as a conversation that has none."""
     encoded = await model.encode(asked.prompts()[0], tenant=tenant)
+    return Conversation(encoded, _plain_params(asked, body, model))
+
+
+def _plain_params(asked: CompletionBody, body: OllamaGenerate, model: ServedModel) -> SamplingParams:
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    return Conversation(encoded, sampling_params(asked, own_defaults(model), max_tokens=None, logprobs=num_top,
-                                                 structured_outputs=structure(asked)))
+    return sampling_params(asked, own_defaults(model), max_tokens=None, logprobs=num_top,
+                           structured_outputs=structure(asked))
 
 
 async def answer(request: Request, body: OllamaAnswerBody, asked: SamplingBody, model: ServedModel,
