@@ -19,6 +19,7 @@ MAX_STOP_STRINGS = 64
 MAX_BEAMS = 32
 MAX_STRUCTURE_BYTES = 1 << 19
 MAX_DRY_LENGTH = 256           # repeated tokens; longer repetitions count as this long
+MAX_LOOKBACK = 1 << 15         # tokens in which repetitions are looked for
 MAX_BREAKERS = 64
 MAX_BREAKER_CHARS = 40
 _FINITE = sys.float_info.max
@@ -205,7 +206,7 @@ class SamplingParams:
     dry_multiplier: float = 0.0                # 0: off
     dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1               # tokens looked back on; -1: all, 0: off
+    dry_penalty_last_n: int = -1               # tokens looked back on; -1: all (at most MAX_LOOKBACK), 0: off
     dry_sequence_breakers: Seq[str] | None = ("\n", ":", '"', "*")
     xtc_probability: float = 0.0               # 0: off
     xtc_threshold: float = 0.1                 # over 0.5: off

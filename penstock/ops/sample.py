@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from penstock.ops import extras as more
 from penstock.ops.example import integers, normal, permutation
+from penstock.ops.extras import Extras
 from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachRow
 from penstock.ops.wishes import Wishes, counted, edited, kept
@@ -61,6 +63,13 @@ def shares(keys: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     return (first >> 8).float() * 2.0**-24, (second >> 8).float() * 2.0**-24
 
 
+def chances(keys: Tensor, positions: Tensor) -> Tensor:
+    """A third number in [0, 1) for each of keys[S] and positions[S]."""
+    place = positions.to(torch.int64)
+    third = mixed(mixed((keys >> 32) ^ mixed(place + 2 * GOLDEN)) ^ mixed(keys & _WORD))
+    return (third >> 8).float() * 2.0**-24
+
+
 def _crossing(weights: Tensor, share: Tensor) -> Tensor:
     """The first place of weights[S, n] at which their running sum exceeds that share of the whole."""
     sums = weights.cumsum(-1)
@@ -70,24 +79,27 @@ def _crossing(weights: Tensor, share: Tensor) -> Tensor:
 
 @op(tolerance={torch.float32: 0.0}, examples=_examples, rows=_Sampled("logits", "positions"))
 def sample(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, rows: Tensor | None = None,
-           last: Tensor | None = None, wishes: Wishes | None = None) -> Tensor:
+           last: Tensor | None = None, wishes: Wishes | None = None, extras: Extras | None = None) -> Tensor:
     """A token of each row of logits[S, V], with the probabilities softmax(logits / temperature); the first likeliest
     where temperature[S] is 0 → [S] int64. What is drawn follows from the row's key and position alone: first a piece
     of the vocabulary, then a token of it.
 
     With rows[S], a row's temperature and key are those of its entry rows[s], and its token is entered into last[rows]
-    too; with wishes, what its entry wishes is done first, and the token counted there where the row has penalties. A
-    row with a NaN, or without a finite largest logit, gets BAD, and one whose mask leaves nothing NOTHING.
+    too; with wishes, what its entry wishes is done first, and the token counted there where the row has penalties, and
+    with extras what its samplers ask, which need wishes. A row with a NaN, or without a finite largest logit, gets BAD,
+    and one whose mask leaves nothing NOTHING.
     """
     if rows is not None:
         temperature, keys = temperature[rows], keys[rows]
     num_rows, size = logits.shape
     raw_top = logits.float().amax(-1)
     x = logits.float()
+    heat = temperature
     if wishes is not None and rows is not None:
-        x = kept(edited(logits, wishes, rows), temperature, wishes, rows)
+        x, heat = _left(logits, temperature, keys, positions, rows, wishes, extras)
+    drawn_from = x
     x = torch.nn.functional.pad(x, (0, -size % PIECE), value=-torch.inf)
-    heat = torch.where(temperature > 0, temperature, 1.0)[:, None]
+    heat = torch.where(heat > 0, heat, 1.0)[:, None]
     top = x.amax(-1, keepdim=True)
     weights = torch.exp((x - top) / heat).view(num_rows, x.shape[1] // PIECE, PIECE)
     pieces, tokens = shares(keys, positions)
@@ -101,4 +113,21 @@ def sample(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor,
         last[rows] = chosen
     if rows is not None and wishes is not None:
         counted(wishes, rows[chosen >= 0], chosen[chosen >= 0])
+        if extras is not None:
+            heat = torch.where(temperature > 0, heat[:, 0], 0.0)
+            more.settled(drawn_from, heat, wishes, extras, rows, positions, chosen)
     return chosen
+
+
+def _left(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, rows: Tensor, wishes: Wishes,
+          extras: Extras | None) -> tuple[Tensor, Tensor]:
+    """The logits that may be drawn, and the temperatures to draw with."""
+    x = edited(logits, wishes, rows)
+    if extras is None:
+        return kept(x, temperature, wishes, rows), temperature
+    x = more.near_top(more.penalized(x, extras, rows, positions), extras, rows)
+    more.aimed(x, temperature, wishes, extras, rows)
+    is_dynamic = extras.numbers[rows, more.DYNATEMP_RANGE] > 0
+    heat = torch.where(is_dynamic & (temperature > 0), 1.0, temperature)
+    x = more.without_top(kept(x, heat, wishes, rows), heat, chances(keys, positions), extras, rows)
+    return x, more.dynamic_heat(x, temperature, extras, rows)

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.sampling.arrays import Array
 from penstock.sampling.penalties import store
-from penstock.types import MAX_DRY_LENGTH, SamplingParams
+from penstock.types import MAX_DRY_LENGTH, MAX_LOOKBACK, SamplingParams
 
 LARGEST_LOG = 88.7228391       # of a float32
 
@@ -37,7 +37,8 @@ class Dry:
         self._multiplier, self._base, self._allowed = (sampling.dry_multiplier, sampling.dry_base,
                                                        sampling.dry_allowed_length)
         self._most = most_repeated(self._base, self._allowed)
-        self._last_n = sampling.dry_penalty_last_n
+        last_n = sampling.dry_penalty_last_n
+        self._last_n = MAX_LOOKBACK if last_n < 0 else min(last_n, MAX_LOOKBACK)
         self._breaks = breaking(bits, 8 * len(bits))
         self._text = np.array(tokens, dtype=np.int64)
         self._length = len(tokens)
@@ -78,7 +79,7 @@ class Dry:
     def repeated(self) -> tuple[Array, Array]:
         """Tokens that would go on with a repetition, and the length of the longest."""
         nothing = np.empty(0, dtype=np.int64)
-        window = self._length if self._last_n < 0 else min(self._length, self._last_n)
+        window = min(self._length, self._last_n)
         if window <= self._allowed:
             return nothing, nothing
         reach = self._reach(window)
@@ -108,16 +109,17 @@ class Dry:
             self._count_anew()
         for end in range(self._counted, self._length):
             self._runs[end] = 0
-            runs = self._runs[1:end + 1]
+            first = max(0, end - self._last_n)
+            runs = self._runs[1:end + 1 - first]
             runs += 1
-            runs *= self._text[:end][::-1] == self._text[end]
+            runs *= self._text[first:end][::-1] == self._text[end]
         self._counted = self._length
 
     def _count_anew(self) -> None:
         """Of the whole text, as far as lengths matter."""
         text, length = self.text, self._length
         self._runs[:] = 0
-        ends = np.arange(length - 1)
+        ends = np.arange(max(0, length - 1 - self._last_n), length - 1)
         for run in range(self._most):
             ends = ends[ends >= run]
             ends = ends[text[ends - run] == text[length - 1 - run]]

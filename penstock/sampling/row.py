@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.errors import InvalidRequest
-from penstock.ops.wishes import MOST_BIASED, MOST_LOGPROBS, NEUTRAL
+from penstock.ops.wishes import MOST_BIASED, MOST_COUNTED, MOST_LOGPROBS, NEUTRAL
 from penstock.sampling.arrays import Array
+from penstock.sampling.extras import extra_numbers
 from penstock.sampling.grammar import GrammarFailed
 from penstock.sampling.grammars import Grammars
 from penstock.sampling.guide import Guide
@@ -58,7 +59,8 @@ class RowState:
     def _suits_device(self) -> bool:
         sampling = self.request.sampling
         return (self.request.beam is None and not self._processors and (sampling.greedy or sampling.typical_p >= 1)
-                and (self.num_logprobs or 0) <= MOST_LOGPROBS and len(self._masks.bias[0]) <= MOST_BIASED)
+                and (self.num_logprobs or 0) <= MOST_LOGPROBS and len(self._masks.bias[0]) <= MOST_BIASED
+                and not (self._counts and (self._penalties.window or 0) > MOST_COUNTED // 2))
 
     def _guide(self, grammars: Grammars | None) -> Guide | ReasoningGuide | None:
         """Where the answer stands in its reasoning and its grammar, with the tokens it already has."""
@@ -93,6 +95,29 @@ class RowState:
         return self.on_device and not self.simple
 
     @property
+    def asks_window(self) -> bool:
+        """Whether penalties look back on some tokens only."""
+        return self._counts and self._penalties.window is not None
+
+    @property
+    def asks_extras(self) -> bool:
+        """Whether a GPU chooses by itself, with samplers that few rows ask for."""
+        sampling = self.request.sampling
+        drawn = (self.samplers.mu is not None or sampling.top_n_sigma > 0 or sampling.has_xtc
+                 or sampling.dynatemp_range > 0)
+        return self.asks_device and (self.samplers.dry is not None or self.asks_window or drawn and not sampling.greedy)
+
+    def extras(self) -> list[float]:
+        """The columns of `ops.extras`."""
+        window = self._penalties.window or 0 if self.asks_window else 0
+        return extra_numbers(self.request.sampling, self.samplers.mu, window, self.num_prompt)
+
+    @property
+    def counted_from(self) -> int:
+        """Where the tokens begin that penalties count."""
+        return self._penalties.first
+
+    @property
     def masked(self) -> bool:
         return self._masks.forbid or self.guide is not None
 
@@ -120,7 +145,7 @@ class RowState:
         if not self.asks_device:
             return list(NEUTRAL)
         sampling = self.request.sampling
-        filters = [0.0, 1.0, 0.0] if sampling.greedy else [
+        filters = [0.0, 1.0, 0.0] if sampling.greedy or self.samplers.mu is not None else [
             float(min(max(0, sampling.top_k), MOST_TOKENS)), float(sampling.top_p), float(sampling.min_p)]
         asked = 0.0 if self.num_logprobs is None else self.num_logprobs + 1.0
         strengths = (min(strength, STRONGEST) for strength in self._penalties.strengths)

@@ -5,63 +5,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.ops.extras import Extras
 from penstock.ops.sample import BAD, GOLDEN, NOTHING, PIECE, sample
 from penstock.ops.triton.cut import cut, cut_sums, within
+from penstock.ops.triton.edit import edit
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import mixed
+from penstock.ops.triton.samplers import PARTS, Reshaping
 from penstock.ops.triton.search import LOWEST, PIVOTS
 from penstock.ops.triton.sizes import cdiv, power_of_2
-from penstock.ops.wishes import (
-    FREQUENCY,
-    MASKED,
-    MOST_BIASED,
-    MOST_COUNTED,
-    NUM_BIASED,
-    NUM_WISHES,
-    PRESENCE,
-    REPETITION,
-    ROOM,
-    Wishes,
-)
+from penstock.ops.wishes import FREQUENCY, MOST_COUNTED, NUM_WISHES, PRESENCE, REPETITION, ROOM, Wishes
 
 _BAD, _NOTHING, _GOLDEN = tl.constexpr(BAD), tl.constexpr(NOTHING), tl.constexpr(GOLDEN)
 _REPETITION, _FREQUENCY, _PRESENCE = tl.constexpr(REPETITION), tl.constexpr(FREQUENCY), tl.constexpr(PRESENCE)
-_NUM_BIASED, _MASKED = tl.constexpr(NUM_BIASED), tl.constexpr(MASKED)
-_MOST_BIASED, _MOST_COUNTED, _NUM_WISHES = (tl.constexpr(MOST_BIASED), tl.constexpr(MOST_COUNTED),
-                                            tl.constexpr(NUM_WISHES))
+_MOST_COUNTED, _NUM_WISHES = tl.constexpr(MOST_COUNTED), tl.constexpr(NUM_WISHES)
 NOWHERE = tl.constexpr(2147483647)
-PARTS = 4                  # of a piece, whose largest logits are told
 BLOCK = 512                # values looked at together where few are
-
-
-@triton.jit
-def _fitting(x):
-    return tl.minimum(tl.maximum(x, -3.4028234663852886e38), 3.4028234663852886e38)
-
-
-@triton.jit
-def _edited(x, token, size, entry, numbers, counts, words, biased, bias):
-    """Logits of some tokens with the entry's biases, penalties and mask."""
-    wish = numbers + entry * _NUM_WISHES
-    inside = token < size
-    num_biased = tl.load(wish + _NUM_BIASED).to(tl.int32)
-    for i in range(0, num_biased):
-        added = tl.load(bias + entry * _MOST_BIASED + i)
-        x = tl.where(token == tl.load(biased + entry * _MOST_BIASED + i), x + added, x)
-    repetition = tl.load(wish + _REPETITION)
-    frequency, presence = tl.load(wish + _FREQUENCY), tl.load(wish + _PRESENCE)
-    if (repetition != 1) | (frequency != 0) | (presence != 0):
-        count = tl.load(counts + entry * size + token, mask=inside, other=0).to(tl.int32)
-        possible = (x > LOWEST) & (x == x)
-        if repetition != 1:
-            x = tl.where((count > 0) & possible, _fitting(tl.where(x > 0, x / repetition, x * repetition)), x)
-        times = (count >> 1).to(tl.float32)
-        x = tl.where((times > 0) & possible, _fitting(x - (frequency * times + presence)), x)
-    if tl.load(wish + _MASKED) > 0:
-        num_words = (size + 31) // 32
-        word = tl.load(words + entry * num_words + token // 32, mask=inside, other=0)
-        x = tl.where(((word >> (token % 32)) & 1) > 0, x, LOWEST)
-    return x
 
 
 @triton.jit
@@ -81,7 +40,7 @@ def _pieces(logits, temperature, rows, tops, sums, places, numbers, counts, word
     raw_top = tl.max(x, 0)
     broken = (tl.max((x != x).to(tl.int32), 0) > 0) | (raw_top == float("inf"))
     if numbers is not None:
-        x = _edited(x, token, size, entry, numbers, counts, words, biased, bias)
+        x = edit(x, token, size, entry, numbers, counts, words, biased, bias)
         tl.store(edited + row * size + token, x, mask=token < size)
     top = tl.max(x, 0)
     base = tl.where(top == LOWEST, 0.0, top)
@@ -151,7 +110,7 @@ def _choose(logits, temperature, keys, positions, rows, last, tops, sums, places
 
 @sample.impl("cuda", exact=True)
 def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, rows: Tensor | None = None,
-          last: Tensor | None = None, wishes: Wishes | None = None) -> Tensor:
+          last: Tensor | None = None, wishes: Wishes | None = None, extras: Extras | None = None) -> Tensor:
     num_rows, size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if not num_rows:
@@ -176,13 +135,22 @@ def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, 
     _pieces[grid](logits, temperature, rows, tops, sums, places, numbers, counts, wishes.words, wishes.biased,
                   wishes.bias, edited, heads, logits.stride(0), size, num_pieces, PIECE, PARTS, num_warps=8,
                   **early(logits))
-    cut[(num_rows,)](edited, numbers, temperature, rows, tops, sums, heads, near, near_ids, bounds, lasts, size,
+    heats, step = temperature, None
+    if extras is not None:
+        step = Reshaping(logits, temperature, keys, positions, rows, wishes, extras, edited, tops, sums, places, heads,
+                         near, near_ids, bounds, lasts)
+        heats = step.before_cut()
+    cut[(num_rows,)](edited, numbers, heats, rows, tops, sums, heads, near, near_ids, bounds, lasts, size,
                      num_pieces, num_pieces * PARTS, NUM_WISHES, ROOM, PIECE, pieces, PIVOTS, BLOCK, num_warps=8,
                      **early(logits))
-    cut_sums[grid](edited, temperature, rows, tops, sums, bounds, lasts, size, num_pieces, PIECE, num_warps=8,
+    cut_sums[grid](edited, heats, rows, tops, sums, bounds, lasts, size, num_pieces, PIECE, num_warps=8,
                    **early(logits))
-    _choose[(num_rows,)](edited, temperature, keys, positions, rows, last, tops, sums, places, numbers, counts, bounds,
+    if step is not None:
+        sums = step.after_cut()
+    _choose[(num_rows,)](edited, heats, keys, positions, rows, last, tops, sums, places, numbers, counts, bounds,
                          lasts, out, size, size, num_pieces, PIECE, pieces, num_warps=8, **early(logits))
+    if step is not None:
+        step.settle(sums, out)
     return out
 
 

@@ -13,6 +13,7 @@ from penstock.config import GpuFacts
 from penstock.models.layer import Attention, GatedMlp
 from penstock.models.load import OUTER
 from penstock.models.spec import ModelSpec
+from penstock.ops.extras import extras_bytes
 from penstock.ops.fp8_product import fits
 from penstock.ops.wishes import wishes_bytes
 
@@ -76,7 +77,8 @@ def _facts(spec: ModelSpec, stored_dtype: str, name: str, total: int, free: int,
            capability: tuple[int, int]) -> GpuFacts:
     usual = "float16" if spec.is_encoder else "bfloat16"     # an embedding shows every bit that is lost
     dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else usual
-    wishes = 0 if spec.is_encoder else wishes_bytes(spec.vocab_size)
+    wishes = 0 if spec.is_encoder else (wishes_bytes(spec.vocab_size)
+                                        + extras_bytes(spec.vocab_size, spec.max_model_len))
     return GpuFacts(name, total, free, 2 * spec.num_parameters, bytes_per_step_token(spec), spec.vocab_size, dtype,
                     wishes, capability >= FP8_CAPABILITY, spec.architecture in CHECKED, fp8_bytes(spec),
                     layer_bytes(spec), *matrix_bytes(spec), lacking(name, capability, triton_version()))

@@ -15,6 +15,7 @@ import torch
 from penstock import ops
 from penstock.config import graph_sizes
 from penstock.models.decoder import Decoder
+from penstock.ops.extras import MU
 from penstock.ops.inputs import NUM_COMMON, ROW
 from penstock.ops.triton.attention import tile_tokens
 from penstock.ops.triton.exact.attention import tile_tokens as exact_tile_tokens
@@ -28,15 +29,17 @@ SHORT = 512              # positions of the longest sequence
 SELDOM = 8               # times
 Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 Made = TypeVar("Made")
+PLAIN, WISHING, EXTRA = range(3)     # rows ask for a temperature; for filters and penalties; for rarer samplers
 Key = tuple[int, bool, int]      # for how many sequences, with positions in common or none, with keys in so many parts
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Tokens [S], and what some rows ask to be told of them."""
+    """Tokens [S], what some rows ask to be told of them, and mirostat's mu after them."""
 
     tokens: torch.Tensor
     report: torch.Tensor | None = None
+    mus: torch.Tensor | None = None
 
 
 @dataclass
@@ -51,13 +54,13 @@ class Half(Generic[Made]):
 
 @dataclass
 class Recorded:
-    """A step's logits, and the choice from them, plain or with what rows wish."""
+    """A step's logits, and the choice from them, by the most that any row asks for."""
 
     flat: torch.Tensor                            # all that is sent, `numbers` first
     numbers: torch.Tensor
     step: Step
     forward: Half[torch.Tensor]
-    choice: dict[bool, Half[Chosen]]
+    choice: dict[int, Half[Chosen]]
 
 
 def num_parts(num_single: int, longest: int, num_kv_heads: int, num_processors: int) -> int:
@@ -103,7 +106,7 @@ class SingleSteps:
         self._wanted: Counter[Key] = Counter()    # and not recorded
         self._pool = None if eager else torch.cuda.graph_pool_handle()
 
-    def warm(self, size: int, shared: bool = False, wishing: bool = False, longest: int = 1) -> None:
+    def warm(self, size: int, shared: bool = False, wishing: int = PLAIN, longest: int = 1) -> None:
         """A step of nobody's rows, so that the kernels it takes are compiled; safe to call from several threads."""
         ops.take_exact(self.deterministic)
         with torch.inference_mode():
@@ -165,7 +168,7 @@ class SingleSteps:
                     ops.Work(size, None, num_parts, shared))
         forward = Half(partial(self._forward, numbers, step))
         choice = {wishing: Half(partial(self._choose, forward, step, numbers[ROW], wishing))
-                  for wishing in (False, True)}
+                  for wishing in (PLAIN, WISHING, EXTRA)}
         return Recorded(flat, numbers, step, forward, choice)
 
     def run(self, half: Half[Made]) -> Made:
@@ -190,18 +193,19 @@ class SingleSteps:
                               step.lengths, step.slots[g], step.tables[g])
         return self.model.logits(self.model.forward(step, self.caches))
 
-    def _choose(self, forward: Half[torch.Tensor], step: Step, rows: torch.Tensor, wishing: bool) -> Chosen:
+    def _choose(self, forward: Half[torch.Tensor], step: Step, rows: torch.Tensor, wishing: int) -> Chosen:
         assert forward.made is not None
         return self.choose(forward.made, step.lengths, rows, wishing)
 
-    def choose(self, logits: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, wishing: bool) -> Chosen:
+    def choose(self, logits: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, wishing: int) -> Chosen:
         """A token of each row of logits, whose texts have these lengths."""
-        known, wishes = self.rows, self.rows.wishes.tensors
+        known, wishes, extras = self.rows, self.rows.wishes.tensors, self.rows.wishes.extras
         tokens = ops.sample(logits, known.temperature, known.keys, lengths.int(), rows, known.last,
-                            wishes if wishing else None)
+                            wishes if wishing else None, extras if wishing == EXTRA else None)
         if not wishing:
             return Chosen(tokens)
-        return Chosen(tokens, ops.report(logits, tokens, rows, wishes.numbers, (wishes.near, wishes.near_ids)))
+        report = ops.report(logits, tokens, rows, wishes.numbers, (wishes.near, wishes.near_ids))
+        return Chosen(tokens, report, extras.numbers[rows.long(), MU] if wishing == EXTRA else None)
 
 
 def single_steps(model: Decoder, memory: BlockMemory, max_num_seqs: int, num_processors: int, eager: bool,
@@ -209,7 +213,8 @@ def single_steps(model: Decoder, memory: BlockMemory, max_num_seqs: int, num_pro
     """All that steps of single tokens read and write, on the memory's device."""
     spec = model.spec
     width = -(-spec.max_model_len // memory.block_size)
-    rows = RowTensors(max_num_seqs, len(memory.grouping.groups), width, spec.vocab_size, memory.blocks.device)
+    rows = RowTensors(max_num_seqs, len(memory.grouping.groups), width, spec.vocab_size, spec.max_model_len,
+                      memory.blocks.device)
     heads = [(layer.attention.num_heads, *shape) for layer, shape in zip(spec.layers, spec.kv_shapes()) if shape]
     of = exact_tile_tokens if deterministic else tile_tokens
     tile = min(of(num_heads, num_kv_heads) for num_heads, num_kv_heads, _ in heads)

@@ -21,14 +21,15 @@ class RowTensors:
     """Of `num_rows` rows and one more that is nobody's: last token, temperature, random key, what else is wished of its
     sampling, blocks in each group."""
 
-    def __init__(self, num_rows: int, num_groups: int, table_width: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, num_groups: int, table_width: int, vocab_size: int, max_tokens: int,
+                 device: torch.device) -> None:
         self.nobody = num_rows
         self.last = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(num_rows + 1, device=device)
         self.keys = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self.tables = [torch.zeros((num_rows + 1, table_width), dtype=torch.int32, device=device)
                        for _ in range(num_groups)]
-        self.wishes = WishRows(num_rows, vocab_size, device)
+        self.wishes = WishRows(num_rows, vocab_size, max_tokens, device)
         self._device = device
 
     def admit(self, admissions: Sequence[Admission], states: Sequence[RowState]) -> None:

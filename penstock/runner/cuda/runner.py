@@ -17,7 +17,7 @@ from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
 from penstock.ops.triton.keys import settle_keys
 from penstock.ops.triton.launch_memory import remember_launches
 from penstock.ops.triton.launchers import load_apart
-from penstock.runner.cuda.graphs import Chosen, single_steps
+from penstock.runner.cuda.graphs import EXTRA, PLAIN, WISHING, Chosen, single_steps
 from penstock.runner.cuda.lineup import Lineup, ordered
 from penstock.runner.cuda.moment import now
 from penstock.runner.cuda.packed import Packed, most_numbers
@@ -39,6 +39,7 @@ class CudaRunner:
                  max_num_batched_tokens: int, eager: bool = False, deterministic: bool = False) -> None:
         self.model, self.memory = model, memory
         self.deterministic = deterministic
+        self._least = WISHING if deterministic else PLAIN
         self.device = memory.blocks.device
         self.rows = Rows(len(memory.grouping.groups), grammars)
         self.sampler = Sampler()
@@ -125,18 +126,18 @@ class CudaRunner:
         one = singles[key]
         self._staging.send(len(flat), one.flat)
         logits = singles.run(one.forward)
-        wishing = self.deterministic      # another's wishes are no reason to choose a row's token by other kernels
+        wishing = self._least             # another's wishes are no reason to choose a row's token by other kernels
         if line.simple:
             ticket.line, ticket.places = line, places
         else:
             ticket.results = results = [RowResult() for _ in plan.rows]
-            wishing |= self._expect(ticket, list(zip(ordered(plan.rows, places), line.devices,
-                                                     ordered(results, places), range(count))))
+            wishing = max(wishing, self._expect(ticket, list(zip(ordered(plan.rows, places), line.devices,
+                                                                 ordered(results, places), range(count)))))
         self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
 
-    def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> bool:
-        """Say who chooses each row's token, given with its place among the logits; whether any of those that the device
-        chooses asks for more than a temperature. Where it matters which tokens came before, they are awaited, while the
+    def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> int:
+        """Say who chooses each row's token, given with its place among the logits; the most that any of those that the
+        device chooses asks for. Where it matters which tokens came before, they are awaited, while the
         device is busy with this step's logits."""
         others = []
         for row, device, result, place in rows:
@@ -145,18 +146,18 @@ class CudaRunner:
             else:
                 others.append((row, device, result, place))
         if not others:
-            return False
+            return PLAIN
         if self._last is not None and any(_is_late(row, device) and device.state.on_device
                                           for row, device, _, _ in others):
             self._last.arrive()
-        wishes, wishing = self._tensors.wishes, False
+        wishes, wishing = self._tensors.wishes, PLAIN
         for row, device, result, place in others:
             state, length = device.state, row.start + row.count
             if (state.on_device and not row.draft and state.free
                     and (len(state.tokens) == length or not _is_late(row, device))
                     and wishes.allow(row.row, state, length - state.num_prompt)):
                 ticket.chosen.append((result, device, place))
-                wishing = True
+                wishing = max(wishing, EXTRA if state.asks_extras else WISHING)
             else:
                 ticket.asked.append(Asked(row, result, device, place))
                 wishes.leave(row.row, state)
@@ -170,6 +171,8 @@ class CudaRunner:
             ticket.tokens = _coming(chosen.tokens[:count])
             if chosen.report is not None and any(one.state.num_logprobs is not None for _, one, _ in ticket.chosen):
                 ticket.report = _coming(chosen.report[:count])
+            if chosen.mus is not None and any(one.state.samplers.mu is not None for _, one, _ in ticket.chosen):
+                ticket.mus = _coming(chosen.mus[:count])
             ticket.done = now()
 
     def _run_mixed(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
@@ -201,7 +204,7 @@ class CudaRunner:
             if row.output is Output.SAMPLE:
                 expected.append((row, device, result, place))
                 place += 1 + len(row.draft)
-        wishing = self._expect(ticket, expected) or self.deterministic
+        wishing = max(self._expect(ticket, expected), self._least)
         self._fetch(ticket, logits, singles.choose(logits, lengths, row_of, wishing), place)
 
     def _prompt_logprobs(self, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult) -> None:

@@ -41,6 +41,7 @@ class Ticket:
     places: Sequence[int] = ()                  # where each of the plan's rows is there
     tokens: torch.Tensor | None = None          # pinned; there once `done` has happened
     report: torch.Tensor | None = None          # likewise, of the same rows, where any asks for log probabilities
+    mus: torch.Tensor | None = None             # likewise, where any has mirostat
     done: torch.cuda.Event | None = None
     chosen: list[tuple[RowResult, DeviceRow, int]] = field(default_factory=list)   # and its place among the tokens
     asked: list[Asked] = field(default_factory=list)
@@ -108,7 +109,10 @@ class Ticket:
             told = None
             if state.num_logprobs is not None and self.report is not None:
                 told = _told(token, self.report[place].tolist())
-            take(state, [Sampled(token, told)], result)
+            mu = None
+            if state.samplers.mu is not None and self.mus is not None:
+                mu = float(self.mus[place])
+            take(state, [Sampled(token, told, mu=mu)], result)
 
     def result(self) -> Result:
         with torch.inference_mode():

@@ -11,7 +11,7 @@ from penstock import ops
 from penstock.ops.product import FEW_ROWS
 from penstock.ops.triton.attention import FEW, LEAST_FEW
 from penstock.ops.triton.exact.product import ROWS
-from penstock.runner.cuda.graphs import SHORT, SingleSteps
+from penstock.runner.cuda.graphs import EXTRA, PLAIN, SHORT, WISHING, SingleSteps
 from penstock.runner.step import Step, ends_of
 
 Work = Callable[[], None]
@@ -21,7 +21,7 @@ MANY_ROWS = 8192
 
 def first_steps(singles: SingleSteps) -> list[Work]:
     """What the first request takes. They may run side by side."""
-    wishing = singles.deterministic
+    wishing = WISHING if singles.deterministic else PLAIN
     sizes = singles.sizes[:2] if singles.deterministic else singles.sizes[:1]
     return [*(partial(singles.warm, size, False, wishing) for size in sizes),
             *(partial(_mixed, singles, count, wishing, used) for count, used in ((FIRST_PROMPT, 1), (2, None)))]
@@ -37,9 +37,10 @@ def later_steps(singles: SingleSteps) -> list[Work]:
              for longest in (SHORT + 1, SHORT) for size in reversed(singles.sizes)}
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
     return [*(partial(singles.warm, size) for size in singles.sizes[1:2]),
-            partial(singles.warm, singles.sizes[0], False, True), partial(_mixed, singles, wishing=True),
+            partial(singles.warm, singles.sizes[0], False, WISHING), partial(_mixed, singles, wishing=WISHING),
+            partial(singles.warm, singles.sizes[0], False, EXTRA),
             *(partial(_mixed, singles, count) for count in singles.model.row_counts),
-            *(partial(singles.warm, size, is_shared, False, longest) for size, longest in kinds.values()
+            *(partial(singles.warm, size, is_shared, PLAIN, longest) for size, longest in kinds.values()
               for is_shared in shared)]
 
 
@@ -48,11 +49,12 @@ def _of_tiles(singles: SingleSteps) -> list[Work]:
     parts of a product."""
     most = singles.sizes[-1]
     sizes = {singles.size(min(rows, most)) for rows in (*ROWS[1:], most)} - set(singles.sizes[:2])
-    return [*(partial(singles.warm, size, False, True) for size in sorted(sizes)),
-            *(partial(_mixed, singles, rows, True) for rows in (*ROWS[1:], MANY_ROWS))]
+    return [*(partial(singles.warm, size, False, WISHING) for size in sorted(sizes)),
+            partial(singles.warm, singles.sizes[0], False, EXTRA),
+            *(partial(_mixed, singles, rows, WISHING) for rows in (*ROWS[1:], MANY_ROWS))]
 
 
-def _mixed(singles: SingleSteps, num_tokens: int = 2, wishing: bool = False, used: int | None = None) -> None:
+def _mixed(singles: SingleSteps, num_tokens: int = 2, wishing: int = PLAIN, used: int | None = None) -> None:
     """A prompt of two tokens, others of none, and the token after it; so many blocks are `used`, or all there can be,
     which exact attention reads in parts."""
     rows, model = singles.rows, singles.model

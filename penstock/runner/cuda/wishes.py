@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from penstock.ops.extras import OFF, make_extras
 from penstock.ops.wishes import MOST_BIASED, MOST_COUNTED, make_wishes
 from penstock.runner.cuda.staging import sent
+from penstock.sampling.dry import breaking
 from penstock.sampling.grammar import GrammarFailed
 from penstock.sampling.row import RowState
 
@@ -17,10 +19,12 @@ class WishRows:
     """Entries of `num_rows` rows and one more that is nobody's; an entry is written when its row is taken, and its
     words whenever other tokens are allowed."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, max_tokens: int, device: torch.device) -> None:
         self.tensors = make_wishes(num_rows + 1, vocab_size, device)
+        self.extras = make_extras(num_rows + 1, vocab_size, max_tokens, device)
         self._size, self._device = vocab_size, device
         self._asking: set[int] = set()            # rows whose entries ask for anything
+        self._extra: set[int] = set()             # rows whose entries ask for rarer samplers
         self._stages: dict[int, int] = {}         # of the words that a row's entry holds
         self._miscounted: set[int] = set()        # rows whose counts are not those of their texts
         self._words: dict[int, np.ndarray] = {}   # of rows, not sent yet
@@ -36,6 +40,7 @@ class WishRows:
             self._stages.pop(row, None)
             self._words.pop(row, None)
             self._miscounted.discard(row)
+            self._enter_extras(row, state)
             if not state.asks_device:
                 self._asking.discard(row)
                 continue
@@ -51,10 +56,33 @@ class WishRows:
         self.tensors.bias[row, :len(ids)] = sent(values[:MOST_BIASED], self._device)
 
     def _enter_counts(self, row: int, state: RowState) -> None:
-        prompt, generated = state.tokens[:state.num_prompt], state.tokens[state.num_prompt:]
+        first = state.counted_from
+        prompt, generated = state.tokens[first:state.num_prompt], state.tokens[max(first, state.num_prompt):]
         counts = 2 * np.bincount(np.array(generated, dtype=np.int64), minlength=self._size)[:self._size]
         counts[[token for token in set(prompt) if token < self._size]] += 1
         self.tensors.counts[row] = sent(np.minimum(counts, MOST_COUNTED).astype(np.int16), self._device)
+
+    def _enter_extras(self, row: int, state: RowState) -> None:
+        """What a row asks of rarer samplers, and its text where they look back on it."""
+        if not state.asks_extras:
+            if row in self._extra:
+                self._extra.discard(row)
+                self.extras.numbers[row] = sent(list(OFF), self._device)
+            return
+        self._extra.add(row)
+        self.extras.numbers[row] = sent(state.extras(), self._device)
+        if state.samplers.dry is None and not state.asks_window:
+            return
+        width = self.extras.history.shape[1]
+        first = max(0, len(state.tokens) - width)
+        text = np.array(state.tokens[first:], dtype=np.int64)
+        bits = breaking(state.request.dry_breakers, self._size)
+        text = np.where(bits[np.minimum(text, self._size - 1)], -1 - text, text).astype(np.int32)
+        places = np.arange(first, len(state.tokens)) % width
+        self.extras.history[row, sent(places, self._device)] = sent(text, self._device)
+        words = np.packbits(bits, bitorder="little")
+        words = np.concatenate((words, np.zeros(-len(words) % 4, dtype=np.uint8))).view(np.int32)
+        self.extras.breakers[row] = sent(words.copy(), self._device)
 
     def allow(self, row: int, state: RowState, num_generated: int) -> bool:
         """The device chooses a row's next token, after so many generated ones: which it may be, where that is not what
@@ -68,12 +96,14 @@ class WishRows:
             self._stages[row] = stage
         if row in self._miscounted:
             self._miscounted.discard(row)
-            self._enter_counts(row, state)
+            if state.penal:
+                self._enter_counts(row, state)
+            self._enter_extras(row, state)
         return True
 
     def leave(self, row: int, state: RowState) -> None:
         """The host chooses a row's next token; what the device chooses beside it is counted all the same."""
-        if state.asks_device and state.penal:
+        if state.asks_device and (state.penal or state.asks_extras):
             self._miscounted.add(row)
 
     def send(self) -> None:
