@@ -31,11 +31,12 @@ class Phase(Enum):
 
 
 class Place(NamedTuple):
+    """There is one for every token, and most are the one before."""
+
     phase: Phase
+    begin: int = 0           # of the phase: how many tokens stand before it
     matched: int = 0         # bytes of the marker that may come next
-    num_thought: int = 0     # tokens of reasoning
-    num_closing: int = 0     # of them, those that were forced
-    begin: int = 0           # of the answer: how many tokens stand before it
+    num_closing: int = 0     # tokens of reasoning that were forced
 
 
 class ReasoningGuide:
@@ -80,8 +81,8 @@ class ReasoningGuide:
         place = self._place
         if place.phase is not Phase.THINKING:
             return None
-        due = self._budget is not None and place.num_thought >= self._budget
-        if place.num_closing or due or self._compiled is not None and len(self._tokens) >= self._last:
+        is_due = self._budget is not None and len(self._tokens) - place.begin >= self._budget
+        if place.num_closing or is_due or self._compiled is not None and len(self._tokens) >= self._last:
             return self._closing[place.num_closing]
         return None
 
@@ -104,8 +105,8 @@ class ReasoningGuide:
         place = self._place
         if place.phase is Phase.ANSWER or self._budget is None:
             return False
-        num_ahead = num_generated - len(self._tokens)
-        return place.num_closing > 0 or place.num_thought + num_ahead >= self._budget
+        begin = place.begin if place.phase is Phase.THINKING else len(self._tokens)
+        return place.num_closing > 0 or num_generated - begin >= self._budget
 
     def words(self, size: int) -> Array:
         forced, place = self.forced, self._place
@@ -183,13 +184,15 @@ class ReasoningGuide:
             matched, behind = self._end.follow(place.matched, data)
             if behind is None:
                 num_closing = place.num_closing + (self.forced is not None)
-                return Place(Phase.THINKING, matched, place.num_thought + 1, num_closing), b""
-            return Place(Phase.ANSWER, begin=len(self._tokens) + 1), behind
+                after = Place(Phase.THINKING, place.begin, matched, num_closing)
+                return place if after == place else after, b""
+            return Place(Phase.ANSWER, len(self._tokens) + 1), behind
         text = self._begin.text[:place.matched] + (data if place.matched else data.lstrip())
         if text.startswith(self._begin.text):
-            return Place(Phase.THINKING, self._end.follow(0, text[len(self._begin.text):])[0]), b""
+            matched = self._end.follow(0, text[len(self._begin.text):])[0]
+            return Place(Phase.THINKING, len(self._tokens) + 1, matched), b""
         if self._begin.text.startswith(text):
-            return Place(Phase.MAYBE, len(text)), b""
+            return Place(Phase.MAYBE, matched=len(text)), b""
         return Place(Phase.ANSWER), b""
 
     def _begin_guide(self, begin: int) -> None:
