@@ -146,7 +146,7 @@ class AsyncLLM:
         return self._service.tokenizer
 
     def default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends."""
+        """The values of a request that comes without any; `penstock info` says where they come from."""
         return self._service.default_params.clone()
 
     def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0,

@@ -113,7 +113,7 @@ class LLM:
         return self.service.assembly.settings.settings
 
     def default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends."""
+        """The values of a request that comes without any; `penstock info` says where they come from."""
         return self.service.default_params.clone()
 
     get_default_sampling_params = default_sampling_params
