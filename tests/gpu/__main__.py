@@ -39,7 +39,9 @@ def load() -> dict[str, object]:
         large,
         memory,
         operations,
+        processors,
         roads,
+        samplers,
         start,
     )
     from tests.gpu.check import CHECKS
