@@ -33,7 +33,9 @@ ROUTES = [("POST", path, body) for path, _, body, _ in WRITES if body is not Non
 # values of fields that a route may need: each body takes those it knows
 VALID: dict[str, Any] = {
     "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "inputs": "hi", "tokens": [5],
-    "text_1": "hi", "text_2": "ho", "query": "hi", "documents": ["ho"], "max_tokens": 2}
+    "text_1": "hi", "text_2": "ho", "query": "hi", "documents": ["ho"], "max_tokens": 2,
+    "input_prefix": "hi", "input_suffix": "ho", "input_file_id": "file-a", "endpoint": "/v1/completions",
+    "completion_window": "24h"}
 
 
 def keys(kind: type[BaseModel]) -> list[str]:
