@@ -16,6 +16,7 @@ PURE = ("engine", "cache", "server", "types.py", "config.py", "errors.py", "inta
 
 # what a module may import of ours, besides itself and its own package
 ALLOWED = {
+    "porting": ("config", "errors"),
     "errors": (), "types": ("errors",), "config": ("errors", "override"),
     "override": ("types", "errors"), "defaults": ("config", "override", "hub", "types", "errors"),
     "machine": (), "progress": (),

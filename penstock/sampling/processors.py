@@ -8,12 +8,14 @@ alone, since a position may be computed more than once.
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from penstock.ops import cpu
 from penstock.sampling.arrays import Array, NothingAllowed
 
 PROMPT_PARAMETERS = 3        # of a callable that is given the prompt, too
@@ -27,7 +29,7 @@ def apply_processors(processors: Sequence[Callable[..., Any]], prompt: list[int]
                      logits: Array) -> Array:
     """New logits [V], one callable's result given to the next."""
     values = torch.from_numpy(logits.copy())
-    with torch.no_grad():
+    with torch.no_grad(), cpu.torch_alone():        # as within a step: one thread gives the same numbers everywhere
         for index, processor in enumerate(processors):
             name = f"logits_processors[{index}] ({_name(processor)})"
             texts = (list(prompt), list(output)) if _takes_prompt(processor) else (list(output),)
@@ -45,7 +47,8 @@ def _checked(found: Any, size: int, name: str) -> torch.Tensor:
         shape = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
         raise ProcessorFailed(f"{name} returned {shape}: it must return the logits, a tensor of shape ({size},)")
     values = found.detach().to("cpu", torch.float32).contiguous()
-    if bool(values.isnan().any()) or bool((values == torch.inf).any()):
+    top = float(values.numpy().max())
+    if math.isnan(top) or top == math.inf:
         raise ProcessorFailed(f"{name} returned NaN or infinity among the logits: use -inf to rule a token out")
     return values
 

@@ -43,6 +43,7 @@ def load() -> dict[str, object]:
         roads,
         samplers,
         start,
+        thinking,
     )
     from tests.gpu.check import CHECKS
 
