@@ -20,6 +20,7 @@ from pydantic import (
 from penstock.errors import InvalidRequest, shown
 from penstock.server.elsewhere import DECISIVE
 from penstock.server.record import Budget, Record
+from penstock.server.samplers import switch_off
 from penstock.server.unknown import UnknownKeys, refuse_unknown
 from penstock.types import MAX_BREAKER_CHARS, MAX_BREAKERS, MAX_DRY_LENGTH, SamplingParams
 
@@ -35,6 +36,7 @@ MAX_ALLOWED_IDS = 1 << 18       # as many as the largest vocabularies have
 MAX_BAD_WORDS = 1_000
 MAX_BAD_WORD_CHARS = 200
 MAX_BIASES = 10_000
+MAX_SAMPLERS = 32               # also characters of a name
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
 WHOLE = 2**31 - 1
@@ -147,9 +149,23 @@ class SamplingBody(Body):
     top_n_sigma: float | None = Field(None, ge=-1e6, le=1e6)
     dynatemp_range: float | None = Field(None, ge=0, le=1e6)
     dynatemp_exponent: float | None = Field(None, ge=0, le=1e6)
+    samplers: Annotated[str, Field(max_length=MAX_SAMPLERS)] | Annotated[
+        list[Annotated[str, Field(max_length=MAX_SAMPLERS)]], Field(max_length=MAX_SAMPLERS)] | None = None
     # without effect: prefixes are always found again, wherever they were computed, and give the same answer
     cache_prompt: bool | None = None
     id_slot: int | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _as_map(cls, biases: Any) -> Any:
+        """llama-server's [[token id, bias], …]; false for a token that must not come."""
+        if not isinstance(biases, list):
+            return biases
+        if len(biases) > MAX_BIASES:
+            raise ValueError(f"it has {len(biases)} entries: the limit is {MAX_BIASES}; send fewer")
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in biases):
+            raise ValueError("Input should be an object, or a list of [token id, bias]")
+        return {str(token): -100.0 if bias is False else bias for token, bias in biases}
 
     @field_validator("stop")
     @classmethod
@@ -190,6 +206,8 @@ def sampling_params(body: SamplingBody, defaults: SamplingParams, *, max_tokens:
     """The body's values over the model's own. A negative `max_tokens` is as many as fit, a seed of -1 another each
     time."""
     given = {name: value for name in PLAIN if (value := getattr(body, name)) is not None}
+    if body.samplers is not None:
+        given |= switch_off(body.samplers)
     if given.get("seed") == -1:
         del given["seed"]
     if max_tokens is not None and max_tokens < 0:

@@ -80,6 +80,26 @@ def test_samplers_have_their_values(name: str) -> None:
     assert getattr(params(chat(**{name: value})), name) == SAMPLERS[name]
 
 
+def test_samplers_that_are_not_named_are_off() -> None:
+    given: dict[str, Any] = {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.5, "temperature": 0.5,
+                             "repeat_penalty": 1.5, "xtc_probability": 0.5, "top_n_sigma": 1.0, "dry_multiplier": 1.0}
+    for named in (["top_k", "temperature"], "kt"):
+        found = params(chat(**given, samplers=named))
+        assert found == params(chat(top_k=5, temperature=0.5))
+    default = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "infill"]
+    assert params(chat(**given, samplers=default)) == params(chat(**given))
+    with pytest.raises(ValueError, match="samplers: 'no' is none of penalties, dry"):
+        params(chat(samplers=["no"]))
+
+
+def test_biases_as_llama_server_has_them() -> None:
+    assert params(chat(logit_bias=[[5, 1.5], [6, False]])).logit_bias == {5: 1.5, 6: -100.0}
+    assert refusal(logit_bias=[[5]]).startswith("logit_bias=[[5]]: Input should be an object, or a list of")
+    assert "the limit is 10000" in refusal(logit_bias=[[5, 1]] * 10_001)
+    with pytest.raises(ValueError, match="is no token id"):
+        params(chat(logit_bias=[["Hello", 1]]))
+
+
 def test_every_sampling_value_has_a_field() -> None:
     of_python = {"detokenize", "guided_decoding", "logits_processors", "output_kind"}
     elsewhere = {"best_of", "max_tokens", "logprobs", "structured_outputs", "thinking_token_budget"}
