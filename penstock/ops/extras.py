@@ -121,6 +121,8 @@ def without_top(x: Tensor, temperature: Tensor, chances: Tensor, extras: Extras,
             continue
         weights = torch.exp((x[s] - x[s].max()) / heat)
         likely = (weights >= number[XTC_THRESHOLD] * weights.sum()) & (weights > 0)
+        if not likely.any():
+            continue
         least = x[s][likely].min()
         last = int(((x[s] == least) & likely).nonzero()[-1])
         likely[last] = False

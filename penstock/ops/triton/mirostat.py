@@ -45,11 +45,13 @@ def _zipf(ranked, count, heat, MOST: tl.constexpr):
 
 
 @triton.jit
-def _num_kept(values, tops, num_pieces, size, near, near_ids, top, heat, mu, ROOM: tl.constexpr, PIECE: tl.constexpr,
-              PIVOTS: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr):
+def _num_kept(values, tops, heads, num_heads, num_pieces, size, near, near_ids, top, heat, mu, ROOM: tl.constexpr,
+              PIECE: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr):
     """Version 1: how many tokens to keep. The largest logits are those over a bound, and some equal to it."""
-    low = tl.where(True, LOWEST, top)
-    count = gathered(values, tops, num_pieces, size, top - heat * _NEAR, near, near_ids, ROOM, PIECE, BLOCK)
+    low, floor = tl.where(True, LOWEST, top), top - heat * _NEAR
+    if num_heads >= _ESTIMATED:
+        floor = reaching(heads, num_heads, _ESTIMATED * 1.0, low, top, 0.0, 0.0, True, PIVOTS, BLOCK)
+    count = gathered(values, tops, num_pieces, size, floor, near, near_ids, ROOM, PIECE, BLOCK)
     source, among = near, count
     if (count < _ESTIMATED) | (count > ROOM):
         source, among = values, size
@@ -74,9 +76,9 @@ def _num_kept(values, tops, num_pieces, size, near, near_ids, top, heat, mu, ROO
 
 
 @triton.jit
-def aim(edited, rows, extras, numbers, tops, sums, heats, near, near_ids, size, num_pieces, ROOM: tl.constexpr,
-        PIECE: tl.constexpr, PIECES: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr,
-        EARLY: tl.constexpr):
+def aim(edited, rows, extras, numbers, tops, sums, heads, heats, near, near_ids, size, num_pieces, num_heads,
+        ROOM: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
+        MOST: tl.constexpr, EARLY: tl.constexpr):
     """Enter the top_k or the min_p that mirostat makes of a row's mu."""
     await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -96,8 +98,9 @@ def aim(edited, rows, extras, numbers, tops, sums, heats, near, near_ids, size, 
                 least = tl.sum(weight, 0) * tl.exp(tl.minimum(-mu * _BITS, 80.0))
                 tl.store(numbers + entry * _NUM_WISHES + _MIN_P, tl.minimum(least, 1.0))
             else:
-                kept = _num_kept(edited + row * size, tops + row * num_pieces, num_pieces, size, near + row * ROOM,
-                                 near_ids + row * ROOM, top, heat, mu, ROOM, PIECE, PIVOTS, BLOCK, MOST)
+                kept = _num_kept(edited + row * size, tops + row * num_pieces, heads + row * num_heads, num_heads,
+                                 num_pieces, size, near + row * ROOM, near_ids + row * ROOM, top, heat, mu, ROOM,
+                                 PIECE, PIVOTS, BLOCK, MOST)
                 tl.store(numbers + entry * _NUM_WISHES + _TOP_K, kept)
 
 

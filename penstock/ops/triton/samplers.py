@@ -66,9 +66,9 @@ class Reshaping:
         keep_near[self.grid](self.edited, self.temperature, self.rows, numbers, moments, self.tops, self.sums,
                              self.places, self.heads, extras.heat, self.size, self.num_pieces, PIECE, self.pieces,
                              PARTS, **self.options)
-        aim[(self.num_rows,)](self.edited, self.rows, numbers, wishes.numbers, self.tops, self.sums, extras.heat,
-                              self.near, self.near_ids, self.size, self.num_pieces, ROOM, PIECE, self.pieces, PIVOTS,
-                              BLOCK, RANKED, **self.options)
+        aim[(self.num_rows,)](self.edited, self.rows, numbers, wishes.numbers, self.tops, self.sums, self.heads,
+                              extras.heat, self.near, self.near_ids, self.size, self.num_pieces,
+                              self.num_pieces * PARTS, ROOM, PIECE, self.pieces, PIVOTS, BLOCK, RANKED, **self.options)
         return extras.heat
 
     def after_cut(self) -> Tensor:
