@@ -41,8 +41,16 @@ from penstock.server.notices import Notices
 from penstock.server.ollama import routes as ollama
 from penstock.server.origins import OriginCheck, read_origins
 from penstock.server.refuser import Refuser
+from penstock.server.responses.background import Background
 from penstock.server.responses.body import InputTokensBody, ResponsesBody
-from penstock.server.responses.routes import delete_response, input_items, input_tokens, response, responses
+from penstock.server.responses.routes import (
+    cancel_response,
+    delete_response,
+    input_items,
+    input_tokens,
+    response,
+    responses,
+)
 from penstock.server.responses.store import ResponseStore
 from penstock.server.room import BodyRoom
 from penstock.server.state import Server
@@ -70,6 +78,7 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/embeddings", embeddings, EmbeddingBody, "OpenAI"),
     ("/v1/responses", responses, ResponsesBody, "OpenAI"),
     ("/v1/responses/input_tokens", input_tokens, InputTokensBody, "OpenAI"),
+    ("/v1/responses/{id}/cancel", cancel_response, None, "OpenAI"),
     ("/v1/files", upload_file, None, "OpenAI"),
     ("/v1/batches", create_batch, BatchBody, "OpenAI"),
     ("/v1/batches/{id}/cancel", cancel_batch, None, "OpenAI"),
@@ -105,6 +114,7 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
                   openapi_url="/openapi.json")
     app.state.server = server
     app.state.responses = ResponseStore()
+    app.state.background = Background(app.state.responses)
     app.state.batches = kept = None if folder is None else open_batches(app, server, ring, folder)
     app.state.files = None if kept is None else kept.files
     app.state.bodies = BodyRoom(server.config.max_body_mb * MIB)

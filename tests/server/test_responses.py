@@ -159,7 +159,7 @@ def test_the_oldest_turns_are_cut_where_that_is_allowed(client: openai.OpenAI) -
 def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="unknown parameter: 'tempersture'"):
         client.responses.create(model="smollm2", input=ASK, extra_body={"tempersture": 1})
-    with pytest.raises(openai.BadRequestError, match="background is not supported"):
-        client.responses.create(model="smollm2", input=ASK, background=True)
+    with pytest.raises(openai.BadRequestError, match="conversation is not supported"):
+        client.responses.create(model="smollm2", input=ASK, conversation="conv_1")
     with pytest.raises(openai.NotFoundError, match="does not exist here"):
         client.responses.create(model="nothing", input=ASK)

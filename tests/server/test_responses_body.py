@@ -43,15 +43,15 @@ HONOURED: dict[str, tuple[Any, dict[str, Any]]] = {
     "user": ("u", {"user": "u"}),
 }
 # honoured by the routes, not by the chat body
-ELSEWHERE: dict[str, Any] = {"metadata": {"a": "b"}, "previous_response_id": "resp_1", "store": False,
-                             "truncation": "auto"}
+ELSEWHERE: dict[str, Any] = {"background": True, "metadata": {"a": "b"}, "previous_response_id": "resp_1",
+                             "store": False, "truncation": "auto"}
 NO_EFFECT: dict[str, Any] = {
     "access_programs": {"cyber": "standard"}, "image": {"context_compression": "auto"}, "max_tool_calls": 3,
     "prompt_cache_key": "k", "prompt_cache_options": {"mode": "implicit"}, "prompt_cache_retention": "24h",
     "safety_identifier": "s", "service_tier": "auto", "stream_options": {"include_obfuscation": True},
 }
 REFUSED: dict[str, Any] = {
-    "background": True, "context_management": [{"type": "compaction"}], "conversation": "conv_1",
+    "context_management": [{"type": "compaction"}], "conversation": "conv_1",
     "moderation": {"model": "omni"}, "prompt": {"id": "p"},
 }
 

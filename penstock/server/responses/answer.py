@@ -17,6 +17,7 @@ from penstock.server.passages import Change, Passage, Passages
 from penstock.server.responses.body import ResponsesBody
 from penstock.server.responses.output import Event, Output
 
+UNFINISHED = ("queued", "in_progress")
 Keep = Callable[[dict[str, Any]], None]
 
 
@@ -31,6 +32,11 @@ class ResponseAnswer:
         self._output = Output((body.top_logprobs or 0) if body.wants_logprobs else None)
         self._head = _head(body, conversation, generation)
         self._num_events = 0
+
+    @property
+    def id(self) -> str:
+        id: str = self._head["id"]
+        return id
 
     # whole
 
@@ -64,7 +70,7 @@ class ResponseAnswer:
 
     def _response(self, status: str, items: list[dict[str, Any]], error: dict[str, Any] | None = None,
                   ) -> dict[str, Any]:
-        ends = status != "in_progress"
+        ends = status not in UNFINISHED
         return {**self._head, "status": status, "output": items, "error": error,
                 "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
                 "completed_at": time.time() if status == "completed" else None,
@@ -105,16 +111,37 @@ class ResponseAnswer:
 
     def failed(self, error: ApiError) -> bytes:
         """What a stream that has begun says of a failure."""
+        response = self.failure(error)
+        return self._encoded([{"type": "error", "code": error.code or response["error"]["code"],
+                               "message": error.message, "param": error.param},
+                              {"type": "response.failed", "response": response}])
+
+    def failure(self, error: ApiError) -> dict[str, Any]:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        items = [self._output.item(passage, "incomplete") for passage in self.passages.all]
-        response = self._response("failed", items, {"code": code, "message": error.message})
-        return self._encoded([{"type": "error", "code": error.code or code, "message": error.message,
-                               "param": error.param}, {"type": "response.failed", "response": response}])
+        return self._response("failed", self._cut_off(), {"code": code, "message": error.message})
+
+    def _cut_off(self) -> list[dict[str, Any]]:
+        return [self._output.item(passage, "incomplete") for passage in self.passages.all]
 
     def _begun(self) -> list[Event]:
         response = self._response("in_progress", [])
-        return [{"type": "response.created", "response": response},
-                {"type": "response.in_progress", "response": response}]
+        created = [] if self.body.background else [{"type": "response.created", "response": response}]
+        return [*created, {"type": "response.in_progress", "response": response}]
+
+    # in the background
+
+    def so_far(self, status: str) -> dict[str, Any]:
+        """The response before it has ended."""
+        return self._response(status, [])
+
+    def queued(self) -> bytes:
+        """What is told before there is a word of it."""
+        response = self.so_far("queued")
+        return self._encoded([{"type": "response.created", "response": response},
+                              {"type": "response.queued", "response": response}])
+
+    def cancelled(self) -> dict[str, Any]:
+        return self._response("cancelled", self._cut_off())
 
     def _told(self, changes: list[Change]) -> list[Event]:
         """A passage that ends because another begins is complete; the last is as complete as the answer."""
@@ -136,7 +163,7 @@ def _head(body: ResponsesBody, conversation: Conversation, generation: Generatio
     """What a response says again of the request."""
     asked = body.model_dump(include={"tool_choice", "text", "reasoning"}, by_alias=True, exclude_none=True)
     text = asked.get("text", {})
-    return {"id": new_id("resp_"), "object": "response", "created_at": now(), "background": False,
+    return {"id": new_id("resp_"), "object": "response", "created_at": now(), "background": bool(body.background),
             "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": body.max_tool_calls, "metadata": body.metadata or {},
             "model": body.model or generation.model.name,

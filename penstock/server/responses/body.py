@@ -15,7 +15,6 @@ LOGPROBS = "message.output_text.logprobs"
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
                      Field(max_length=16)]              # OpenAI's own limits
 REFUSED = {
-    "background": "responses are made while the client waits, or streamed; leave it out",
     "context_management": "conversations are not compacted; leave it out, or cut them with truncation='auto'",
     "conversation": "the server keeps no conversations; use previous_response_id, or send the items",
     "moderation": "the server moderates nothing; leave it out",
@@ -101,6 +100,7 @@ class InputTokensBody(InputBody):
 
 
 class ResponsesBody(InputBody):
+    background: bool | None = None
     include: list[str] | None = None            # all but logprobs are of what never comes here
     max_output_tokens: int | None = Field(None, ge=1, le=WHOLE)
     metadata: Metadata | None = None            # told again with the response
@@ -121,10 +121,15 @@ class ResponsesBody(InputBody):
     service_tier: str | None = None
     user: str | None = None
     # refused
-    background: bool | None = None
     context_management: Any = None
     moderation: Any = None
     prompt: Any = None
+
+    @model_validator(mode="after")
+    def _kept(self) -> ResponsesBody:
+        if self.background and self.store is False:
+            raise ValueError("a response in the background is kept until it is fetched: leave store=false out")
+        return self
 
     @property
     def wants_logprobs(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.errors import shown
 from penstock.server.context import (
     aside,
     begin,
@@ -23,6 +25,7 @@ from penstock.server.conversation import Conversation
 from penstock.server.errors import ApiError
 from penstock.server.fields import WHOLE
 from penstock.server.responses.answer import ResponseAnswer
+from penstock.server.responses.background import Background, Running, no_events
 from penstock.server.responses.body import InputBody, InputTokensBody, ResponsesBody
 from penstock.server.responses.items import Item
 from penstock.server.responses.store import Kept, ResponseStore, encode
@@ -34,6 +37,8 @@ MOST_LISTED = 100
 async def responses(request: Request) -> Response:
     body = await read(request, ResponsesBody)
     server, client, store = server_of(request), client_of(request), _store(request)
+    if body.background:
+        _background(request).check_room(client.tenant)
     earlier = await _earlier(request, body)
     model = await server.catalog.open(body.model)
     chat = await aside(request, lambda: to_chat(body, earlier))
@@ -46,6 +51,10 @@ async def responses(request: Request) -> Response:
         store.keep(client.tenant, response, items)
 
     answer = ResponseAnswer(body, conversation, generation, keep)
+    if body.background:
+        running = _background(request).begin(client.tenant, answer, items)
+        return json_response(running.told()) if running.log is None else await event_stream(
+            request, running.log.follow())
     if body.stream:
         return await event_stream(request, answer.events(), answer.failed)
     return json_response(await unless_gone(request, answer.whole()))
@@ -62,13 +71,58 @@ async def input_tokens(request: Request) -> Response:
 
 
 async def response(request: Request) -> Response:
+    running = _running(request)
     if request.query_params.get("stream") == "true":
-        raise ApiError(400, "a response that is kept is not streamed: leave stream out", param="stream")
+        return await event_stream(request, _events(request, running, _number(request, "starting_after")))
+    if running is not None:
+        return json_response(running.told())
     return Response(_kept(request).response, media_type="application/json")
+
+
+async def _events(request: Request, running: Running | None, after: int) -> AsyncGenerator[bytes, None]:
+    if running is None:
+        events = _kept(request).events
+        if not events:
+            raise no_events()
+        yield b"".join(events[after + 1:])
+    elif running.log is None:
+        raise no_events()
+    else:
+        async for event in running.log.follow(after):
+            yield event
+
+
+def _number(request: Request, name: str) -> int:
+    """A number of an event; -1, which is before the first, where none is given."""
+    given = request.query_params.get(name)
+    if given is None:
+        return -1
+    if not (given.isascii() and given.isdigit() and len(given) <= 9):
+        raise ApiError(400, f"{name}={shown(given)}: give the sequence_number of the last event that came",
+                       param=name, code="invalid_value")
+    return int(given)
+
+
+async def cancel_response(request: Request) -> Response:
+    running = _running(request)
+    if running is not None:
+        await _background(request).cancel(running)
+    kept = _kept(request).response
+    if not msgspec.json.decode(kept, type=_Made).background:
+        raise ApiError(400, "this response was not made with background=true, so it cannot be cancelled: close the "
+                            "connection instead", code="not_in_background")
+    return Response(kept, media_type="application/json")
+
+
+class _Made(msgspec.Struct):
+    background: bool = False
 
 
 async def delete_response(request: Request) -> Response:
     id = request.path_params["id"]
+    running = _running(request)
+    if running is not None:
+        await _background(request).cancel(running)
     _store(request).forget(client_of(request).tenant, id)
     return json_response({"id": id, "object": "response", "deleted": True})
 
@@ -97,6 +151,15 @@ def _store(request: Request) -> ResponseStore:
     return store
 
 
+def _background(request: Request) -> Background:
+    background: Background = request.app.state.background
+    return background
+
+
+def _running(request: Request) -> Running | None:
+    return _background(request).find(client_of(request).tenant, request.path_params["id"])
+
+
 def _kept(request: Request) -> Kept:
     return _store(request).find(client_of(request).tenant, request.path_params["id"])
 
@@ -104,5 +167,8 @@ def _kept(request: Request) -> Kept:
 async def _earlier(request: Request, body: InputBody) -> list[Item]:
     if body.previous_response_id is None:
         return []
+    if _background(request).find(client_of(request).tenant, body.previous_response_id) is not None:
+        raise ApiError(400, f"the response {body.previous_response_id} has not ended: wait for it",
+                       param="previous_response_id", code="response_in_progress")
     kept = _store(request).find(client_of(request).tenant, body.previous_response_id, "previous_response_id")
     return await room_of(request).run(kept.conversation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -27,10 +27,11 @@ class Kept:
 
     response: bytes
     items: bytes
+    events: tuple[bytes, ...] = ()          # of one that was streamed in the background
 
     @property
     def num_bytes(self) -> int:
-        return len(self.response) + len(self.items)
+        return len(self.response) + len(self.items) + sum(map(len, self.events))
 
     def conversation(self) -> list[Item]:
         """The input's items and the output's: what a response that follows this one begins with."""
@@ -53,13 +54,24 @@ class ResponseStore:
     def keep(self, tenant: str, response: dict[str, Any], items: Sequence[Item] | bytes) -> None:
         """Keep a response with its input's items, or with what `encode` made of them; the oldest make room for it.
         One that is larger than the room is not kept."""
-        kept = Kept(msgspec.json.encode(response), items if isinstance(items, bytes) else encode(items))
+        self._put(tenant, response["id"],
+                  Kept(msgspec.json.encode(response), items if isinstance(items, bytes) else encode(items)))
+
+    def keep_events(self, tenant: str, id: str, events: Sequence[bytes]) -> None:
+        """Keep a response's events with it, if there is room and it is still here."""
+        own = self._tenants.get(tenant)
+        if own is not None and id in own:
+            self._put(tenant, id, replace(own[id], events=tuple(events)))
+
+    def _put(self, tenant: str, id: str, kept: Kept) -> None:
         if kept.num_bytes > self._most_bytes:
             return
         with self._lock:
             own = self._tenants.setdefault(tenant, OrderedDict())
-            own[response["id"]] = kept
-            self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + kept.num_bytes
+            before = own.pop(id, None)
+            own[id] = kept
+            self._num_bytes[tenant] = (self._num_bytes.get(tenant, 0) + kept.num_bytes
+                                       - (0 if before is None else before.num_bytes))
             while len(own) > self._most_responses or self._num_bytes[tenant] > self._most_bytes:
                 _, oldest = own.popitem(last=False)
                 self._num_bytes[tenant] -= oldest.num_bytes
