@@ -44,7 +44,7 @@ def test_a_cpu_is_always_deterministic() -> None:
 
 
 def test_nothing_is_left_open() -> None:
-    open_by_nature = {"tokenizer", "revision", "quantization"}
+    open_by_nature = {"tokenizer", "chat_template", "revision", "quantization", "override_generation_config"}
     assert {setting.name for setting in resolved().settings if setting.value is None} <= open_by_nature
 
 
