@@ -33,6 +33,9 @@ def find_idle(config: EngineConfig, device: str, packed: float, has_cache: bool 
             idle["activation_dtype"] = "no matrix is packed"
     if not has_cache and config.kv_cache_dtype != "auto":
         idle["kv_cache_dtype"] = "the model keeps no cache"
+    if config.chat_template is not None and (config.skip_tokenizer_init or not has_cache):
+        idle["chat_template"] = ("there is no tokenizer" if config.skip_tokenizer_init else
+                                 "the model makes embeddings")
     return idle
 
 

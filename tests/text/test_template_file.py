@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM
+from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
+from penstock.idle_options import find_idle
 from penstock.text.template_file import MAX_TEMPLATE_BYTES, read_template
 from penstock.text.tokenizer import Tokenizer
 from tests.llm import tiny
@@ -77,3 +79,10 @@ def test_ends_of_turns_that_it_writes_end_answers() -> None:
     assert LocalProgram.load(metadata).vocabulary.eos_token_ids == (1,)
     given = LocalProgram.load(metadata, template="{{ messages }}<|im_end|>")
     assert given.vocabulary.eos_token_ids == (1, 2)
+
+
+@pytest.mark.parametrize(("options", "has_cache", "idle"), [({}, True, ""), ({}, False, "the model makes embeddings"),
+                                                            ({"skip_tokenizer_init": True}, True, "no tokenizer")])
+def test_where_it_is_without_effect_the_settings_say_so(options: dict[str, bool], has_cache: bool, idle: str) -> None:
+    found = find_idle(EngineConfig.from_options(chat_template=GIVEN, **options), "cpu", 0.0, has_cache)
+    assert idle in found["chat_template"] if idle else not found
