@@ -183,7 +183,8 @@ class Intake:
         max_tokens = 0 if pool else self.max_tokens(len(tokens), sampling)
         if prepared is None:
             compiled = self.compiled(sampling, max_tokens)
-            prepared = Prepared(self._bad_words(sampling), compiled.facts if compiled else None, dry_breakers=self.dry_breakers(sampling))
+            prepared = Prepared(self._bad_words(sampling), compiled.facts if compiled else None,
+                                dry_breakers=self.dry_breakers(sampling))
         self._count += 1
         return Request(id=f"r{self._count}", tokens=tuple(tokens), sampling=sampling,
                        beam=params if isinstance(params, BeamSearchParams) else None, pool=pool,

@@ -18,6 +18,7 @@ from penstock.sampling.grammars import CompiledGrammar
 PER_TOKEN = 8        # by which a token lengthens the way at most, on average
 MAX_STATES = 800     # looked at within a step
 CUTS = 12            # beginnings of the old way that a new token may stand for
+MAX_RESPELT = 64     # tokens of the old way that are spelt anew
 ALWAYS = 1 << 60
 
 
@@ -109,11 +110,12 @@ class Budget:
         """The old way less its beginning, where that still leads to the end and fits."""
         if path is None:
             return None
-        data = self._compiled.lexicon.bytes_of(path)
+        begin, end = path[:MAX_RESPELT], path[MAX_RESPELT:]
+        data = self._compiled.lexicon.bytes_of(begin)
         for cut in range(min(CUTS, len(data)), -1, -1):
             rest = self._compiled.lexicon.cover(data, cut)
-            if rest is not None and len(rest) <= left and self._leads(rest):
-                return rest
+            if rest is not None and len(rest) + len(end) <= left and self._leads((*rest, *end)):
+                return (*rest, *end)
         return None
 
     def _leads(self, path: tuple[int, ...]) -> bool:

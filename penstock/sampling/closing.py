@@ -35,6 +35,7 @@ DEAREST = 3                  # the last in order costs no more than the one in t
 PLACE = 8                    # what each place in the order costs
 AGAIN = 1                    # what a state costs that looks like one met before
 MAX_LITERALS = 8
+QUOTE = ord('"')
 BLANKS = b" \t\n\r"
 _BETWEEN = {byte: place for place, byte in enumerate(BETWEEN)}
 _WITHIN = {byte: place for place, byte in enumerate(WITHIN)}
@@ -86,12 +87,20 @@ def literals(source: str) -> list[bytes]:
     return [word.encode() for word in dict.fromkeys(_LITERAL.findall(source))][:MAX_LITERALS]
 
 
-class Closer:
-    """`words` are tried as well, in texts that are not JSON: what a free text must end with shows in no set of ids."""
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a text may need before it can end, which shows in no set of ids: `words` in a text that is not JSON,
+    `strings` in one of JSON, and whether such strings are long."""
 
-    def __init__(self, lexicon: Lexicon, words: Sequence[bytes] = ()) -> None:
+    words: tuple[bytes, ...] = ()
+    strings: tuple[tuple[bytes, tuple[int, ...]], ...] = ()      # each with its ids
+    has_long_strings: bool = False
+
+
+class Closer:
+    def __init__(self, lexicon: Lexicon, hints: Hints | None = None) -> None:
         self.lexicon = lexicon
-        self._words = list(words)
+        self._hints = hints or Hints()
         self._bits = np.zeros(lexicon.mask_words, dtype=np.int32)
 
     def search(self, start: LLMatcher, place: Place | None = None, most: int = MAX_STATES,
@@ -122,11 +131,52 @@ class Closer:
                 seen.add(key)
             else:
                 self._look(step.matcher)
-            for index, more in enumerate(self._next(step.place)):
+            following = [(more, min(index, DEAREST)) for index, more in enumerate(self._next(step.place))]
+            for more, rank in [*self._hinted(step), *following]:
                 order += 1
-                heapq.heappush(steps, _Step(step.cost + PLACE * min(index, DEAREST), -len(step.text) - len(more), order,
+                heapq.heappush(steps, _Step(step.cost + PLACE * rank, -len(step.text) - len(more), order,
                                             step.matcher, step.text, step.place, more))
         return None
+
+    def _hinted(self, step: _Step) -> list[tuple[bytes, int]]:
+        """Texts that may lead to an end, and their places in the order: in a string that may not end here, one after
+        which it may."""
+        if step.place is None:
+            return [(word, 1) for word in self._hints.words]
+        if not step.place.quoted or self._leads(step.matcher, ()):
+            return []
+        for text, path in self._hints.strings:
+            if self._leads(step.matcher, path):
+                return [(text, 0)]
+        stretched = self._stretched(step.matcher) if self._hints.has_long_strings else None
+        return [] if stretched is None else [(stretched, 0)]
+
+    def _leads(self, matcher: LLMatcher, path: Sequence[int]) -> bool:
+        """After these ids a string may end."""
+        closed = [*path, int(self.lexicon.bytes_alone[QUOTE])]
+        return bool(matcher.validate_tokens(closed) == len(closed))
+
+    def _stretched(self, matcher: LLMatcher) -> bytes | None:
+        """Any text that is long enough: the same word again and again, and the beginning of it."""
+        words = self.lexicon.words
+        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[words]
+        if not allowed.any():
+            return None
+        word = int(words[allowed.argmax()])
+        spelled = self.lexicon.spellings[word]
+        too_few, enough = 0, 1
+        while not self._leads(matcher, [word] * enough):
+            too_few, enough = enough, 2 * enough
+            if enough * len(spelled) > MAX_BYTES:
+                return None
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            too_few, enough = (too_few, middle) if self._leads(matcher, [word] * middle) else (middle, enough)
+        for length in range(1, len(spelled)):
+            path = self.lexicon.cover(spelled[:length])
+            if path is not None and self._leads(matcher, [*[word] * too_few, *path]):
+                return spelled * too_few + spelled[:length]
+        return spelled * enough
 
     def _look(self, matcher: LLMatcher) -> bytes:
         matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
@@ -171,4 +221,4 @@ class Closer:
         if word:
             closes = bool(found) and (found[0] == b'"' and place is not None if free else useful[0] in ranks)
             found.insert(1 if closes else 0, word)
-        return found if place else found + self._words
+        return found

@@ -20,7 +20,7 @@ from penstock.sampling.closing import Closer
 from penstock.sampling.grammar import Grammar
 from penstock.sampling.lexicon import Lexicon
 from penstock.sampling.marker import Marker
-from penstock.sampling.trial import closer_of, compile_start, is_json, on_large_stack, try_grammar
+from penstock.sampling.trial import compile_start, hints_of, is_json, on_large_stack, try_grammar
 from penstock.types import GrammarFacts, Request, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class CompiledGrammar:
         self.lexicon = lexicon
         self.facts = facts
         self.is_json = is_json(asked)
+        self._hints = hints_of(asked, lexicon)
         # By how much one token may lengthen the way to the end: what it opens was written out in the source.
         self.growth = max(MIN_GROWTH, min(MAX_GROWTH, len(asked.source) // 4))
 
@@ -62,7 +63,7 @@ class CompiledGrammar:
         return self.facts.within(max_tokens)
 
     def closer(self) -> Closer:
-        return closer_of(self.asked, self.lexicon)
+        return Closer(self.lexicon, self._hints)
 
     def begin(self, request: Request) -> Grammar:
         sampling = request.sampling

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.sampling.schema_strings import refusal
 from penstock.sampling.schema_writer import Part, Path, Write, Writer
 
-MAX_LENGTH = 100_000         # characters; a longer string is never asked for, and never written
+MAX_LENGTH = 4096            # characters that a string must have: each is a state of llguidance's
 LENGTHS = ("minLength", "maxLength")
 
 
@@ -28,9 +28,8 @@ def write_pattern(writer: Writer, work: Part, value: str, path: Path) -> None:
 def write_length(writer: Writer, work: Part, value: int, path: Path) -> None:
     if "pattern" in work.said:
         return
-    if value > MAX_LENGTH:
-        if path[-1] == "minLength":
-            writer.relax("minLength", work.path, f"it is over {MAX_LENGTH}")
+    if value > MAX_LENGTH and path[-1] == "minLength":
+        writer.relax("minLength", work.path, f"it is over {MAX_LENGTH}")
         return
     work.written[str(path[-1])] = value
 

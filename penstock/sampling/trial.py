@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import InvalidRequest
 from penstock.sampling.bound import Deadline, least_plain_tokens, least_tokens
-from penstock.sampling.closing import Closer, Place, literals
+from penstock.sampling.closing import Closer, Hints, Place, literals
+from penstock.sampling.examples import has_long_strings, string_examples
 from penstock.sampling.grammar import reason
 from penstock.sampling.lexicon import Lexicon
 from penstock.sampling.plain import is_plain
@@ -33,8 +34,11 @@ def is_json(asked: StructuredOutputsParams) -> bool:
     return asked.json is not None or bool(asked.json_object)
 
 
-def closer_of(asked: StructuredOutputsParams, lexicon: Lexicon) -> Closer:
-    return Closer(lexicon, () if is_json(asked) else literals(asked.source))
+def hints_of(asked: StructuredOutputsParams, lexicon: Lexicon) -> Hints:
+    if is_json(asked):
+        spelled = [(text, path) for text in string_examples(asked) if (path := lexicon.cover(text)) is not None]
+        return Hints((), tuple(sorted(spelled, key=lambda one: len(one[1]))), has_long_strings(asked))
+    return Hints(tuple(literals(asked.source)))
 
 
 def compile_start(asked: StructuredOutputsParams, lexicon: Lexicon) -> tuple[LLMatcher, tuple[str, ...]]:
@@ -69,7 +73,8 @@ def find_closing(asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexi
     if asked.choice is not None:
         covers = [lexicon.cover(choice.encode()) for choice in asked.choice]
         return min((cover for cover in covers if cover), key=len, default=None)
-    found = closer_of(asked, lexicon).search(start, Place() if is_json(asked) else None, within_s=2 * SEARCH_S)
+    closer = Closer(lexicon, hints_of(asked, lexicon))
+    found = closer.search(start, Place() if is_json(asked) else None, within_s=2 * SEARCH_S)
     return None if found is None else lexicon.cover(found)
 
 

@@ -1,0 +1,131 @@
+"""Texts that match an expression: what a string needs before it may end shows in no set of ids."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from penstock.types import StructuredOutputsParams
+
+try:
+    from re import _constants as ops
+    from re import _parser as parser
+except ImportError:                                     # Python 3.10
+    import sre_constants as ops  # type: ignore[no-redef]
+    import sre_parse as parser  # type: ignore[no-redef]
+
+MAX_EXPRESSIONS = 16         # of a schema
+MAX_EXPRESSION = 1000        # characters of one
+MAX_BRANCHES = 4
+MAX_LENGTH = 400             # of an example
+MAX_SUFFIXES = 16
+MAX_EXAMPLES = 128
+MIN_LONG = 32                # characters that a string must have at least: a search by bytes goes on for too long
+LIKED = "a1A _-./:@#"        # of characters that will do, the first of these
+_EXPRESSIONS = re.compile(r'"pattern"\s*:\s*("(?:[^"\\]|\\.)*")')
+_LENGTHS = re.compile(r'"minLength"\s*:\s*(\d{1,9})')
+
+
+class _Unknown(Exception):
+    """Nothing is known that matches."""
+
+
+def string_examples(asked: StructuredOutputsParams) -> list[bytes]:
+    """For the expressions in a schema, texts that match them and ends of those, as JSON spells them."""
+    if asked.json is None:
+        return []
+    found = dict.fromkeys(_EXPRESSIONS.findall(asked.source))
+    texts: dict[str, None] = {}
+    for expression in list(found)[:MAX_EXPRESSIONS]:
+        for text in examples(json.loads(expression)):
+            texts |= dict.fromkeys(text[begin:] for begin in range(min(len(text), MAX_SUFFIXES)))
+    return [json.dumps(text, ensure_ascii=False)[1:-1].encode() for text in list(texts)[:MAX_EXAMPLES]]
+
+
+def has_long_strings(asked: StructuredOutputsParams) -> bool:
+    return asked.json is not None and any(int(least) >= MIN_LONG for least in _LENGTHS.findall(asked.source))
+
+
+def examples(expression: str) -> list[str]:
+    """Short texts that the expression matches, one for each of its first branches."""
+    if len(expression) > MAX_EXPRESSION:
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")             # of sets within sets, which will mean something else one day
+            parsed = list(parser.parse(expression))
+    except (re.error, RecursionError, OverflowError):
+        return []
+    branches = [parsed]
+    if len(parsed) == 1 and parsed[0][0] is ops.BRANCH:
+        branches = [list(branch) for branch in parsed[0][1][1][:MAX_BRANCHES]]
+    return [text for branch in branches for text in _tried(branch)]
+
+
+def _tried(branch: Sequence[Any]) -> Iterator[str]:
+    try:
+        yield _example(branch)
+    except (_Unknown, RecursionError):
+        return
+
+
+def _example(parts: Sequence[Any]) -> str:
+    text = ""
+    for op, value in parts:
+        text += _part(op, value)
+        if len(text) > MAX_LENGTH:
+            raise _Unknown
+    return text
+
+
+def _part(op: Any, value: Any) -> str:
+    if op is ops.LITERAL:
+        return chr(value)
+    if op is ops.NOT_LITERAL:
+        return _liked([(ops.NEGATE, None), (ops.LITERAL, value)])
+    if op is ops.ANY:
+        return LIKED[0]
+    if op is ops.IN:
+        return _liked(value)
+    if op is ops.SUBPATTERN:
+        return _example(value[-1])
+    if op is ops.BRANCH:
+        return min((_example(branch) for branch in value[1]), key=len)
+    if op in (ops.MAX_REPEAT, ops.MIN_REPEAT):
+        least, _, part = value
+        return "" if least == 0 else _example(part) * least if least <= MAX_LENGTH else _fail()
+    return "" if op is ops.AT else _fail()
+
+
+def _fail() -> str:
+    raise _Unknown
+
+
+def _liked(members: Sequence[Any]) -> str:
+    """A character of a set."""
+    negated = members[0][0] is ops.NEGATE
+    members = members[1:] if negated else members
+    for char in LIKED:
+        if any(_has(op, value, char) for op, value in members) != negated:
+            return char
+    for op, value in members if not negated else ():
+        if op in (ops.LITERAL, ops.RANGE):
+            return chr(value if op is ops.LITERAL else value[0])
+    raise _Unknown
+
+
+def _has(op: Any, value: Any, char: str) -> bool:
+    if op is ops.LITERAL:
+        return bool(ord(char) == value)
+    if op is ops.RANGE:
+        return bool(value[0] <= ord(char) <= value[1])
+    if op is ops.CATEGORY:
+        word, digit = char.isalnum() or char == "_", char.isdigit()
+        known = {ops.CATEGORY_DIGIT: digit, ops.CATEGORY_NOT_DIGIT: not digit, ops.CATEGORY_WORD: word,
+                 ops.CATEGORY_NOT_WORD: not word, ops.CATEGORY_SPACE: char.isspace(),
+                 ops.CATEGORY_NOT_SPACE: not char.isspace()}
+        return bool(known.get(value, False))
+    return False
