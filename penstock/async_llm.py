@@ -14,7 +14,7 @@ from penstock.assemble import assemble
 from penstock.config import EngineConfig
 from penstock.errors import PenstockError
 from penstock.intake import Encoded, Messages, Prompt
-from penstock.porting import port_options
+from penstock.porting import check_task, port_options
 from penstock.service import Service
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import SamplingParams, StreamDelta
@@ -136,6 +136,11 @@ class AsyncLLM:
     def __init__(self, model: str, *, progress: bool = False, **options: Any) -> None:
         config = EngineConfig.from_options(**port_options(options))
         service = Service(assemble(str(model), config, show_progress=progress))
+        try:
+            check_task(options, service.assembly.spec.is_encoder, str(model))
+        except PenstockError:
+            service.close()
+            raise
         self._service = service
         self._thread = _Loop(service)
         self._thread.start()

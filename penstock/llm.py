@@ -226,6 +226,8 @@ class LLM:
 
     def sleep(self, level: int = 1) -> None:
         """Free the weights and the cache until `wake_up`; any level frees both."""
+        if self.service.engine.has_work:
+            raise PenstockError("requests are unfinished: finish or abort them before sleep()")
         self.service.close()
         self._service, self._asleep = None, True
 

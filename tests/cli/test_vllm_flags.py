@@ -17,7 +17,12 @@ TAKEN = ["--tensor-parallel-size", "1", "--trust-remote-code", "--disable-log-re
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
-    monkeypatch.setattr("penstock.server.run.serve", lambda *given: calls.append(given) or 0)
+
+    def serve(*given: Any) -> int:
+        calls.append(given)
+        return 0
+
+    monkeypatch.setattr("penstock.server.run.serve", serve)
     return calls
 
 
