@@ -89,9 +89,14 @@ def find_meant(key: str, known: frozenset[str]) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _find(key: str, known: frozenset[str]) -> str | None:
-    alike = [(0, one) for one in known if _plain(one) == _plain(key)]
-    near = [(count_edits(key, one), one) for one in known if abs(len(one) - len(key)) <= _may_edit(key, one)]
-    return min([*alike, *((edits, one) for edits, one in near if edits <= _may_edit(key, one))], default=(0, None))[1]
+    plain = _plain(key)
+    found = [(0, one) for one in known if _plain(one) == plain]
+    for one in known:
+        most = _may_edit(key, one)
+        if abs(len(one) - len(key)) <= most and len(set(one) ^ set(key)) <= 2 * most:    # an edit changes two at most
+            edits = count_edits(key, one)
+            found += [(edits, one)] if edits <= most else []
+    return min(found, default=(0, None))[1]
 
 
 def _plain(key: str) -> str:
@@ -115,5 +120,7 @@ def count_edits(one: str, two: str) -> int:
                               above[column - 1] + (one[at - 1] != two[column - 1]), far)
             if at > 1 and column > 1 and one[at - 2:at] == two[column - 1] + two[column - 2]:
                 row[column] = min(row[column], before[column - 2] + 1)
+        if min(row) >= far:
+            return far
         before, above = above, row
     return above[-1]
