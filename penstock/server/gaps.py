@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.intake import Encoded
 from penstock.server.errors import ApiError
 from penstock.server.model import ServedModel
-from penstock.text.infill import Gap, Marks, Room
+from penstock.text.infill import Gap, Marks, Room, trim
 from penstock.types import SamplingParams
 
 HALVES_TOKENS = 2048        # of the text on both sides, where it is cut
@@ -32,7 +32,9 @@ async def encode_gap(model: ServedModel, gap: Gap, room: Room | None, *, add_spe
                      tenant: str = "") -> Encoded:
     """A prompt, cut to `room`; without that refused where it is too long."""
     intake = model.taking
-    if room is None:
+    if room is not None:
+        gap = trim(gap, room)
+    else:
         intake.check_length(len(gap.prefix) + len(gap.suffix), cut=False)
     with intake.explain_too_long(False):
         tokens = await model.text.encode_infill(gap, room, add_special_tokens, None if room else intake.limit(False),

@@ -92,14 +92,24 @@ def _marks(prefix: int, suffix: int, middle: int | None, repository: int | None,
     return Marks(prefix, suffix, middle, repository, file, tuple(dict.fromkeys([*given, *ends])), suffix_first)
 
 
+def trim(gap: Gap, room: Room) -> Gap:
+    """The gap with no more of each text than can be in the prompt."""
+    most, left = MAX_TOKEN_CHARS * room.num_halves, MAX_TOKEN_CHARS * room.num_tokens
+    files: list[tuple[str, str]] = []
+    for name, text in reversed(gap.files):
+        if left > 0:
+            files.append((name, text[-left:]))
+            left -= len(text)
+    return Gap(gap.prefix[-most:], gap.suffix[:most], tuple(reversed(files)))
+
+
 def make_prompt(marks: Marks, gap: Gap, encode: Encode, begin: Sequence[int], room: Room | None,
                 is_spaced: bool = False) -> list[int]:
     """The ids of a prompt. `encode` gives a text's, with a blank before it if `is_spaced`; `begin` stands before all.
     Without `room` nothing is cut."""
-    before, after = gap.prefix, gap.suffix
     if room is not None:
-        before, after = before[-MAX_TOKEN_CHARS * room.num_halves:], after[:MAX_TOKEN_CHARS * room.num_halves]
-    prefix, suffix = encode(before), _encode_on(after, encode) if is_spaced else encode(after)
+        gap = trim(gap, room)
+    prefix, suffix = encode(gap.prefix), _encode_on(gap.suffix, encode) if is_spaced else encode(gap.suffix)
     if room is not None:
         num_fixed = len(begin) + 3
         num_prefix = max(0, 3 * (room.num_halves // 4) - num_fixed)

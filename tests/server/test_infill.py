@@ -122,8 +122,8 @@ def test_infill_reads_other_files_and_keeps_the_nearest(coder: RunningServer) ->
     assert prompt_of(coder, input_prefix="a", input_suffix="b", input_extra=files) == (
         "<|repo_name|>myproject\n<|file_sep|>one.py\none<|file_sep|>tmp\ntwo<|file_sep|>filename\n"
         "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>")
-    files = [{"text": "x " * 5000}]
-    long = prompt_of(coder, input_prefix="cat " * 5000 + "BEFORE", input_suffix="AFTER " * 5000, input_extra=files)
+    files = [{"text": "x " * 500_000}]
+    long = prompt_of(coder, input_prefix="1" * 10**6 + "BEFORE", input_suffix="AFTER " * 10**5, input_extra=files)
     assert "BEFORE<|fim_suffix|>AFTER " in long
 
 
