@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,8 @@ def _naive(text: list[int], breakers: set[int], sampling: SamplingParams) -> dic
        breakers=st.sets(st.integers(0, V - 1), max_size=2), base=st.sampled_from([1.0, 1.75, 3.0]))
 def test_against_the_definition(make_row: Callable[..., RowState], prompt: list[int], generated: list[int],
                                 allowed: int, last_n: int, breakers: set[int], base: float) -> None:
-    sampling = {"dry_multiplier": 0.8, "dry_base": base, "dry_allowed_length": allowed, "dry_penalty_last_n": last_n}
+    sampling: dict[str, Any] = {"dry_multiplier": 0.8, "dry_base": base, "dry_allowed_length": allowed,
+                                "dry_penalty_last_n": last_n}
     row = make_row(prompt=prompt, dry_breakers=_bits(breakers), **sampling)
     logits = np.zeros(V, dtype=np.float32)
     row.edit(logits)
