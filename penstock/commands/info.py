@@ -14,7 +14,7 @@ from penstock.commands.options import Json
 from penstock.commands.table import Table
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
-GGUF_TOKENIZERS = {"gpt2": "BPE", "llama": "SentencePiece"}
+GGUF_TOKENIZERS = {"gpt2": "BPE", "llama": "SentencePiece", "gemma4": "BPE", "bert": "WordPiece"}
 LABELS = {"num_parameters": "parameters", "num_bytes": "size on disk"}
 
 
