@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.answers import CONTEXT_TOKENS, Collector
+from penstock.answers import Collector
 from penstock.assemble import Assembly
 from penstock.errors import InvalidRequest
 from penstock.intake import Intake
 from penstock.interrupts import held_interrupts
-from penstock.text.reasoning import detect_kind, find_block
+from penstock.text.reasoning import detect_kind, prompt_block
 from penstock.types import BeamSearchParams, ReasoningBlock, RequestMetrics, SamplingParams
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ class Service:
         if kind is None:
             raise InvalidRequest(f"thinking_token_budget={params.thinking_token_budget}: the chat template marks no "
                                  "reasoning; leave it out")
-        if prompt is None:
-            prompt = tokenizer.decode(tokens[-CONTEXT_TOKENS:], skip_special_tokens=False)
-        return find_block(kind, prompt)
+        return prompt_block(kind, tokenizer, tokens, prompt)
 
     def start_full(self, num_tokens: int) -> bool:
         """Start a step that prompts of so many tokens fill, while more are taken in: on a device that works beside the

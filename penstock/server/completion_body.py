@@ -25,6 +25,7 @@ class CompletionBody(SamplingBody, StructureBody):
     max_tokens: int | None = Field(DEFAULT_TOKENS, ge=-2, le=WHOLE)       # below 0: as many as fit
     suffix: str | None = None
     add_special_tokens: bool = True
+    thinking_token_budget: int | None = Field(None, ge=-1, le=WHOLE)
 
     @model_validator(mode="after")
     def _possible(self) -> CompletionBody:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,8 +34,10 @@ from penstock.server.gaps import encode_gap, end_with_gap, find_marks
 from penstock.server.generation import Generation
 from penstock.server.logprobs import completion_logprobs, named, prompt_logprobs
 from penstock.server.model import ServedModel
+from penstock.server.notices import warn
 from penstock.server.structure import structure
 from penstock.text.infill import Gap, Room
+from penstock.text.reasoning import detect_kind, prompt_block
 from penstock.types import SamplingParams, StreamDelta, TokenLogprobs
 
 
@@ -49,11 +53,29 @@ async def completions(request: Request) -> Response:
         cut = body.truncate_prompt_tokens is not None
         prompts = await unless_gone(request, model.encode_all(body.prompts(), cut=cut, tenant=tenant,
                                                               add_special_tokens=body.add_special_tokens))
+    if params.thinking_token_budget is not None:
+        prompts = await _find_reasoning(request, model, params, prompts)
     generation = await begin(request, model, body, [(encoded, params) for encoded in prompts])
     answer = CompletionAnswer(body, prompts, generation)
     if body.stream:
         return await event_stream(request, answer.events())
     return json_response(await unless_gone(request, answer.whole()))
+
+
+async def _find_reasoning(request: Request, model: ServedModel, params: SamplingParams, prompts: list[Encoded],
+                          ) -> list[Encoded]:
+    """With the reasoning that their answers may begin with, which has a budget."""
+    tokenizer = model.tokenizer
+    kind = (model.reasoning_parser or detect_kind(tokenizer.chat_template)) if tokenizer else None
+    if tokenizer is None or kind is None:
+        warn(request, f"a budget of {params.thinking_token_budget} tokens for thinking has no effect: the model marks "
+                      "no reasoning")
+        return prompts
+
+    def find() -> list[Encoded]:
+        return [replace(one, reasoning=prompt_block(kind, tokenizer, one.tokens, one.prompt)) for one in prompts]
+
+    return await asyncio.to_thread(find)
 
 
 async def _encode_gaps(body: CompletionBody, model: ServedModel, tenant: str) -> list[Encoded]:
@@ -65,7 +87,8 @@ async def _encode_gaps(body: CompletionBody, model: ServedModel, tenant: str) ->
 
 
 def _params(body: CompletionBody, model: ServedModel) -> SamplingParams:
-    more: dict[str, Any] = {"best_of": body.best_of, "structured_outputs": structure(body)}
+    more: dict[str, Any] = {"best_of": body.best_of, "structured_outputs": structure(body),
+                            "thinking_token_budget": body.thinking_token_budget}
     if body.echo and body.logprobs is not None:
         if body.prompt_logprobs is not None:
             raise InvalidRequest("echo with logprobs gives the prompt's log probabilities: leave prompt_logprobs out")
@@ -104,7 +127,7 @@ class CompletionAnswer:
                 choices.append(choice)
         usage = self.generation.usage
         return {**self.head, "choices": choices, "usage": usage.openai(),
-                "timings": self.generation.times.timings(usage)}
+                "timings": self.generation.times.timings(usage), **self.generation.relaxed}
 
     def _choice(self, number: int, sibling: int, text: str, token_ids: list[int], logprobs: list[TokenLogprobs],
                 finish_reason: str | None, stop_reason: int | str | None, *, first: bool, offset: int = 0,
@@ -170,7 +193,7 @@ class CompletionAnswer:
         begun[key] = begun.get(key, 0) + len(choice["text"])
         if item.forced_closing:
             choice["forced_closing"] = True
-        chunk = {**self.head, "choices": [choice]}
+        chunk = {**self.head, "choices": [choice], **(self.generation.relaxed if item.finish_reason else {})}
         options = self.body.stream_options
         if options is not None and (options.include_usage or options.continuous_usage_stats):
             chunk["usage"] = self.generation.usage.openai() if options.continuous_usage_stats else None

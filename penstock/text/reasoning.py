@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.text.events import Reasoning, Text
 from penstock.text.markers import Markers, skip
+from penstock.text.tokenizer import Tokenizer
 from penstock.types import ReasoningBlock
 
 Part = Text | Reasoning
@@ -25,6 +26,7 @@ REASONING = {                                   # named as in vLLM
     "mistral": Marks("[THINK]", "[/THINK]"),
     "granite": Marks("Here is my thought process:", "Here is my response:"),
 }
+MARKER_TOKENS = 32      # at the end of a prompt: no marker and the blanks behind it have more
 SWITCHES = ("enable_thinking", "thinking")      # variables of templates
 
 
@@ -126,6 +128,14 @@ def find_block(kind: str | None, prompt_text: str, values: Mapping[str, Any] | N
     if text.endswith(marks.end) or any((values or {}).get(name) is False for name in SWITCHES):
         return None
     return ReasoningBlock(marks.begin, marks.end)
+
+
+def prompt_block(kind: str | None, tokenizer: Tokenizer, tokens: Sequence[int], prompt: str | None,
+                 ) -> ReasoningBlock | None:
+    """The same for a prompt of tokens, whose text may not be known."""
+    if prompt is None and kind is not None:
+        prompt = tokenizer.decode(tokens[-MARKER_TOKENS:], skip_special_tokens=False)
+    return find_block(kind, prompt or "")
 
 
 def new_splitter(kind: str | None, prompt_text: str, exact: bool = False) -> ReasoningSplitter | None:

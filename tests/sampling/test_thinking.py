@@ -47,7 +47,7 @@ def make_row(grammars: Grammars, block: ReasoningBlock | None, tokens: list[int]
 
 def write(row: RowState, likes: dict[int, float] | None = None, through: str = "edit") -> list[int]:
     """An answer by a model that likes some tokens and is otherwise random; also as a device would be told by masks."""
-    sampler, tokens = Sampler(), []
+    sampler, tokens = Sampler(), list[int]()
     while len(tokens) < row.request.max_tokens and not row.finished:
         values = np.random.default_rng([row.request.seed, len(row.tokens)]).normal(size=len(SPELLED)).astype(np.float32)
         for token, bias in (likes or {}).items():

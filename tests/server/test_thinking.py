@@ -107,6 +107,15 @@ def test_a_budget_of_anthropics(thinker: RunningServer) -> None:
     assert "a budget of 4 tokens for thinking has no effect" in off.headers["warning"]
 
 
+def test_a_budget_in_completions(thinker: RunningServer) -> None:
+    for prompt in ("hello<think>", [*tiny.tokenizer().encode("hello").ids, 300]):
+        answer = httpx.post(f"{thinker.url}/v1/completions", timeout=60, json={
+            "model": "m", "prompt": prompt, "max_tokens": 60, "thinking_token_budget": 6,
+            "response_format": FORMAT}).json()
+        thought, _, said = answer["choices"][0]["text"].partition("</think>")
+        assert thought.endswith("\n") and is_point(said)
+
+
 def test_a_stream_outlives_its_engine(thinker: RunningServer) -> None:
     """Killed in the midst of the reasoning: the same tokens come, and the answer matches."""
     values: dict[str, Any] = {"response_format": FORMAT, "thinking_token_budget": 600, "max_tokens": 900,

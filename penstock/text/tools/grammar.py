@@ -86,7 +86,7 @@ def _json_calls(functions: Mapping[str, Schema]) -> list[str]:
     rules = ["body: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, (name, schema) in enumerate(functions.items()):
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        call = {"type": "object", "properties": {"name": {"const": name}, "parameters": schema},
+        call: Schema = {"type": "object", "properties": {"name": {"const": name}, "parameters": schema},
                 "required": ["name", "parameters"], "additionalProperties": False, **shared}
         rules.append(f"call_{place}: {_json(call)}")
     return rules
