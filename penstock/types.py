@@ -223,17 +223,18 @@ class SamplingParams:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Check what is assigned to a name that has a value already; one that is refused leaves the old."""
-        if name not in self.__dataclass_fields__:
-            raise AttributeError(f"SamplingParams has no {name!r}: its values are {', '.join(vars(self))}")
-        if name not in vars(self):
-            object.__setattr__(self, name, value)
+        values = self.__dict__
+        if name not in values:
+            if name not in self.__dataclass_fields__:
+                raise AttributeError(f"SamplingParams has no {name!r}: its values are {', '.join(values)}")
+            values[name] = value
             return
-        before = vars(self).copy()
+        before = values.copy()
         object.__setattr__(self, "structured_outputs" if name == "guided_decoding" else name, value)
         try:
             self._check_values()
         except InvalidRequest:
-            vars(self).update(before)
+            values.update(before)
             raise
 
     def _check_together(self) -> None:
