@@ -85,7 +85,7 @@ def _json_calls(functions: Mapping[str, Schema]) -> list[str]:
     """One of Llama's calls beside an answer that is JSON too: both are described alike, as their beginnings are."""
     rules = ["body: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, (name, schema) in enumerate(functions.items()):
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        shared: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         call: Schema = {"type": "object", "properties": {"name": {"const": name}, "parameters": schema},
                 "required": ["name", "parameters"], "additionalProperties": False, **shared}
         rules.append(f"call_{place}: {_json(call)}")
