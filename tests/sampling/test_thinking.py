@@ -131,7 +131,7 @@ def test_where_an_answer_is_resumed_it_goes_on_the_same_way() -> None:
             values: dict[str, Any] = {"structured_outputs": asked, "thinking_token_budget": 9, "max_tokens": 70}
             likes = {BEGIN: 4.0, EOS: -50.0}
             whole = write(make_row(grammars, block, **values), likes)
-            for cut in range(0, len(whole), 3):
+            for cut in range(0, len(whole), 7):
                 row = make_row(grammars, block, whole[:cut], **values)
                 for token in whole[cut:cut + 12]:
                     row.append(token)
