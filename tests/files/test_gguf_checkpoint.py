@@ -186,9 +186,11 @@ def test_stored_floats_keep_their_dtype(tmp_path: Path) -> None:
 def test_generation_config_has_every_end_and_the_sampling_defaults(tmp_path: Path) -> None:
     uint32, float32 = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32
     extra = {"tokenizer.ggml.eot_token_id": (7, uint32), "general.sampling.temp": (0.6, float32),
-             "general.sampling.top_k": (20, gguf.GGUFValueType.INT32)}
+             "general.sampling.top_k": (20, gguf.GGUFValueType.INT32),
+             "general.sampling.penalty_last_n": (64, gguf.GGUFValueType.INT32)}
     _, checkpoint = written(tmp_path, "qwen3", extra=extra)
-    assert checkpoint.generation_config == {"eos_token_id": [2, 7], "temperature": 0.6, "top_k": 20}
+    assert checkpoint.generation_config == {"eos_token_id": [2, 7], "temperature": 0.6, "top_k": 20,
+                                            "repeat_last_n": 64}
     assert checkpoint.tokenizer_source()["tokenizer.ggml.eot_token_id"] == 7
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.commands.config_file import read_options
 from penstock.config import EngineConfig
 from penstock.defaults import Defaults, find_defaults, from_wire
 from penstock.errors import InvalidConfig
@@ -91,6 +92,13 @@ def test_bad_overrides_are_refused_before_anything_is_loaded(value: Any, words: 
     with pytest.raises(InvalidConfig, match="override_generation_config") as refused:
         EngineConfig.from_options(override_generation_config=value)
     assert words in str(refused.value)
+
+
+def test_a_file_of_options_has_them_too(tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("generation-config: vllm\noverride-generation-config:\n  temperature: 0.5\n")
+    engine = read_options(str(file))[1]
+    assert find_defaults(EngineConfig.from_options(**engine), {}, None).params == SamplingParams(temperature=0.5)
 
 
 def test_an_apis_own_values_hold_where_the_model_recommends_none() -> None:
