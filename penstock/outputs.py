@@ -99,17 +99,24 @@ class OutputStream:
         if self._kind is RequestOutputKind.DELTA:
             outputs = [fresh[index] for index in sorted(fresh)]
         else:
-            outputs = [replace(answer, token_ids=list(answer.token_ids)) for answer in self._answers.values()]
+            outputs = [_copy(answer) for answer in self._answers.values()]
         request = self._collector.request
         return RequestOutput(self._id, self._collector.prompt, list(request.tokens), outputs, self._prompt_logprobs,
                              self.finished, self._num_cached, self._collector.error, self._collector.metrics)
+
+
+def _copy(answer: CompletionOutput) -> CompletionOutput:
+    """As it is now: the answer grows on."""
+    return replace(answer, token_ids=list(answer.token_ids),
+                   logprobs=None if answer.logprobs is None else list(answer.logprobs))
 
 
 def _extend(answer: CompletionOutput, delta: StreamDelta, with_logprobs: bool) -> None:
     answer.text += delta.text
     answer.token_ids.extend(delta.token_ids)
     if with_logprobs:
-        answer.logprobs = [*(answer.logprobs or ()), *delta.logprobs]
+        answer.logprobs = answer.logprobs or []
+        answer.logprobs.extend(delta.logprobs)
         new = sum(next(iter(position.values())).logprob for position in delta.logprobs)
         answer.cumulative_logprob = (answer.cumulative_logprob or 0.0) + new
     answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason

@@ -21,6 +21,7 @@ SPELLINGS: dict[str, dict[Any, Any]] = {
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "load_format": {"safetensors": "auto", "gguf": "auto", "hf": "auto"},
     "quantization": {"gguf": None},
+    "max_model_len": {"auto": None, -1: None},
 }
 
 # Taken at any value, with the reason why nothing changes.
@@ -154,7 +155,7 @@ def _backend_only(config: Any) -> bool:
 def _spelling(name: str, value: Any) -> Any:
     text = str(value).removeprefix("torch.") if name == "dtype" and value is not None else value
     others = SPELLINGS.get(name, {})
-    return others.get(text, text) if isinstance(text, str) else text
+    return others.get(text, text) if type(text) in (str, int) else text
 
 
 def check_task(options: Mapping[str, Any], is_encoder: bool, model: str) -> None:

@@ -57,6 +57,7 @@ def tiny_settings(folder: str) -> Any:
     (dict(dtype=torch.bfloat16), dict(dtype="bfloat16")), (dict(dtype="auto"), dict(dtype="auto")),
     (dict(kv_cache_dtype="fp8_e4m3"), dict(kv_cache_dtype="fp8")), (dict(load_format="safetensors"),
                                                                     dict(load_format="auto")),
+    (dict(max_model_len=-1), dict(max_model_len=None)), (dict(max_model_len="auto"), dict(max_model_len=None)),
     (dict(seed=None, block_size=None), {}), (dict(max_model_len=None), dict(max_model_len=None)),
 ])
 def test_other_spellings(given: dict[str, Any], made: dict[str, Any]) -> None:
@@ -301,9 +302,12 @@ def test_async_engine(text_folder: str, text_llm: LLM) -> None:
     async def main() -> None:
         engine = AsyncLLMEngine.from_engine_args(args)
         try:
-            last = [output async for output in engine.generate(prompt, params, request_id="a")][-1]
+            *early, last = [output async for output in engine.generate(prompt, params, request_id="a")]
+            counts = [len(output.outputs[0].logprobs or ()) for output in early]
+            assert counts == [len(output.outputs[0].token_ids) for output in early] == sorted(counts) and counts[0] == 1
             assert last.finished and last.request_id == "a" and last.prompt == prompt
             assert last.outputs == whole.outputs and last.metrics is not None
+            assert last.prompt_token_ids == whole.prompt_token_ids
             texts = ["", ""]
             delta = params.clone(output_kind=RequestOutputKind.DELTA)
             async for output in engine.generate(prompt, delta, "b"):

@@ -11,6 +11,7 @@ import pytest
 from tests.llm import tiny
 
 SCRIPTS = sorted((Path(__file__).parents[1] / "porting").glob("*.py"))
+SLOW = ("caching", "refused")          # what they call is tested elsewhere, too
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,8 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [pytest.param(path, marks=pytest.mark.slow if path.stem in SLOW else ())
+                                  for path in SCRIPTS], ids=lambda path: path.stem)
 def test_script(path: Path, decoder: str, encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = re.sub(r"\bvllm\b", "penstock", path.read_text(encoding="utf-8"))
     monkeypatch.setattr(sys, "argv", [path.name, encoder if path.stem == "pooling" else decoder])
