@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
@@ -16,6 +17,8 @@ from penstock.server.fields import MAX_MESSAGES, MAX_TOOLS, Body
 
 
 class TokenizeBody(Body):
+    DECISIVE: ClassVar[Mapping[str, str]] = {
+        "chat_template": "the model's own is used; give the prompt that yours makes, with add_special_tokens=false"}
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,23 @@ def test_unknown_fields_are_told(trusting: RunningServer, stream: bool) -> None:
     assert answer.status_code == 200
     assert answer.headers["warning"] == "299 penstock \"unknown fields were ignored: 'no_such_key'\""
     assert "unknown fields were ignored: 'no_such_key'" in "\n".join(trusting.log)
+
+
+def test_llama_servers_fields(trusting: RunningServer) -> None:
+    said = ask(trusting, grammar='root ::= "yes" | "no"', max_tokens=8, n_probs=2, samplers=["top_k"], top_k=4,
+               cache_prompt=True, id_slot=1)
+    [choice] = said.json()["choices"]
+    assert choice["message"]["content"] in ("yes", "no") and "warning" not in said.headers
+    assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 2
+    form = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    for asked in ({"json_schema": form}, {"response_format": {"type": "json_object", "value": form}}):
+        answer = ask(trusting, "/v1/completions", messages=None, prompt="hi", n_predict=40, max_tokens=None, **asked)
+        assert json.loads(answer.json()["choices"][0]["text"])["a"] in (1, 2)
+
+
+def test_a_template_is_not_counted_with(trusting: RunningServer) -> None:
+    answer = httpx.post(f"{trusting.url}/tokenize", json={"messages": HI, "chat_template": TEMPLATE})
+    assert answer.status_code == 400 and "the model's own is used" in answer.json()["error"]["message"]
 
 
 def test_as_many_tokens_as_fit(trusting: RunningServer) -> None:
