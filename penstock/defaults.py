@@ -29,7 +29,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Defaults:
-    """The sampling values with their reasons; rare ones only where they are set. Where the model recommends none, an API's own take their place."""
+    """The sampling values with their reasons; rare ones only where they are set. Where the model recommends none, an
+    API's own take their place."""
 
     settings: tuple[Setting, ...]
     is_recommended: bool = False
