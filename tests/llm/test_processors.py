@@ -11,6 +11,9 @@ import torch
 
 from penstock import LLM, PenstockError, SamplingParams
 from penstock.errors import InvalidRequest
+from penstock.sampling.row import RowState
+from penstock.types import Request
+from tests.llm import tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -132,3 +135,25 @@ def test_copies_and_pickles() -> None:
 def test_streams(llm: LLM) -> None:
     found = [id for delta in llm.stream([1, 2], GREEDY.clone(logits_processors=[count_up])) for id in delta.token_ids]
     assert found == [1, 2, 3, 4, 5, 6]
+
+
+def less_of_the_same(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+    logits[list(set(output))] -= 3.0
+    return logits
+
+
+def test_the_same_in_any_company(config_folder: str) -> None:
+    """Preempted, too: a callable sees the same tokens again."""
+    prompts = [[i + 3, 5, 7] for i in range(6)]
+    params = [SamplingParams(seed=i, max_tokens=40, ignore_eos=True, logits_processors=[less_of_the_same])
+              for i in range(6)]
+    with tiny.dummy(config_folder, kv_cache_tokens=96, max_model_len=64, block_size=8) as model:
+        together = tokens(model, prompts, params)
+        assert model.stats()["num_preemptions"] > 0
+        assert together == [tokens(model, [prompt], one)[0] for prompt, one in zip(prompts, params)]
+
+
+def test_the_host_chooses() -> None:
+    for processors, on_device in ((None, True), ([no_change], False)):
+        request = Request(id="r", tokens=(1,), sampling=GREEDY.clone(logits_processors=processors))
+        assert RowState(request, 0, (1,), 1).on_device is on_device
