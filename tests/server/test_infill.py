@@ -11,6 +11,9 @@ import httpx
 import pytest
 from tokenizers import AddedToken
 
+from penstock.server.catalog import make_catalog
+from penstock.server.config import ServerConfig
+from penstock.server.keys import make_ring
 from tests.llm import tiny
 from tests.server.running import RunningServer
 
@@ -176,3 +179,9 @@ def test_a_wrong_template_ends_the_server_before_it_starts(tmp_path: Path) -> No
     with pytest.raises(RuntimeError, match=r"is no Jinja template: line 1"), RunningServer(
             "no/such-model", "--chat-template", str(wrong)):
         pass
+
+
+def test_of_several_models_the_first_one_gets_the_template(tmp_path: Path) -> None:
+    config = ServerConfig()
+    catalog = make_catalog({"one": "a", "two": "b"}, {"chat_template": TEMPLATE}, config, make_ring(config), tmp_path)
+    assert [model._template for model in catalog] == [TEMPLATE, None]
