@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from penstock.batch import Batch, UseTqdm
@@ -11,6 +10,7 @@ from penstock.intake import Prompt
 from penstock.outputs import PoolingOutput, PoolingRequestOutput, ScoringOutput, ScoringRequestOutput
 from penstock.prompts import cuts
 from penstock.service import Service
+from penstock.similarity import cosine
 from penstock.types import EmbeddingOutput, EmbeddingRequestOutput, SamplingParams
 
 
@@ -49,9 +49,3 @@ def score(service: Service, first: Sequence[Prompt], second: Sequence[Prompt], u
 def _pair(one: EmbeddingRequestOutput, two: EmbeddingRequestOutput) -> ScoringRequestOutput:
     return ScoringRequestOutput(f"{one.request_id}_{two.request_id}", [*one.prompt_token_ids, *two.prompt_token_ids],
                                 ScoringOutput(cosine(one.outputs.embedding, two.outputs.embedding)))
-
-
-def cosine(one: Sequence[float], two: Sequence[float]) -> float:
-    dot = math.fsum(a * b for a, b in zip(one, two))
-    norms = math.sqrt(math.fsum(a * a for a in one) * math.fsum(b * b for b in two))
-    return dot / norms if norms else 0.0

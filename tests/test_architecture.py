@@ -16,7 +16,7 @@ PURE = ("engine", "cache", "server", "types.py", "config.py", "errors.py", "inta
 
 # what a module may import of ours, besides itself and its own package
 ALLOWED = {
-    "porting": ("config", "errors"),
+    "porting": ("config", "errors"), "similarity": (),
     "errors": (), "types": ("errors",), "config": ("errors", "override"),
     "override": ("types", "errors"), "defaults": ("config", "override", "hub", "types", "errors"),
     "machine": (), "progress": (),
@@ -41,7 +41,7 @@ ALLOWED = {
     "worker": ("assemble", "sampling", "models", "engine", "machine", "types", "config", "errors"),
     # the API process: it talks with workers by messages, and has no part of what computes
     "server": ("defaults", "hub", "interrupts", "machine", "progress", "intake", "answers", "sandbox", "text", "engine",
-               "types", "config", "errors", "regular", "version"),
+               "types", "config", "errors", "regular", "version", "similarity"),
 }
 MESSAGES = ("penstock.engine.ipc", "penstock.engine.messages")
 

@@ -16,6 +16,7 @@ from penstock.errors import InvalidRequest
 from penstock.server.context import begin, client_of, json_response, new_id, now, read, server_of, unless_gone
 from penstock.server.fields import WHOLE, SamplingBody, undocumented
 from penstock.server.generation import Generation
+from penstock.similarity import cosine
 from penstock.types import SamplingParams
 
 MOST_INPUTS = 2048
@@ -138,9 +139,3 @@ def _shown(vector: list[float], form: str) -> Any:
     if form == "float":
         return vector
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-
-
-def cosine(one: list[float], two: list[float]) -> float:
-    dot = math.fsum(a * b for a, b in zip(one, two))
-    norms = math.sqrt(math.fsum(a * a for a in one) * math.fsum(b * b for b in two))
-    return dot / norms if norms else 0.0

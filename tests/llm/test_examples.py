@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.llm import tiny
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -23,18 +21,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return capsys.readouterr().out.splitlines()
 
     return run
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Any tokenizer will do."""
-    from tests.models import oracle
-
-    folder = tmp_path_factory.mktemp("models") / "bert"
-    config = {**tiny.FAMILIES["BertModel"].like[0], "vocab_size": 300, "max_position_embeddings": 128}
-    oracle.save(oracle.make("BertModel", config), folder)
-    tiny.write_tokenizer(folder)
-    return str(folder)
 
 
 def test_all_are_run_here() -> None:
@@ -61,7 +47,7 @@ def test_streaming(run: Any, checkpoint: tuple[str, Any]) -> None:
     assert sum(" in full: " in line for line in lines) == 2
 
 
-def test_embeddings(run: Any, bert: str) -> None:
-    lines = run("embeddings.py", "--model", bert)
+def test_embeddings(run: Any, encoder: str) -> None:
+    lines = run("embeddings.py", "--model", encoder)
     scores = [float(line.split()[0]) for line in lines]
     assert len(scores) == 4 and scores == sorted(scores, reverse=True) and all(-1.01 < score < 1.01 for score in scores)
