@@ -132,7 +132,7 @@ def test_infill_reads_other_files_and_keeps_the_nearest(coder: RunningServer) ->
 
 def test_infill_warms_the_cache_without_a_word(coder: RunningServer) -> None:
     """As editors do before the first key is pressed."""
-    body = {"input_prefix": "warm " * 20, "input_suffix": "b", "n_predict": 0, "samplers": ["top_k"],
+    body = {"input_prefix": "warm " * 20, "input_suffix": "b", "n_predict": 0, "samplers": ["top_k", "top_p", "infill"],
             "t_max_predict_ms": 1}
     answer = post(coder, "/infill", **body)
     assert answer.status_code == 200 and answer.json()["content"] == "" and answer.json()["tokens_predicted"] == 0
