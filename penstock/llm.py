@@ -15,7 +15,7 @@ from penstock.config import EngineConfig, Setting
 from penstock.errors import InvalidRequest, PenstockError, shown
 from penstock.intake import Encoded, Messages, Prompt
 from penstock.interrupts import held_interrupts
-from penstock.porting import check_task, port_options
+from penstock.porting import ABSENT, check_task, port_options
 from penstock.progress import loading_bar
 from penstock.prompts import (
     Params,
@@ -44,17 +44,6 @@ if TYPE_CHECKING:
     from penstock.llm_engine import LLMEngine
     from penstock.outputs import PoolingRequestOutput, ScoringRequestOutput
     from penstock.text.pretrained import PretrainedTokenizer
-
-# What vLLM's LLM does and this one does not.
-ABSENT = {
-    "classify": "no model with a classifier's head can be loaded yet",
-    "reward": "no reward model can be loaded yet",
-    "get_metrics": "use stats()",
-    "start_profile": "put torch.profiler.profile() around the call",
-    "stop_profile": "put torch.profiler.profile() around the call",
-    "collective_rpc": "the model runs in this process",
-    "apply_model": "the model is no torch module",
-}
 
 
 class LLM:

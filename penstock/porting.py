@@ -104,6 +104,16 @@ SERVER_LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
     "chat_template_content_format": (str, ("auto", "string"), "templates are given texts"),
     "return_tokens_as_token_ids": (bool, (False,), "ask for return_token_ids in a request"),
 }
+# Methods of vLLM's LLM that there are not.
+ABSENT = {
+    "classify": "no model with a classifier's head can be loaded yet",
+    "reward": "no reward model can be loaded yet",
+    "get_metrics": "use stats()",
+    "start_profile": "put torch.profiler.profile() around the call",
+    "stop_profile": "put torch.profiler.profile() around the call",
+    "collective_rpc": "the model runs in this process",
+    "apply_model": "the model is no torch module",
+}
 BACKEND_KEYS = {"backend", "disable_fallback"}       # of structured_outputs_config
 GENERATES, EMBEDS = ("generate",), ("embed", "embedding", "score", "pooling")
 
