@@ -5,6 +5,7 @@ Whatever changes an answer, or promises what is not there, is refused with the r
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import fields
@@ -115,6 +116,7 @@ ABSENT = {
     "apply_model": "the model is no torch module",
 }
 BACKEND_KEYS = {"backend", "disable_fallback"}       # of structured_outputs_config
+TASKS = ("task", "runner", "convert")
 GENERATES, EMBEDS = ("generate",), ("embed", "embedding", "score", "pooling")
 
 
@@ -138,7 +140,14 @@ def take_option(name: str, value: Any) -> bool:
 
 
 def take_flag(name: str, value: Any) -> bool:
-    """As `take_option`, for flags of `vllm serve`."""
+    """As `take_option`, for flags of `vllm serve`; one that starts with a brace is JSON."""
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise InvalidConfig(f"{name}={shown(value)} is no JSON: {error}") from None
+    if name in TASKS:
+        _log.info("%s=%s has no effect: the model's files say what it does", name, shown(value))
     return take_option(name, value) or _take(name, value, SERVER_HARMLESS, SERVER_LIMITED)
 
 
@@ -170,7 +179,7 @@ def _spelling(name: str, value: Any) -> Any:
 
 def check_task(options: Mapping[str, Any], is_encoder: bool, model: str) -> None:
     """Refuse a model that does not do what `task`, `runner` or `convert` ask of it."""
-    for name in ("task", "runner", "convert"):
+    for name in TASKS:
         value = options.get(name)
         if value in (GENERATES if is_encoder else EMBEDS):
             does = "embeds texts and generates none" if is_encoder else "generates text and has no embeddings"
