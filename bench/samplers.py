@@ -16,7 +16,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "nothing": {}, "top_p": {"top_p": 0.9}, "dry": {"dry_multiplier": 0.8, "dry_sequence_breakers": ()},
     "xtc": {"xtc_probability": 0.5}, "mirostat 1": {"mirostat": 1}, "mirostat 2": {"mirostat": 2},
     "top_n_sigma": {"top_n_sigma": 1.0}, "dynatemp": {"dynatemp_range": 0.5},
-    "repeat_last_n": {"repetition_penalty": 1.1, "repeat_last_n": 64}, "host (typical_p)": {"typical_p": 0.9}}
+    "repeat_last_n": {"repetition_penalty": 1.1, "repeat_last_n": 64}, "host (typical_p)": {"typical_p": 0.9},
+    "nothing, long": {}, "dry, long": {"dry_multiplier": 1e-6, "dry_base": 1.1, "dry_sequence_breakers": ()}}
+LONG = [7] * 16_000            # one token over and over: every place repeats the text's end
 
 
 def main() -> None:
@@ -27,12 +29,14 @@ def main() -> None:
     found: dict[str, list[float]] = {name: [] for name in KINDS}
     for turn in range(NUM_TURNS + 1):
         for name, asked in KINDS.items():
-            items = requests("256x128in512out", turn)[:NUM_ROWS]
+            prompts = [prompt for prompt, _ in requests("256x128in512out", turn)[:NUM_ROWS]]
+            if name.endswith("long"):
+                prompts[0] = LONG
             params = [SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=256, seed=i,
                                      **(asked if i == 0 else {})) for i in range(NUM_ROWS)]
             llm.reset_prefix_cache()
             begin = time.perf_counter()
-            outputs = llm.generate([prompt for prompt, _ in items], params, use_tqdm=False)
+            outputs = llm.generate(prompts, params, use_tqdm=False)
             seconds = time.perf_counter() - begin
             made = sum(len(output.outputs[0].token_ids) for output in outputs)
             if turn:                    # the first one records steps

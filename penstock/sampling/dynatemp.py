@@ -18,4 +18,4 @@ def dynamic_temperature(weights: Array, sampling: SamplingParams) -> float:
         return sampling.temperature
     probabilities /= probabilities.sum()
     entropy = -float((probabilities * np.log(probabilities)).sum()) / float(np.log(len(probabilities)))
-    return lowest + (highest - lowest) * float(min(max(entropy, 0.0), 1.0)) ** sampling.dynatemp_exponent
+    return float(lowest + (highest - lowest) * min(max(entropy, 0.0), 1.0) ** sampling.dynatemp_exponent)

@@ -48,4 +48,4 @@ def num_kept(ranked: Sequence[float] | Array, temperature: float, mu: float, voc
 
 def least_weight(total: float, mu: float) -> float:
     """Version 2: the weight, where the likeliest token has 1, of a token whose surprise is `mu` bits."""
-    return min(1.0, total * 2.0 ** min(max(-mu, -1000.0), 1000.0))
+    return float(min(1.0, total * 2.0 ** min(max(-mu, -1000.0), 1000.0)))
