@@ -15,6 +15,7 @@ Path = tuple[str | int, ...]
 MAX_SCHEMAS = 30_000         # written in all: parts may be written several times
 MAX_STEPS = 300_000          # from part to part, in looking for circles
 MAX_DEPTH = 100
+MAX_PLACE = 160              # characters of a place that are told
 MAX_BRANCHES = 128           # ways through one schema: llguidance writes each of them out
 PLAIN = frozenset({"type", "const", "enum", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
                    "multipleOf", "minItems", "maxItems"})
@@ -82,6 +83,7 @@ class Writer:
     def relax(self, keyword: str, path: Path, why: str = "") -> None:
         """Leave a keyword out, or refuse it."""
         place = pointer(path) or "/"
+        place = place if len(place) <= MAX_PLACE else "..." + place[-MAX_PLACE:]
         if self.strict:
             why = f" ({why})" if why else ""
             raise InvalidRequest(f"structured_outputs: {keyword} at {place} cannot be enforced{why}: take it out, or "

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest
 from penstock.sampling.schema import MAX_RELAXED, write_schema
+from penstock.sampling.tags import TagGrammar
 from penstock.types import StructuredOutputsParams
 
 MAX_DEFINITIONS = 2000       # rules or references that may stand in each other: each costs the compiler stack
@@ -31,8 +33,9 @@ class Source:
     relaxed: tuple[str, ...] = ()
 
 
-def write_grammar(asked: StructuredOutputsParams, lenient: bool = False) -> Source:
-    """`lenient`: llguidance passes over what it cannot count."""
+def write_grammar(asked: StructuredOutputsParams, special: Mapping[int, bytes] | None = None, lenient: bool = False,
+                  ) -> Source:
+    """`special` has the texts of special tokens. `lenient`: llguidance passes over what it cannot count."""
     from llguidance import LLMatcher
 
     if asked.regex is not None:
@@ -44,11 +47,27 @@ def write_grammar(asked: StructuredOutputsParams, lenient: bool = False) -> Sour
         _limit("rules", len(_RULE.findall(asked.grammar)))
         lark, relaxed = _write_inline(_lark(asked.grammar), asked.strict)
         return Source(LLMatcher.grammar_from_lark(lark), relaxed)
+    if asked.structural_tag is not None:
+        return _write_tags(asked, special or {})
     schema = '{"type": "object"}' if asked.json is None else str(asked.json)
     written, relaxed = _write_schema(schema, asked.strict)
-    layout: dict[str, Any] = {"lenient": lenient}
-    layout |= {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": WHITESPACE}
+    layout = {**_layout(asked), "lenient": lenient}
     return Source(LLMatcher.grammar_from_json_schema(written, None, layout), relaxed)     # type: ignore[arg-type]
+
+
+def _layout(asked: StructuredOutputsParams) -> dict[str, Any]:
+    return {"whitespace_flexible": False} if asked.disable_any_whitespace else {"whitespace_pattern": WHITESPACE}
+
+
+def _write_tags(asked: StructuredOutputsParams, special: Mapping[int, bytes]) -> Source:
+    ids = {text.decode(errors="replace"): id for id, text in special.items() if text}
+    written = json.loads(TagGrammar(ids, _lark, _layout(asked)).write(str(asked.structural_tag)))
+    relaxed: dict[str, None] = {}
+    for one in written["grammars"]:
+        _limit("rules", len(_RULE.findall(one["lark_grammar"])))
+        one["lark_grammar"], left_out = _write_inline(one["lark_grammar"], asked.strict)
+        relaxed |= dict.fromkeys(left_out)
+    return Source(json.dumps(written), tuple(relaxed)[:MAX_RELAXED])
 
 
 def _write_schema(schema: str, strict: bool) -> tuple[str, tuple[str, ...]]:

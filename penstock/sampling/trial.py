@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import InvalidRequest
 from penstock.sampling.bound import Deadline, least_plain_tokens, least_tokens
-from penstock.sampling.closing import Closer, Hints, Place, literals
+from penstock.sampling.closing import MAX_LITERALS, Closer, Hints, Place, literals
 from penstock.sampling.examples import has_long_strings, string_examples
 from penstock.sampling.grammar import reason
 from penstock.sampling.lexicon import Lexicon
 from penstock.sampling.plain import is_plain
 from penstock.sampling.source import Source, write_grammar
+from penstock.sampling.tags import literal_words
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -38,15 +39,17 @@ def hints_of(asked: StructuredOutputsParams, lexicon: Lexicon) -> Hints:
     if is_json(asked):
         spelled = [(text, path) for text in string_examples(asked) if (path := lexicon.cover(text)) is not None]
         return Hints((), tuple(sorted(spelled, key=lambda one: len(one[1]))), has_long_strings(asked))
+    if asked.structural_tag is not None:
+        return Hints(tuple(literal_words(asked.source)[:MAX_LITERALS]))
     return Hints(tuple(literals(asked.source)))
 
 
 def compile_start(asked: StructuredOutputsParams, lexicon: Lexicon) -> tuple[LLMatcher, tuple[str, ...]]:
     """The grammar's start, from which every answer begins with a copy, and what was relaxed in it."""
-    source = write_grammar(asked)
+    source = write_grammar(asked, lexicon.special)
     start = _start(source, lexicon)
     if start.is_error() and UNCOUNTED in start.get_error() and not asked.strict:
-        source = write_grammar(asked, lenient=True)
+        source = write_grammar(asked, lexicon.special, lenient=True)
         source = replace(source, relaxed=(*source.relaxed, "minProperties and maxProperties of merged schemas"))
         start = _start(source, lexicon)
     num_forced = len(start.compute_ff_bytes())

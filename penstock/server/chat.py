@@ -84,7 +84,7 @@ class ChatAnswer:
         usage = self.generation.usage
         answer = {**self.head, "object": "chat.completion", "choices": choices, "usage": self._usage(),
                   "service_tier": "default", "system_fingerprint": self.generation.model.fingerprint,
-                  "timings": self.generation.times.timings(usage)}
+                  "timings": self.generation.times.timings(usage), **self.generation.relaxed}
         if self.body.prompt_logprobs is not None:
             positions = self.turns[0].prompt_logprobs
             answer["prompt_logprobs"] = None if positions is None else prompt_logprobs(
@@ -173,6 +173,8 @@ class ChatAnswer:
             chunk["usage"] = self._usage()
         elif options is not None and options.include_usage:
             chunk["usage"] = None
+        if choice["finish_reason"] is not None:
+            chunk |= self.generation.relaxed
         if choice["finish_reason"] is not None and not (options and options.include_usage):
             chunk["timings"] = self.generation.times.timings(self.generation.usage)
         return sse.event(chunk)

@@ -173,6 +173,8 @@ async def begin(request: Request, model: ServedModel, body: SamplingBody,
     generation = await unless_gone(request, generating)
     request.scope[USAGE] = generation.usage
     await release(request.scope)
+    if relaxed := generation.relaxed.get("relaxed"):
+        warn(request, f"the schema is relaxed: {', '.join(relaxed)}")
     return generation
 
 

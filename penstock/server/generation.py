@@ -69,6 +69,13 @@ class Generation:
         server.generations.add(self)
 
     @property
+    def relaxed(self) -> dict[str, list[str]]:
+        """A field of the answer that says what of a schema was not enforced; none where all of it was."""
+        named = dict.fromkeys(one for flight in self.flights if flight.request.grammar is not None
+                              for one in flight.request.grammar.relaxed)
+        return {"relaxed": list(named)} if named else {}
+
+    @property
     def num_logprobs(self) -> int:
         """Log probabilities in the whole answer, at most; those of a prompt once for each of its answers."""
         requests = [flight.request for flight in self.flights]

@@ -105,7 +105,8 @@ class InfillAnswer:
                                         "repeat_penalty": sampling.repetition_penalty},
                 "prompt": prompt, "has_new_line": self._has_new_line, "truncated": False,
                 "stop_type": "limit" if reason == "length" else "word" if word else "eos", "stopping_word": word,
-                "tokens_cached": usage.num_prompt + usage.num_output, "timings": generation.times.timings(usage)}
+                "tokens_cached": usage.num_prompt + usage.num_output, "timings": generation.times.timings(usage),
+                **generation.relaxed}
 
     def _probabilities(self, ids: list[int], positions: list[TokenLogprobs]) -> list[dict[str, Any]]:
         return [{**self._token(id, position), "top_logprobs": [

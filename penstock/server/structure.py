@@ -24,6 +24,9 @@ class StructuredOutputs(Body):
     choice: Choices | None = None
     grammar: Source | None = None
     json_object: bool | None = None
+    structural_tag: Source | dict[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    strict: bool | None = None
 
 
 class JsonSchemaFormat(Body):
@@ -36,10 +39,14 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body):
     """OpenAI's; llama-server gives the schema in `schema`, TGI and huggingface_hub in `value`."""
 
-    type: Literal["text", "json_object", "json_schema", "json", "regex"]
+    type: Literal["text", "json_object", "json_schema", "json", "regex", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     value: Source | dict[str, Any] | None = None
+    # of a structural tag: XGrammar's form, and vLLM's older one
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
     @property
     def schema_asked(self) -> Source | dict[str, Any] | None:
@@ -67,11 +74,10 @@ class StructureBody(Body):
 def structure(body: StructureBody) -> StructuredOutputsParams | None:
     """The one constraint that a body asks for."""
     asked = {"response_format": _response_format(body.response_format), "structured_outputs": _structured(body),
-             **{f"guided_{kind}": StructuredOutputsParams(**{kind: value}) for kind in ("json", "regex", "choice",
-                                                                                         "grammar")
+             **{f"guided_{kind}": _loose(**{kind: value}) for kind in ("json", "regex", "choice", "grammar")
                 if (value := getattr(body, f"guided_{kind}")) is not None}}
-    asked |= {"grammar": StructuredOutputsParams(grammar=body.grammar) if body.grammar else None,
-              "json_schema": None if body.json_schema is None else StructuredOutputsParams(json=body.json_schema)}
+    asked |= {"grammar": _loose(grammar=body.grammar) if body.grammar else None,
+              "json_schema": None if body.json_schema is None else _loose(json=body.json_schema)}
     given = {name: value for name, value in asked.items() if value is not None}
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} each fix the answer's form: give one of them")
@@ -83,8 +89,15 @@ def _structured(body: StructureBody) -> StructuredOutputsParams | None:
     if asked is None:
         return None
     values: dict[str, Any] = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice,
-                              "grammar": asked.grammar, "json_object": asked.json_object}
-    return StructuredOutputsParams(**{name: value for name, value in values.items() if value is not None})
+                              "grammar": asked.grammar, "json_object": asked.json_object,
+                              "structural_tag": asked.structural_tag}
+    return _loose(asked.strict, disable_any_whitespace=asked.disable_any_whitespace,
+                  **{name: value for name, value in values.items() if value is not None})
+
+
+def _loose(strict: bool | None = None, **values: Any) -> StructuredOutputsParams:
+    """A schema may be relaxed unless it is said to be strict, as OpenAI has it."""
+    return StructuredOutputsParams(strict=bool(strict), **values)
 
 
 def _response_format(asked: ResponseFormat | None) -> StructuredOutputsParams | None:
@@ -93,11 +106,14 @@ def _response_format(asked: ResponseFormat | None) -> StructuredOutputsParams | 
     if asked.type == "regex":
         if not isinstance(asked.value, str):
             raise InvalidRequest("response_format of type regex needs value: give the regular expression")
-        return StructuredOutputsParams(regex=asked.value)
+        return _loose(regex=asked.value)
+    if asked.type == "structural_tag":
+        tag = asked.model_dump(include={"type", "format", "structures", "triggers"}, exclude_none=True)
+        return _loose(structural_tag=tag)
     schema = asked.schema_asked
     if schema is None:
         if asked.type == "json_object":
-            return StructuredOutputsParams(json_object=True)
+            return _loose(json_object=True)
         place = "json_schema.schema" if asked.type == "json_schema" else "value"
         raise InvalidRequest(f"response_format of type {asked.type} needs {place}: give the schema")
-    return StructuredOutputsParams(json=schema)
+    return _loose(asked.json_schema.strict if asked.json_schema else None, json=schema)

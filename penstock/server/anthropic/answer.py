@@ -33,7 +33,7 @@ class MessageAnswer:
                 pass
         passages = self.passages.all if self.body.max_tokens else []
         return {**self._head, "content": [self._content(passage) for passage in passages], **self._end(),
-                "usage": self._usage()}
+                "usage": self._usage(), **self.generation.relaxed}
 
     def _content(self, passage: Passage) -> dict[str, Any]:
         if passage.kind == "text":
@@ -75,7 +75,8 @@ class MessageAnswer:
                     events += [event for change in changes for event in self._tell(change)]
                 if events:
                     yield _encoded(events)
-        yield _encoded([{"type": "message_delta", "delta": self._end(), "usage": self._usage()},
+        yield _encoded([{"type": "message_delta", "delta": self._end(), "usage": self._usage(),
+                         **self.generation.relaxed},
                         {"type": "message_stop"}])
 
     def _begin(self) -> list[dict[str, Any]]:

@@ -134,7 +134,7 @@ class OllamaAnswer:
         return {"done": True, "done_reason": "length" if self._turn.finish_reason == "length" else "stop",
                 **self._clock.durations(), "prompt_eval_count": usage.num_prompt,
                 "prompt_eval_duration": _ns(first - times.begun_s), "eval_count": usage.num_output,
-                "eval_duration": _ns(end - first)}
+                "eval_duration": _ns(end - first), **self._generation.relaxed}
 
 
 def _call(call: Call) -> dict[str, Any] | None:

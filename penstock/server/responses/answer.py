@@ -74,7 +74,7 @@ class ResponseAnswer:
         return {**self._head, "status": status, "output": items, "error": error,
                 "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
                 "completed_at": time.time() if status == "completed" else None,
-                "usage": self._usage() if ends else None}
+                "usage": self._usage() if ends else None, **(self.generation.relaxed if ends else {})}
 
     def _usage(self) -> dict[str, Any]:
         usage = self.generation.usage

@@ -47,7 +47,8 @@ class TextFormat(Body):
 
     def chat(self) -> dict[str, Any]:
         if self.type == "json_schema":
-            return {"type": self.type, "json_schema": {"name": self.name or "schema", "schema": self.schema_}}
+            return {"type": self.type, "json_schema": {"name": self.name or "schema", "schema": self.schema_,
+                                                       "strict": self.strict}}
         return {"type": self.type}
 
 

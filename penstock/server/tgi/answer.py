@@ -44,7 +44,7 @@ class TgiAnswer:
     def _whole(self) -> dict[str, Any]:
         output = self._flight.collector.output()
         best, *others = sorted(output.outputs, key=_score, reverse=True)
-        answer: dict[str, Any] = {"generated_text": self._full(best.text)}
+        answer: dict[str, Any] = {"generated_text": self._full(best.text), **self._generation.relaxed}
         if self._parameters.details or self._parameters.decoder_input_details:
             details = self._details(best)
             details["prefill"] = self._prefill(output.prompt_logprobs or ())
@@ -119,7 +119,7 @@ class TgiAnswer:
             if self._parameters.top_n_tokens:
                 events[-1]["top_tokens"] = self._top(position)
         if item.finish_reason is not None and events:
-            events[-1] |= self._end(item)
+            events[-1] |= {**self._end(item), **self._generation.relaxed}
         return [event(one) for one in events]
 
     def _end(self, item: StreamDelta) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class TgiParameters(Body):
         if isinstance(self.grammar, TgiRegex):
             return StructuredOutputsParams(regex=self.grammar.value)
         schema = self.grammar.value.schema_ if isinstance(self.grammar, TgiJsonSchema) else self.grammar.value
-        return StructuredOutputsParams(json=schema)
+        return StructuredOutputsParams(json=schema, strict=False)
 
 
 class TgiBody(Body):
