@@ -55,7 +55,7 @@ class Access:
         if not self._is_logged or route in QUIET and status < 400:
             return
         ms = round(1000 * seconds)
-        peer = "-" if client is None else f"{client[0]}:{client[1]}"
+        peer = "-" if client is None else f"{f'[{client[0]}]' if ':' in client[0] else client[0]}:{client[1]}"
         plain = quote(path[:MAX_PATH_CHARS], safe="/:@{}[]()+,;=!*~$&'")
         tokens = {} if usage is None else {"prompt_tokens": usage.num_prompt, "completion_tokens": usage.num_output}
         told = f", {usage.num_prompt} tokens in, {usage.num_output} out" if usage is not None else ""

@@ -98,7 +98,7 @@ def test_json_has_fields(caplog: pytest.LogCaptureFixture) -> None:
         Access(Metrics(), is_logged=False).answer(scope, "/v1/chat/completions", 200, 0.5, True)
     assert len(caplog.records) == 1                     # --no-access-log has no lines
     told = json.loads(JsonLines().format(caplog.records[0]))
-    assert {"client": "::1:5", "method": "POST", "path": "/v1/chat/completions", "status": 200, "ms": 500,
+    assert {"client": "[::1]:5", "method": "POST", "path": "/v1/chat/completions", "status": 200, "ms": 500,
             "prompt_tokens": 3, "completion_tokens": 4, "cut_off": False}.items() <= told.items()
 
 

@@ -145,30 +145,30 @@ def test_a_store_reads_back_what_is_whole(tmp_path: Path) -> None:
         return store
 
     store = open_store()
-    for id, lifetime_s in (("file-a", 10), ("file-b", 20)):
+    first, second, third = (f"file-{letter * 24}" for letter in "abc")
+    for id, lifetime_s in ((first, 10), (second, 20)):
         store.reserve("x", 20)
         store.path_of(id).write_bytes(b"y" * 20)
         store.add(store.make(id=id, tenant="x", filename="f", purpose="batch", num_bytes=20, lifetime_s=lifetime_s))
-    store.path_of("file-c").write_bytes(b"no record")
-    (tmp_path / "file-d.part").write_bytes(b"half")
-    (tmp_path / "file-e.json").write_bytes(b"{")
+    for name in (f"{third}.data", f"{third}.part", f"{third}.json", "mine.json", "mine.data"):
+        (tmp_path / name).write_bytes(b"{")
     store = open_store()
-    assert [file.id for file in store.all_of("x")] == ["file-a", "file-b"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file-a.data", "file-a.json", "file-b.data",
-                                                                "file-b.json"]
+    assert [file.id for file in store.all_of("x")] == [first, second]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{first}.data", f"{first}.json", f"{second}.data", f"{second}.json", "mine.data", "mine.json"]
     with pytest.raises(ApiError, match="no room"):
         store.reserve("x", 11)                  # of 100 bytes a tenant has half
-    store.pin("file-a")
+    store.pin(first)
     now[0] = 1015.0
-    assert [file.id for file in store.all_of("x")] == ["file-b"]
+    assert [file.id for file in store.all_of("x")] == [second]
     store.delete_expired()
-    assert store.path_of("file-a").exists()     # a batch reads it
+    assert store.path_of(first).exists()     # a batch reads it
     with pytest.raises(ApiError, match="batch"):
-        store.pin("file-b")
-        store.delete(store.find("x", "file-b"))
-    store.pin("file-a", -1)
+        store.pin(second)
+        store.delete(store.find("x", second))
+    store.pin(first, -1)
     store.delete_expired()
-    assert not store.path_of("file-a").exists()
+    assert not store.path_of(first).exists()
     store.reserve("x", 30)
 
 
@@ -185,13 +185,14 @@ def test_only_so_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_one_server_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
     with data_folder(str(tmp_path / "mine"), 8000, tmp_path) as folder:
-        assert folder == tmp_path / "mine" and folder.stat().st_mode & 0o077 == 0
+        assert folder == tmp_path / "mine" and all(part.stat().st_mode & 0o077 == 0 for part in folder.iterdir())
         with pytest.raises(InvalidConfig, match="another server"), data_folder(str(folder), 8000, tmp_path):
             pass
     with data_folder(None, 8000, tmp_path) as folder:
         assert folder == tmp_path / "home" / "data" / "8000"
         with data_folder(None, 8000, tmp_path / "other") as second:
             assert second == tmp_path / "other" / "data"
+    assert not folder.exists()                              # nothing was in it
     with data_folder(None, 0, tmp_path) as folder:
         assert folder == tmp_path / "data"
     with pytest.raises(InvalidConfig, match="--data-folder"), data_folder("/proc/none", 8000, tmp_path):

@@ -10,6 +10,7 @@ from penstock.server.batch.client import LocalClient
 from penstock.server.batches.room import Batches
 from penstock.server.config import MIB
 from penstock.server.context import Client
+from penstock.server.files.folder import BATCHES, FILES
 from penstock.server.files.store import FileStore
 from penstock.server.keys import KeyRing
 from penstock.server.state import Server
@@ -26,6 +27,6 @@ def open_batches(app: ASGIApp, server: Server, ring: KeyRing, folder: Path) -> B
     def num_rows() -> int:
         return max((model.facts.max_num_seqs for model in server.catalog if model.loaded), default=0)
 
-    files = FileStore(folder / "files", server.config.max_files_mb * MIB, is_shared=is_shared)
-    return Batches(folder / "batches", files, client_for, server.config.max_body_mb * MIB, num_rows=num_rows,
+    files = FileStore(folder / FILES, server.config.max_files_mb * MIB, is_shared=is_shared)
+    return Batches(folder / BATCHES, files, client_for, server.config.max_body_mb * MIB, num_rows=num_rows,
                    is_shared=is_shared, is_stopping=lambda: server.draining)

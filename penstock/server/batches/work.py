@@ -140,6 +140,8 @@ class Work:
         await on_disk(partial(publish, self._folder, self.state, self._files, is_reserved=self._journal is not None))
         self.state.enter(self.state.ending, self._clock())
         await self.save()
+        log.info("batch %s: %s, %d of %d lines answered, %d failed", self.state.id, self.state.status,
+                 self.state.num_completed, self.state.num_lines, self.state.num_failed)
 
     def _fail(self, error: LineError) -> None:
         self.state.errors = [*self.state.errors, error]

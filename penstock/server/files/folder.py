@@ -14,7 +14,7 @@ from penstock.hub import home
 
 log = logging.getLogger("penstock.server")
 
-PARTS = ("files", "batches")
+FILES, BATCHES = "penstock-files", "penstock-batches"
 
 
 @contextlib.contextmanager
@@ -32,6 +32,8 @@ def data_folder(given: str | None, port: int, fallback: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
+        if given is None:
+            _remove_empty(path)
         os.close(handle)
 
 
@@ -47,20 +49,27 @@ def _open_default(port: int, fallback: Path) -> tuple[Path, int]:
 
 
 def _open(path: Path) -> int:
-    """Make the folder, private to this user, and lock it; the handle holds the lock."""
-    for part in PARTS:
+    """Make the folder, with parts private to this user, and lock it; the handle holds the lock."""
+    for part in (FILES, BATCHES):
         (path / part).mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.chmod(0o700)
+        (path / part).chmod(0o700)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        probe = path / "probe"
+        probe = path / FILES / "probe"
         probe.touch(mode=0o600)
         probe.unlink()
     except BaseException:
         os.close(handle)
         raise
     return handle
+
+
+def _remove_empty(path: Path) -> None:
+    with contextlib.suppress(OSError):              # there is something in it
+        for part in (FILES, BATCHES):
+            (path / part).rmdir()
+        path.rmdir()
 
 
 def _reason(error: OSError) -> str:

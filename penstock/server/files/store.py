@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ MAX_AGE_S = 30 * DAY_S              # OpenAI's, for files of batches
 MAX_FILES = 10_000
 MAX_FILE_BYTES = 200 << 20          # OpenAI's, for a batch's input
 ID = "file-"
+_OURS = re.compile(rf"{ID}[0-9a-f]{{24}}\.\w+", re.ASCII)        # names on disk: nothing else is touched
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +63,13 @@ class FileStore:
         """Read what an earlier server left (waits for the disk). Data without a record is removed, but for the files
         that a batch was about to finish."""
         for file in read_records(self._folder, StoredFile):
-            if self.path_of(file.id).is_file() and file.id.startswith(ID) and self._record_of(file.id).is_file():
+            record = self._record_of(file.id)
+            if _OURS.fullmatch(record.name) and record.is_file() and self.path_of(file.id).is_file():
                 self._add(file)
                 self.reserve(file.tenant, file.num_bytes, is_bounded=False)
+        known = {*self._files, *unfinished}
         for path in self._folder.iterdir():
-            if path.suffix == UNFINISHED or path.suffix in (RECORD, DATA) and path.stem not in {
-                    *self._files, *unfinished}:
+            if _OURS.fullmatch(path.name) and (path.suffix == UNFINISHED or path.stem not in known):
                 remove(path)
 
     def path_of(self, id: str) -> Path:
