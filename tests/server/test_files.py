@@ -15,6 +15,7 @@ from penstock.server.files.folder import data_folder
 from penstock.server.files.listing import page_of
 from penstock.server.files.store import MAX_AGE_S, FileStore
 from penstock.server.files.upload import MAX_PARTS, Upload
+from tests.hardening.counted import CountedServer
 from tests.server.running import RunningServer
 
 FORM = b"multipart/form-data; boundary=xyz"
@@ -197,3 +198,20 @@ def test_one_server_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert folder == tmp_path / "data"
     with pytest.raises(InvalidConfig, match="--data-folder"), data_folder("/proc/none", 8000, tmp_path):
         pass
+
+
+@pytest.mark.slow
+def test_large_files_take_no_memory_and_hold_nobody_up(tiny_model: Path, tmp_path: Path) -> None:
+    content = b"a line of some length, as they are in files\n" * (3 << 20)         # 132 MB
+    with CountedServer(tmp_path / "report", str(tiny_model), "--load-format", "dummy", "--threads", "1",
+                       "--data-folder", str(tmp_path / "data")) as running:
+        ours = client(running)
+        ours.files.create(file=("a", b"x"), purpose="batch")
+        running.forget()
+        running.forget_peak()
+        before = running.rss_bytes()
+        made = ours.files.create(file=("a", content), purpose="batch")
+        assert ours.files.content(made.id).content == content
+        assert ours.batches.create(input_file_id=made.id, endpoint="/v1/completions", completion_window="24h").id
+        assert running.rss_bytes(peak=True) - before < 32 << 20
+        running.check_callbacks()
