@@ -30,8 +30,8 @@ def serve(model: Model = None, models: Models = None, config: File = None, *, op
     options are taken too: penstock run --help lists them.
     """
     from penstock.commands.config_file import read_options
-    from penstock.server.run import serve as run
     from penstock.server.log import set_up_log
+    from penstock.server.run import serve as run
 
     names, filed, filed_server = read_options(config) if config else ([], {}, {})
     named = ([model] if model else []) + (models or []) or names or ["smollm2"]

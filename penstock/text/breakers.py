@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-
-import numpy as np
+from itertools import accumulate
 
 SEPARATOR = b"\xff"            # no part of any text
 MAX_KEPT = 64                  # strings whose ids are remembered
@@ -15,24 +15,23 @@ class TokenSearch:
     def __init__(self, spellings: Iterable[str | bytes]) -> None:
         """From the text of each id, in their order."""
         texts = [spelled if isinstance(spelled, bytes) else spelled.encode(errors="replace") for spelled in spellings]
-        self._all = np.frombuffer(SEPARATOR.join([*texts, b""]), dtype=np.uint8)
-        self._ends = np.cumsum([len(text) + 1 for text in texts])
+        self._all = SEPARATOR.join([*texts, b""])
+        self._ends = list(accumulate(len(text) + 1 for text in texts))
         self._find = lru_cache(MAX_KEPT)(self._containing)
 
     def containing(self, strings: Sequence[str]) -> bytes:
         """A bit for each id whose text contains any of the strings, the lowest id first."""
-        found = np.zeros(-(-len(self._ends) // 8), dtype=np.uint8)
+        found = 0
         for text in strings:
             found |= self._find(text)
-        return found.tobytes()
+        return found.to_bytes(-(-len(self._ends) // 8), "little")
 
-    def _containing(self, text: str) -> np.ndarray:
+    def _containing(self, text: str) -> int:
         wanted = text.encode(errors="replace")
-        places = np.flatnonzero(self._all == wanted[0])
-        for offset, byte in enumerate(wanted[1:], start=1):
-            places = places[places + offset < len(self._all)]
-            places = places[self._all[places + offset] == byte]
-        ids = np.searchsorted(self._ends, places, side="right")
-        found = np.zeros(len(self._ends), dtype=bool)
-        found[ids] = True
-        return np.packbits(found, bitorder="little")
+        found = bytearray(-(-len(self._ends) // 8))
+        at = self._all.find(wanted)
+        while at >= 0:
+            id = bisect_right(self._ends, at)
+            found[id // 8] |= 1 << id % 8
+            at = self._all.find(wanted, self._ends[id])
+        return int.from_bytes(found, "little")

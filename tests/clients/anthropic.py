@@ -37,7 +37,7 @@ use: Any = next(block for block in called.content if block.type == "tool_use")
 assert called.stop_reason == "tool_use" and "city" in use.input, called
 followed = client.messages.create(model=model, max_tokens=16, extra_body=GREEDY, tools=[TOOL], messages=[
     {"role": "user", "content": "Weather in Paris?"},
-    {"role": "assistant", "content": [block.model_dump() for block in called.content]},      # type: ignore[misc]
+    {"role": "assistant", "content": [block.model_dump() for block in called.content]},      # type: ignore
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}]}])
 assert followed.content, followed
 

@@ -16,6 +16,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
           "additionalProperties": False}
 TOOL: Any = {"type": "function", "function": {"name": "get_weather", "description": "Tells the weather of a city.",
                                               "parameters": SCHEMA}}
+GRAMMAR: Any = {"type": "json", "value": SCHEMA}
 
 chat = InferenceClient(base_url=f"{url}/v1")
 for named in (None, "tgi", model):
@@ -40,9 +41,9 @@ plain = text.text_generation("Once upon a time", max_new_tokens=8)
 assert plain, plain
 parts = list(text.text_generation("Once upon a time", max_new_tokens=8, stream=True))
 assert "".join(parts) == plain, (parts, plain)
-detailed = text.text_generation("Once upon a time", max_new_tokens=8, details=True, decoder_input_details=True)
+detailed: Any = text.text_generation("Once upon a time", max_new_tokens=8, details=True, decoder_input_details=True)
 assert detailed.details.generated_tokens == 8 and detailed.details.prefill, detailed
-bound = text.text_generation("Answer in JSON.", max_new_tokens=40, grammar={"type": "json", "value": SCHEMA})
+bound = text.text_generation("Answer in JSON.", max_new_tokens=40, grammar=GRAMMAR)
 assert set(json.loads(bound)) == {"city"}, bound
 
 

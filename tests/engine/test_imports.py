@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CORE = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for package in ("cache", "engine")
               for path in (ROOT / "penstock" / package).glob("*.py"))
-CORE = [name.removesuffix(".__init__") for name in CORE] + ["penstock.types", "penstock.config", "penstock.errors"]
+CORE = [name.removesuffix(".__init__") for name in CORE] + [f"penstock.{name}" for name in (
+    "types", "config", "errors", "override")]
 HEAVY = ("torch", "numpy", "safetensors", "tokenizers", "gguf", "jinja2", "huggingface_hub", "typer", "rich", "tqdm")
 
 
@@ -30,4 +31,4 @@ def test_imports_point_one_way() -> None:
         for line in source.splitlines():
             if line.strip().startswith(("from penstock.", "import penstock.")):
                 package = line.split()[1].split(".")[1]
-                assert package in ("types", "config", "errors", *allowed), f"{name}: {line}"
+                assert package in ("types", "config", "errors", "override", *allowed), f"{name}: {line}"
