@@ -8,14 +8,16 @@ from typing import Any
 
 from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig, shown
+from penstock.porting import port_options
 from penstock.regular import MIB, UnreadableFile, read_regular
 
 MAX_CONFIG_BYTES = MIB
 MAX_DEPTH = 8               # of lists in lists; at some thousands YAML's parser overflows the stack
 
 
-def read_options(path: str) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
-    """The models, the engine's options and the server's."""
+def read_options(path: str) -> tuple[list[str], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The models, the engine's options, the server's, and vLLM's that are neither."""
+    from penstock.commands.vllm_flags import VllmFlags
     from penstock.server.config import ServerConfig
 
     values = {str(name).replace("-", "_"): value for name, value in _parse(Path(path)).items()}
@@ -23,13 +25,14 @@ def read_options(path: str) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
     models = [models] if isinstance(models, str) else models
     if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
         raise InvalidConfig(f"{path}: model must be a string or a list of them")
-    known = {kind: {option.name: str(option.type) for option in fields(kind)} for kind in (EngineConfig, ServerConfig)}
+    known = {kind: {option.name: str(option.type) for option in fields(kind)}
+             for kind in (EngineConfig, ServerConfig, VllmFlags)}
     for name in values:
         if not any(name in names for names in known.values()):
             raise InvalidConfig(f"{path}: unknown option {shown(name)}; penstock serve --help lists them")
-    engine, server = ({name: _value(value, names[name]) for name, value in values.items() if name in names}
-                      for names in known.values())
-    return models, engine, server
+    engine, server, vllm = ({name: _value(value, names[name]) for name, value in values.items() if name in names}
+                            for names in known.values())
+    return models, port_options(engine), server, vllm
 
 
 def _value(value: Any, kind: str) -> Any:

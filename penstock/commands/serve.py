@@ -33,13 +33,13 @@ def serve(model: Model = None, models: Models = None, config: File = None, *, op
     from penstock.server.log import set_up_log
     from penstock.server.run import serve as run
 
-    names, filed, filed_server = read_options(config) if config else ([], {}, {})
+    names, filed, filed_server, filed_vllm = read_options(config) if config else ([], {}, {}, {})
     named = ([model] if model else []) + (models or []) or names or ["smollm2"]
     settings = ServerConfig.from_options(**{**filed_server, **server})
     engine = {**filed, **options}
     EngineConfig.from_options(**engine)
     set_up_log(settings.log_format)
-    VllmFlags.from_options(**vllm)
+    VllmFlags.from_options(**{**filed_vllm, **vllm})
     served = named_models(named, settings.first_name)
     taken = next((name for name in list(served)[1:] if name in settings.served_model_name), None)
     if taken is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +54,12 @@ def test_not_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     main(["serve", "--help"])
     shown = capsys.readouterr().out.split()
     assert "--port" in shown and not {f"--{field.name.replace('_', '-')}" for field in fields(VllmFlags)} & set(shown)
+
+
+def test_in_a_file(served: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("model: smollm2\ntensor-parallel-size: 1\ntrust-remote-code: true\ndtype: half\n")
+    assert main(["serve", "--config", str(file)]) == 0
+    assert served[0][1] == {"dtype": "float16"} and "trust_remote_code=True has no effect" in capsys.readouterr().err
+    file.write_text("model: smollm2\ntensor-parallel-size: 2\n")
+    assert main(["serve", "--config", str(file)]) == 1 and "one device" in capsys.readouterr().err
