@@ -34,6 +34,7 @@ MANY = 8                     # letters: of more, one and a long word stand for a
 DEAREST = 3                  # the last in order costs no more than the one in this place
 PLACE = 8                    # what each place in the order costs
 AGAIN = 1                    # what a state costs that looks like one met before
+DEEPER = 4                   # and each bracket: what may contain itself is not gone into for ever
 MAX_LITERALS = 8
 QUOTE = ord('"')
 BLANKS = b" \t\n\r"
@@ -197,7 +198,9 @@ class Closer:
             more = matcher.compute_ff_bytes()
             if not more or b"\xff" in more:
                 break
-        return replace(step, remaining=-len(text), matcher=matcher, text=text, place=place, more=None)
+        deeper = len(place.commas) - len(step.place.commas) if place and step.place else 0
+        return replace(step, cost=step.cost + DEEPER * max(0, deeper), remaining=-len(text), matcher=matcher, text=text,
+                       place=place, more=None)
 
     def _next(self, place: Place | None) -> list[bytes]:
         """Continuations to try in a state with these bits, the likeliest to close first."""

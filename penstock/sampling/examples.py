@@ -25,7 +25,6 @@ MAX_SUFFIXES = 16
 MAX_EXAMPLES = 128
 MIN_LONG = 32                # characters that a string must have at least: a search by bytes goes on for too long
 LIKED = "a1A _-./:@#"        # of characters that will do, the first of these
-_EXPRESSIONS = re.compile(r'"pattern"\s*:\s*("(?:[^"\\]|\\.)*")')
 _LENGTHS = re.compile(r'"minLength"\s*:\s*(\d{1,9})')
 
 
@@ -37,12 +36,25 @@ def string_examples(asked: StructuredOutputsParams) -> list[bytes]:
     """For the expressions in a schema, texts that match them and ends of those, as JSON spells them."""
     if asked.json is None:
         return []
-    found = dict.fromkeys(_EXPRESSIONS.findall(asked.source))
     texts: dict[str, None] = {}
-    for expression in list(found)[:MAX_EXPRESSIONS]:
-        for text in examples(json.loads(expression)):
+    for expression in list(dict.fromkeys(_expressions(json.loads(asked.source))))[:MAX_EXPRESSIONS]:
+        for text in examples(expression):
             texts |= dict.fromkeys(text[begin:] for begin in range(min(len(text), MAX_SUFFIXES)))
     return [json.dumps(text, ensure_ascii=False)[1:-1].encode() for text in list(texts)[:MAX_EXAMPLES]]
+
+
+def _expressions(schema: Any) -> Iterator[str]:
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            if isinstance(part.get("pattern"), str):
+                yield part["pattern"]
+            if isinstance(part.get("patternProperties"), dict):
+                yield from part["patternProperties"]
+            todo += part.values()
+        elif isinstance(part, list):
+            todo += part
 
 
 def has_long_strings(asked: StructuredOutputsParams) -> bool:

@@ -26,8 +26,8 @@ SCHEMAS: dict[str, Any] = {one["name"]: one["schema"] for one in map(json.loads,
 QUICK = ("github-workflow", "k8s-probe", "pydantic-discriminated", "pydantic-set", "rust-schemars", "fn-nullable-oneof",
          "std-not-const-number", "std-not-object", "std-oneOf-string-any", "std-if-types", "std-cases", "std-deps",
          "std-depSchemas", "std-propertyNames", "std-patternProps-overlap", "std-minProps", "std-contains",
-         "std-uneval-oneOf", "std-id-relative", "std-ref-circular-siblings", "std-recursiveRef",
-         "std-pattern-unanchored")
+         "std-uneval-oneOf", "std-id-relative", "std-ref-circular-siblings", "std-recursiveRef", "std-ref-mutual",
+         "std-vega-ish", "std-pattern-unanchored")
 
 
 def is_valid(schema: Any, value: Any) -> bool:
