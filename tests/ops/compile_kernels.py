@@ -17,6 +17,7 @@ import penstock.ops.triton  # noqa: F401  registers the bodies
 from penstock.ops import OPS
 from penstock.ops.attention import Shared, Work, paged
 from penstock.ops.cache import FP8
+from penstock.ops.extras import make_extras
 from penstock.ops.int_product import TILES, empty_ints, int_example
 from penstock.ops.product import is_few
 from penstock.ops.triton import launch
@@ -39,7 +40,7 @@ class Elsewhere:
         return GPUTarget("cuda", self.capability, 32)
 
 
-def _calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """An example of each op with a body, and attention in all its ways, with a cache of 8-bit floats where the chip has
     them."""
     for name, op in OPS.items():
@@ -49,10 +50,13 @@ def _calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, given
             if "k_cache" in given and has_fp8 and name != "qkv_attention":      # which takes two other kernels then
                 yield name, given | {cache: given[cache].to(FP8) for cache in ("k_cache", "v_cache")}
-    yield "sample", {"logits": torch.zeros((2, 9000), dtype=torch.bfloat16), "temperature": torch.zeros(3),
-                     "keys": torch.zeros(3, dtype=torch.int64), "positions": torch.zeros(2, dtype=torch.int64),
-                     "rows": torch.zeros(2, dtype=torch.int32), "last": torch.zeros(3, dtype=torch.int64),
-                     "wishes": make_wishes(3, 9000)}
+    sampled = {"logits": torch.zeros((2, 9000), dtype=torch.bfloat16), "temperature": torch.zeros(3),
+               "keys": torch.zeros(3, dtype=torch.int64), "positions": torch.zeros(2, dtype=torch.int64),
+               "rows": torch.zeros(2, dtype=torch.int32), "last": torch.zeros(3, dtype=torch.int64),
+               "wishes": make_wishes(3, 9000)}
+    yield "sample", sampled
+    if has_extras:
+        yield "sample", sampled | {"extras": make_extras(3, 9000, 512)}
     yield from (("int_product", example) for example in _int_products())
     yield from (("product", example) for example in _few_rows())
     tiles = torch.tensor([[3, 0]], dtype=torch.int32)
@@ -136,7 +140,7 @@ def main(capability: int, once: bool = False) -> None:
 
     JITFunction.run = compile_only                               # type: ignore[method-assign]
     torch._scaled_mm = unmultiplied                              # type: ignore[assignment]
-    usual = [(OPS[name].bodies["cuda"], example) for name, example in _calls(capability >= 89)]
+    usual = [(OPS[name].bodies["cuda"], example) for name, example in _calls(capability >= 89, not once)]
     exact = [(OPS[name].exact_bodies["cuda"], example) for name, example in _exact_calls(capability >= 89)]
     for body, example in usual + exact:
         if "k_cache" in example:

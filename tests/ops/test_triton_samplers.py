@@ -35,8 +35,10 @@ def _no_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for case in ((300, 2.0, 1, 6), (9000, 3.0, 2, 3), (20_000, 0.5, 3, 2)))])
 def test_against_the_reference(size: int, scale: float, seed: int, steps: int) -> None:
     states = rows_of(size, seed, len(ASKED))
+    if steps == 1:                        # one of each kind
+        states = [states[i] for i in (0, 3, 6, 9, 10, 13, 15, 16)]
     logits = normal(seed, steps, len(states), size, scale=scale)
-    logits[:, 3, :100] = -torch.inf
+    logits[:, 1, :100] = -torch.inf
     found = drawn(states, logits, DEVICE, steps, sample.bodies["cuda"].function)
     expected = drawn(states, logits, "cpu", steps, sample.reference)
     assert found[0] == expected[0]
