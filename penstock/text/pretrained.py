@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 from penstock.errors import InvalidRequest
 from penstock.text.facts import TokenNames
@@ -89,17 +89,9 @@ class PretrainedTokenizer:
     def get_vocab(self) -> dict[str, int]:
         return dict(self._vocab)
 
-    @overload
-    def convert_ids_to_tokens(self, ids: int) -> str | None: ...
-    @overload
-    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]: ...
     def convert_ids_to_tokens(self, ids: Any) -> Any:
         return self._token(ids) if isinstance(ids, int) else [self._token(int(id)) for id in ids]
 
-    @overload
-    def convert_tokens_to_ids(self, tokens: str) -> int | None: ...
-    @overload
-    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]: ...
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         """The unknown token's id, where there is one, for what the vocabulary lacks."""
         if isinstance(tokens, str):
@@ -112,7 +104,7 @@ class PretrainedTokenizer:
         return self._tokenizer.encode(text, add_special_tokens)
 
     def tokenize(self, text: str) -> list[str | None]:
-        return self.convert_ids_to_tokens(self.encode(text, add_special_tokens=False))
+        return [self._token(id) for id in self.encode(text, add_special_tokens=False)]
 
     def __call__(self, text: str | Sequence[str], *, add_special_tokens: bool = True) -> Encoding:
         texts = [text] if isinstance(text, str) else list(text)
