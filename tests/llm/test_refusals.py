@@ -128,7 +128,12 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "ignore_eos": ["yes", 1, None], "include_stop_str_in_output": ["yes", 0], "detokenize": [None, 1],
     "skip_special_tokens": ["no", 2], "structured_outputs": [5, "a*", {"regex": "a*"}],
     "guided_decoding": [5, {"regex": "a*"}], "output_kind": [0, "DELTA", None],
-    "logits_processors": [print, "print", ["print"], {"a": print}],
+    "logits_processors": [print, "print", ["print"], {"a": print}], "thinking_token_budget": [*COUNTS],
+    "repeat_last_n": COUNTS, "dry_penalty_last_n": [*COUNTS, None], "dry_allowed_length": [*COUNTS, -1, None],
+    "dry_multiplier": [*NUMBERS, -1], "dry_base": [*NUMBERS, -1], "xtc_probability": [*NUMBERS, -0.1, 1.1],
+    "xtc_threshold": [*NUMBERS, -0.1, 1.1], "dynatemp_range": [*NUMBERS, -1], "dynatemp_exponent": [*NUMBERS, -1],
+    "top_n_sigma": NUMBERS, "mirostat": [*COUNTS, 3, None], "mirostat_tau": [*NUMBERS, -1],
+    "mirostat_eta": [*NUMBERS, -1], "dry_sequence_breakers": [5, [5], [""], b"x"],
 }
 
 
