@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -10,9 +10,8 @@ from penstock.server.batch.entries import URLS
 from penstock.server.fields import Body
 from penstock.server.files.routes import MIN_AGE_S
 from penstock.server.files.store import DAY_S, MAX_AGE_S
+from penstock.server.responses.body import Metadata
 
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-                     Field(max_length=16)]              # OpenAI's own limits
 WINDOWS_S = {"24h": DAY_S}
 
 

@@ -20,7 +20,7 @@ def page_of(objects: Sequence[dict[str, Any]], asked: Mapping[str, str], max_lis
         raise ApiError(400, f"order={shown(order)}: give one of {', '.join(ORDERS)}", param="order",
                        code="invalid_value")
     limit = asked.get("limit", str(default))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:MAX_DIGITS]) <= max_listed):
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= max_listed):
         raise ApiError(400, f"limit={shown(limit)}: give a number from 1 to {max_listed}", param="limit",
                        code="invalid_value")
     rest = list(objects if order == "asc" else reversed(objects))

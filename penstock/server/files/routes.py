@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from penstock.errors import shown
 from penstock.server.context import client_of, json_response
 from penstock.server.errors import ApiError
-from penstock.server.files.listing import page_of
+from penstock.server.files.listing import MAX_DIGITS, page_of
 from penstock.server.files.store import MAX_AGE_S, FileStore, StoredFile, read_part
 from penstock.server.files.upload import Upload
 
@@ -78,7 +78,8 @@ def _lifetime(fields: dict[str, str]) -> int:
                        code="invalid_value")
     if seconds is None:
         return MAX_AGE_S
-    if not (seconds.isascii() and seconds.isdigit() and MIN_AGE_S <= int(seconds[:9]) <= MAX_AGE_S):
+    if not (seconds.isascii() and seconds.isdigit() and len(seconds) <= MAX_DIGITS
+            and MIN_AGE_S <= int(seconds) <= MAX_AGE_S):
         raise ApiError(400, f"expires_after.seconds={shown(seconds)}: give a number from {MIN_AGE_S} to {MAX_AGE_S}",
                        param="expires_after", code="invalid_value")
     return int(seconds)

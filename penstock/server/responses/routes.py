@@ -24,6 +24,7 @@ from penstock.server.context import (
 from penstock.server.conversation import Conversation
 from penstock.server.errors import ApiError
 from penstock.server.fields import WHOLE
+from penstock.server.files.listing import page_of
 from penstock.server.responses.answer import ResponseAnswer
 from penstock.server.responses.background import Background, Running, no_events
 from penstock.server.responses.body import InputBody, InputTokensBody, ResponsesBody
@@ -31,7 +32,7 @@ from penstock.server.responses.items import Item
 from penstock.server.responses.store import Kept, ResponseStore, encode
 from penstock.server.responses.translate import fitted, to_chat
 
-MOST_LISTED = 100
+MAX_LISTED, LISTED = 100, 20
 
 
 async def responses(request: Request) -> Response:
@@ -130,20 +131,7 @@ async def delete_response(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     kept = _kept(request)
     items = await room_of(request).run(lambda: msgspec.json.decode(kept.items))
-    asked = request.query_params
-    if asked.get("order", "desc") != "asc":
-        items.reverse()
-    ids = [item["id"] for item in items]
-    if "after" in asked:
-        if asked["after"] not in ids:
-            raise ApiError(400, f"after={asked['after'][:80]!r} is none of the items", param="after")
-        items = items[ids.index(asked["after"]) + 1:]
-    limit = asked.get("limit", "20")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_LISTED):
-        raise ApiError(400, f"limit={limit[:80]!r} must be a number from 1 to {MOST_LISTED}", param="limit")
-    page = items[:int(limit)]
-    return json_response({"object": "list", "data": page, "first_id": page[0]["id"] if page else "",
-                          "last_id": page[-1]["id"] if page else "", "has_more": len(items) > len(page)})
+    return json_response(page_of(items, request.query_params, MAX_LISTED, LISTED))
 
 
 def _store(request: Request) -> ResponseStore:
