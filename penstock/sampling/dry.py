@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -28,6 +29,23 @@ def breaking(bits: bytes, size: int) -> Array:
     """[size] bool of a request's `dry_breakers`."""
     known = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[:size].astype(bool)
     return np.concatenate((known, np.zeros(size - len(known), dtype=bool)))
+
+
+@lru_cache(maxsize=4)
+def count_runs(text: bytes, most: int) -> Array:
+    """Count by distance how many tokens are those at the end of a text of int64, up to `most`. Siblings ask for the same
+    prompt's."""
+    tokens = np.frombuffer(text, dtype=np.int64)
+    last = len(tokens) - 1
+    runs = np.zeros(len(tokens), dtype=np.int64)
+    ends = np.arange(last)
+    for run in range(most):
+        ends = ends[ends >= run]
+        ends = ends[tokens[ends - run] == tokens[last - run]]
+        if not len(ends):
+            break
+        runs[last - ends] = run + 1
+    return runs
 
 
 class Dry:
@@ -106,7 +124,10 @@ class Dry:
         if len(self._runs) < len(self._text) + 1:
             self._runs = np.concatenate((self._runs, np.zeros(len(self._text) + 1 - len(self._runs), dtype=np.int64)))
         if not self._counted:
-            self._count_anew()
+            runs = count_runs(self.text[-self._last_n - 1:].tobytes(), self._most)
+            self._runs[:] = 0
+            self._runs[:len(runs)] = runs
+            self._counted = self._length
         for end in range(self._counted, self._length):
             self._runs[end] = 0
             first = max(0, end - self._last_n)
@@ -114,16 +135,3 @@ class Dry:
             runs += 1
             runs *= self._text[first:end][::-1] == self._text[end]
         self._counted = self._length
-
-    def _count_anew(self) -> None:
-        """Of the whole text, as far as lengths matter."""
-        text, length = self.text, self._length
-        self._runs[:] = 0
-        ends = np.arange(max(0, length - 1 - self._last_n), length - 1)
-        for run in range(self._most):
-            ends = ends[ends >= run]
-            ends = ends[text[ends - run] == text[length - 1 - run]]
-            if not len(ends):
-                break
-            self._runs[length - 1 - ends] = run + 1
-        self._counted = length

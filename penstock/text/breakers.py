@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 SEPARATOR = b"\xff"            # no part of any text
-MAX_KEPT = 64                  # strings whose ids are remembered
+MAX_KEPT = 64                  # strings, and lists of them, whose ids are remembered
 
 
 class TokenSearch:
@@ -18,9 +18,14 @@ class TokenSearch:
         self._all = SEPARATOR.join([*texts, b""])
         self._ends = list(accumulate(len(text) + 1 for text in texts))
         self._find = lru_cache(MAX_KEPT)(self._containing)
+        self._find_any = lru_cache(MAX_KEPT)(self._containing_any)
 
     def containing(self, strings: Sequence[str]) -> bytes:
-        """A bit for each id whose text contains any of the strings, the lowest id first."""
+        """A bit for each id whose text contains any of the strings, the lowest id first; the same object for the same
+        strings, as many requests may wait with it."""
+        return self._find_any(tuple(strings))
+
+    def _containing_any(self, strings: tuple[str, ...]) -> bytes:
         found = 0
         for text in strings:
             found |= self._find(text)
