@@ -72,6 +72,10 @@ class Answer:
         return self._output.forced_closing
 
     @property
+    def relaxed(self) -> tuple[str, ...]:
+        return self._output.relaxed
+
+    @property
     def stopped(self) -> bool:
         """A stop string ended the answer; the engine does not know of it."""
         return self._stop.matched is not None
@@ -183,7 +187,8 @@ class Collector:
         if self.listener is not None:
             self.listener(StreamDelta(delta.request_id, delta.sibling, text, delta.tokens[:taken], logprobs,
                                       answer.finish_reason, answer.stop_reason, len(self.request.tokens),
-                                      self._num_cached, prompt_logprobs, answer.forced_closing))
+                                      self._num_cached, prompt_logprobs, answer.forced_closing,
+                                      answer.relaxed if answer.finish_reason else ()))
         return answer.stopped and not delta.finish_reason
 
     def output(self) -> RequestOutput:

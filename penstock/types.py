@@ -561,6 +561,7 @@ class StreamDelta:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None    # with the first tokens, where asked for
     forced_closing: bool = False       # from here on; see CompletionOutput
+    relaxed: tuple[str, ...] = ()      # with the last of an answer; see CompletionOutput
 
 
 @dataclass

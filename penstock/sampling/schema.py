@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 
+from penstock.errors import InvalidRequest
 from penstock.sampling import schema_arrays, schema_logic, schema_objects, schema_text
 from penstock.sampling.schema_writer import Writer
 
@@ -21,6 +22,9 @@ def write_schema(text: str, strict: bool) -> tuple[str, tuple[str, ...]]:
     """The schema as llguidance reads it, and what was relaxed in it."""
     writer = Writer(json.loads(text), strict, KEYWORDS)
     written = json.dumps(writer.write())
+    if len(written) > MAX_WRITTEN:
+        raise InvalidRequest(f"structured_outputs: the schema is too large: written out it has {len(written)} "
+                             f"characters, and {MAX_WRITTEN} are compiled; give a simpler one")
     relaxed = tuple(writer.relaxed)
     if len(relaxed) > MAX_RELAXED:
         relaxed = (*relaxed[:MAX_RELAXED - 1], f"and {len(relaxed) - MAX_RELAXED + 1} more")

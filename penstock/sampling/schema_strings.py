@@ -8,14 +8,21 @@ from typing import Any
 
 from penstock.sampling.grammar import reason
 
-MAX_KEPT = 4096
+MAX_KEPT = 2048
+MAX_KEPT_CHARS = 2048        # of one
 
 
-@lru_cache(MAX_KEPT)
 def _refusal(schema: str) -> str:
+    return _kept(schema) if len(schema) <= MAX_KEPT_CHARS else _asked(schema)
+
+
+def _asked(schema: str) -> str:
     from llguidance import LLMatcher
 
     return LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema, None, {"whitespace_flexible": False}))
+
+
+_kept = lru_cache(MAX_KEPT)(_asked)
 
 
 def refusal(schema: dict[str, Any]) -> str | None:
