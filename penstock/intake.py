@@ -197,6 +197,7 @@ class Intake:
 
     def prepare(self, params: SamplingParams, num_prompt: int) -> object:
         """All that may take long about a request, done beforehand; hold the result until it is taken in."""
+        self.dry_breakers(params)
         return self.compiled(params, params.max_tokens or max(1, self.longest - num_prompt))
 
     def compiled(self, params: SamplingParams | BeamSearchParams | None, max_tokens: int | None = None,

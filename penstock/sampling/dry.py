@@ -33,7 +33,7 @@ def breaking(bits: bytes, size: int) -> Array:
 
 @lru_cache(maxsize=4)
 def count_runs(text: bytes, most: int) -> Array:
-    """Count by distance how many tokens are those at the end of a text of int64, up to `most`. Siblings ask for the same
+    """Count by distance how many tokens are those at the end of a text of int64, up to `most`. Siblings ask for their
     prompt's."""
     tokens = np.frombuffer(text, dtype=np.int64)
     last = len(tokens) - 1

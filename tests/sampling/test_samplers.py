@@ -182,6 +182,17 @@ def test_penalties_look_back_so_far(make_row: Make, prompt: list[int], n: int, m
     assert np.allclose(row.edit(logits), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_who_chooses_on_a_gpu(make_row: Make) -> None:
+    """The device all of it, but windows that its counts cannot follow."""
+    for asked in ({"mirostat": 1}, {"xtc_probability": 0.5}, {"top_n_sigma": 1.0}, {"dynatemp_range": 0.5},
+                  {"dry_multiplier": 1.0, "temperature": 0.0}, {"repetition_penalty": 1.1, "repeat_last_n": 64}):
+        assert make_row(**asked).asks_extras, asked
+    for asked in ({}, {"top_p": 0.5}, {"mirostat": 2, "temperature": 0.0}, {"repeat_last_n": 64},
+                  {"repetition_penalty": 1.1, "repeat_last_n": 0}):
+        assert make_row(**asked).on_device and not make_row(**asked).asks_extras, asked
+    assert not make_row(repetition_penalty=1.1, repeat_last_n=16_384).on_device
+
+
 @pytest.mark.parametrize("values", [{"mirostat": 3}, {"mirostat_tau": -1}, {"mirostat_eta": 2}, {"xtc_probability": 2},
                                     {"xtc_threshold": -0.1}, {"top_n_sigma": math.nan}, {"dynatemp_range": -1},
                                     {"dynatemp_exponent": "1"}, {"repeat_last_n": -2}, {"repeat_last_n": True}])
