@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.sampling.schema_not import Follow, Schema, as_list, assertions, is_number, same
+from penstock.sampling.schema_not import Follow, Schema, as_list, assertions, is_number, json_key, same
 from penstock.sampling.schema_strings import are_apart, is_empty
 
 EVERY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
@@ -12,6 +12,7 @@ APART_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "ip
 STRING = frozenset({"minLength", "maxLength", "pattern", "format"})
 MAX_DEPTH = 6
 MAX_STEPS = 20_000           # in one schema
+MAX_ASKED = 5000             # of llguidance, in one schema
 MAX_CONJUNCTS = 16
 
 
@@ -21,6 +22,36 @@ class Apart:
     def __init__(self, follow: Follow) -> None:
         self._follow = follow
         self._num_steps = 0
+        self._num_asked = 0
+
+    def may_ask(self, num: int = 1) -> bool:
+        """Whether llguidance may be asked `num` times more about expressions."""
+        self._num_asked += num
+        return self._num_asked <= MAX_ASKED
+
+    def are_told_apart(self, options: list[Any]) -> bool:
+        """No two of them match at once, by the values of one required property or their own."""
+        named = [self._values_by_name(option) for option in options]
+        for name in named[0] if named else ():
+            values = [key for one in named for key in one.get(name, [])]
+            if all(name in one for one in named) and len(set(values)) == len(values):
+                return True
+        return False
+
+    def _values_by_name(self, option: Any) -> dict[str, list[str]]:
+        """The values that an option leaves to a required property; to itself, under no name."""
+        parts = self._conjuncts(option)
+        within = {"": parts}
+        if self._types(parts) == {"object"}:
+            names = dict.fromkeys(name for part in parts for name in part.get("required", ()))
+            for name in list(names)[:MAX_CONJUNCTS]:
+                within[name] = [part for one in _properties(parts, name) for part in self._conjuncts(one)]
+        found: dict[str, list[str]] = {}
+        for name, each in within.items():
+            values = next((values for part in each if (values := _values(part)) is not None), None)
+            if values is not None:
+                found[name] = list(dict.fromkeys(map(json_key, values)))
+        return found
 
     def disjoint(self, one: Any, two: Any, depth: int = 0) -> bool:
         self._num_steps += 1
@@ -69,13 +100,24 @@ class Apart:
         if type == "array":
             return _ranges_apart(ones, twos, "minItems", "maxItems")
         if type == "string":
-            return _ranges_apart(ones, twos, "minLength", "maxLength") or _strings_apart(ones, twos)
+            return _ranges_apart(ones, twos, "minLength", "maxLength") or self._strings_apart(ones, twos)
         return type in ("integer", "number") and _ranges_apart(ones, twos, "minimum", "maximum")
 
     def _objects_apart(self, ones: list[Schema], twos: list[Schema], depth: int) -> bool:
         names = {name: None for part in [*ones, *twos] for name in part.get("required", ()) if isinstance(name, str)}
         return any(self.disjoint(one, two, depth + 1) for name in names
                    for one in _properties(ones, name) for two in _properties(twos, name))
+
+    def _strings_apart(self, ones: list[Schema], twos: list[Schema]) -> bool:
+        for one in ones:
+            for two in twos:
+                formats = {one.get("format"), two.get("format")}
+                if len(formats) == 2 and formats <= APART_FORMATS:
+                    return True
+                if "pattern" in one and "pattern" in two and self.may_ask() and \
+                        are_apart(one["pattern"], two["pattern"]):
+                    return True
+        return False
 
     def _fails(self, value: Any, schema: Any, depth: int) -> bool:
         """`value` surely does not match."""
@@ -97,7 +139,7 @@ class Apart:
                 return True
             if is_number(value) and (value < part.get("minimum", value) or value > part.get("maximum", value)):
                 return True
-            if isinstance(value, str) and STRING & set(part) and is_empty(
+            if isinstance(value, str) and STRING & set(part) and self.may_ask() and is_empty(
                     {"type": "string", "const": value, **{key: part[key] for key in STRING if key in part}}):
                 return True
         return False
@@ -140,16 +182,5 @@ def _over(low: Schema, least: str, high: Schema, most: str) -> bool:
             if name != least and least != "minimum" or other != most and most != "maximum":
                 continue
             if is_number(begin) and is_number(end) and (begin > end or begin == end and (is_open or other_open)):
-                return True
-    return False
-
-
-def _strings_apart(ones: list[Schema], twos: list[Schema]) -> bool:
-    for one in ones:
-        for two in twos:
-            formats = {one.get("format"), two.get("format")}
-            if len(formats) == 2 and formats <= APART_FORMATS:
-                return True
-            if "pattern" in one and "pattern" in two and are_apart(one["pattern"], two["pattern"]):
                 return True
     return False

@@ -8,6 +8,7 @@ from penstock.sampling.schema_not import Schema, assertions, negate
 from penstock.sampling.schema_writer import Part, Path, Write, Writer
 
 MAX_OPTIONS = 64             # of a oneOf or of cases, compared with each other
+MAX_NEGATED = 256            # of a oneOf, each option within each other that it may match with
 
 
 def write_reference(writer: Writer, work: Part, value: str, path: Path) -> None:
@@ -65,15 +66,18 @@ def write_one_of(writer: Writer, work: Part, value: list[Any], path: Path) -> No
 
 def _without_each_other(writer: Writer, options: list[Any]) -> list[list[Any]] | None:
     """For each option, schemas that rule out the others, as far as those are not ruled out by it."""
+    without: list[list[Any]] = [[] for _ in options]
+    if writer.apart.are_told_apart(options):
+        return without
     if len(options) > MAX_OPTIONS:
         return None
-    without: list[list[Any]] = [[] for _ in options]
     for place, one in enumerate(options):
         for other, two in enumerate(options[place + 1:], place + 1):
             if not writer.apart.disjoint(one, two):
                 without[place].append(negate(two, writer.follow))
                 without[other].append(negate(one, writer.follow))
-    return None if any(one is None for each in without for one in each) else without
+    negated = [one for each in without for one in each]
+    return None if len(negated) > MAX_NEGATED or any(one is None for one in negated) else without
 
 
 def write_not(writer: Writer, work: Part, value: Any, path: Path) -> None:

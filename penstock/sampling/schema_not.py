@@ -193,10 +193,11 @@ def escape(text: str) -> str:
 
 def same(one: Any, two: Any) -> bool:
     """Equal as JSON: 1 is 1.0, and true is not 1."""
-    return _key(one) == _key(two)
+    return json_key(one) == json_key(two)
 
 
-def _key(value: Any) -> str:
+def json_key(value: Any) -> str:
+    """The same for values that are equal as JSON."""
     if isinstance(value, float) and value == value and abs(value) < 2**63 and value == int(value):
         return json.dumps(int(value))
     return json.dumps(value, sort_keys=True)

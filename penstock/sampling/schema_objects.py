@@ -10,7 +10,6 @@ from penstock.sampling.schema_not import Schema, any_of
 from penstock.sampling.schema_strings import are_apart, refusal
 from penstock.sampling.schema_writer import Part, Path, Write, Writer
 
-MAX_PATTERNS = 32
 MAX_SETS = 64                # of properties, one of which must be there
 MAX_DEPTH = 8
 DEPENDING = frozenset({"anyOf", "oneOf", "if", "dependentSchemas", "additionalProperties", "unevaluatedProperties"})
@@ -35,7 +34,8 @@ def write_patterns(writer: Writer, work: Part, value: Schema, path: Path) -> Non
         rest = writer.schema(work.said.get("additionalProperties", True), path)
         work.written["additionalProperties"] = any_of([rest, *(written.pop(name) for name in unread)])
     names = list(written)
-    if len(names) > MAX_PATTERNS or not all(are_apart(one, two) for one, two in combinations(names, 2)):
+    may_ask = writer.apart.may_ask(len(names) ** 2 // 2)
+    if not may_ask or not all(are_apart(one, two) for one, two in combinations(names, 2)):
         options = list(written.values())
         if any(option != options[0] for option in options):
             writer.relax("patternProperties", work.path, "two of them may match the same name")

@@ -149,7 +149,12 @@ def _hostile() -> dict[str, Any]:
     long = {"not": {"enum": ["a" * 150 + str(place) for place in range(200)]}}
     loops = {"$defs": {f"d{place}": {"properties": {f"p{other}": {"$ref": f"#/$defs/d{other}"} for other in range(60)}}
                        for place in range(60)}, "allOf": [{"$ref": f"#/$defs/d{place}"} for place in range(60)]}
-    return {"wide": wide, "chain": chain, "merged": merged, "cases": cases, "deep": deep, "long": long, "loops": loops,
+    told = {"properties": {f"p{place}": {"oneOf": [{"const": f"a{place}{other}"} for other in range(60)]}
+                           for place in range(150)}}
+    asked = {"properties": {f"p{place}": {"oneOf": [{"pattern": f"^a{place}{other}"} for other in range(60)]}
+                            for place in range(5)}}
+    return {"told": told, "asked": asked, "wide": wide,
+            "chain": chain, "merged": merged, "cases": cases, "deep": deep, "long": long, "loops": loops,
             "names": {"properties": {f"p{place}": {} for place in range(3000)}, "minProperties": 1500}}
 
 
