@@ -180,7 +180,7 @@ class AsyncLLM:
         params = self._service.streamable(params)
         encoded = encode(params is not None and params.truncate_prompt_tokens is not None)
         stream = stream or Stream()
-        if params is not None and params.structured_outputs is not None:
+        if params is not None and (params.structured_outputs is not None or params.has_dry):
             # Held here, so that the engine thread finds it made.
             stream.held = await asyncio.to_thread(self._service.intake.prepare, params, len(encoded.tokens))
         self._thread.open(stream, encoded, params, priority)
