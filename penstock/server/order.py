@@ -3,6 +3,7 @@ better of two priorities, come before it."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import islice
@@ -86,15 +87,14 @@ class LongestPrefix(_Overtaking):
 
     def begin(self, line: Line, lines: Iterable[Line]) -> None:
         super().begin(line, lines)
-        for key in _keys(line.first):
+        for key in reversed(_keys(line.first)):         # so that no block is forgotten before those behind it
             self._known[key] = None
             self._known.move_to_end(key)
         while len(self._known) > self._max_known:
             self._known.popitem(last=False)
 
     def cost(self, flight: Flight) -> int:
-        keys = _keys(flight)
-        return -next((count for count, key in enumerate(keys) if key not in self._known), len(keys))
+        return -bisect_left(_keys(flight), True, key=lambda key: key not in self._known)
 
 
 def _keys(flight: Flight) -> tuple[int, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import pytest
 
 from penstock.server.admission import Admission
 from penstock.server.flight import Flight
-from penstock.server.order import BLOCK_TOKENS, PASSES
+from penstock.server.line import Line
+from penstock.server.order import BLOCK_TOKENS, MIN_KNOWN_TOKENS, PASSES, LongestPrefix
 from penstock.types import Request
 
 
@@ -94,3 +96,19 @@ def test_one_that_is_entitled_to_a_row_is_not_overtaken() -> None:
     admission.enter(flight("short", range(3)))
     admission.promote(entitled)
     assert taken(admission) == ["entitled", "short"]
+
+
+def test_a_long_prompt_is_forgotten_from_its_end_and_compared_in_few_looks() -> None:
+    class Counted(OrderedDict[int, None]):
+        num_looks = 0
+
+        def __contains__(self, key: object) -> bool:
+            self.num_looks += 1
+            return super().__contains__(key)
+
+    order, tokens = LongestPrefix(), list(range(2 * MIN_KNOWN_TOKENS))
+    line = Line([flight("long", tokens)])
+    order.begin(line, [line])
+    order._known = known = Counted(order._known)
+    assert order.cost(flight("again", tokens)) == -(MIN_KNOWN_TOKENS // BLOCK_TOKENS)
+    assert known.num_looks < 20
