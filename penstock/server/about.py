@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from penstock.hub.names import looks_like_path
 from penstock.server.context import json_response, server_of
@@ -123,8 +124,15 @@ async def metrics(request: Request) -> Response:
 
 
 async def not_found(request: Request, error: Exception) -> Response:
-    return ApiError(404, f"there is no route {request.method} {request.url.path[:200]}: see /docs for those there are",
-                    code="not_found").response(request.url.path)
+    path = request.url.path
+    meant = [other for other in (f"/v1{path}", path.removeprefix("/v1")) if other != path and _is_route(request, other)]
+    advice = f"did you mean {meant[0][:200]}?" if meant else "see /docs for those there are"
+    return ApiError(404, f"there is no route {request.method} {path[:200]}: {advice}", code="not_found").response(path)
+
+
+def _is_route(request: Request, path: str) -> bool:
+    scope = {**request.scope, "path": path}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 async def wrong_method(request: Request, error: Exception) -> Response:

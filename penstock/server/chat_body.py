@@ -114,7 +114,7 @@ class NamedFunction(Body):
 
 
 class NamedChoice(Body):
-    type: Literal["function"]
+    type: Literal["function"] = "function"          # huggingface_hub leaves it out
     function: NamedFunction
 
 

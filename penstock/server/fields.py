@@ -66,7 +66,10 @@ class Body(Record):
     @classmethod
     def _sift(cls, values: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         known = _keys(cls)
-        if not isinstance(values, dict) or values.keys() <= known:
+        if not isinstance(values, dict):
+            return handler(values)
+        values = _drop_nulls(values, _nulls(cls))
+        if values.keys() <= known:
             return handler(values)
         unknown = info.context.unknown if isinstance(info.context, Budget) else UnknownKeys(refuses=True)
         if unknown.refuses and not cls.IS_LOOSE:
@@ -80,6 +83,19 @@ class Body(Record):
 @cache
 def _keys(body: type[BaseModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in body.model_fields.items())
+
+
+@cache
+def _nulls(body: type[BaseModel]) -> frozenset[str]:
+    """The keys for which null means the same as none: those that have a default, and a default other than null."""
+    return frozenset(field.alias or name for name, field in body.model_fields.items()
+                     if not field.is_required() and field.get_default(call_default_factory=True) is not None)
+
+
+def _drop_nulls(values: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """Without the nulls that many clients write for what is not set."""
+    null = {name for name in names if name in values and values[name] is None}
+    return {name: value for name, value in values.items() if name not in null} if null else values
 
 
 def undocumented(schema: dict[str, Any], names: Iterable[str]) -> None:

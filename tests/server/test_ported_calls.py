@@ -1,0 +1,57 @@
+"""Calls as other servers' users make them: nulls, names, addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from penstock.server.chat_body import ChatBody, NamedChoice
+from penstock.server.completion_body import CompletionBody
+from penstock.server.ollama.bodies import OllamaChat, OllamaGenerate
+from penstock.server.responses.body import ResponsesBody
+from penstock.server.stand_ins import stands_in
+from penstock.server.tgi.bodies import TgiBody
+from tests.server.running import RunningServer
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("body, needed", [
+    (ChatBody, {"messages": HI}), (CompletionBody, {"prompt": "hi"}), (ResponsesBody, {"input": "hi"}),
+    (OllamaChat, {"model": "a"}), (OllamaGenerate, {"model": "a"}), (TgiBody, {"inputs": "hi"}),
+])
+def test_null_is_the_same_as_nothing(body: type[BaseModel], needed: dict[str, Any]) -> None:
+    """Many clients write null for all that is not set."""
+    nulls = {field.alias or name: None for name, field in body.model_fields.items() if name not in needed}
+    assert body.model_validate({**nulls, **needed}).model_dump() == body.model_validate(needed).model_dump()
+
+
+def test_a_null_that_is_needed() -> None:
+    with pytest.raises(ValueError, match="messages"):
+        ChatBody.model_validate({"messages": None})
+
+
+def test_a_forced_tool_without_its_type() -> None:
+    """As huggingface_hub sends it."""
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = ChatBody.model_validate({"messages": HI, "tools": [tool], "tool_choice": {"function": {"name": "f"}}})
+    assert isinstance(body.tool_choice, NamedChoice) and body.tool_choice.function.name == "f"
+
+
+@pytest.mark.parametrize("name", ["o3", "o4-mini", "o1-preview", "davinci-002"])
+def test_openais_other_names(name: str) -> None:
+    assert stands_in(name)
+    assert not stands_in(f"x{name}")
+
+
+@pytest.mark.parametrize("path, advice", [
+    ("/chat/completions", "did you mean /v1/chat/completions?"), ("/v1/api/chat", "did you mean /api/chat?"),
+    ("/v1/v1/completions", "did you mean /v1/completions?"), ("/nowhere", "see /docs for those there are"),
+])
+def test_an_address_with_too_much_or_too_little(server: RunningServer, path: str, advice: str) -> None:
+    answer = httpx.post(server.url + path, json={})
+    assert answer.status_code == 404
+    assert f"there is no route POST {path}: {advice}" in answer.text
