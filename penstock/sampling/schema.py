@@ -8,6 +8,7 @@ keyword is named with its place; a strict request is refused instead.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from penstock.errors import InvalidRequest
 from penstock.sampling import schema_arrays, schema_logic, schema_objects, schema_text
@@ -18,9 +19,10 @@ MAX_WRITTEN = 1 << 22        # characters
 KEYWORDS = {**schema_logic.KEYWORDS, **schema_text.KEYWORDS, **schema_arrays.KEYWORDS, **schema_objects.KEYWORDS}
 
 
-def write_schema(text: str, strict: bool) -> tuple[str, tuple[str, ...]]:
-    """The schema as llguidance reads it, and what was relaxed in it."""
-    writer = Writer(json.loads(text), strict, KEYWORDS)
+def write_schema(text: str, strict: bool, left_out: Collection[str] = ()) -> tuple[str, tuple[str, ...]]:
+    """The schema as llguidance reads it, and what was relaxed in it: `minProperties` (with `maxProperties`) or
+    `patternProperties` (with `propertyNames`) everywhere, where they are `left_out`."""
+    writer = Writer(json.loads(text), strict, KEYWORDS, frozenset(left_out))
     written = json.dumps(writer.write())
     if len(written) > MAX_WRITTEN:
         raise InvalidRequest(f"structured_outputs: the schema is too large: written out it has {len(written)} "

@@ -27,9 +27,10 @@ def write_additional(writer: Writer, work: Part, value: Any, path: Path) -> None
 def write_patterns(writer: Writer, work: Part, value: Schema, path: Path) -> None:
     """llguidance takes expressions that it can read, no two of which match the same name."""
     written = {name: writer.schema(one, (*path, name)) for name, one in value.items()}
-    unread = [name for name in value if refusal({"type": "object", "patternProperties": {name: True}})]
+    unread = [name for name in value if "patternProperties" in writer.left_out
+              or refusal({"type": "object", "patternProperties": {name: True}})]
     for name in unread:
-        writer.relax("patternProperties", work.path, f"{name} cannot be read")
+        writer.relax("patternProperties", work.path, f"{name} cannot be matched")
     if unread:
         rest = writer.schema(work.said.get("additionalProperties", True), path)
         work.written["additionalProperties"] = any_of([rest, *(written.pop(name) for name in unread)])
@@ -50,7 +51,8 @@ def write_names(writer: Writer, work: Part, value: Any, path: Path) -> None:
     expression = name_expression(value, writer.follow)
     if expression == "":
         return
-    if expression is None or "patternProperties" in work.said and value is not False:
+    is_alone = "patternProperties" not in work.said and "patternProperties" not in writer.left_out
+    if expression is None or isinstance(expression, str) and not is_alone:
         writer.relax("propertyNames", work.path)
         return
     names: Schema = {"patternProperties": {expression: True}} if isinstance(expression, str) else \
@@ -91,6 +93,9 @@ def write_least(writer: Writer, work: Part, value: int, path: Path) -> None:
     missing = value - len(set(required))
     if missing <= 0:
         return
+    if "minProperties" in writer.left_out:
+        writer.relax("minProperties", work.path)
+        return
     if COMBINING & set(work.said) or not names and missing > 1 and _has_free_names(work):
         writer.relax("minProperties", work.path, "" if names else "a name may come twice")
     if COMBINING & set(work.said):
@@ -118,6 +123,9 @@ def write_most(writer: Writer, work: Part, value: int, path: Path) -> None:
     required = work.said.get("required", ())
     names = [name for name in work.said.get("properties", {}) if name not in required]
     spare = value - len(set(required))
+    if "minProperties" in writer.left_out:
+        writer.relax("maxProperties", work.path)
+        return
     if not names and not COMBINING & set(work.said):
         work.written["maxProperties"] = value
         return
@@ -145,7 +153,8 @@ def write_unevaluated(writer: Writer, work: Part, value: Any, path: Path) -> Non
     options = work.said.get(choice, [True])
     around = _known(writer, {key: one for key, one in work.said.items() if key not in (choice, path[-1])})
     known = [_known(writer, option) for option in options]
-    if around is None or any(one is None for one in known):
+    has_patterns = any(name.startswith("/") for one in (around, *known) for name in one or ())
+    if around is None or None in known or has_patterns and "patternProperties" in writer.left_out:
         writer.relax("unevaluatedProperties", work.path)
     elif not COMBINING & set(work.said):
         work.written["additionalProperties"] = writer.schema(value, path)

@@ -59,8 +59,10 @@ class Part:
 class Writer:
     """Writes one schema. `relaxed` names what was left out of it, with its place."""
 
-    def __init__(self, root: Any, strict: bool, keywords: Mapping[str, Write]) -> None:
+    def __init__(self, root: Any, strict: bool, keywords: Mapping[str, Write], left_out: frozenset[str] = frozenset(),
+                 ) -> None:
         self.strict = strict
+        self.left_out = left_out
         self.relaxed: dict[str, None] = {}
         self.references = References(root)
         self.apart = Apart(self.follow)

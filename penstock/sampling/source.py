@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InvalidRequest
 from penstock.sampling.schema import MAX_RELAXED, write_schema
+from penstock.sampling.schema_types import add_types
 from penstock.sampling.tags import TagGrammar
 from penstock.types import StructuredOutputsParams
 
@@ -33,9 +34,9 @@ class Source:
     relaxed: tuple[str, ...] = ()
 
 
-def write_grammar(asked: StructuredOutputsParams, special: Mapping[int, bytes] | None = None, lenient: bool = False,
-                  ) -> Source:
-    """`special` has the texts of special tokens. `lenient`: llguidance passes over what it cannot count."""
+def write_grammar(asked: StructuredOutputsParams, special: Mapping[int, bytes] | None = None,
+                  left_out: Collection[str] = ()) -> Source:
+    """`special` has the texts of special tokens; the keywords `left_out` of a schema are relaxed."""
     from llguidance import LLMatcher
 
     if asked.regex is not None:
@@ -50,9 +51,8 @@ def write_grammar(asked: StructuredOutputsParams, special: Mapping[int, bytes] |
     if asked.structural_tag is not None:
         return _write_tags(asked, special or {})
     schema = '{"type": "object"}' if asked.json is None else str(asked.json)
-    written, relaxed = _write_schema(schema, asked.strict)
-    layout = {**_layout(asked), "lenient": lenient}
-    return Source(LLMatcher.grammar_from_json_schema(written, None, layout), relaxed)     # type: ignore[arg-type]
+    written, relaxed = _write_schema(schema, asked.strict, left_out)
+    return Source(LLMatcher.grammar_from_json_schema(written, None, _layout(asked)), relaxed)  # type: ignore[arg-type]
 
 
 def _layout(asked: StructuredOutputsParams) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def _write_tags(asked: StructuredOutputsParams, special: Mapping[int, bytes]) ->
     return Source(json.dumps(written), tuple(relaxed)[:MAX_RELAXED])
 
 
-def _write_schema(schema: str, strict: bool) -> tuple[str, tuple[str, ...]]:
+def _write_schema(schema: str, strict: bool, left_out: Collection[str] = ()) -> tuple[str, tuple[str, ...]]:
     _limit("different references", len(set(_REFERENCE.findall(schema))))
     if _has_least(json.loads(schema)):
         raise InvalidRequest("structured_outputs: a number about -2**63 stands in the schema, which cannot be read: "
                              "use one over -9223372036854775000")
-    written, relaxed = write_schema(schema, strict)
+    written, relaxed = write_schema(add_types(schema), strict, left_out)
     return _nudged(written), relaxed
 
 

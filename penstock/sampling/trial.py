@@ -27,7 +27,7 @@ PROVE_S = 2.0                # for the least number of tokens: what is proven by
 STACK_BYTES = 512 << 20      # of the thread that compiles: the compiler goes into itself for each rule within a rule
 MAX_FORCED = 1 << 14         # bytes
 MAX_LEXER_STATES = 50_000    # of 1 to 2 kB each
-UNCOUNTED = "min/maxProperties only supported"
+UNMERGED = {"min/maxProperties only supported": "minProperties", "patternProperty regexes": "patternProperties"}
 Made = TypeVar("Made")
 
 
@@ -48,9 +48,10 @@ def compile_start(asked: StructuredOutputsParams, lexicon: Lexicon) -> tuple[LLM
     """The grammar's start, from which every answer begins with a copy, and what was relaxed in it."""
     source = write_grammar(asked, lexicon.special)
     start = _start(source, lexicon)
-    if start.is_error() and UNCOUNTED in start.get_error() and not asked.strict:
-        source = write_grammar(asked, lexicon.special, lenient=True)
-        source = replace(source, relaxed=(*source.relaxed, "minProperties and maxProperties of merged schemas"))
+    left_out: set[str] = set()
+    while start.is_error() and not asked.strict and (more := _unmerged(start.get_error()) - left_out):
+        left_out |= more
+        source = write_grammar(asked, lexicon.special, left_out)
         start = _start(source, lexicon)
     num_forced = len(start.compute_ff_bytes())
     if num_forced > MAX_FORCED:
@@ -59,6 +60,11 @@ def compile_start(asked: StructuredOutputsParams, lexicon: Lexicon) -> tuple[LLM
     if start.is_error():
         raise InvalidRequest(f"structured_outputs cannot be compiled: {reason(start.get_error())}")
     return start, source.relaxed
+
+
+def _unmerged(error: str) -> set[str]:
+    """Keywords that llguidance takes in each schema, and not in what it made of several."""
+    return {keyword for said, keyword in UNMERGED.items() if said in error}
 
 
 def _start(source: Source, lexicon: Lexicon) -> LLMatcher:

@@ -11,9 +11,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from penstock.errors import InvalidRequest
+from penstock.sampling.lexicon import Lexicon
 from penstock.sampling.schema import write_schema
 from penstock.sampling.schema_not import FORMATS, negate, other_strings
 from penstock.sampling.schema_strings import refusal
+from penstock.sampling.trial import compile_start
+from penstock.types import StructuredOutputsParams
 
 OBJECTS = [dict(zip(names, values)) for size in range(4) for names in itertools.combinations("abc", size)
            for values in itertools.product((1, "x"), repeat=size)]
@@ -109,6 +112,20 @@ def test_never_less_than_a_relaxed_schema(keyword: str) -> None:
     assert relaxed == (f"{named} at /",)
     assert all(now for now, given in zip(judge(json.loads(written)), judge(schema)) if given)
     assert refusal(json.loads(written)) is None
+
+
+@pytest.mark.parametrize(("schema", "relaxed"), [
+    ({"type": "object", "allOf": [{"patternProperties": {"^a": {"type": "integer"}}},
+                                  {"patternProperties": {"a$": {"maximum": 5}}}]},
+     ("patternProperties at /allOf/0", "patternProperties at /allOf/1")),
+    ({"type": "object", "allOf": [{"properties": {"a": {}}}, {"minProperties": 1}]}, ("minProperties at /allOf/1",))])
+def test_what_cannot_be_merged(schema: Any, relaxed: tuple[str, ...]) -> None:
+    """llguidance takes each of the schemas, and not both together."""
+    lexicon = Lexicon([bytes([byte]) for byte in range(256)], {}, lambda text: list(text.encode()))
+    with pytest.raises(InvalidRequest, match="cannot be compiled"):
+        compile_start(StructuredOutputsParams(json=schema), lexicon)
+    start, found = compile_start(StructuredOutputsParams(json=schema, strict=False), lexicon)
+    assert found == relaxed and start.consume_tokens(list(b'{"aa": 5}'))
 
 
 def test_every_string_but_some() -> None:
