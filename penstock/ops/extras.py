@@ -38,7 +38,8 @@ NAMES = tuple(field.name for field in fields(Extras))
 def make_extras(num_entries: int, vocab_size: int, max_tokens: int, device: torch.device | str = "cpu") -> Extras:
     """Entries that ask for nothing, of texts of at most so many tokens; of longer ones the end is looked back on."""
     width = 1 << (min(max_tokens, MOST_KEPT) - 1).bit_length()
-    numbers = torch.tensor(OFF, device=device).repeat(num_entries, 1)
+    numbers = torch.zeros((num_entries, NUM_EXTRAS), device=device)
+    numbers[:] = torch.tensor(OFF, device=device)
     history = torch.zeros((num_entries, width), dtype=torch.int32, device=device)
     breakers = torch.zeros((num_entries, -(-vocab_size // 32)), dtype=torch.int32, device=device)
     return Extras(numbers, history, breakers, torch.ones(num_entries, device=device))

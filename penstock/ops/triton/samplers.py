@@ -74,7 +74,7 @@ class Reshaping:
     def after_cut(self) -> Tensor:
         """XTC and dynamic temperature. The sums of each piece's weights at the temperature to draw with."""
         extras, numbers = self.extras, self.extras.numbers
-        found, tempered = self._floats(2), torch.empty_like(self.sums)
+        found, tempered = self._floats(2), torch.empty((self.num_rows, self.num_pieces), device=self.logits.device)
         ids = torch.empty((self.num_rows, self.num_pieces), dtype=torch.int32, device=self.logits.device)
         for kernel in (find_likely, leave_out):
             kernel[self.grid](self.edited, self.keys, self.positions, self.rows, numbers, self.tops, self.sums,

@@ -38,7 +38,7 @@ def later_steps(singles: SingleSteps) -> list[Work]:
     shared = (True, False) if len(singles.rows.tables) == 1 else (False,)
     return [*(partial(singles.warm, size) for size in singles.sizes[1:2]),
             partial(singles.warm, singles.sizes[0], False, WISHING), partial(_mixed, singles, wishing=WISHING),
-            partial(singles.warm, singles.sizes[0], False, EXTRA),
+            partial(singles.warm, singles.sizes[0], False, EXTRA), partial(_mixed, singles, wishing=EXTRA),
             *(partial(_mixed, singles, count) for count in singles.model.row_counts),
             *(partial(singles.warm, size, is_shared, PLAIN, longest) for size, longest in kinds.values()
               for is_shared in shared)]
@@ -50,7 +50,7 @@ def _of_tiles(singles: SingleSteps) -> list[Work]:
     most = singles.sizes[-1]
     sizes = {singles.size(min(rows, most)) for rows in (*ROWS[1:], most)} - set(singles.sizes[:2])
     return [*(partial(singles.warm, size, False, WISHING) for size in sorted(sizes)),
-            partial(singles.warm, singles.sizes[0], False, EXTRA),
+            partial(singles.warm, singles.sizes[0], False, EXTRA), partial(_mixed, singles, wishing=EXTRA),
             *(partial(_mixed, singles, rows, WISHING) for rows in (*ROWS[1:], MANY_ROWS))]
 
 
