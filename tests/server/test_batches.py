@@ -51,6 +51,16 @@ class Scripted:
         return (200, b'{"ok":1}') if self._answer is None else await self._answer(prompt)
 
 
+def answering(*prompts: str) -> Scripted:
+    """Answers these, and no other ever."""
+    async def answer(prompt: str) -> tuple[int, bytes]:
+        if prompt not in prompts:
+            await asyncio.Event().wait()
+        return 200, b'{"ok":1}'
+
+    return Scripted(answer)
+
+
 class Place:
     """A folder of files and batches that servers open one after another, with a clock of its own."""
 
@@ -71,17 +81,18 @@ class Place:
         return [json.loads(one) for one in batches.files.path_of(id).read_text().splitlines()]
 
 
-def add_input(batches: Batches, text: str) -> str:
+def add_input(batches: Batches, text: str, tenant: str = "") -> str:
     id = new_file_id()
     batches.files.path_of(id).write_text(text)
-    batches.files.reserve("", len(text))
-    batches.files.add(batches.files.make(id=id, tenant="", filename="in", purpose="batch", num_bytes=len(text)))
+    batches.files.reserve(tenant, len(text))
+    batches.files.add(batches.files.make(id=id, tenant=tenant, filename="in", purpose="batch", num_bytes=len(text)))
     return id
 
 
-async def begin(batches: Batches, *entries: str, **more: Any) -> BatchState:
-    file_id = add_input(batches, "\n".join(entries))
-    return await batches.create("", BatchBody(input_file_id=file_id, endpoint=TEXTS, completion_window="24h", **more))
+async def begin(batches: Batches, *entries: str, tenant: str = "", **more: Any) -> BatchState:
+    file_id = add_input(batches, "\n".join(entries), tenant)
+    body = BatchBody(input_file_id=file_id, endpoint=TEXTS, completion_window="24h", **more)
+    return await batches.create(tenant, body)
 
 
 async def wait_for(state: BatchState, *statuses: str) -> None:
@@ -187,14 +198,8 @@ def test_a_kill_while_files_are_made(tmp_path: Path, moved: int) -> None:
 
 def test_cancelled_keeps_what_was_answered(tmp_path: Path) -> None:
     async def main() -> None:
-        place, never = Place(tmp_path), asyncio.Event()
-
-        async def answer(prompt: str) -> tuple[int, bytes]:
-            if prompt != "a":
-                await never.wait()
-            return 200, b'{"ok":1}'
-
-        batches = await place.open(Scripted(answer))
+        place = Place(tmp_path)
+        batches = await place.open(answering("a"))
         running, waiting = await begin(batches, line("a"), line("b")), await begin(batches, line("c"))
         while running.num_completed < 1:
             await asyncio.sleep(0.005)
@@ -214,16 +219,55 @@ def test_cancelled_keeps_what_was_answered(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_one_that_was_being_cancelled_waits_for_no_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = Place(tmp_path)
+        batches = await place.open(answering())
+        first, second = await begin(batches, line("a")), await begin(batches, line("b"))
+        for state in (first, second):
+            await wait_for(state, "in_progress")
+        await batches.close()
+        record = tmp_path / "batches" / f"{second.id}.json"
+        record.write_text(record.read_text().replace('"status":"in_progress"', '"status":"cancelling"'))
+        batches = await place.open(answering())
+        await wait_for(batches.find("", second.id), "cancelled")
+        assert batches.find("", first.id).status == "in_progress"
+        await batches.close()
+
+    asyncio.run(main())
+
+
+def test_large_lines_leave_turns_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.batches.work.MAX_LIGHT_BYTES", 100)
+
+    async def main() -> None:
+        batches = await Place(tmp_path).open(answering("small"))
+        batches._turns.grow(2)
+        large = await begin(batches, *(line(str(number), prompt="x" * 200) for number in range(3)))
+        await wait_for(large, "in_progress")
+        await wait_for(await begin(batches, line("small"), tenant="other"), "completed")
+        await batches.close()
+
+    asyncio.run(main())
+
+
+def test_what_fails_in_sweeping_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        batches = await Place(tmp_path).open(Scripted())
+        monkeypatch.setattr(batches.files, "delete_expired", (tmp_path / "none").read_bytes)
+        monkeypatch.setattr(room_module, "SWEEP_S", 0.0)
+        monkeypatch.setattr(room_module, "LOOK_S", 0.005)
+        await asyncio.sleep(0.6)
+        assert len(batches._tasks) == 1                     # who looks after them
+        await batches.close()
+
+    asyncio.run(main())
+
+
 def test_time_runs_out(tmp_path: Path) -> None:
     async def main() -> None:
-        place, never = Place(tmp_path), asyncio.Event()
-
-        async def answer(prompt: str) -> tuple[int, bytes]:
-            if prompt != "a":
-                await never.wait()
-            return 200, b'{"ok":1}'
-
-        batches = await place.open(Scripted(answer))
+        place = Place(tmp_path)
+        batches = await place.open(answering("a"))
         state = await begin(batches, line("a"), line("b"), line("c"))
         while state.num_completed < 1:
             await asyncio.sleep(0.005)
@@ -306,11 +350,7 @@ def test_only_so_many_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(room_module, "MAX_UNFINISHED", 1)
 
     async def main() -> None:
-        async def answer(prompt: str) -> tuple[int, bytes]:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        batches = await Place(tmp_path).open(Scripted(answer))
+        batches = await Place(tmp_path).open(answering())
         await begin(batches, line("a"))
         with pytest.raises(Exception, match="limits are 1"):
             await begin(batches, line("b"))

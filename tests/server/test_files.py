@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -59,11 +60,19 @@ def test_lists_come_in_pages(keeping: RunningServer) -> None:
 
 
 def test_pages_follow_each_other() -> None:
-    rows = [{"id": str(number)} for number in range(5)]
-    assert [one["id"] for one in page_of(rows, {"limit": "2"}, 10, 10)["data"]] == ["4", "3"]
-    last = page_of(rows, {"limit": "2", "after": "1", "order": "asc"}, 10, 10)
+    told = []
+
+    def tell(id: str) -> dict[str, str]:
+        told.append(id)
+        return {"id": id}
+
+    def page(**asked: str) -> dict[str, Any]:
+        return page_of("01234", tell, asked, 10, 10, id_of=str)
+
+    assert [one["id"] for one in page(limit="2")["data"]] == ["4", "3"] == told     # nothing else is made ready
+    last = page(limit="2", after="1", order="asc")
     assert [one["id"] for one in last["data"]] == ["2", "3"] and last["has_more"]
-    assert not page_of(rows, {"after": "2", "order": "asc"}, 10, 10)["has_more"]
+    assert not page(after="2", order="asc")["has_more"]
 
 
 def test_tenants_see_their_own(keeping: RunningServer) -> None:

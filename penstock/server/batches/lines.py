@@ -19,11 +19,10 @@ MAX_ERRORS = 100                # told of one file
 
 
 class Checked:
-    """What going through the whole input found."""
+    """The result of going through the whole input."""
 
     def __init__(self) -> None:
         self.num_lines = 0
-        self.model: str | None = None
         self.errors: list[LineError] = []
 
 

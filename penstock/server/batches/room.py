@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
@@ -20,6 +21,8 @@ from penstock.server.errors import ApiError
 from penstock.server.files.durable import RECORD, read_records, remove
 from penstock.server.files.routes import PURPOSE, on_disk
 from penstock.server.files.store import MAX_AGE_S, FileStore
+
+log = logging.getLogger("penstock.server")
 
 MAX_UNFINISHED = 64
 MAX_ENDED = 1000                # of a tenant, that are still told
@@ -79,6 +82,7 @@ class Batches:
                            output_lifetime_s=None if expiry is None else expiry.seconds)
         work = self._add(state)
         try:
+            self.files.find(tenant, file.id, "input_file_id")       # now that it is pinned: a thread may delete it
             await work.save()
         except BaseException:
             self._drop(work)
@@ -143,7 +147,10 @@ class Batches:
             self._turns.grow(self._num_rows() // 2)
             if time.monotonic() - swept_s > SWEEP_S:
                 swept_s = time.monotonic()
-                await self.sweep()
+                try:
+                    await self.sweep()
+                except ApiError as error:
+                    log.warning("old files and batches were not removed: %s", error.message)
             await asyncio.sleep(LOOK_S)
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from penstock.server.batches.body import BatchBody
 from penstock.server.batches.room import Batches
+from penstock.server.batches.state import BatchState
 from penstock.server.context import client_of, json_response, read
 from penstock.server.errors import ApiError
 from penstock.server.files.listing import page_of
@@ -20,8 +21,8 @@ async def create_batch(request: Request) -> Response:
 
 
 async def batches(request: Request) -> Response:
-    found = [state.told() for state in _batches(request).all_of(client_of(request).tenant)]
-    return json_response(page_of(found, request.query_params, MAX_LISTED, LISTED))
+    found = _batches(request).all_of(client_of(request).tenant)
+    return json_response(page_of(found, BatchState.told, request.query_params, MAX_LISTED, LISTED))
 
 
 async def batch(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What is known of a batch, as it is kept on disk and told."""
+"""A batch as it is kept on disk and told."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMED = (IN_PROGRESS, FINALIZING, *ENDS, CANCELLING)
 
 
 class LineError(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a batch's input; `line` counts from 1."""
+    """A fault of a batch's input; `line` counts from 1."""
 
     code: str
     message: str
@@ -37,7 +37,6 @@ class BatchState(msgspec.Struct, kw_only=True):
     times: dict[str, int] = {}              # when each status began
     errors: list[LineError] = []
     metadata: dict[str, str] | None = None
-    model: str | None = None
     output_lifetime_s: int | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -56,7 +55,7 @@ class BatchState(msgspec.Struct, kw_only=True):
     def told(self) -> dict[str, Any]:
         errors = [msgspec.structs.asdict(error) for error in self.errors]
         has_files = self.has_ended
-        return {"id": self.id, "object": "batch", "endpoint": self.endpoint, "model": self.model,
+        return {"id": self.id, "object": "batch", "endpoint": self.endpoint, "model": None,
                 "errors": {"object": "list", "data": errors} if errors else None,
                 "input_file_id": self.input_file_id, "completion_window": self.completion_window,
                 "status": self.status, "output_file_id": self.output_file_id if has_files else None,

@@ -60,6 +60,8 @@ class Work:
         self._lines: Lines | None = None
         self._reading, self._saving = asyncio.Lock(), asyncio.Lock()
         self._stop = asyncio.Event()            # cancelled by its client
+        if state.status == CANCELLING:
+            self._stop.set()
 
     async def save(self) -> None:
         async with self._saving:
@@ -178,20 +180,22 @@ class Work:
 
     async def _ask_lines(self) -> None:
         while not self._is_read:
-            async with self._turns:
-                await self._ask_next()
+            await self._ask_next()
 
     async def _ask_next(self) -> None:
-        """One line; of large ones only one is in memory, because no other line is read meanwhile."""
+        """One line; of large ones only one is in memory, because no other line is read meanwhile. Who waits to read has
+        no turn, so that a large line takes no more than one."""
         assert self._lines is not None
-        async with self._reading:
-            entry = None if self._is_read else await on_disk(self._lines.next)
-            if entry is None:
-                self._is_read = True
-                return
-            if len(entry.body) > MAX_LIGHT_BYTES:
-                return await self._ask(entry)
-        await self._ask(entry)
+        async with contextlib.AsyncExitStack() as turn:
+            async with self._reading:
+                await turn.enter_async_context(self._turns)
+                entry = None if self._is_read else await on_disk(self._lines.next)
+                if entry is None:
+                    self._is_read = True
+                    return
+                if len(entry.body) > MAX_LIGHT_BYTES:
+                    return await self._ask(entry)
+            await self._ask(entry)
 
     async def _ask(self, entry: Entry) -> None:
         assert self._journal is not None

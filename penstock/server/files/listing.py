@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from penstock.errors import shown
 from penstock.server.errors import ApiError
 
 MAX_DIGITS = 9
 ORDERS = ("asc", "desc")
+Listed = TypeVar("Listed")
 
 
-def page_of(objects: Sequence[dict[str, Any]], asked: Mapping[str, str], max_listed: int, default: int,
-            ) -> dict[str, Any]:
-    """The page of `objects`, the oldest of which comes first, that `after`, `limit` and `order` ask for."""
+def page_of(objects: Sequence[Listed], tell: Callable[[Listed], dict[str, Any]], asked: Mapping[str, str],
+            max_listed: int, default: int, id_of: Callable[[Listed], str] = attrgetter("id")) -> dict[str, Any]:
+    """The page of `objects`, the oldest of which comes first, that `after`, `limit` and `order` ask for. Only those on
+    it are told."""
     order = asked.get("order", "desc")
     if order not in ORDERS:
         raise ApiError(400, f"order={shown(order)}: give one of {', '.join(ORDERS)}", param="order",
@@ -25,11 +28,11 @@ def page_of(objects: Sequence[dict[str, Any]], asked: Mapping[str, str], max_lis
                        code="invalid_value")
     rest = list(objects if order == "asc" else reversed(objects))
     if asked.get("after"):
-        ids = [one["id"] for one in rest]
+        ids = [id_of(one) for one in rest]
         if asked["after"] not in ids:
             raise ApiError(400, f"after={shown(asked['after'])} is none of the list's ids", param="after",
                            code="invalid_value")
         rest = rest[ids.index(asked["after"]) + 1:]
-    page = rest[:int(limit)]
+    page = [tell(one) for one in rest[:int(limit)]]
     return {"object": "list", "data": page, "first_id": page[0]["id"] if page else None,
             "last_id": page[-1]["id"] if page else None, "has_more": len(rest) > len(page)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -131,7 +132,7 @@ async def delete_response(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     kept = _kept(request)
     items = await room_of(request).run(lambda: msgspec.json.decode(kept.items))
-    return json_response(page_of(items, request.query_params, MAX_LISTED, LISTED))
+    return json_response(page_of(items, dict, request.query_params, MAX_LISTED, LISTED, itemgetter("id")))
 
 
 def _store(request: Request) -> ResponseStore:
