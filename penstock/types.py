@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from functools import wraps
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from penstock.errors import InvalidRequest, shown
 
@@ -23,6 +24,7 @@ MAX_LOOKBACK = 1 << 15         # tokens in which repetitions are looked for
 MAX_BREAKERS = 64
 MAX_BREAKER_CHARS = 40
 _FINITE = sys.float_info.max
+Made = TypeVar("Made")
 SAMPLER_RANGES = {
     "dry_multiplier": (0, 1e6, "0 (off) to 1e6"), "dry_base": (1, 1e6, "1 to 1e6"),
     "xtc_probability": (0, 1, "0 (off) to 1"), "xtc_threshold": (0, 1, "0 to 1; over 0.5 it is off"),
@@ -30,6 +32,26 @@ SAMPLER_RANGES = {
     "dynatemp_exponent": (0, 1e6, "0 to 1e6"), "mirostat_tau": (0, 1e6, "0 to 1e6"),
     "mirostat_eta": (0, 1, "0 to 1"),
 }
+# Values of vLLM's that ask for nothing here, None for any; and why others are refused.
+Ported = Mapping[str, tuple[tuple[Any, ...] | None, str]]
+PORTED: Ported = {
+    "spaces_between_special_tokens": (None, ""), "skip_clone": (None, ""), "skip_reading_prefix_cache": (None, ""),
+    "flat_logprobs": ((False,), "log probabilities are a dict per position"),
+    "extra_args": ((None, {}), "there are no plugins that read it"),
+    "stream_interval": ((None, 1), "each output has what one step made"),
+    "logprob_token_ids": ((None, []), "give logprobs, the number of the likeliest tokens"),
+    "repetition_detection": ((None,), "give dry_multiplier or repetition_penalty against repetitions"),
+    "routed_experts_prompt_start": ((0,), "the choice of experts is not reported"),
+    "trace_decode_token_ids": ((None, []), "answers are sampled"),
+    "use_beam_search": ((False,), "call LLM.beam_search"), "early_stopping": ((False,), "call LLM.beam_search"),
+    "length_penalty": ((1.0,), "call LLM.beam_search"),
+}
+PORTED_STRUCTURES: Ported = {
+    "backend": (None, ""), "disable_fallback": (None, ""),
+    "disable_additional_properties": ((False, None), "write additionalProperties=false into the schema"),
+    "whitespace_pattern": ((None,), "disable_any_whitespace=True leaves whitespace out"),
+}
+PORTED_BEAMS: Ported = {"include_stop_str_in_output": (None, "")}
 STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -46,6 +68,30 @@ def _is_number(value: object) -> bool:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_ported(ported: Ported, name: str, value: Any) -> None:
+    taken, why = ported[name]
+    if taken is not None and value not in taken:
+        raise InvalidRequest(f"{name}={shown(value)} is not supported: {why}")
+
+
+def _taking(ported: Ported) -> Callable[[type[Made]], type[Made]]:
+    """Let params be made with vLLM's values, too; none is kept."""
+
+    def take(params: type[Made]) -> type[Made]:
+        make = params.__init__
+
+        @wraps(make)
+        def init(self: Made, *args: Any, **values: Any) -> None:
+            for name in ported.keys() & values.keys():
+                _check_ported(ported, name, values.pop(name))
+            make(self, *args, **values)
+
+        params.__init__ = init              # type: ignore[assignment, method-assign]
+        return params
+
+    return take
 
 
 def _ids(name: str, values: Seq[int] | None) -> tuple[int, ...] | None:
@@ -89,6 +135,7 @@ def _callables(name: str, values: Seq[Any] | None) -> tuple[Any, ...] | None:
     return tuple(values) or None
 
 
+@_taking(PORTED_STRUCTURES)
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """What an answer must match, exactly one of six; names follow vLLM's. Afterwards `json` and `structural_tag` are
@@ -166,6 +213,7 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+@_taking(PORTED)
 @dataclass(kw_only=True)
 class SamplingParams:
     """How tokens are chosen. Names and defaults follow vLLM's. Values may be changed: each is checked when it is
@@ -224,6 +272,9 @@ class SamplingParams:
     def __setattr__(self, name: str, value: Any) -> None:
         """Check what is assigned to a name that has a value already; one that is refused leaves the old."""
         values = self.__dict__
+        if name in PORTED:
+            _check_ported(PORTED, name, value)
+            return
         if name not in values:
             if name not in self.__dataclass_fields__:
                 raise AttributeError(f"SamplingParams has no {name!r}: its values are {', '.join(values)}")
@@ -363,6 +414,7 @@ class SamplingParams:
         return kept
 
 
+@_taking(PORTED_BEAMS)
 @dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
     """Keep the `beam_width` likeliest continuations, ranked by summed log probability over length**length_penalty."""
