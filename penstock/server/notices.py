@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 log = logging.getLogger("penstock.server")
 
 NOTICES = "notices"             # in a request's scope: its warnings so far
-MAX_NOTICES = 8                 # of a request; the last one may say how many more there are
+MAX_NOTICES = 8                 # of a request
 MAX_NOTICE_CHARS = 300
 WINDOW_S = 60.0
 MAX_LINES = 20                  # in the log in that time, no text twice

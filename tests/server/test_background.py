@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import Busy
 from penstock.server.errors import ApiError
-from penstock.server.responses.background import Background, EventLog
+from penstock.server.responses.background import PIECE_BYTES, Background, EventLog
 from penstock.server.responses.store import ResponseStore
 from tests.server.running import RunningServer
 
@@ -173,3 +173,28 @@ def test_bounds_and_ends() -> None:
         return b"".join([event async for event in log.follow()])
 
     asyncio.run(main())
+
+
+def test_a_log_is_sent_in_pieces() -> None:
+    events = [b"x" * 1000 + b"\n\n"] * 200 + [b"y" * (3 * PIECE_BYTES)] + [b"z"]
+
+    async def main() -> None:
+        log = EventLog()
+        log.events = events
+        log.end()
+        pieces = [piece async for piece in log.follow(9)]
+        assert b"".join(pieces) == b"".join(events[10:])
+        assert len(pieces) == 5 and all(len(piece) <= PIECE_BYTES for piece in pieces[:3])
+
+    asyncio.run(main())
+
+
+def test_one_that_grew_too_large_is_not_told_as_it_began() -> None:
+    store = ResponseStore(most_bytes=1000)
+    store.keep("t", {"id": "a", "status": "queued"}, b"[]")
+    store.keep("t", {"id": "a", "status": "completed", "output": "x" * 1000}, b"[]")
+    with pytest.raises(ApiError, match="not kept"):
+        store.find("t", "a")
+    store.keep("t", {"id": "b"}, b"[]")
+    store.keep_events("t", "b", [b"x" * 1000])
+    assert store.find("t", "b").events == ()

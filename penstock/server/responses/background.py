@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from penstock.errors import Busy
@@ -16,6 +16,7 @@ from penstock.server.responses.store import MOST_BYTES, ResponseStore
 
 MAX_RUNNING = 64                # of a tenant
 RETRY_S = 5
+PIECE_BYTES = 1 << 16           # of a log, that a follower is sent at once
 
 
 class EventLog:
@@ -48,9 +49,9 @@ class EventLog:
         at = after + 1
         while not self.is_dropped:
             if at < len(self.events):
-                new = self.events[at:]
-                at += len(new)
-                yield b"".join(new)
+                count, piece = join_some(self.events, at)
+                at += count
+                yield piece
             elif self._is_over:
                 return
             else:
@@ -143,6 +144,15 @@ class Background:
             self._num_log_bytes[running.tenant] -= sum(map(len, running.log.events))
             self._store.keep_events(running.tenant, running.answer.id, running.log.events)
             running.log.end()
+
+
+def join_some(events: Sequence[bytes], begin: int) -> tuple[int, bytes]:
+    """The number of events from `begin` on that fill a piece, one at least, and the piece: many may follow one log."""
+    num_bytes, end = 0, begin
+    while end < len(events) and (end == begin or num_bytes + len(events[end]) <= PIECE_BYTES):
+        num_bytes += len(events[end])
+        end += 1
+    return end - begin, b"".join(events[begin:end])
 
 
 def no_events() -> ApiError:

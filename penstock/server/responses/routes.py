@@ -27,7 +27,7 @@ from penstock.server.errors import ApiError
 from penstock.server.fields import WHOLE
 from penstock.server.files.listing import page_of
 from penstock.server.responses.answer import ResponseAnswer
-from penstock.server.responses.background import Background, Running, no_events
+from penstock.server.responses.background import Background, Running, join_some, no_events
 from penstock.server.responses.body import InputBody, InputTokensBody, ResponsesBody
 from penstock.server.responses.items import Item
 from penstock.server.responses.store import Kept, ResponseStore, encode
@@ -86,7 +86,11 @@ async def _events(request: Request, running: Running | None, after: int) -> Asyn
         events = _kept(request).events
         if not events:
             raise no_events()
-        yield b"".join(events[after + 1:])
+        at = after + 1
+        while at < len(events):
+            count, piece = join_some(events, at)
+            at += count
+            yield piece
     elif running.log is None:
         raise no_events()
     else:

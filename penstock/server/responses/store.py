@@ -53,9 +53,10 @@ class ResponseStore:
 
     def keep(self, tenant: str, response: dict[str, Any], items: Sequence[Item] | bytes) -> None:
         """Keep a response with its input's items, or with what `encode` made of them; the oldest make room for it.
-        One that is larger than the room is not kept."""
-        self._put(tenant, response["id"],
-                  Kept(msgspec.json.encode(response), items if isinstance(items, bytes) else encode(items)))
+        One that is larger than the room is not kept, and neither is what was kept of it before."""
+        kept = Kept(msgspec.json.encode(response), items if isinstance(items, bytes) else encode(items))
+        if not self._put(tenant, response["id"], kept) and response["id"] in self._tenants.get(tenant, ()):
+            self.forget(tenant, response["id"])
 
     def keep_events(self, tenant: str, id: str, events: Sequence[bytes]) -> None:
         """Keep a response's events with it, if there is room and it is still here."""
@@ -63,9 +64,10 @@ class ResponseStore:
         if own is not None and id in own:
             self._put(tenant, id, replace(own[id], events=tuple(events)))
 
-    def _put(self, tenant: str, id: str, kept: Kept) -> None:
+    def _put(self, tenant: str, id: str, kept: Kept) -> bool:
+        """False where there is no room for so much."""
         if kept.num_bytes > self._most_bytes:
-            return
+            return False
         with self._lock:
             own = self._tenants.setdefault(tenant, OrderedDict())
             before = own.pop(id, None)
@@ -75,6 +77,7 @@ class ResponseStore:
             while len(own) > self._most_responses or self._num_bytes[tenant] > self._most_bytes:
                 _, oldest = own.popitem(last=False)
                 self._num_bytes[tenant] -= oldest.num_bytes
+        return True
 
     def find(self, tenant: str, id: str, param: str | None = None) -> Kept:
         own = self._tenants.get(tenant)
