@@ -84,14 +84,19 @@ class ChatAnswer:
         usage = self.generation.usage
         answer = {**self.head, "object": "chat.completion", "choices": choices, "usage": self._usage(),
                   "service_tier": "default", "system_fingerprint": self.generation.model.fingerprint,
-                  "timings": self.generation.times.timings(usage), **self.generation.relaxed}
+                  "timings": self.generation.times.timings(usage), **self.generation.relaxed,
+                  "prompt_logprobs": None, "prompt_token_ids": None}
         if self.body.prompt_logprobs is not None:
             positions = self.turns[0].prompt_logprobs
             answer["prompt_logprobs"] = None if positions is None else prompt_logprobs(
                 named(positions, self.generation.model.tokenizer))
         if self.body.return_token_ids:
-            answer["prompt_token_ids"] = list(self.conversation.encoded.tokens)
+            answer["prompt_token_ids"] = self._prompt_ids()
         return answer
+
+    def _prompt_ids(self) -> list[int]:
+        """As the model read them: a prompt that may be cut keeps its end."""
+        return list(self.generation.flights[0].request.tokens)
 
     def _usage(self) -> dict[str, Any]:
         """As OpenAI has it; of what a model thinks apart, how much that was."""
@@ -102,13 +107,13 @@ class ChatAnswer:
         return told
 
     def _choice(self, index: int, turn: Turn) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": turn.content, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": turn.content, "refusal": None, "reasoning": None}
         if turn.reasoning is not None and self.body.include_reasoning:
-            message["reasoning_content"] = turn.reasoning
+            message["reasoning"] = message["reasoning_content"] = turn.reasoning
         if turn.calls:
             message["tool_calls"] = [call.openai() for call in turn.calls]
         choice = {"index": index, "message": message, "logprobs": None, "finish_reason": turn.finish_reason,
-                  "stop_reason": turn.stop_reason}
+                  "stop_reason": turn.stop_reason, "token_ids": None}
         if self.body.logprobs:
             choice["logprobs"] = {"content": chat_logprobs(turn.logprobs, self.body.top_logprobs or 0), "refusal": None}
         if turn.forced_closing:
@@ -122,7 +127,8 @@ class ChatAnswer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         options = self.body.stream_options
         head = {**self.head, "object": "chat.completion.chunk",
-                "system_fingerprint": self.generation.model.fingerprint}
+                "system_fingerprint": self.generation.model.fingerprint,
+                **({"prompt_token_ids": None} if self.body.return_token_ids else {})}
         begun = [False] * len(self.turns)
         async with contextlib.aclosing(self.generation.stream()) as items:
             async for _, batch in items:
@@ -139,8 +145,10 @@ class ChatAnswer:
         chunks: list[bytes] = []
         for item in batch:
             if not begun[item.index]:
+                first = {**head, "prompt_token_ids": self._prompt_ids()} if self.body.return_token_ids else head
+                chunks.append(self._chunk(head if any(begun) else first, item.index,
+                                          {"role": "assistant", "content": ""}))
                 begun[item.index] = True
-                chunks.append(self._chunk(head, item.index, {"role": "assistant", "content": ""}))
             chunks += self._pieces(head, item)
         return b"".join(chunks)
 
@@ -149,6 +157,9 @@ class ChatAnswer:
         deltas = turn.push(item)
         if not self.body.include_reasoning:
             deltas = [delta for delta in deltas if "reasoning_content" not in delta]
+        for delta in deltas:
+            if "reasoning_content" in delta:
+                delta["reasoning"] = delta["reasoning_content"]
         extras: dict[str, Any] = {}
         if self.body.logprobs and item.logprobs:
             extras["logprobs"] = {"content": chat_logprobs(item.logprobs, self.body.top_logprobs or 0), "refusal": None}
@@ -169,10 +180,8 @@ class ChatAnswer:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         chunk = {**head, "choices": [choice]}
         options = self.body.stream_options
-        if options is not None and options.continuous_usage_stats:
-            chunk["usage"] = self._usage()
-        elif options is not None and options.include_usage:
-            chunk["usage"] = None
+        if options is not None and options.include_usage:
+            chunk["usage"] = self._usage() if options.continuous_usage_stats else None
         if choice["finish_reason"] is not None:
             chunk |= self.generation.relaxed
         if choice["finish_reason"] is not None and not (options and options.include_usage):

@@ -70,6 +70,14 @@ class Message(Said):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _reasoned(cls, values: Any) -> Any:
+        """Take vLLM's `reasoning` for the name that templates know."""
+        if isinstance(values, dict) and isinstance(values.get("reasoning"), str):
+            return {"reasoning_content": values["reasoning"], **values}
+        return values
+
     @model_validator(mode="after")
     def _says_something(self) -> Message:
         if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.errors import InvalidRequest
 from penstock.intake import Encoded
 from penstock.server import sse
 from penstock.server.completion_body import CompletionBody
@@ -90,9 +89,7 @@ def _params(body: CompletionBody, model: ServedModel) -> SamplingParams:
     more: dict[str, Any] = {"best_of": body.best_of, "structured_outputs": structure(body),
                             "thinking_token_budget": body.thinking_token_budget}
     if body.echo and body.logprobs is not None:
-        if body.prompt_logprobs is not None:
-            raise InvalidRequest("echo with logprobs gives the prompt's log probabilities: leave prompt_logprobs out")
-        more["prompt_logprobs"] = body.logprobs
+        more["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     longest = 1 if body.max_tokens == 0 else body.max_tokens
     return sampling_params(body, model.defaults, max_tokens=longest, logprobs=body.logprobs, **more)
 
@@ -124,7 +121,7 @@ class CompletionAnswer:
                                       one.finish_reason, one.stop_reason, first=True)
                 if one.forced_closing:
                     choice["forced_closing"] = True
-                choices.append(choice)
+                choices.append({"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None, **choice})
         usage = self.generation.usage
         return {**self.head, "choices": choices, "usage": usage.openai(),
                 "timings": self.generation.times.timings(usage), **self.generation.relaxed}
@@ -132,33 +129,38 @@ class CompletionAnswer:
     def _choice(self, number: int, sibling: int, text: str, token_ids: list[int], logprobs: list[TokenLogprobs],
                 finish_reason: str | None, stop_reason: int | str | None, *, first: bool, offset: int = 0,
                 ) -> dict[str, Any]:
-        body, prompt = self.body, self.prompts[number]
+        body = self.body
         if body.max_tokens == 0:
             text, token_ids, logprobs, finish_reason = "", [], [], finish_reason and "length"
         choice: dict[str, Any] = {"index": number * self.num_each + sibling, "text": text, "logprobs": None,
                                   "finish_reason": finish_reason, "stop_reason": stop_reason}
-        echoed = self._prompt_text(prompt) if body.echo and first else ""
+        echoed = self._prompt_text(number) if body.echo and first else ""
         choice["text"] = echoed + text
         if body.logprobs is not None:
             positions: list[TokenLogprobs | None] = list(logprobs)
             ids = list(token_ids)
             if echoed:
                 positions = [*self._prompt_logprobs.get(number, []), *positions]
-                ids = [*prompt.tokens, *ids]
+                ids = [*self._tokens(number), *ids]
             choice["logprobs"] = completion_logprobs(positions, self._texts(ids), body.logprobs, offset)
         if body.prompt_logprobs is not None and first:
             choice["prompt_logprobs"] = prompt_logprobs(self._prompt_logprobs.get(number, []))
         if body.return_token_ids:
             choice["token_ids"] = list(token_ids)
             if first:
-                choice["prompt_token_ids"] = list(prompt.tokens)
+                choice["prompt_token_ids"] = list(self._tokens(number))
         return choice
 
-    def _prompt_text(self, prompt: Encoded) -> str:
-        if prompt.prompt is not None:
+    def _tokens(self, number: int) -> Sequence[int]:
+        """A prompt's as the model read them: one that may be cut keeps its end."""
+        return self.generation.flights[number].request.tokens
+
+    def _prompt_text(self, number: int) -> str:
+        prompt, tokens = self.prompts[number], self._tokens(number)
+        if prompt.prompt is not None and len(tokens) == len(prompt.tokens):
             return prompt.prompt
         tokenizer = self.generation.model.tokenizer
-        return tokenizer.decode(prompt.tokens) if tokenizer else ""
+        return tokenizer.decode(list(tokens)) if tokenizer else ""
 
     def _texts(self, ids: list[int]) -> list[str]:
         tokenizer = self.generation.model.tokenizer
@@ -195,6 +197,6 @@ class CompletionAnswer:
             choice["forced_closing"] = True
         chunk = {**self.head, "choices": [choice], **(self.generation.relaxed if item.finish_reason else {})}
         options = self.body.stream_options
-        if options is not None and (options.include_usage or options.continuous_usage_stats):
+        if options is not None and options.include_usage:
             chunk["usage"] = self.generation.usage.openai() if options.continuous_usage_stats else None
         return sse.event(chunk)

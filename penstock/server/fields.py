@@ -229,7 +229,7 @@ def sampling_params(body: SamplingBody, defaults: SamplingParams, *, max_tokens:
     if max_tokens is not None and max_tokens < 0:
         max_tokens = None
     bias = {_token_id(key): value for key, value in (body.logit_bias or {}).items()}
-    return defaults.clone(**given, max_tokens=max_tokens, logprobs=logprobs, logit_bias=bias or None, **more)
+    return defaults.clone(max_tokens=max_tokens, logprobs=logprobs, logit_bias=bias or None, **{**given, **more})
 
 
 def _token_id(key: str) -> int:

@@ -43,9 +43,9 @@ def completion_logprobs(positions: Sequence[TokenLogprobs | None], tokens: Seque
         offset += len(text)
         chosen = next(iter(position.values())) if position else None
         values.append(None if chosen is None else finite(chosen.logprob))
-        ranked = sorted((position or {}).values(), key=lambda one: -one.logprob)[:num_top]
+        ranked = sorted((position or {}).values(), key=lambda one: -one.logprob)[:max(1, num_top)]
         tops.append({one.decoded_token or "": finite(one.logprob) for one in ranked} if position else None)
-    return {"tokens": list(tokens), "token_logprobs": values, "top_logprobs": tops if num_top else None,
+    return {"tokens": list(tokens), "token_logprobs": values, "top_logprobs": tops,
             "text_offset": offsets}
 
 

@@ -75,6 +75,7 @@ def test_reasoning_and_then_what_was_asked_for(thinker: RunningServer) -> None:
         answer = ask(thinker, response_format=FORMAT, seed=seed, **OPEN)
         said = message(answer)
         assert is_point(said["content"]) and len(said["reasoning_content"]) > 20
+        assert said["reasoning"] == said["reasoning_content"]
         assert answer["choices"][0]["finish_reason"] == "stop"
         assert 20 < answer["usage"]["completion_tokens_details"]["reasoning_tokens"] < 100
     assert is_point(message(ask(thinker, response_format=FORMAT))["content"])       # it may open the block itself
