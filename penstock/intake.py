@@ -174,6 +174,8 @@ class Intake:
         the answer, and counts where the answer must match something or the reasoning has a budget."""
         sampling = self._sampling(params)
         tokens = self._cut(tokens, sampling)
+        if isinstance(params, BeamSearchParams):
+            self._check_beams(len(tokens), params)
         if sampling.stop and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer: use stop_token_ids with skip_tokenizer_init=True")
         self.check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
@@ -198,7 +200,8 @@ class Intake:
     def prepare(self, params: SamplingParams, num_prompt: int) -> object:
         """All that may take long about a request, done beforehand; hold the result until it is taken in."""
         self.dry_breakers(params)
-        return self.compiled(params, params.max_tokens or max(1, self.longest - num_prompt))
+        room = max(1, self.longest - num_prompt)
+        return self.compiled(params, min(params.max_tokens or room, room))
 
     def compiled(self, params: SamplingParams | BeamSearchParams | None, max_tokens: int | None = None,
                  ) -> CompiledGrammar | None:
@@ -236,6 +239,7 @@ class Intake:
                 "raise max_model_len, which the cache's kv_cache_tokens bounds")
 
     def max_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
+        """As many as are asked for and fit after a prompt."""
         room = self.longest - num_prompt
         if room < 1:
             raise PromptTooLong(f"the prompt has {num_prompt} tokens and leaves no room for an answer in "
@@ -243,16 +247,19 @@ class Intake:
         if self.max_output_tokens is not None:
             room = min(room, self.max_output_tokens)
             self._check_min_tokens(sampling.min_tokens)
-        if sampling.max_tokens is None:
-            if sampling.min_tokens > room:
-                raise InvalidRequest(f"min_tokens={sampling.min_tokens} is more than the {room} that fit after this "
-                                     f"prompt of {num_prompt}: lower it or raise max_model_len")
+        if sampling.min_tokens > room:
+            raise InvalidRequest(f"min_tokens={sampling.min_tokens} is more than the {room} that fit after this "
+                                 f"prompt of {num_prompt}: lower it or raise max_model_len")
+        if sampling.max_tokens is None or num_prompt + sampling.max_tokens > self.max_model_len:
             return room
-        if num_prompt + sampling.max_tokens > self.max_model_len:
-            raise PromptTooLong(f"a prompt of {num_prompt} tokens and max_tokens={sampling.max_tokens} exceed the "
+        return min(sampling.max_tokens, self.max_output_tokens or sampling.max_tokens)
+
+    def _check_beams(self, num_prompt: int, params: BeamSearchParams) -> None:
+        """Beams are ranked at their full length."""
+        if num_prompt + params.max_tokens > self.max_model_len:
+            raise PromptTooLong(f"a prompt of {num_prompt} tokens and max_tokens={params.max_tokens} exceed the "
                                 f"longest sequence of {self.max_model_len}: set max_tokens to at most "
                                 f"{self.max_model_len - num_prompt} or raise max_model_len")
-        return min(sampling.max_tokens, self.max_output_tokens or sampling.max_tokens)
 
     def _check_min_tokens(self, min_tokens: int) -> None:
         if self.max_output_tokens is not None and min_tokens > self.max_output_tokens:

@@ -175,7 +175,19 @@ async def begin(request: Request, model: ServedModel, body: SamplingBody,
     await release(request.scope)
     if relaxed := generation.relaxed.get("relaxed"):
         warn(request, f"the schema is relaxed: {', '.join(relaxed)}")
+    if not pool:
+        _warn_of_length(request, model, generation, prompts)
     return generation
+
+
+def _warn_of_length(request: Request, model: ServedModel, generation: Generation,
+                    prompts: Sequence[tuple[Encoded, SamplingParams]]) -> None:
+    """Say so where an answer ends before the length that was asked for."""
+    for flight, (_, params) in zip(generation.flights, prompts):
+        asked, room = params.max_tokens, model.taking.longest - len(flight.request.tokens)
+        if asked is not None and asked > room:
+            warn(request, f"max_tokens={asked} is more than the {room} that fit after the prompt: it ends there")
+            return
 
 
 async def _gone(request: Request) -> None:

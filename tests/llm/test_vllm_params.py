@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from penstock import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from penstock import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from penstock.errors import InvalidRequest
+from tests.llm import tiny
 
 HARMLESS: dict[str, Any] = {
     "spaces_between_special_tokens": False, "skip_clone": True, "skip_reading_prefix_cache": True,
@@ -57,3 +59,12 @@ def test_none_of_them_crosses_to_an_engine() -> None:
     sent = msgspec.msgpack.encode(params)
     assert b"spaces" not in sent
     assert msgspec.msgpack.decode(sent, type=SamplingParams) == params
+
+
+def test_an_answer_ends_where_the_context_does(tmp_path: Path) -> None:
+    tiny.write_config(tmp_path, vocab_size=256, max_position_embeddings=64)
+    with LLM(str(tmp_path), load_format="dummy", skip_tokenizer_init=True, threads=1, progress=False) as llm:
+        [output] = llm.generate([[2, 3, 4]], SamplingParams(max_tokens=10_000, ignore_eos=True), use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 61 and output.outputs[0].finish_reason == "length"
+        with pytest.raises(InvalidRequest, match="max_tokens to at most 61"):
+            llm.beam_search([[2, 3, 4]], BeamSearchParams(beam_width=2, max_tokens=62))

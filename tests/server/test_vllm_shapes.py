@@ -77,3 +77,10 @@ def test_reasoning_comes_back_under_vllms_name() -> None:
     assert said.plain()["reasoning_content"] == "One and one."
     both = Message.model_validate({"role": "assistant", "content": "2", "reasoning": "a", "reasoning_content": "b"})
     assert both.plain()["reasoning_content"] == "b"
+
+
+def test_more_tokens_than_fit_are_not_refused(server: RunningServer) -> None:
+    answer = httpx.post(f"{server.url}/v1/completions", timeout=60,
+                        json={"prompt": "One two", "max_tokens": 100_000, "temperature": 0, "stop": [" "]})
+    assert answer.status_code == 200 and "max_tokens=100000" in answer.headers["warning"]
+    assert "warning" not in httpx.post(f"{server.url}/v1/completions", json={"prompt": "One", "max_tokens": 2}).headers
