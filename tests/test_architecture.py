@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "penstock"
-PURE = ("engine", "cache", "server", "types.py", "config.py", "errors.py", "intake.py", "defaults.py",
+PURE = ("engine", "cache", "server", "types", "config.py", "errors.py", "intake.py", "defaults.py",
         "override.py", "answers.py", "version.py")
 
 # what a module may import of ours, besides itself and its own package

@@ -1,0 +1,40 @@
+"""What a user asks for and what comes back. Plain data: no torch, no numpy.
+
+In: values from anywhere, each checked when it is set. Out: params and requests that hold what they say, and answers.
+"""
+
+from __future__ import annotations
+
+from penstock.types.beams import MAX_BEAMS, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from penstock.types.output import (
+    CompletionOutput,
+    Delta,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    StreamDelta,
+    TokenLogprobs,
+)
+from penstock.types.request import ReasoningBlock, Request
+from penstock.types.sampling import (
+    MAX_BREAKER_CHARS,
+    MAX_BREAKERS,
+    MAX_DRY_LENGTH,
+    MAX_LOGPROBS,
+    MAX_LOOKBACK,
+    MAX_SIBLINGS,
+    MAX_STOP_STRINGS,
+    SAMPLER_RANGES,
+    RequestOutputKind,
+    SamplingParams,
+)
+from penstock.types.structure import MAX_STRUCTURE_BYTES, STRUCTURES, GrammarFacts, StructuredOutputsParams
+
+__all__ = ["MAX_BEAMS", "MAX_BREAKERS", "MAX_BREAKER_CHARS", "MAX_DRY_LENGTH", "MAX_LOGPROBS", "MAX_LOOKBACK",
+           "MAX_SIBLINGS", "MAX_STOP_STRINGS", "MAX_STRUCTURE_BYTES", "SAMPLER_RANGES", "STRUCTURES",
+           "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "CompletionOutput", "Delta",
+           "EmbeddingOutput", "EmbeddingRequestOutput", "GrammarFacts", "Logprob", "ReasoningBlock", "Request",
+           "RequestMetrics", "RequestOutput", "RequestOutputKind", "SamplingParams", "StreamDelta",
+           "StructuredOutputsParams", "TokenLogprobs"]

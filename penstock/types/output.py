@@ -1,0 +1,130 @@
+"""Answers: what a step adds, what a stream yields, and the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+
+class Logprob(NamedTuple):
+    """Log probability of one token under the model's raw distribution, and its rank there (1 = likeliest). There may be
+    a million of them: of tuples that hold no others the collector of garbage looks at each only once."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+TokenLogprobs = dict[int, Logprob]     # one position: the chosen (or prompt) token first, then the likeliest ones
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one step added to one sibling of a request. Nobody changes it once it is made."""
+
+    request_id: str
+    sibling: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    embedding: tuple[float, ...] | None = None
+    finish_reason: str | None = None   # stop, length, abort, error
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    cumulative_logprob: float | None = None   # beams: set with the finish
+    error: str | None = None
+    unfit: bool = False                # the error is the request's own fault
+    complete: bool = False             # the last token is text: with it the answer is all that its grammar allows
+    forced_closing: bool = False       # a token was chosen to end the answer validly within its budget
+    mu: float | None = None            # mirostat's after the last token, with which another engine goes on
+
+
+@dataclass
+class CompletionOutput:
+    """One answer."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None   # stop, length, error
+    stop_reason: int | str | None = None   # the stop string or token id; None after an end-of-sequence token
+    forced_closing: bool = False       # its budget ran short, and tokens were chosen that end it validly
+    relaxed: tuple[str, ...] = ()      # keywords of its schema that were not enforced, each with its place
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When a request came, began and ended, in seconds since the epoch; names are vLLM's."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+
+    @property
+    def time_in_queue(self) -> float | None:
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
+
+    @property
+    def first_token_latency(self) -> float | None:
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+@dataclass
+class RequestOutput:
+    """A prompt with its answers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+    error: str | None = None           # why an answer has finish_reason="error"
+    metrics: RequestMetrics | None = None
+    lora_request: ClassVar[None] = None               # vLLM's: there are no adapters, and no encoder beside the decoder
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+
+
+@dataclass(frozen=True)
+class StreamDelta:
+    """What a stream yields: the new text and tokens of one answer."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None    # with the first tokens, where asked for
+    forced_closing: bool = False       # from here on; see CompletionOutput
+    relaxed: tuple[str, ...] = ()      # with the last of an answer; see CompletionOutput
+
+
+@dataclass
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass
+class EmbeddingRequestOutput:
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
+    num_cached_tokens: int = 0
