@@ -148,9 +148,13 @@ PLAIN_WORDS = {"model_type": "Input should be an object", "dict_type": "Input sh
                "int_parsing_size": WHOLE_LIMIT}
 
 
+MEMBERS = ("str", "int", "float", "bool")           # no field has such a name
+
+
 def _path(parts: tuple[int | str, ...]) -> list[str]:
     """Without the names that pydantic gives the members of a union. A client's own key is cut."""
-    return [_cut(str(part)) for part in parts if isinstance(part, int) or part.isidentifier()][:6]
+    return [_cut(str(part)) for part in parts
+            if isinstance(part, int) or part.isidentifier() and part not in MEMBERS][:6]
 
 
 def _cut(text: str, most: int = SHOWN_CHARS) -> str:

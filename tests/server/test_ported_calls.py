@@ -6,10 +6,11 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from penstock.server.chat_body import ChatBody, NamedChoice
 from penstock.server.completion_body import CompletionBody
+from penstock.server.errors import invalid_body
 from penstock.server.ollama.bodies import OllamaChat, OllamaGenerate
 from penstock.server.responses.body import ResponsesBody
 from penstock.server.stand_ins import stands_in
@@ -55,3 +56,15 @@ def test_an_address_with_too_much_or_too_little(server: RunningServer, path: str
     answer = httpx.post(server.url + path, json={})
     assert answer.status_code == 404
     assert f"there is no route POST {path}: {advice}" in answer.text
+
+
+@pytest.mark.parametrize("body, values, place", [
+    (ChatBody, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    (CompletionBody, {"prompt": 5}, "prompt"),
+    (ChatBody, {"messages": HI, "documents": [5]}, "documents.0"),
+])
+def test_a_place_has_the_names_of_the_body(body: type[BaseModel], values: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValidationError) as found:
+        body.model_validate(values)
+    told = invalid_body(found.value)
+    assert (told.param, told.message) == (place, f"{place}=5: Input should be a valid string")
