@@ -121,3 +121,4 @@ def _extend(answer: CompletionOutput, delta: StreamDelta, with_logprobs: bool) -
         answer.cumulative_logprob = (answer.cumulative_logprob or 0.0) + new
     answer.finish_reason, answer.stop_reason = delta.finish_reason, delta.stop_reason
     answer.forced_closing |= delta.forced_closing
+    answer.relaxed = delta.relaxed or answer.relaxed

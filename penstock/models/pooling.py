@@ -74,7 +74,7 @@ def pooling_from_gguf(metadata: Mapping[str, Any]) -> Pooling:
     """What a GGUF file's metadata says; mean where it says nothing. Normalized, as its other readers do."""
     key = f"{metadata.get('general.architecture')}.pooling_type"
     kind = metadata.get(key, 0)
-    if kind not in GGUF_MODES:
+    if not isinstance(kind, int) or kind not in GGUF_MODES:
         raise InvalidModel(f"{key}={str(kind)[:40]} asks for a pooling that is neither mean (1) nor cls (2): use "
                            "a file with one of these")
     return Pooling(GGUF_MODES[kind])

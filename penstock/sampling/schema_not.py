@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
@@ -24,6 +25,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
            "maxContains")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 MAX_DEPTH = 8
+MAX_COUNT = 1 << 62          # a larger one says nothing more
 MAX_VALUES = 256
 MAX_CHARS = 4096             # of all strings that one expression rules out
 MAX_LENGTH = 200             # of one: each of its characters is a group within a group
@@ -37,7 +39,7 @@ def as_list(value: Any) -> list[Any]:
 def assertions(schema: Schema) -> Schema:
     """All that says something about an instance, in the words of draft 2020-12."""
     said = {key: value for key, value in schema.items() if key in ASSERTIONS
-            and (key != "format" or value in FORMATS)}
+            and (key != "format" or not isinstance(value, str) or value in FORMATS)}
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(said.get(exclusive), bool):
             is_exclusive = said.pop(exclusive)
@@ -54,7 +56,7 @@ def assertions(schema: Schema) -> Schema:
         if not _is_shaped(key, value):
             raise InvalidRequest(f"structured_outputs: {key}: {shown(value)} in the schema is not understood: mend it")
         if key in _COUNTS:
-            said[key] = int(value)
+            said[key] = min(int(value), MAX_COUNT)
     return said
 
 
@@ -66,7 +68,7 @@ def _is_shaped(key: str, value: Any) -> bool:
     if key in _NUMBERS:
         return is_number(value)
     if key in _COUNTS:
-        return is_number(value) and value >= 0 and value == int(value)
+        return is_number(value) and 0 <= value < math.inf and value == int(value)
     if key == "type" and isinstance(value, list) or key == "required":
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if key in ("type", "pattern", "format", "$ref"):

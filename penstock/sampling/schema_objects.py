@@ -6,7 +6,7 @@ from itertools import combinations, islice
 from typing import Any
 
 from penstock.sampling.schema_names import name_expression
-from penstock.sampling.schema_not import Schema, any_of
+from penstock.sampling.schema_not import Schema, any_of, assertions
 from penstock.sampling.schema_strings import are_apart, refusal
 from penstock.sampling.schema_writer import Part, Path, Write, Writer
 
@@ -103,7 +103,7 @@ def write_least(writer: Writer, work: Part, value: int, path: Path) -> None:
     if not names:
         work.written["minProperties"] = value
     else:
-        sets = list(islice(combinations(names, missing), MAX_SETS + 1))
+        sets = list(islice(combinations(names, min(missing, len(names) + 1)), MAX_SETS + 1))     # none of more than all
         options: list[Schema] = [{"required": list(one)} for one in sets]
         if missing == 1 and _has_free_names(work):
             options.append({"properties": dict.fromkeys(names, False), "minProperties": value})
@@ -176,6 +176,7 @@ def _known(writer: Writer, said: Any, depth: int = 0) -> dict[str, None] | None:
     the instance."""
     if not isinstance(said, dict):
         return {}
+    said = assertions(said)
     if depth > MAX_DEPTH or DEPENDING & set(said):
         return None
     found = dict.fromkeys(said.get("properties", ()))

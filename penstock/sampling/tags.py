@@ -74,12 +74,13 @@ class TagGrammar:
 
     def _format(self, form: Any, ends: Sequence[str], depth: int) -> str:
         kind = form.get("type") if isinstance(form, dict) else None
-        if kind not in _NAMES or depth > MAX_DEPTH:
+        if not isinstance(kind, str) or kind not in _NAMES or depth > MAX_DEPTH:
             raise InvalidRequest(f"structural_tag: a format of type {shown(kind)} is not supported: give one of "
                                  f"{', '.join(sorted(_NAMES))}, at most {MAX_DEPTH} within each other")
         if kind == "any_text":
             _refuse_others(form, ("type", "excludes"))
-            _require(not form.get("excludes") or set(form["excludes"]) <= set(ends), form.get("excludes"),
+            excludes = form.get("excludes") or []
+            _require(isinstance(excludes, list) and all(one in ends for one in excludes), excludes,
                      "only texts that end the part it stands in, as excludes")
             return self._until(ends)
         if kind in ("triggered_tags", "dispatch"):
@@ -129,6 +130,8 @@ class TagGrammar:
 
     def _sequence(self, elements: list[Any], ends: Sequence[str], depth: int) -> str:
         parts: list[str] = []
+        for element in elements:
+            _require(isinstance(element, dict), element, "a format as each of elements")
         rest = list(elements)
         while rest:
             form = rest.pop(0)
