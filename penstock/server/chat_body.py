@@ -80,7 +80,7 @@ class Message(Said):
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.reasoning_content)):
+        if self.content is None and self.role not in ("assistant", "tool"):     # those said, or gave back, nothing
             raise ValueError(f"a message of role {self.role} needs content")
         return self
 

@@ -35,6 +35,13 @@ def test_a_null_that_is_needed() -> None:
         ChatBody.model_validate({"messages": None})
 
 
+def test_an_assistant_or_a_tool_may_have_said_nothing() -> None:
+    for role in ("assistant", "tool"):
+        assert ChatBody.model_validate({"messages": [*HI, {"role": role, "content": None}]}).messages[1].content is None
+    with pytest.raises(ValueError, match="a message of role user needs content"):
+        ChatBody.model_validate({"messages": [{"role": "user", "content": None}]})
+
+
 def test_a_forced_tool_without_its_type() -> None:
     """As huggingface_hub sends it."""
     tool = {"type": "function", "function": {"name": "f"}}
