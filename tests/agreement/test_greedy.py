@@ -1,7 +1,8 @@
 """Greedy answers of the real models equal transformers' on the same dequantized weights.
 
 Both sides compute in float32 but sum in different orders: two tokens whose logits are within rounding of each other
-may come out either way, and the answers part there. Such a tie is the only difference allowed, and only in 2 of 32.
+may come out either way, and the answers part there. Such a tie is the only difference allowed, and only in 2 of 32
+(1 of the 11 that are asked by default).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from tests.agreement.reference import NUM_TOKENS, PROMPTS, first_difference, loa
 TIE = 2e-3       # of logit; float32 rounding through 30 layers
 
 
+@pytest.mark.parametrize(("step", "most"), [(3, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
-def test_greedy_agrees_with_transformers(name: str) -> None:
-    path = model_path(name)
+def test_greedy_agrees_with_transformers(name: str, step: int, most: int) -> None:
+    path, prompts = model_path(name), PROMPTS[::step]
     with LLM(str(path), progress=False, max_model_len=512, activation_dtype="float32", kv_cache_dtype="float32") as llm:
         params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
     reference = load_reference(path)
     differences = {}
     for output in outputs:
@@ -28,8 +30,8 @@ def test_greedy_agrees_with_transformers(name: str) -> None:
         found = first_difference(reference, output.prompt_token_ids, answer)
         if found:
             differences[output.prompt] = found
-    print(f"{name}: {len(PROMPTS) - len(differences)} of {len(PROMPTS)} equal; parted at {differences}")
-    assert len(differences) <= 2
+    print(f"{name}: {len(prompts) - len(differences)} of {len(prompts)} equal; parted at {differences}")
+    assert len(differences) <= most
     assert all(gap < TIE for _, gap in differences.values())
 
 
