@@ -47,6 +47,7 @@ _NAMES = {
     "sampling_params": ("GuidedDecodingParams",),
     "types": ("BeamSearchParams", "CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "RequestMetrics",
               "RequestOutput", "RequestOutputKind", "SamplingParams", "StreamDelta", "StructuredOutputsParams"),
+    "version": ("__version__",),
 }
 _HOME = {name: f"penstock.{module}" for module, names in _NAMES.items() for name in names}
 

@@ -8,3 +8,4 @@ try:
     VERSION = version("penstock")
 except PackageNotFoundError:        # run from a source tree that was never installed
     VERSION = "(not installed)"
+__version__ = VERSION

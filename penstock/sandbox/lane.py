@@ -91,6 +91,8 @@ def _reply(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
         return Refusal("request", "it takes more memory than it is given: send less, or something simpler")
     except RecursionError:
         return Refusal("request", "it is nested too deeply: send something simpler")
+    except Exception as error:      # of a library, or our own: the client is told, and this process goes on
+        return Refusal("request", f"it cannot be read ({type(error).__name__}): send something simpler")
 
 
 def run(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:

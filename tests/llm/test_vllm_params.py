@@ -68,3 +68,10 @@ def test_an_answer_ends_where_the_context_does(tmp_path: Path) -> None:
         assert len(output.outputs[0].token_ids) == 61 and output.outputs[0].finish_reason == "length"
         with pytest.raises(InvalidRequest, match="max_tokens to at most 61"):
             llm.beam_search([[2, 3, 4]], BeamSearchParams(beam_width=2, max_tokens=62))
+
+
+def test_the_package_tells_its_version() -> None:
+    import penstock
+    from penstock.version import VERSION
+
+    assert penstock.__version__ == VERSION

@@ -75,3 +75,7 @@ def test_a_place_has_the_names_of_the_body(body: type[BaseModel], values: dict[s
         body.model_validate(values)
     told = invalid_body(found.value)
     assert (told.param, told.message) == (place, f"{place}=5: Input should be a valid string")
+
+
+def test_the_greatest_effort() -> None:
+    assert ChatBody.model_validate({"messages": HI, "reasoning_effort": "max"}).reasoning_effort == "max"
