@@ -17,7 +17,7 @@ from penstock.server.elsewhere import REAL, why_decisive
 MAX_KEYS = 8                    # unknown keys of a body that are looked at and named
 MAX_KEY_CHARS = 40              # a longer one is no misspelling
 MAX_EDITS = 2
-CHARS_PER_EDIT = 3              # short keys may have fewer: "modle" one, "n" none
+CHARS_PER_EDIT = 2              # short keys may have fewer: "stp" one, "n" none
 UNKNOWN, UNSUPPORTED = "unknown_key", "unsupported_key"         # the types of their errors
 
 

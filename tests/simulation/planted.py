@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.simulation.bugs import BUGS, Bug
 
 ROOT = Path(__file__).parents[2]
-CORE = ["__init__.py", "types.py", "config.py", "errors.py", "cache", "engine"]
+CORE = ["__init__.py", "types", "config.py", "errors.py", "cache", "engine"]
 SUITES = ("cache", "engine", "simulation")
 LEFT_OUT = ("test_config.py", "test_types.py", "test_imports.py", "test_device.py", "test_planted.py", "test_soak.py")
 SLOW = ("test_pool.py", "test_tree.py", "test_machine.py", "test_simulation.py")     # these come last, in this order
