@@ -124,7 +124,8 @@ def test_a_bad_request_gets_its_error_and_ends_no_other(config_folder: str) -> N
         neighbour = asyncio.create_task(collect(llm.generate([5, 6], LONG)))
         bad: list[tuple[Any, Any, str]] = [
             ([], None, "the prompt is empty"), ([300], None, "out of range"), ("text", None, "needs a tokenizer"),
-            (object(), None, "a prompt of type object"), ([1], SamplingParams(min_tokens=500, max_tokens=500), "min_tokens"),
+            (object(), None, "a prompt of type object"),
+            ([1], SamplingParams(min_tokens=500, max_tokens=500), "min_tokens"),
             ([1], SamplingParams(allowed_token_ids=[999]), "allowed_token_ids"), ([1] * 200, None, "200 tokens"),
             ([1], BeamSearchParams(beam_width=2, max_tokens=2), "cannot be streamed"),
             ([1], SamplingParams(n=1, best_of=2), "cannot be streamed"), ([1], "params", "cannot be streamed"),
