@@ -1,5 +1,8 @@
-"""What one row's samplers cost the others on a GPU: `python -m bench.samplers`. Tokens per second of a batch of 64,
-by turns, in which one row asks for nothing, for a sampler that the device has, or for one that only the host has."""
+"""The cost of one row's samplers for the others on a GPU: `python -m bench.samplers`.
+
+Tokens per second of a batch of 64, by turns, in which one row asks for nothing, for a sampler that the device has, or
+for one that only the host has.
+"""
 
 from __future__ import annotations
 

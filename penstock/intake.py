@@ -310,5 +310,5 @@ class Intake:
 
 
 def _steers(sampling: SamplingParams) -> bool:
-    """Whether where reasoning ends matters to what is sampled."""
+    """True if sampling depends on where reasoning ends."""
     return sampling.structured_outputs is not None or sampling.thinking_token_budget is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What scripts ask of a model."""
+    """The facts about a model that vLLM scripts read."""
 
     model: str
     max_model_len: int

@@ -69,7 +69,7 @@ def check_content_format(form: str, conversations: Sequence[Messages]) -> None:
 
 
 def cuts(params: SamplingParams | None) -> bool:
-    """Whether a prompt that is too long may be cut."""
+    """True if a prompt that is too long may be cut."""
     return params is not None and params.truncate_prompt_tokens is not None
 
 

@@ -71,7 +71,7 @@ def read_pooling(folder: Path) -> Pooling:
 
 
 def pooling_from_gguf(metadata: Mapping[str, Any]) -> Pooling:
-    """What a GGUF file's metadata says; mean where it says nothing. Normalized, as its other readers do."""
+    """The pooling that a GGUF file's metadata names, else the mean. Always normalized, as in llama.cpp."""
     key = f"{metadata.get('general.architecture')}.pooling_type"
     kind = metadata.get(key, 0)
     if not isinstance(kind, int) or kind not in GGUF_MODES:

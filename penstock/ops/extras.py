@@ -23,7 +23,7 @@ LEAST_EXPONENT = 1e-6
 
 @dataclass(frozen=True)
 class Extras:
-    """Of R entries, which a step's rows name."""
+    """Parameters and state of the rarer samplers. Each of R entries belongs to one row of the batch."""
 
     numbers: Tensor        # [R, NUM_EXTRAS] float32
     history: Tensor        # [R, P] int32, P a power of 2: the token at place p, where DRY or WINDOW asks, is at p % P;
@@ -46,12 +46,12 @@ def make_extras(num_entries: int, vocab_size: int, max_tokens: int, device: torc
 
 
 def extras_bytes(vocab_size: int, max_tokens: int) -> int:
-    """Of one entry."""
+    """Bytes that one entry takes."""
     made = make_extras(1, vocab_size, max_tokens, "meta")
     return sum(getattr(made, name).nbytes for name in NAMES)
 
 
-def penalized(x: Tensor, extras: Extras, rows: Tensor, positions: Tensor) -> Tensor:
+def apply_dry(x: Tensor, extras: Extras, rows: Tensor, positions: Tensor) -> Tensor:
     """x [S, V] with what DRY takes off the tokens that would go on with a repetition."""
     x = x.clone()
     for s, (row, length) in enumerate(zip(rows.tolist(), positions.tolist())):
@@ -74,7 +74,7 @@ def penalized(x: Tensor, extras: Extras, rows: Tensor, positions: Tensor) -> Ten
     return x
 
 
-def near_top(x: Tensor, extras: Extras, rows: Tensor) -> Tensor:
+def apply_top_n_sigma(x: Tensor, extras: Extras, rows: Tensor) -> Tensor:
     """x [S, V] with -inf for what is more than N_SIGMA standard deviations under the largest."""
     x = x.clone()
     for s, n in enumerate(extras.numbers[rows, N_SIGMA].tolist()):
@@ -85,7 +85,7 @@ def near_top(x: Tensor, extras: Extras, rows: Tensor) -> Tensor:
     return x
 
 
-def aimed(x: Tensor, temperature: Tensor, wishes: Wishes, extras: Extras, rows: Tensor) -> None:
+def set_mirostat_cut(x: Tensor, temperature: Tensor, wishes: Wishes, extras: Extras, rows: Tensor) -> None:
     """Enter the top_k or the min_p that mirostat makes of each row's mu."""
     for s, row in enumerate(rows.tolist()):
         number, heat = extras.numbers[row].tolist(), float(temperature[s])
@@ -112,7 +112,7 @@ def _num_kept(ranked: Tensor, heat: float, mu: float, vocab_size: int) -> float:
     return float(count.clamp(1.0, float(vocab_size)).floor())
 
 
-def without_top(x: Tensor, temperature: Tensor, chances: Tensor, extras: Extras, rows: Tensor) -> Tensor:
+def apply_xtc(x: Tensor, temperature: Tensor, chances: Tensor, extras: Extras, rows: Tensor) -> Tensor:
     """x [S, V], what filters left, without what XTC leaves out: where its chance [S] is met, of all tokens of the
     threshold's probability all but the last, likeliest first."""
     x = x.clone()
@@ -131,7 +131,7 @@ def without_top(x: Tensor, temperature: Tensor, chances: Tensor, extras: Extras,
     return x
 
 
-def dynamic_heat(x: Tensor, temperature: Tensor, extras: Extras, rows: Tensor) -> Tensor:
+def find_dynamic_temperature(x: Tensor, temperature: Tensor, extras: Extras, rows: Tensor) -> Tensor:
     """Temperatures [S] for x, what filters at a temperature of 1 left."""
     heat = temperature.clone()
     for s, row in enumerate(rows.tolist()):
@@ -150,8 +150,8 @@ def dynamic_heat(x: Tensor, temperature: Tensor, extras: Extras, rows: Tensor) -
     return heat
 
 
-def settled(x: Tensor, heat: Tensor, wishes: Wishes, extras: Extras, rows: Tensor, positions: Tensor, tokens: Tensor,
-            ) -> None:
+def update_samplers(x: Tensor, heat: Tensor, wishes: Wishes, extras: Extras, rows: Tensor, positions: Tensor,
+                    tokens: Tensor) -> None:
     """Enter each row's new token where its samplers look for it; x [S, V] is what it was drawn from. Tokens that leave
     a row's WINDOW leave its counts, which have the new one already."""
     for s, (row, length, token) in enumerate(zip(rows.tolist(), positions.tolist(), tokens.tolist())):

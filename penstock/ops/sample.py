@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from penstock.ops import extras as more
+from penstock.ops import extras as samplers
 from penstock.ops.example import integers, normal, permutation
 from penstock.ops.extras import Extras
 from penstock.ops.registry import Example, op
@@ -115,7 +115,7 @@ def sample(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor,
         counted(wishes, rows[chosen >= 0], chosen[chosen >= 0])
         if extras is not None:
             heat = torch.where(temperature > 0, heat[:, 0], 0.0)
-            more.settled(drawn_from, heat, wishes, extras, rows, positions, chosen)
+            samplers.update_samplers(drawn_from, heat, wishes, extras, rows, positions, chosen)
     return chosen
 
 
@@ -125,9 +125,9 @@ def _left(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, 
     x = edited(logits, wishes, rows)
     if extras is None:
         return kept(x, temperature, wishes, rows), temperature
-    x = more.near_top(more.penalized(x, extras, rows, positions), extras, rows)
-    more.aimed(x, temperature, wishes, extras, rows)
-    is_dynamic = extras.numbers[rows, more.DYNATEMP_RANGE] > 0
+    x = samplers.apply_top_n_sigma(samplers.apply_dry(x, extras, rows, positions), extras, rows)
+    samplers.set_mirostat_cut(x, temperature, wishes, extras, rows)
+    is_dynamic = extras.numbers[rows, samplers.DYNATEMP_RANGE] > 0
     heat = torch.where(is_dynamic & (temperature > 0), 1.0, temperature)
-    x = more.without_top(kept(x, heat, wishes, rows), heat, chances(keys, positions), extras, rows)
-    return x, more.dynamic_heat(x, temperature, extras, rows)
+    x = samplers.apply_xtc(kept(x, heat, wishes, rows), heat, chances(keys, positions), extras, rows)
+    return x, samplers.find_dynamic_temperature(x, temperature, extras, rows)

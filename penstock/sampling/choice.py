@@ -47,7 +47,7 @@ def _left(logits: Array, top: float, row: RowState) -> tuple[Array | None, Array
 
 
 def _surprising(logits: Array, top: float, row: RowState, mu: float) -> tuple[Array | None, Array]:
-    """What mirostat leaves."""
+    """Filter logits by mirostat."""
     sampling = row.request.sampling
     heat = sampling.temperature
     if sampling.mirostat == 1:

@@ -90,8 +90,8 @@ def literals(source: str) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What a text may need before it can end, which shows in no set of ids: `words` in a text that is not JSON,
-    `strings` in one of JSON, and whether such strings are long."""
+    """Text that may be needed before an end, which no set of ids shows: `words` outside JSON, `strings` in JSON, and
+    whether such strings are long."""
 
     words: tuple[bytes, ...] = ()
     strings: tuple[tuple[bytes, tuple[int, ...]], ...] = ()      # each with its ids

@@ -79,7 +79,7 @@ class Dry:
         return self._text[:self._length]
 
     def breaks(self, tokens: Array) -> Array:
-        """Whether each of them is a breaker."""
+        """A mask of those that are sequence breakers."""
         known = tokens < len(self._breaks)
         return known & self._breaks[np.where(known, tokens, 0)] if len(self._breaks) else known & False
 

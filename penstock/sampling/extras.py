@@ -1,4 +1,4 @@
-"""What a row's samplers ask of a device, as numbers."""
+"""A row's parameters for the rarer samplers, as the numbers that a device reads."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Grammar:
             logits[ends] = kept
 
     def accepts(self, token: int) -> bool:
-        """Whether the token may come next."""
+        """True if the token may come next."""
         if self._num_after or token in self.ends:
             return self.may_end
         return not self.matcher.is_error() and self.matcher.validate_tokens([token]) == 1

@@ -21,7 +21,7 @@ class Guide:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow, whatever the budget."""
+        """True if nothing can follow, whatever the budget."""
         return self.grammar.complete
 
     def late_at(self, num_generated: int) -> bool:

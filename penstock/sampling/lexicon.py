@@ -86,7 +86,7 @@ class Lexicon:
         return found
 
     def spell(self, id: int) -> bytes:
-        """What an id writes into a text; a special one its name."""
+        """An id's bytes in a text; a special token's name."""
         return self.special.get(id) or (self.spellings[id] if id < self.size else b"")
 
     def bytes_of(self, tokens: Sequence[int]) -> bytes:

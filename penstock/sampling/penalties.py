@@ -37,8 +37,8 @@ class TokenCounts:
 
 
 class Penalties:
-    """What one row's penalties need to know of its text; each text is counted only when a penalty looks at it. `tokens`
-    is that text, which grows and shrinks; with `repeat_last_n` only its last tokens count."""
+    """Token counts for one row's penalties, made only when a penalty needs them. `tokens` is the row's text, which
+    grows and shrinks; with `repeat_last_n` only its last tokens count."""
 
     def __init__(self, sampling: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
         self._text, self._num_prompt = tokens, num_prompt

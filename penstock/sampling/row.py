@@ -96,12 +96,12 @@ class RowState:
 
     @property
     def asks_window(self) -> bool:
-        """Whether penalties look back on some tokens only."""
+        """True if penalties look back on some tokens only."""
         return self._counts and self._penalties.window is not None
 
     @property
     def asks_extras(self) -> bool:
-        """Whether a GPU chooses by itself, with samplers that few rows ask for."""
+        """True if a GPU samples this row with the rarer samplers."""
         sampling = self.request.sampling
         drawn = (self.samplers.mu is not None or sampling.top_n_sigma > 0 or sampling.has_xtc
                  or sampling.dynatemp_range > 0)
@@ -122,7 +122,7 @@ class RowState:
         return self._masks.forbid or self.guide is not None
 
     def late_at(self, num_generated: int) -> bool:
-        """Whether which tokens are allowed after so many is known only once those are."""
+        """True if the mask after so many tokens depends on all of them."""
         return self._masks.late or self.guide is not None and self.guide.late_at(num_generated)
 
     @property

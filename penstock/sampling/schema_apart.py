@@ -25,7 +25,7 @@ class Apart:
         self._num_asked = 0
 
     def may_ask(self, num: int = 1) -> bool:
-        """Whether llguidance may be asked `num` times more about expressions."""
+        """Count `num` questions to llguidance about expressions; False once there were too many."""
         self._num_asked += num
         return self._num_asked <= MAX_ASKED
 

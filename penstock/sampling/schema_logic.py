@@ -108,7 +108,7 @@ def write_if(writer: Writer, work: Part, value: Any, path: Path) -> None:
 
 
 def _cases(writer: Writer, work: Part, parts: list[Any]) -> list[Schema]:
-    """Of an allOf, the parts of the form if, then: where no two of the conditions can be met at once."""
+    """The if/then parts of an allOf, where no two of the conditions can be met at once."""
     cases = [part for part in parts if isinstance(part, dict) and set(assertions(part)) == {"if", "then"}]
     if not 1 < len(cases) <= MAX_OPTIONS:
         return []

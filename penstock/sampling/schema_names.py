@@ -1,4 +1,4 @@
-"""Which names a schema of names allows, as an expression or as a list."""
+"""The names that `propertyNames` allows, as an expression or as a list."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def _is_shaped(key: str, value: Any) -> bool:
 
 
 def negate(schema: Any, follow: Follow, depth: int = 0) -> Any | None:
-    """What matches nothing that `schema` does, or None where that cannot be said. It may leave out some of what
-    `schema` forbids, never the other way round."""
+    """A schema that matches nothing that `schema` does; None where there is no way to write one. It may forbid more
+    than it must, never less."""
     if isinstance(schema, bool):
         return not schema
     if depth > MAX_DEPTH or not isinstance(schema, dict):

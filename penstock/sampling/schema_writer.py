@@ -138,7 +138,7 @@ class Writer:
             reference = said["$ref"]
 
     def reference(self, value: str) -> Any:
-        """What a reference is written as."""
+        """Write a reference."""
         found = self.follow(value)
         if found is self.references.root:
             return {"$ref": "#"}

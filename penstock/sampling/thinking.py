@@ -99,7 +99,7 @@ class ReasoningGuide:
         return self._guide is None or self._guide.free
 
     def late_at(self, num_generated: int) -> bool:
-        """Whether what may come after so many tokens depends on those that are not known yet."""
+        """True if the mask after so many tokens depends on all of them."""
         if self._compiled is not None:
             return True
         place = self._place

@@ -1,4 +1,4 @@
-"""What a grammar must know of a tokenizer, taken from one. Free of torch and msgspec."""
+"""Making a lexicon, the vocabulary as grammars see it, from a tokenizer. Free of torch and msgspec."""
 
 from __future__ import annotations
 

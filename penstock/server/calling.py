@@ -39,10 +39,10 @@ class Calling:
 
     def form(self, asked: StructuredOutputsParams | None, special: Mapping[str, int],
              ) -> tuple[StructuredOutputsParams | None, bool]:
-        """What the answer must match, and whether that may be any text, where `asked` is what its text must match.
+        """The constraint on the whole answer, and whether it allows any text. `asked` is the constraint on its text.
 
-        A forced call leaves no text to match anything. JSON beside tools is JSON or calls; of another form are no
-        calls. Schemas of tools that are not strict may be relaxed."""
+        A forced call leaves no text to constrain. With a JSON schema the answer is JSON or tool calls; with a regex,
+        choice or grammar there are no calls. Schemas of tools that are not strict may be relaxed."""
         strict = any(map(is_strict, self.tools))
         if self.is_forced:
             grammar = call_grammar(self.tools, self.parser, parallel=self.is_parallel, special=special)

@@ -44,8 +44,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Client:
-    """Who asks. `tenant` is the name of its key, empty where there are no keys. A batch gives way to those who wait for
-    their answers."""
+    """The sender of a request. `tenant` is the name of its key, empty where there are no keys. A batch gives way to
+    clients who wait for their answers."""
 
     tenant: str = ""
     is_admin: bool = False

@@ -127,7 +127,7 @@ def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _reads_special(parser: str | None, kind: str | None, special: Mapping[str, int]) -> bool:
-    """Whether markers of calls or reasoning may be special tokens."""
+    """True if markers of tool calls or reasoning may be special tokens."""
     marks = REASONING[kind] if kind is not None else None
     return bool(special) and (parser is not None or marks is not None and not special.keys().isdisjoint(
         (marks.begin, marks.end)))

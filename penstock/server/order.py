@@ -1,5 +1,5 @@
-"""Which of a tenant's waiting requests goes next, as --scheduling-policy says. Whose turn it is among tenants, and the
-better of two priorities, come before it."""
+"""The order of one tenant's waiting requests, by --scheduling-policy. Turns among tenants and priorities come before
+it."""
 
 from __future__ import annotations
 

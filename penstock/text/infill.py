@@ -52,7 +52,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Gap:
-    """What is to be filled in, and around it: the texts before and after, and further files by name."""
+    """A gap to fill in: the texts before and after it, and further files by name."""
 
     prefix: str
     suffix: str

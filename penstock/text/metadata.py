@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata says of its tokenizer."""
+"""The tokenizer's part of a GGUF file's metadata."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class LocalProgram:
         return ids
 
     def _begin(self) -> Sequence[int]:
-        """What stands before a prompt."""
+        """The ids that begin every prompt."""
         if self.vocabulary.affixes is not None:
             return self.vocabulary.affixes[0]
         ids, (inner, *_) = self._ids("a", True), self._ids("a", False)

@@ -50,7 +50,7 @@ class ReasoningSplitter:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the text so far ends in reasoning."""
+        """True if the text so far ends in reasoning."""
         return self._inside
 
     def push(self, text: str) -> list[Part]:

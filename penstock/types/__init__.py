@@ -1,4 +1,4 @@
-"""What a user asks for and what comes back. Plain data: no torch, no numpy.
+"""Requests, their parameters and their outputs. Plain data: no torch, no numpy.
 
 In: values from anywhere, each checked when it is set. Out: params and requests that hold what they say, and answers.
 """

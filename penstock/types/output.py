@@ -20,7 +20,7 @@ TokenLogprobs = dict[int, Logprob]     # one position: the chosen (or prompt) to
 
 @dataclass(slots=True)
 class Delta:
-    """What one step added to one sibling of a request. Nobody changes it once it is made."""
+    """The tokens that one step added to one sibling of a request. Never changed once made."""
 
     request_id: str
     sibling: int
@@ -96,7 +96,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamDelta:
-    """What a stream yields: the new text and tokens of one answer."""
+    """One item of a stream: the new text and tokens of one answer."""
 
     request_id: str
     index: int

@@ -45,7 +45,7 @@ class Request:
 
     @property
     def is_guided(self) -> bool:
-        """Whether what its tokens spell matters to which may come next."""
+        """True if a grammar or a reasoning block constrains its tokens."""
         return self.sampling.structured_outputs is not None or self.reasoning is not None
 
     @property

@@ -33,7 +33,7 @@ SAMPLER_RANGES = {
 
 
 class RequestOutputKind(Enum):
-    """What an engine's outputs hold of an answer under way: all of it so far, what is new, or nothing until its end."""
+    """The part of an unfinished answer that an engine's outputs hold: all so far, only what is new, or nothing."""
 
     CUMULATIVE = 0
     DELTA = 1

@@ -19,7 +19,7 @@ STRUCTURES = ("json", "regex", "choice", "grammar", "json_object", "structural_t
 @take_ported(PORTED_STRUCTURES)
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What an answer must match, exactly one of six; names follow vLLM's. Afterwards `json` and `structural_tag` are
+    """The constraint on an answer, exactly one of six; names follow vLLM's. `json` and `structural_tag` are kept as
     JSON text."""
 
     json: str | Mapping[str, Any] | None = None

@@ -31,8 +31,8 @@ NOWHERE = tl.constexpr(2147483647)
 
 @triton.jit
 def measure(edited, rows, extras, moments, size, num_pieces, PIECE: tl.constexpr, EARLY: tl.constexpr):
-    """Of one piece of a row whose logits change: how many are possible, their mean, the sum of squares about it, and
-    the largest."""
+    """Reduce one piece of a row to the count of finite logits, their mean, the sum of squares about it, and the
+    maximum."""
     await_others(EARLY)
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     asked = extras + tl.load(rows + row).to(tl.int64) * _NUM_EXTRAS

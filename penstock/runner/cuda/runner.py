@@ -221,7 +221,7 @@ def _coming(values: torch.Tensor) -> torch.Tensor:
 
 
 def _is_late(row: Row, device: DeviceRow) -> bool:
-    """Whether a row's mask depends on tokens that may not have come back."""
+    """True if a row's mask depends on tokens that may not have come back."""
     return device.state.late_at(row.start + row.count - device.state.num_prompt)
 
 

@@ -63,7 +63,7 @@ class WishRows:
         self.tensors.counts[row] = sent(np.minimum(counts, MOST_COUNTED).astype(np.int16), self._device)
 
     def _enter_extras(self, row: int, state: RowState) -> None:
-        """What a row asks of rarer samplers, and its text where they look back on it."""
+        """Write a row's parameters for the rarer samplers, and its tokens where they look back on them."""
         if not state.asks_extras:
             if row in self._extra:
                 self._extra.discard(row)

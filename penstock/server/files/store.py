@@ -73,7 +73,7 @@ class FileStore:
                 remove(path)
 
     def path_of(self, id: str) -> Path:
-        """Of the data of an id that was made here."""
+        """The file with the data of an id that was made here."""
         return self._folder / (id + DATA)
 
     def _record_of(self, id: str) -> Path:

@@ -135,7 +135,7 @@ class ResponseAnswer:
         return self._response(status, [])
 
     def queued(self) -> bytes:
-        """What is told before there is a word of it."""
+        """The first event of a background response, before any output."""
         response = self.so_far("queued")
         return self._encoded([{"type": "response.created", "response": response},
                               {"type": "response.queued", "response": response}])
