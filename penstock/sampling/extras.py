@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.ops import extras as columns
 from penstock.ops.extras import OFF
 from penstock.sampling.dry import most_repeated
 from penstock.sampling.mirostat import MAX_MU
@@ -13,19 +14,29 @@ STRONGEST = 1e38             # that float32 holds
 def extra_numbers(sampling: SamplingParams, mu: float | None, window: int, num_prompt: int) -> list[float]:
     """The columns of `ops.extras`. `window`: tokens that penalties look back on; 0: all."""
     numbers = list(OFF)
+
+    def enter(column: int, value: float) -> None:
+        numbers[column] = float(value)
+
     if sampling.has_dry:
-        base, allowed = float(sampling.dry_base), sampling.dry_allowed_length
         last_n = sampling.dry_penalty_last_n
-        numbers[:5] = [float(sampling.dry_multiplier), base, float(allowed),
-                       float(MAX_LOOKBACK if last_n < 0 else min(last_n, MAX_LOOKBACK)),
-                       float(most_repeated(base, allowed))]
+        enter(columns.DRY_MULTIPLIER, sampling.dry_multiplier)
+        enter(columns.DRY_BASE, sampling.dry_base)
+        enter(columns.DRY_ALLOWED, sampling.dry_allowed_length)
+        enter(columns.DRY_LAST_N, MAX_LOOKBACK if last_n < 0 else min(last_n, MAX_LOOKBACK))
+        enter(columns.DRY_MOST, most_repeated(float(sampling.dry_base), sampling.dry_allowed_length))
     if mu is not None:
-        numbers[10:14] = [float(sampling.mirostat), float(sampling.mirostat_tau), float(sampling.mirostat_eta),
-                          min(max(mu, -MAX_MU), MAX_MU)]
+        enter(columns.MIROSTAT, sampling.mirostat)
+        enter(columns.MIROSTAT_TAU, sampling.mirostat_tau)
+        enter(columns.MIROSTAT_ETA, sampling.mirostat_eta)
+        enter(columns.MU, min(max(mu, -MAX_MU), MAX_MU))
     elif not sampling.greedy:
         if sampling.has_xtc:
-            numbers[5:7] = [float(sampling.xtc_probability), float(sampling.xtc_threshold)]
-        numbers[7] = min(max(float(sampling.top_n_sigma), 0.0), STRONGEST)
-        numbers[8:10] = [float(sampling.dynatemp_range), float(sampling.dynatemp_exponent)]
-    numbers[14:16] = [float(window), float(num_prompt)]
+            enter(columns.XTC_PROBABILITY, sampling.xtc_probability)
+            enter(columns.XTC_THRESHOLD, sampling.xtc_threshold)
+        enter(columns.N_SIGMA, min(max(sampling.top_n_sigma, 0.0), STRONGEST))
+        enter(columns.DYNATEMP_RANGE, sampling.dynatemp_range)
+        enter(columns.DYNATEMP_EXPONENT, sampling.dynatemp_exponent)
+    enter(columns.WINDOW, window)
+    enter(columns.NUM_PROMPT, num_prompt)
     return numbers

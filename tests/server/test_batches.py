@@ -117,9 +117,9 @@ def test_a_batch_is_answered(tmp_path: Path) -> None:
         batches = await place.open(Scripted(answer))
         state = await begin(batches, line("a"), "", line("bad"), line("b"), metadata={"k": "v"},
                             output_expires_after={"anchor": "created_at", "seconds": 3600})
-        assert state.told()["status"] == "validating" and state.told()["output_file_id"] is None
+        assert state.as_json()["status"] == "validating" and state.as_json()["output_file_id"] is None
         await wait_for(state, "completed")
-        told = state.told()
+        told = state.as_json()
         assert told["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
         assert told["metadata"] == {"k": "v"} and told["completed_at"] and told["in_progress_at"]
         output = place.read(batches, told["output_file_id"])
@@ -161,11 +161,11 @@ def test_no_line_twice_and_none_lost(tmp_path: Path) -> None:
         await wait_for(resumed, "completed")
         output = place.read(batches, resumed.output_file_id)
         assert sorted(int(one["custom_id"]) for one in output) == list(range(20))
-        assert len(again.asked) == 14 and resumed.told()["request_counts"]["completed"] == 20
+        assert len(again.asked) == 14 and resumed.as_json()["request_counts"]["completed"] == 20
         await settle(batches)
         await batches.close()
         batches = await place.open(Scripted())                          # nothing is left to do
-        assert batches.find("", state.id).told() == resumed.told()
+        assert batches.find("", state.id).as_json() == resumed.as_json()
         assert batches.files.has(str(resumed.output_file_id)) and not list((tmp_path / "batches").glob("*.answers"))
         await batches.close()
 
@@ -209,7 +209,7 @@ def test_cancelled_keeps_what_was_answered(tmp_path: Path) -> None:
             await batches.cancel("", state.id)
             await wait_for(state, "cancelled")
         assert [one["custom_id"] for one in place.read(batches, running.output_file_id)] == ["a"]
-        assert waiting.told()["output_file_id"] is None and waiting.told()["cancelling_at"]
+        assert waiting.as_json()["output_file_id"] is None and waiting.as_json()["cancelling_at"]
         with pytest.raises(ApiError, match="has ended"):
             await batches.cancel("", running.id)
         await settle(batches)
@@ -275,7 +275,7 @@ def test_time_runs_out(tmp_path: Path) -> None:
         await wait_for(state, "expired")
         assert len(place.read(batches, state.output_file_id)) == 1
         assert {one["error"]["code"] for one in place.read(batches, state.error_file_id)} == {"batch_expired"}
-        assert state.told()["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
+        assert state.as_json()["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
         await settle(batches)
         place.now_s += 61 * DAY_S
         await batches.sweep()
@@ -294,7 +294,7 @@ def test_no_room_ends_it_with_what_there_is(tmp_path: Path) -> None:
         batches = await place.open(Scripted(answer))
         state = await begin(batches, *(line(str(number)) for number in range(20)))
         await wait_for(state, "failed")
-        assert state.told()["errors"]["data"][0]["code"] == "storage_full"
+        assert state.as_json()["errors"]["data"][0]["code"] == "storage_full"
         assert 1 <= len(place.read(batches, state.output_file_id)) < 6
         await batches.close()
 
@@ -340,7 +340,7 @@ def test_input_is_checked_before_anything_is_asked(tmp_path: Path, monkeypatch: 
         batches = await place.open(client)
         state = await begin(batches, line("a"), "nonsense")
         await wait_for(state, "failed")
-        assert state.told()["errors"]["data"][0]["line"] == 2 and client.asked == []
+        assert state.as_json()["errors"]["data"][0]["line"] == 2 and client.asked == []
         await batches.close()
 
     asyncio.run(main())

@@ -52,7 +52,7 @@ class BatchState(msgspec.Struct, kw_only=True):
         self.status = status
         self.times = {**self.times, status: int(now_s)}
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         errors = [msgspec.structs.asdict(error) for error in self.errors]
         has_files = self.has_ended
         return {"id": self.id, "object": "batch", "endpoint": self.endpoint, "model": None,

@@ -50,7 +50,7 @@ async def upload_file(request: Request) -> Response:
             if not message.get("more_body", False):
                 break
         lifetime_s = _lifetime(upload.fields)
-        return json_response((await on_disk(lambda: _finish(upload, store, tenant, lifetime_s))).told())
+        return json_response((await on_disk(lambda: _finish(upload, store, tenant, lifetime_s))).as_json())
     finally:
         await on_disk(upload.close)
 
@@ -90,13 +90,13 @@ async def files(request: Request) -> Response:
 
     def make_page() -> Response:
         found = [file for file in store.all_of(tenant) if asked.get("purpose") in (None, file.purpose)]
-        return json_response(page_of(found, StoredFile.told, asked, MAX_LISTED, MAX_LISTED))
+        return json_response(page_of(found, StoredFile.as_json, asked, MAX_LISTED, MAX_LISTED))
 
     return await on_disk(make_page)                 # 10,000 take 50 ms
 
 
 async def file(request: Request) -> Response:
-    return json_response(_asked(request).told())
+    return json_response(_asked(request).as_json())
 
 
 async def file_content(request: Request) -> Response:

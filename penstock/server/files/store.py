@@ -35,7 +35,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "object": "file", "bytes": self.num_bytes, "created_at": self.created_at,
                 "expires_at": self.expires_at, "filename": self.filename, "purpose": self.purpose,
                 "status": "processed", "status_details": None}

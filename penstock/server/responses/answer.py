@@ -173,5 +173,5 @@ def _head(body: ResponsesBody, conversation: Conversation, generation: Generatio
             "safety_identifier": body.safety_identifier, "service_tier": "default",
             "store": body.store is not False, "temperature": conversation.params.temperature,
             "text": {"format": {"type": "text"}, **text}, "tool_choice": asked.get("tool_choice", "auto"),
-            "tools": [tool.told() for tool in body.tools or ()], "top_logprobs": body.top_logprobs or 0,
+            "tools": [tool.as_json() for tool in body.tools or ()], "top_logprobs": body.top_logprobs or 0,
             "top_p": conversation.params.top_p, "truncation": body.truncation or "disabled", "user": body.user}

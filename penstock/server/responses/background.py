@@ -67,7 +67,7 @@ class Running:
         self.log = EventLog() if answer.body.stream else None
         self.task: asyncio.Task[None] | None = None
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As it is now."""
         return self.answer.so_far("queued" if self.answer.generation.times.first_s is None else "in_progress")
 
@@ -92,7 +92,7 @@ class Background:
             answer.generation.close()
             raise
         running = Running(tenant, answer)
-        self._store.keep(tenant, running.told(), items)         # so that its items are found
+        self._store.keep(tenant, running.as_json(), items)         # so that its items are found
         if running.log is not None:
             self._note(running, running.log, answer.queued())
         self._running[answer.id] = running

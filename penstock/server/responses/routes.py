@@ -55,7 +55,7 @@ async def responses(request: Request) -> Response:
     answer = ResponseAnswer(body, conversation, generation, keep)
     if body.background:
         running = _background(request).begin(client.tenant, answer, items)
-        return json_response(running.told()) if running.log is None else await event_stream(
+        return json_response(running.as_json()) if running.log is None else await event_stream(
             request, running.log.follow())
     if body.stream:
         return await event_stream(request, answer.events(), answer.failed)
@@ -77,7 +77,7 @@ async def response(request: Request) -> Response:
     if request.query_params.get("stream") == "true":
         return await event_stream(request, _events(request, running, _number(request, "starting_after")))
     if running is not None:
-        return json_response(running.told())
+        return json_response(running.as_json())
     return Response(_kept(request).response, media_type="application/json")
 
 

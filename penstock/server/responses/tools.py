@@ -36,7 +36,7 @@ class Function(Body):
                     "strict": self.strict}
         return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {"type": "function", "name": self.name, "description": self.description, "parameters": self.parameters,
                 "strict": self.strict if self.strict is not None else False}
 
