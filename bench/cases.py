@@ -53,8 +53,10 @@ class Case:
 
     def check(self, result: dict[str, Any], engine: str) -> None:
         if result["num_outputs"] != [self.num_output] * self.num_seqs:
-            raise WrongLength(f"{engine}, {self.name}: {result['num_outputs']} tokens came out, "
-                              f"{self.num_seqs} x {self.num_output} were asked for")
+            raise WrongLength(
+                f"{engine}, {self.name}: {result['num_outputs']} tokens came out, "
+                f"{self.num_seqs} x {self.num_output} were asked for"
+            )
 
     def warm_up(self) -> Case:
         """As the case, but short where only time is spent."""
@@ -62,22 +64,34 @@ class Case:
 
     def shrunk(self, factor: int) -> Case:
         """A sketch of the case, for trying out the harness."""
+
         def part(count: int) -> int:
             return max(min(count, 2), count // factor)
 
-        return replace(self, num_prompt=part(self.num_prompt), num_output=part(self.num_output),
-                       num_shared=self.num_shared // factor)
+        return replace(
+            self,
+            num_prompt=part(self.num_prompt),
+            num_output=part(self.num_output),
+            num_shared=self.num_shared // factor,
+        )
 
 
-CASES = {case.name: case for case in (
-    Case("prefill-512", 1, 512, 1, "prefill"),
-    Case("decode-128", 1, 1, 129, "decode"),
-    Case("decode-128-at-1024", 1, 1024, 129, "decode"),
-    *(Case(f"batch-{num}", num, 16, 65, "decode") for num in (4, 8, 16, 32)),
-    Case("shared-16", 16, 16, 64, "total", num_shared=600),
-)}
-TITLES = {"prefill-512": "prefill 512", "decode-128": "decode", "decode-128-at-1024": "decode at 1024",
-          "shared-16": "16 sharing 600, s"} | {f"batch-{num}": f"batch {num}" for num in (4, 8, 16, 32)}
+CASES = {
+    case.name: case
+    for case in (
+        Case("prefill-512", 1, 512, 1, "prefill"),
+        Case("decode-128", 1, 1, 129, "decode"),
+        Case("decode-128-at-1024", 1, 1024, 129, "decode"),
+        *(Case(f"batch-{num}", num, 16, 65, "decode") for num in (4, 8, 16, 32)),
+        Case("shared-16", 16, 16, 64, "total", num_shared=600),
+    )
+}
+TITLES = {
+    "prefill-512": "prefill 512",
+    "decode-128": "decode",
+    "decode-128-at-1024": "decode at 1024",
+    "shared-16": "16 sharing 600, s",
+} | {f"batch-{num}": f"batch {num}" for num in (4, 8, 16, 32)}
 
 
 def speedup(case: Case, ours: float, theirs: float) -> float:

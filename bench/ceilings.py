@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-SIZE = 8192                 # of the products
-COPIED = 1 << 31            # bytes
+SIZE = 8192  # of the products
+COPIED = 1 << 31  # bytes
 
 
 def fastest(work: Callable[[], object], count: int = 10) -> float:
@@ -30,8 +30,10 @@ def measure() -> dict[str, float]:
 
     tall = torch.randn(COPIED // 2 // SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
     other, one = torch.empty_like(tall), torch.randn(SIZE, device="cuda", dtype=torch.bfloat16)
-    found = {"copy_tb_s": round(2 * COPIED / fastest(lambda: other.copy_(tall)) / 1e12, 2),
-             "read_tb_s": round(COPIED / fastest(lambda: tall @ one) / 1e12, 2)}
+    found = {
+        "copy_tb_s": round(2 * COPIED / fastest(lambda: other.copy_(tall)) / 1e12, 2),
+        "read_tb_s": round(COPIED / fastest(lambda: tall @ one) / 1e12, 2),
+    }
     x, y = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     found["bf16_tflop_s"] = round(2 * SIZE**3 / fastest(lambda: x @ y) / 1e12)
     if torch.cuda.get_device_capability() >= (8, 9):
@@ -49,5 +51,10 @@ def versions() -> dict[str, Any]:
     import torch
     import triton
 
-    return {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
-            "python": platform.python_version(), "cuda": torch.version.cuda}
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+    }

@@ -41,9 +41,9 @@ class Settings:
     repeat: int
     pause_s: float
     seed: int
-    skip: frozenset[tuple[str, str]]                # (model, file or engine, case)
+    skip: frozenset[tuple[str, str]]  # (model, file or engine, case)
     work: Path
-    options: Mapping[str, Mapping[str, Any]]        # by engine
+    options: Mapping[str, Mapping[str, Any]]  # by engine
 
 
 @dataclass
@@ -85,19 +85,29 @@ class Contest:
         """Whether anything else runs here; engines that do not sleep when they have nothing to do show as well."""
         self.note("at rest")
         time.sleep(self.settings.pause_s)
-        self.rests.append({"model": self.entries[0].model, "round": number,
-                           "busy_share": busy_share(REST_S if self.settings.pause_s else 0.1)})
+        self.rests.append(
+            {
+                "model": self.entries[0].model,
+                "round": number,
+                "busy_share": busy_share(REST_S if self.settings.pause_s else 0.1),
+            }
+        )
 
     def num_turns(self) -> int:
         return sum(len(self._turns(case)) for case in self.cases) * (1 + self.settings.repeat)
 
     def _turns(self, case: Case) -> list[tuple[int, Entry, bool]]:
         """Who runs a case; llama.cpp twice where a prefix can be shared by hand."""
-        entries = [(index, entry) for index, entry in enumerate(self.entries)
-                   if not self.settings.skip & {(name, case.name) for name in
-                                                (entry.model, entry.file, entry.engine.name)}]
-        return [(index, entry, by_hand) for index, entry in entries
-                for by_hand in ([False, True] if entry.engine.name == "llamacpp" and case.num_shared else [False])]
+        entries = [
+            (index, entry)
+            for index, entry in enumerate(self.entries)
+            if not self.settings.skip & {(name, case.name) for name in (entry.model, entry.file, entry.engine.name)}
+        ]
+        return [
+            (index, entry, by_hand)
+            for index, entry in entries
+            for by_hand in ([False, True] if entry.engine.name == "llamacpp" and case.num_shared else [False])
+        ]
 
     def _each(self, case: Case, turn: Callable[[int, Entry, Case, bool], None], number: int = 0) -> None:
         """Every engine's turn at a case; each round begins with another one."""
@@ -106,7 +116,7 @@ class Contest:
         for index, entry, by_hand in turns[start:] + turns[:start]:
             self.note(f"{entry.file} {case.name} {entry.engine.name}")
             if index in self._processes and (index, case.name, by_hand) not in self._given_up:
-                time.sleep(self.settings.pause_s)       # for the threads of the one before to fall asleep
+                time.sleep(self.settings.pause_s)  # for the threads of the one before to fall asleep
                 if not self._attempt(index, entry, partial(turn, index, entry, case, by_hand), case):
                     self._given_up.add((index, case.name, by_hand))
             self.advance(1)
@@ -121,8 +131,14 @@ class Contest:
             if process and (case is None or process.process.poll() is not None):
                 process.close()
                 del self._processes[index]
-            self.failures.append({"file": entry.file, "engine": entry.engine.name, "case": case.name if case else None,
-                                  "error": str(error)})
+            self.failures.append(
+                {
+                    "file": entry.file,
+                    "engine": entry.engine.name,
+                    "case": case.name if case else None,
+                    "error": str(error),
+                }
+            )
             return False
 
     def _load(self, index: int, entry: Entry) -> None:
@@ -131,16 +147,27 @@ class Contest:
         log = settings.work / f"{entry.engine.name}-{entry.file}.log"
         process = Process(entry.engine, self.places, settings.cpu, settings.threads, log)
         self._processes[index] = process
-        answer = process.do("load", path=str(entry.path), threads=settings.threads, max_len=longest(self.cases) + 64,
-                            max_seqs=max(case.num_seqs for case in self.cases), work=str(settings.work),
-                            max_tokens=max(case.num_tokens for case in self.cases), cpu=settings.cpu,
-                            options=settings.options.get(entry.engine.name, {}))
+        answer = process.do(
+            "load",
+            path=str(entry.path),
+            threads=settings.threads,
+            max_len=longest(self.cases) + 64,
+            max_seqs=max(case.num_seqs for case in self.cases),
+            work=str(settings.work),
+            max_tokens=max(case.num_tokens for case in self.cases),
+            cpu=settings.cpu,
+            options=settings.options.get(entry.engine.name, {}),
+        )
         self.facts[f"{entry.engine.name} on {entry.file}"] = answer["facts"] | {"load_s": answer["load_s"]}
 
     def _ask(self, index: int, entry: Entry, case: Case, by_hand: bool, seed: str) -> Row:
         result = self._processes[index].do(
-            "run", prompts=case.prompts(seed, entry.vocab_size), num_output=case.num_output,
-            num_shared=case.num_shared, by_hand=by_hand)
+            "run",
+            prompts=case.prompts(seed, entry.vocab_size),
+            num_output=case.num_output,
+            num_shared=case.num_shared,
+            by_hand=by_hand,
+        )
         case.check(result, entry.engine.name)
         return result
 
@@ -151,11 +178,22 @@ class Contest:
         seed = f"{self.settings.seed}/{number}"
         result = self._ask(index, entry, case, by_hand, seed)
         engine = entry.engine.name + ("-by-hand" if by_hand else "")
-        self.samples.append({
-            "file": entry.file, "model": entry.model, "case": case.name, "engine": engine, "round": number,
-            "seed": seed, "value": case.value(result), "first_s": result["first_s"], "total_s": result["total_s"],
-            "num_first": result["num_first"], "num_output_tokens": sum(result["num_outputs"]),
-            "num_steps": result["num_steps"]})
+        self.samples.append(
+            {
+                "file": entry.file,
+                "model": entry.model,
+                "case": case.name,
+                "engine": engine,
+                "round": number,
+                "seed": seed,
+                "value": case.value(result),
+                "first_s": result["first_s"],
+                "total_s": result["total_s"],
+                "num_first": result["num_first"],
+                "num_output_tokens": sum(result["num_outputs"]),
+                "num_steps": result["num_steps"],
+            }
+        )
         if entry.engine.name == "llamacpp" and not by_hand:
             self._tool(number, entry, case)
 
@@ -173,17 +211,44 @@ class Contest:
         self.note(f"{entry.file} {case.name} {TOOL}")
         time.sleep(self.settings.pause_s)
         lengths = {"n_prompt": 0, "n_gen": 0} | {TOOL_CASES[case.name]: _length(case)}
-        words = [str(program), "-m", str(entry.path), "-t", str(self.settings.threads), "-r", "1", "-o", "json",
-                 "-p", str(lengths["n_prompt"]), "-n", str(lengths["n_gen"])]
+        words = [
+            str(program),
+            "-m",
+            str(entry.path),
+            "-t",
+            str(self.settings.threads),
+            "-r",
+            "1",
+            "-o",
+            "json",
+            "-p",
+            str(lengths["n_prompt"]),
+            "-n",
+            str(lengths["n_gen"]),
+        ]
         variables = self.places.variables(entry.engine, self.settings.cpu, self.settings.threads)
         ran = subprocess.run(words, env=variables, capture_output=True, text=True)
         if ran.returncode:
-            self.failures.append({"file": entry.file, "engine": TOOL, "case": case.name,
-                                  "error": f"status {ran.returncode}: {ran.stderr.strip()[-200:]}"})
+            self.failures.append(
+                {
+                    "file": entry.file,
+                    "engine": TOOL,
+                    "case": case.name,
+                    "error": f"status {ran.returncode}: {ran.stderr.strip()[-200:]}",
+                }
+            )
             return
         speeds = [speed for result in json.loads(ran.stdout) for speed in result["samples_ts"]]
-        self.samples.append({"file": entry.file, "model": entry.model, "case": case.name, "engine": TOOL,
-                             "round": number, "value": statistics.median(speeds)})
+        self.samples.append(
+            {
+                "file": entry.file,
+                "model": entry.model,
+                "case": case.name,
+                "engine": TOOL,
+                "round": number,
+                "value": statistics.median(speeds),
+            }
+        )
 
 
 def _length(case: Case) -> int:

@@ -36,8 +36,11 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: {output} exists: two runs are never mixed; choose another --output", file=sys.stderr)
         return 1
     document = run(chosen, output)
-    show(document, output, chosen.plot or (output.with_suffix(".svg") if chosen.output else
-                                           ROOT / "docs" / f"bench-cpu-{chosen.cpu}.svg"))
+    show(
+        document,
+        output,
+        chosen.plot or (output.with_suffix(".svg") if chosen.output else ROOT / "docs" / f"bench-cpu-{chosen.cpu}.svg"),
+    )
     return 1 if any(failure["engine"] == "penstock" for failure in document["failures"]) else 0
 
 
@@ -58,16 +61,19 @@ def run(chosen: argparse.Namespace, output: Path) -> Document:
     absent = {name: note for name in chosen.engines if (note := places.absence(ENGINES[name], chosen.cpu))}
     work = chosen.folder / "work"
     work.mkdir(parents=True, exist_ok=True)
-    settings = Settings(chosen.cpu, chosen.threads, chosen.repeat, chosen.pause, chosen.seed, chosen.skip,
-                        work, engine_options(chosen))
+    settings = Settings(
+        chosen.cpu, chosen.threads, chosen.repeat, chosen.pause, chosen.seed, chosen.skip, work, engine_options(chosen)
+    )
     with Bar("turn") as bar:
         entries, files = _entries(chosen, absent, bar)
         bar.note("measuring the machine's limits")
         megabytes = [-(-file["decode_bytes"] // 1_000_000) for file in files.values()]
         document = _header(chosen, absent, files)
         document["limits"] = limits.measure(chosen.threads, chosen.cpu, megabytes, 0.1 if chosen.quick else 1.0)
-        contests = [Contest([e for e in entries if e.model == model], cases, settings, places, bar.note, bar.advance)
-                    for model in dict.fromkeys(entry.model for entry in entries)]
+        contests = [
+            Contest([e for e in entries if e.model == model], cases, settings, places, bar.note, bar.advance)
+            for model in dict.fromkeys(entry.model for entry in entries)
+        ]
         bar.begin(sum(contest.num_turns() for contest in contests))
         for contest in contests:
             contest.run()
@@ -95,20 +101,42 @@ def _entries(chosen: argparse.Namespace, absent: dict[str, str], bar: Bar) -> tu
             elif name in models.FILES and not any(e.engine == engine and e.model == file.model for e in entries):
                 form = file.model if engine.reads == "folder" else engine.reads
                 made = (models.make_folder if engine.reads == "folder" else models.make_file)(
-                    form, chosen.folder, bar.making)
+                    form, chosen.folder, bar.making
+                )
                 entries.append(Entry(engine, form, file.model, made, sizes.vocab_size))
     return entries, files
 
 
 def _header(chosen: argparse.Namespace, absent: dict[str, str], files: dict[str, Any]) -> Document:
-    loose = {name: ENGINES[name].loose[chosen.cpu] for name in chosen.engines
-             if chosen.cpu in ENGINES[name].loose and name not in absent}
-    return {"schema": 1, "complete": False, "quick": chosen.quick, "started": _now(), "cpu_mode": chosen.cpu,
-            "threads": chosen.threads, "repeat": chosen.repeat, "seed": chosen.seed, **limits.commit(ROOT),
-            "machine": limits.machine(), "load_average": os.getloadavg()[0], "notes": chosen.note, "absent": absent,
-            "not_held_to_cpu_mode": loose, "skipped": sorted(map(":".join, chosen.skip)),
-            "options": engine_options(chosen), "files": files, "engines": {},
-            "samples": [], "host": [], "rest": [], "failures": []}
+    loose = {
+        name: ENGINES[name].loose[chosen.cpu]
+        for name in chosen.engines
+        if chosen.cpu in ENGINES[name].loose and name not in absent
+    }
+    return {
+        "schema": 1,
+        "complete": False,
+        "quick": chosen.quick,
+        "started": _now(),
+        "cpu_mode": chosen.cpu,
+        "threads": chosen.threads,
+        "repeat": chosen.repeat,
+        "seed": chosen.seed,
+        **limits.commit(ROOT),
+        "machine": limits.machine(),
+        "load_average": os.getloadavg()[0],
+        "notes": chosen.note,
+        "absent": absent,
+        "not_held_to_cpu_mode": loose,
+        "skipped": sorted(map(":".join, chosen.skip)),
+        "options": engine_options(chosen),
+        "files": files,
+        "engines": {},
+        "samples": [],
+        "host": [],
+        "rest": [],
+        "failures": [],
+    }
 
 
 def _gather(document: Document, contest: Contest, cases: Sequence[Case], files: dict[str, Any]) -> None:

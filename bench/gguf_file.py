@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-Values = Callable[[], np.ndarray]                       # float32, made when it is wanted
+Values = Callable[[], np.ndarray]  # float32, made when it is wanted
 Progress = Callable[[int, int], None]
-FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7}           # general.file_type
+FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7}  # general.file_type
 REPLACED = ("general.file_type", "general.architecture", "general.quantization_version")
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_SIZE, FEED_FORWARD, VOCABULARY = 2048, 22, 32, 4, 64, 5632, 49152
@@ -49,8 +49,11 @@ def read(path: Path) -> Source:
     from penstock.quant.gguf import dequantize
 
     fields = gguf.GGUFReader(path).fields
-    metadata = {name: Key(field.contents(), tuple(field.types)) for name, field in fields.items()
-                if not name.startswith("GGUF.")}
+    metadata = {
+        name: Key(field.contents(), tuple(field.types))
+        for name, field in fields.items()
+        if not name.startswith("GGUF.")
+    }
     file = GgufFile(path)
 
     def values(info: TensorInfo) -> Values:
@@ -59,8 +62,9 @@ def read(path: Path) -> Source:
     return Source(metadata, [Tensor(info.name, info.shape, values(info)) for info in file.tensors.values()])
 
 
-def write(path: Path, metadata: Mapping[str, Key], tensors: Iterable[Tensor], quantization: str,
-          progress: Progress) -> None:
+def write(
+    path: Path, metadata: Mapping[str, Key], tensors: Iterable[Tensor], quantization: str, progress: Progress
+) -> None:
     """Every matrix in the given type, every vector in float32. Tensors are made, written and let go one by one."""
     import gguf
 
@@ -98,11 +102,16 @@ def llama_metadata(tokenizer: Source) -> dict[str, Key]:
 
     taken = {name: key for name, key in tokenizer.metadata.items() if name.startswith("tokenizer.")}
     return taken | {
-        "general.architecture": Key("llama", (T.STRING,)), "general.name": Key("random 1.17B", (T.STRING,)),
-        "llama.block_count": count(LAYERS), "llama.context_length": count(CONTEXT),
-        "llama.embedding_length": count(HIDDEN), "llama.feed_forward_length": count(FEED_FORWARD),
-        "llama.attention.head_count": count(HEADS), "llama.attention.head_count_kv": count(KV_HEADS),
-        "llama.rope.dimension_count": count(HEAD_SIZE), "llama.vocab_size": count(VOCABULARY),
+        "general.architecture": Key("llama", (T.STRING,)),
+        "general.name": Key("random 1.17B", (T.STRING,)),
+        "llama.block_count": count(LAYERS),
+        "llama.context_length": count(CONTEXT),
+        "llama.embedding_length": count(HIDDEN),
+        "llama.feed_forward_length": count(FEED_FORWARD),
+        "llama.attention.head_count": count(HEADS),
+        "llama.attention.head_count_kv": count(KV_HEADS),
+        "llama.rope.dimension_count": count(HEAD_SIZE),
+        "llama.vocab_size": count(VOCABULARY),
         "llama.rope.freq_base": Key(10000.0, (T.FLOAT32,)),
         "llama.attention.layer_norm_rms_epsilon": Key(1e-5, (T.FLOAT32,)),
     }
@@ -112,12 +121,20 @@ def random_llama() -> list[Tensor]:
     """Normal numbers from a fixed seed, each tensor from its own stream; norms are ones."""
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCABULARY, HIDDEN)}
     for layer in range(LAYERS):
-        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in (
-            ("attn_norm", (HIDDEN,)), ("attn_q", (HEADS * HEAD_SIZE, HIDDEN)),
-            ("attn_k", (KV_HEADS * HEAD_SIZE, HIDDEN)), ("attn_v", (KV_HEADS * HEAD_SIZE, HIDDEN)),
-            ("attn_output", (HIDDEN, HEADS * HEAD_SIZE)), ("ffn_norm", (HIDDEN,)),
-            ("ffn_gate", (FEED_FORWARD, HIDDEN)), ("ffn_up", (FEED_FORWARD, HIDDEN)),
-            ("ffn_down", (HIDDEN, FEED_FORWARD)))}
+        shapes |= {
+            f"blk.{layer}.{name}.weight": shape
+            for name, shape in (
+                ("attn_norm", (HIDDEN,)),
+                ("attn_q", (HEADS * HEAD_SIZE, HIDDEN)),
+                ("attn_k", (KV_HEADS * HEAD_SIZE, HIDDEN)),
+                ("attn_v", (KV_HEADS * HEAD_SIZE, HIDDEN)),
+                ("attn_output", (HIDDEN, HEADS * HEAD_SIZE)),
+                ("ffn_norm", (HIDDEN,)),
+                ("ffn_gate", (FEED_FORWARD, HIDDEN)),
+                ("ffn_up", (FEED_FORWARD, HIDDEN)),
+                ("ffn_down", (HIDDEN, FEED_FORWARD)),
+            )
+        }
     shapes |= {"output_norm.weight": (HIDDEN,), "output.weight": (VOCABULARY, HIDDEN)}
     return [Tensor(name, shape, _random(index, shape)) for index, (name, shape) in enumerate(shapes.items())]
 

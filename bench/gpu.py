@@ -54,14 +54,24 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def header(chosen: argparse.Namespace, versions: dict[str, Any], measured: dict[str, float]) -> Document:
     rivals = {f"{shape} {kind}" if kind != "bf16" else shape: figures for (shape, kind), figures in RIVALS.items()}
-    return {"date": datetime.date.today().isoformat(), **limits.commit(ROOT), **versions, **measured,
-            "command": command(sys.argv[1:]), "vllm_0.24_out_tok_s": rivals, "cases": []}
+    return {
+        "date": datetime.date.today().isoformat(),
+        **limits.commit(ROOT),
+        **versions,
+        **measured,
+        "command": command(sys.argv[1:]),
+        "vllm_0.24_out_tok_s": rivals,
+        "cases": [],
+    }
 
 
 def command(words: Sequence[str]) -> str:
     """How to have the same again; where it was written to is of no use to others."""
-    kept = [word for before, word in zip(["", *words], words) if "--output" not in (before, word)
-            and not word.startswith("--output=")]
+    kept = [
+        word
+        for before, word in zip(["", *words], words)
+        if "--output" not in (before, word) and not word.startswith("--output=")
+    ]
     return " ".join(["python -m bench.gpu", *kept])
 
 
@@ -69,9 +79,16 @@ def run(chosen: argparse.Namespace, shape: str, document: Document) -> int:
     """One shape in its own processes; how many of them failed. With `--ready` the kernels that the first one compiles
     are those that the second one finds."""
     measured = {name: value for name, value in document.items() if name.endswith(("tb_s", "tflop_s"))}
-    common: dict[str, Any] = {"shape": shape, "options": engine_options(chosen), "kinds": chosen.kinds,
-                              "ceilings": measured, "counters": chosen.counters, "profile": chosen.profile,
-                              "score": chosen.score, "start": "as found"}
+    common: dict[str, Any] = {
+        "shape": shape,
+        "options": engine_options(chosen),
+        "kinds": chosen.kinds,
+        "ceilings": measured,
+        "counters": chosen.counters,
+        "profile": chosen.profile,
+        "score": chosen.score,
+        "start": "as found",
+    }
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ)
@@ -109,8 +126,9 @@ def inside(task: dict[str, Any]) -> int:
         from bench.gpu_divergence import divergence
 
         options = task["options"]
-        found = divergence(write_shape(shape), options.get("quantization"), options.get("kv_cache_dtype"), "bfloat16",
-                           "cuda")
+        found = divergence(
+            write_shape(shape), options.get("quantization"), options.get("kv_cache_dtype"), "bfloat16", "cuda"
+        )
         print(json.dumps({"engine": "penstock", "shape": shape, **options, "kind": "divergence", **found}), flush=True)
         return 0
     case = Case(shape, Settings(**task))
@@ -123,8 +141,10 @@ def inside(task: dict[str, Any]) -> int:
 
 def table(cases: Sequence[dict[str, Any]]) -> str:
     """The cases for a reader."""
-    lines = [f"{'shape':<14}{'quant':<6}{'request set':<38}{'out tok/s':>10}{'target':>8}{'vLLM':>8}{'floor':>7}"
-             f"{'step ms':>9}{'host':>7}{'idle':>7}{'batch':>7}  bound by"]
+    lines = [
+        f"{'shape':<14}{'quant':<6}{'request set':<38}{'out tok/s':>10}{'target':>8}{'vLLM':>8}{'floor':>7}"
+        f"{'step ms':>9}{'host':>7}{'idle':>7}{'batch':>7}  bound by"
+    ]
     for case in cases:
         if "out_tok_s" not in case and "ready_s" not in case:
             continue
@@ -138,7 +158,8 @@ def table(cases: Sequence[dict[str, Any]]) -> str:
             f"{_shown(floor.get('share_of_floor'), '.0%'):>7}{_shown(case.get('ms_per_step'), '.3f'):>9}"
             f"{_shown(case.get('host_ms_per_step'), '.2f'):>7}{_shown(case.get('idle_ms_per_step'), '.2f'):>7}"
             f"{_shown(floor.get('mean_batch'), '.0f'):>7}  "
-            + (f"below target: {case.get('bound_by', 'not counted')}" if missed else ""))
+            + (f"below target: {case.get('bound_by', 'not counted')}" if missed else "")
+        )
     return "\n".join(lines)
 
 

@@ -32,13 +32,13 @@ def age_s() -> float:
 class Settings:
     """What a case is besides its shape."""
 
-    options: dict[str, Any]              # of LLM
+    options: dict[str, Any]  # of LLM
     kinds: list[str]
-    ceilings: dict[str, float]           # as `bench.ceilings.measure` has them; empty without a GPU
+    ceilings: dict[str, float]  # as `bench.ceilings.measure` has them; empty without a GPU
     counters: bool = True
     profile: bool = False
     score: int = 0
-    start: str = "as found"              # of Triton's cache
+    start: str = "as found"  # of Triton's cache
 
     def device(self) -> roofline.Ceilings:
         bf16 = self.ceilings["bf16_tflop_s"] * 1e12
@@ -72,8 +72,14 @@ class Case:
 
         self.shape, self.settings = shape, settings
         self.folder = write_shape(shape)
-        options = {"max_model_len": 17000, "gpu_memory_utilization": 0.85, "max_num_seqs": 256, "seed": 0,
-                   **settings.options, **more}
+        options = {
+            "max_model_len": 17000,
+            "gpu_memory_utilization": 0.85,
+            "max_num_seqs": 256,
+            "seed": 0,
+            **settings.options,
+            **more,
+        }
         self.llm = LLM(model=self.folder, load_format="dummy", skip_tokenizer_init=True, progress=False, **options)
         self.loaded_s = age_s()
         self.run([(list(range(2000, 2128)), 1)])
@@ -105,11 +111,20 @@ class Case:
         waited = after["forward_s"] - before["forward_s"]
         made = sum(len(answer) for answer in answers)
         total = made + sum(len(prompt) for prompt, _ in items)
-        return Run(seed, items, answers, {
-            "s": round(seconds, 3), "out_tok_s": round(made / seconds, 1), "total_tok_s": round(total / seconds, 1),
-            "steps": steps, "ms_per_step": round(seconds / steps * 1e3, 3),
-            "host_ms_per_step": round((seconds - waited) / steps * 1e3, 3),
-            "cached_tokens": after["num_cached_tokens"] - before["num_cached_tokens"]})
+        return Run(
+            seed,
+            items,
+            answers,
+            {
+                "s": round(seconds, 3),
+                "out_tok_s": round(made / seconds, 1),
+                "total_tok_s": round(total / seconds, 1),
+                "steps": steps,
+                "ms_per_step": round(seconds / steps * 1e3, 3),
+                "host_ms_per_step": round((seconds - waited) / steps * 1e3, 3),
+                "cached_tokens": after["num_cached_tokens"] - before["num_cached_tokens"],
+            },
+        )
 
     def counted(self, run: Run) -> Figures:
         """The same requests once more, with all that costs time to know: what the steps had to do at least, what the
@@ -119,23 +134,27 @@ class Case:
         with Recorder(engine) as recorder:
             self._generate(run.items)
         grouping = runner.memory.grouping
-        costs = roofline.Costs.of(runner.model, len(grouping.groups) * grouping.block_bytes
-                                  // runner.memory.block_size)
+        costs = roofline.Costs.of(runner.model, len(grouping.groups) * grouping.block_bytes // runner.memory.block_size)
         common = num_common([prompt for prompt, _ in run.items])
         steps = [roofline.count(plan, common) for plan in recorder.plans]
         times = recorder.times()
         found: Figures = {}
         if times is not None:
-            found |= {"idle_ms_per_step": round(sum(one.idle_s for one in times) / len(times) * 1e3, 3),
-                      "device_ms_per_step": round(sum(one.device_s for one in times) / len(times) * 1e3, 3)}
+            found |= {
+                "idle_ms_per_step": round(sum(one.idle_s for one in times) / len(times) * 1e3, 3),
+                "device_ms_per_step": round(sum(one.device_s for one in times) / len(times) * 1e3, 3),
+            }
         if not self.settings.ceilings:
             return found
         floors = [roofline.floor(step, costs, self.settings.device()) for step in steps]
         found["roofline"] = roofline.summary(steps, floors, run.figures["s"])
         if times is not None:
             traces = self._traced(run, steps) if self.settings.profile else {}
-            shares = [traces[kind].gap_share if kind in traces else 0.0
-                      for kind in (step.num_prompt == 0 for step in steps)] if traces else None
+            shares = (
+                [traces[kind].gap_share if kind in traces else 0.0 for kind in (step.num_prompt == 0 for step in steps)]
+                if traces
+                else None
+            )
             found["device_s"] = roofline.bounds(floors, times, shares)
             found["bound_by"] = roofline.verdict(found["device_s"], found["roofline"])
             if traces:
@@ -166,9 +185,16 @@ class Case:
         """Report the start, and the first run after it; its tokens per second."""
         kind = self.settings.kinds[0]
         first = self.run(requests(kind, FIRST_SEED))
-        _report({**self._named(START, self.ready_s), "triton_cache": self.settings.start,
-                 "loaded_s": round(self.loaded_s, 2), "ready_s": round(self.ready_s, 2), "first_kind": kind,
-                 "first_out_tok_s": first.figures["out_tok_s"]})
+        _report(
+            {
+                **self._named(START, self.ready_s),
+                "triton_cache": self.settings.start,
+                "loaded_s": round(self.loaded_s, 2),
+                "ready_s": round(self.ready_s, 2),
+                "first_kind": kind,
+                "first_out_tok_s": first.figures["out_tok_s"],
+            }
+        )
         return float(first.figures["out_tok_s"])
 
     def measure(self) -> None:
@@ -180,11 +206,18 @@ class Case:
             runs = [self.run(requests(kind, seed), seed) for seed in SEEDS]
             best = max(runs, key=lambda run: float(run.figures["out_tok_s"]))
             value = float(best.figures["out_tok_s"])
-            figures = {**self._named(kind, value), "seed": best.seed, **best.figures,
-                       "out_tok_s_of_each": [run.figures["out_tok_s"] for run in runs]}
+            figures = {
+                **self._named(kind, value),
+                "seed": best.seed,
+                **best.figures,
+                "out_tok_s_of_each": [run.figures["out_tok_s"] for run in runs],
+            }
             if kind == self.settings.kinds[0]:
-                figures |= {"first_out_tok_s": first, "first_share": round(first / value, 3),
-                            "first_met": first >= FIRST_SHARE * value}
+                figures |= {
+                    "first_out_tok_s": first,
+                    "first_share": round(first / value, 3),
+                    "first_met": first >= FIRST_SHARE * value,
+                }
             if self.settings.counters:
                 figures |= self.counted(best)
             _report(figures)
@@ -196,7 +229,7 @@ class Case:
         """Sequences of the timed runs, some of each set; and as many that are decoded anew."""
         most = self.settings.score
         timed = [one for same in zip(*(runs[:most] for runs in kept)) for one in same][:most]
-        timed = timed + [one for runs in kept for one in runs if one not in timed][:most - len(timed)]
+        timed = timed + [one for runs in kept for one in runs if one not in timed][: most - len(timed)]
         own = own_logprobs(self.llm, timed)
         again, told = decoded(self.llm, [one.prompt for one in timed], 64)
         service = self.llm.service
@@ -206,5 +239,11 @@ class Case:
         gc.unfreeze()
         self.llm.close()
         gc.collect()
-        _report({"shape": self.shape, **self.settings.options, "kind": "score",
-                 **score(self.folder, spec, dtype, device, {"timed": (timed, own), "decoded": (again, told)})})
+        _report(
+            {
+                "shape": self.shape,
+                **self.settings.options,
+                "kind": "score",
+                **score(self.folder, spec, dtype, device, {"timed": (timed, own), "decoded": (again, told)}),
+            }
+        )

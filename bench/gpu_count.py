@@ -12,8 +12,8 @@ from bench.roofline import Timed
 from penstock.engine.executor import Ticket
 from penstock.engine.plan import Plan
 
-WINDOW = 8               # steps that are traced kernel by kernel
-NUM_KERNELS = 12         # named in a trace
+WINDOW = 8  # steps that are traced kernel by kernel
+NUM_KERNELS = 12  # named in a trace
 TO_DEVICE = "Memcpy HtoD"
 
 
@@ -90,7 +90,7 @@ class Trace:
 
     num_steps: int
     gap_share: float
-    kernels: dict[str, float] = field(default_factory=dict)      # microseconds a step
+    kernels: dict[str, float] = field(default_factory=dict)  # microseconds a step
 
     def as_dict(self) -> dict[str, Any]:
         return {"steps": self.num_steps, "launch_gap_share": round(self.gap_share, 4), "us_per_step": self.kernels}
@@ -108,8 +108,11 @@ def trace(activities: Iterable[Activity], num_steps: int) -> Trace:
         end = max(end, one.end_ns)
         totals[one.name] = totals.get(one.name, 0) + one.end_ns - one.begin_ns
     longest = sorted(totals, key=lambda name: -totals[name])[:NUM_KERNELS]
-    return Trace(num_steps, gaps / max(1, gaps + busy),
-                 {name[:90]: round(totals[name] / 1e3 / max(1, num_steps), 2) for name in longest})
+    return Trace(
+        num_steps,
+        gaps / max(1, gaps + busy),
+        {name[:90]: round(totals[name] / 1e3 / max(1, num_steps), 2) for name in longest},
+    )
 
 
 def windows(singles: Sequence[bool]) -> dict[bool, range]:
@@ -172,9 +175,11 @@ class Tracer:
         torch.cuda.synchronize()
         with _tolerated():
             profile.stop()
-            events = [Activity(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
-                      for event in profile.profiler.kineto_results.events()
-                      if "CUDA" in str(event.device_type()) and event.duration_ns()]
+            events = [
+                Activity(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
+                for event in profile.profiler.kineto_results.events()
+                if "CUDA" in str(event.device_type()) and event.duration_ns()
+            ]
             self.found = trace(events, len(self._window))
 
 

@@ -20,8 +20,8 @@ from penstock.runner.memory import BlockMemory
 from penstock.runner.step import Step
 
 BLOCK = 16
-SEQUENCES, LENGTH, SINGLES = 8, 512, 64      # of LENGTH tokens the last SINGLES one at a time
-ROWS = 128                                   # of logits at once
+SEQUENCES, LENGTH, SINGLES = 8, 512, 64  # of LENGTH tokens the last SINGLES one at a time
+ROWS = 128  # of logits at once
 
 
 class Reader:
@@ -30,8 +30,10 @@ class Reader:
     def __init__(self, model: Decoder, kv_dtype: str, num_sequences: int, length: int, device: torch.device) -> None:
         grouping = group_layers(model.spec.states_of(LAYOUTS[kv_dtype]), BLOCK)
         if len(grouping.groups) != 1:
-            raise ValueError(f"{model.spec.architecture} keeps {len(grouping.groups)} kinds of state; only models with "
-                             "one are measured")
+            raise ValueError(
+                f"{model.spec.architecture} keeps {len(grouping.groups)} kinds of state; only models with "
+                "one are measured"
+            )
         width = -(-length // BLOCK)
         memory = BlockMemory(num_sequences * width, BLOCK, grouping, kv_dtype, device)
         self.model, self.device = model, device
@@ -46,8 +48,9 @@ class Reader:
         starts = torch.arange(count + 1, dtype=torch.int32, device=self.device) * each
         lengths = torch.full((count,), start + each, dtype=torch.int32, device=self.device)
         work = ops.Work(count, None, 1) if each == 1 else None
-        step = Step(ids.reshape(-1), place.repeat(count), [slots], [self._table[:count].contiguous()], starts, lengths,
-                    work)
+        step = Step(
+            ids.reshape(-1), place.repeat(count), [slots], [self._table[:count].contiguous()], starts, lengths, work
+        )
         return self.model.forward(step, self._caches)
 
 
@@ -67,8 +70,12 @@ class Sums:
         self.same += int((p.argmax(-1) == q.argmax(-1)).sum())
 
     def figures(self) -> dict[str, float]:
-        return {"kl_mean": round(self.total / self.count, 6), "kl_max": round(self.most, 5),
-                "top1_same": round(self.same / self.count, 4), "positions": self.count}
+        return {
+            "kl_mean": round(self.total / self.count, 6),
+            "kl_max": round(self.most, 5),
+            "top1_same": round(self.same / self.count, 4),
+            "positions": self.count,
+        }
 
 
 def compare(first: Reader, second: Reader, ids: Tensor, singles: int = SINGLES) -> dict[str, Any]:
@@ -77,19 +84,29 @@ def compare(first: Reader, second: Reader, ids: Tensor, singles: int = SINGLES) 
     cut = ids.shape[1] - singles
     found = {"prompt": Sums(), "together": Sums(), "alone": Sums()}
     with torch.inference_mode():
-        for way, some, positions in [("prompt", ids[:, :cut], [0]),
-                                     ("together", ids[:, cut:], range(cut, ids.shape[1])),
-                                     ("alone", ids[:1, cut:], range(cut, ids.shape[1]))]:
+        for way, some, positions in [
+            ("prompt", ids[:, :cut], [0]),
+            ("together", ids[:, cut:], range(cut, ids.shape[1])),
+            ("alone", ids[:1, cut:], range(cut, ids.shape[1])),
+        ]:
             for at, position in enumerate(positions):
-                part = some if way == "prompt" else some[:, at:at + 1]
+                part = some if way == "prompt" else some[:, at : at + 1]
                 a, b = first.hidden(part, position), second.hidden(part, position)
                 for row in range(0, len(a), ROWS):
-                    found[way].add(first.model.logits(a[row:row + ROWS]), second.model.logits(b[row:row + ROWS]))
+                    found[way].add(first.model.logits(a[row : row + ROWS]), second.model.logits(b[row : row + ROWS]))
     return {way: sums.figures() for way, sums in found.items()}
 
 
-def divergence(folder: str, quantization: str | None, kv_cache_dtype: str | None, dtype: str, device: str,
-               num_sequences: int = SEQUENCES, length: int = LENGTH, singles: int = SINGLES) -> dict[str, Any]:
+def divergence(
+    folder: str,
+    quantization: str | None,
+    kv_cache_dtype: str | None,
+    dtype: str,
+    device: str,
+    num_sequences: int = SEQUENCES,
+    length: int = LENGTH,
+    singles: int = SINGLES,
+) -> dict[str, Any]:
     """Random weights of the folder's config, random tokens."""
     where, kind = torch.device(device), getattr(torch, dtype)
     if device == "cuda":

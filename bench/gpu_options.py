@@ -22,22 +22,45 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m bench.gpu", description="Output tokens per second on one GPU, "
-                                   "random weights of real shapes, beside what the device could do at best.")
+    made = argparse.ArgumentParser(
+        prog="python -m bench.gpu",
+        description="Output tokens per second on one GPU, "
+        "random weights of real shapes, beside what the device could do at best.",
+    )
     add = made.add_argument
     add("--shape", dest="shapes", action="append", choices=list(SHAPES), help="may be repeated (default: all)")
-    add("--set", "--case", "--kind", dest="kinds", action="append", choices=KINDS,
-        help="request set; may be repeated (default: all)")
+    add(
+        "--set",
+        "--case",
+        "--kind",
+        dest="kinds",
+        action="append",
+        choices=KINDS,
+        help="request set; may be repeated (default: all)",
+    )
     add("--quantization", choices=("fp8", "int8", "int4"), help="of the weights at load (default: none)")
     add("--kv-cache-dtype", metavar="DTYPE", help="how keys and values are stored (default: as the weights)")
     add("--deterministic", action="store_true", help="exact kernels only: what that costs")
-    add("--option", type=_option, action="append", default=[], metavar="NAME=VALUE",
-        help="any other option of LLM, for instance enforce_eager=true; may be repeated")
+    add(
+        "--option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other option of LLM, for instance enforce_eager=true; may be repeated",
+    )
     add("--ready", action="store_true", help="start twice, without compiled kernels and with them")
     add("--no-counters", dest="counters", action="store_false", help="leave out the untimed run that is counted")
     add("--profile", action="store_true", help="trace some steps of each set kernel by kernel, untimed")
-    add("--score", type=int, default=0, nargs="?", const=8, metavar="N",
-        help="score N (8) sequences with transformers; of quantized weights also the divergence from 16 bits")
+    add(
+        "--score",
+        type=int,
+        default=0,
+        nargs="?",
+        const=8,
+        metavar="N",
+        help="score N (8) sequences with transformers; of quantized weights also the divergence from 16 bits",
+    )
     add("--output", type=Path, help="the JSON file (default: bench/results/gpu-DATE.json)")
     add("--inside", metavar="JSON", help=argparse.SUPPRESS)
     return made

@@ -18,7 +18,7 @@ from bench.picture import pyplot, save
 OURS, THEIRS, TARGET = "#d1495b", "#9a9a9a", "#222222"
 THICK = 0.38
 Document = dict[str, Any]
-Model = tuple[str, str]                  # shape and quantization
+Model = tuple[str, str]  # shape and quantization
 
 
 def cases(documents: Sequence[Document]) -> dict[Model, dict[str, float]]:
@@ -28,8 +28,9 @@ def cases(documents: Sequence[Document]) -> dict[Model, dict[str, float]]:
         for case in document["cases"]:
             plain = not (set(case) & {"kv_cache_dtype", "deterministic", "enforce_eager"})
             if plain and case["kind"] in KINDS:
-                found.setdefault((case["shape"], case.get("quantization") or "bf16"), {})[case["kind"]] = \
-                    case["out_tok_s"]
+                found.setdefault((case["shape"], case.get("quantization") or "bf16"), {})[case["kind"]] = case[
+                    "out_tok_s"
+                ]
     return found
 
 
@@ -46,15 +47,17 @@ def starts(documents: Sequence[Document]) -> dict[Model, float]:
 def draw(documents: Sequence[Document], path: Path) -> None:
     found, ready = cases(documents), starts(documents)
     models = sorted(found, key=lambda model: (list(SHAPE_TITLES).index(model[0]), model[1]))
-    figure, panels = pyplot().subplots(1, len(models), squeeze=False, sharey=True, layout="constrained",
-                                       figsize=(2.2 + 4.1 * len(models), 3.9))
+    figure, panels = pyplot().subplots(
+        1, len(models), squeeze=False, sharey=True, layout="constrained", figsize=(2.2 + 4.1 * len(models), 3.9)
+    )
     for panel, model in zip(panels[0], models):
         _panel(panel, model, found[model], ready.get(model))
     panels[0][0].set_yticks(range(len(KINDS)), [TITLES[kind] for kind in KINDS], fontsize=8)
     panels[0][0].set_ylim(len(KINDS) - 0.45, -0.55)
     last = documents[-1]
-    figure.suptitle(f"One {last['device']}, random weights, temperature 1: output tokens per second (higher is better)",
-                    fontsize=10)
+    figure.suptitle(
+        f"One {last['device']}, random weights, temperature 1: output tokens per second (higher is better)", fontsize=10
+    )
     figure.legend(handles=_legend(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     save(figure, path)
 
@@ -63,9 +66,20 @@ def _legend() -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    return [Patch(color=OURS, label=f"Penstock, × {RIVAL}"), Patch(color=THEIRS, label=RIVAL),
-            Line2D([], [], color=TARGET, marker="|", markersize=9, markeredgewidth=1.6, linestyle="none",
-                   label="target, at least")]
+    return [
+        Patch(color=OURS, label=f"Penstock, × {RIVAL}"),
+        Patch(color=THEIRS, label=RIVAL),
+        Line2D(
+            [],
+            [],
+            color=TARGET,
+            marker="|",
+            markersize=9,
+            markeredgewidth=1.6,
+            linestyle="none",
+            label="target, at least",
+        ),
+    ]
 
 
 def _panel(panel: Any, model: Model, figures: dict[str, float], ready: float | None) -> None:

@@ -15,7 +15,7 @@ from penstock.models.load import from_seed
 from penstock.models.spec import ModelSpec
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-SPARE_BYTES = 8 << 30        # beside an oracle in float32
+SPARE_BYTES = 8 << 30  # beside an oracle in float32
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def own_logprobs(llm: LLM, sequences: list[Answered]) -> list[list[float]]:
     outputs = llm.generate([one.prompt + one.answer for one in sequences], params, use_tqdm=False)
     found = []
     for one, output in zip(sequences, outputs):
-        told = (output.prompt_logprobs or [])[len(one.prompt):]
+        told = (output.prompt_logprobs or [])[len(one.prompt) :]
         found.append([_of(entry, token) for entry, token in zip(told, one.answer, strict=True)])
     return found
 
@@ -53,8 +53,9 @@ def _of(entry: Any, token: int) -> float:
     return float(entry[token].logprob)
 
 
-def dummy_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int = 0,
-                  ) -> Iterator[tuple[str, Tensor]]:
+def dummy_weights(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> Iterator[tuple[str, Tensor]]:
     """Those of an engine with load_format="dummy", parameter by parameter, under the names of a checkpoint's parts."""
     take, merges = from_seed(spec, seed, dtype, device), spec.merges()
     for name in spec.parameters():
@@ -67,7 +68,7 @@ def dummy_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, see
         above = module.rpartition(".")[0]
         first = 0
         for part, rows in merge.parts:
-            yield f"{above}.{part}.{suffix}", tensor[first:first + rows]
+            yield f"{above}.{part}.{suffix}", tensor[first : first + rows]
             first += rows
 
 
@@ -100,7 +101,7 @@ def oracle_logprobs(model: Any, sequences: list[Answered], device: torch.device)
         ids = torch.tensor([one.prompt + one.answer], device=device)
         with torch.inference_mode():
             logits = model(ids, logits_to_keep=len(one.answer) + 1, use_cache=False).logits[0, :-1].float()
-            chosen = torch.log_softmax(logits, -1).gather(1, ids[0, len(one.prompt):, None])
+            chosen = torch.log_softmax(logits, -1).gather(1, ids[0, len(one.prompt) :, None])
         found.append(chosen[:, 0].tolist())
     return found
 
@@ -125,6 +126,8 @@ def score(folder: str, spec: ModelSpec, dtype: str, device: str, sets: Scored) -
         exact = model.float()
         for name, (sequences, own) in sets.items():
             best = oracle_logprobs(exact, sequences, where)
-            found[f"{name}_to_float32"] = {"penstock": distance(own, best),
-                                           "transformers": distance(theirs[name], best)}
+            found[f"{name}_to_float32"] = {
+                "penstock": distance(own, best),
+                "transformers": distance(theirs[name], best),
+            }
     return found

@@ -13,48 +13,131 @@ Prompt = list[int]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
-        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1,
-        "eos_token_id": 2, "attention_bias": False, "mlp_bias": False, "initializer_range": 0.02},
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "initializer_range": 0.02,
+    },
     "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
-        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1,
-        "eos_token_id": 2, "attention_bias": False, "initializer_range": 0.02},
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attention_bias": False,
+        "initializer_range": 0.02,
+    },
 }
 KINDS = ("bs1", "bs32", "256x1024in128out", "256x128in512out", "nano", "shared")
-START = "start"                             # the row of seconds from the process's start to the first token
-TITLES = {"bs1": "1 × 128 in, 256 out", "bs32": "32 × 128 in, 256 out", "256x1024in128out": "256 × 1024 in, 128 out",
-          "256x128in512out": "256 × 128 in, 512 out", "nano": "256 × 100–1024 in, 100–1024 out",
-          "shared": "256 × (2048 in common + 64), 64 out", START: "start to first token, seconds"}
+START = "start"  # the row of seconds from the process's start to the first token
+TITLES = {
+    "bs1": "1 × 128 in, 256 out",
+    "bs32": "32 × 128 in, 256 out",
+    "256x1024in128out": "256 × 1024 in, 128 out",
+    "256x128in512out": "256 × 128 in, 512 out",
+    "nano": "256 × 100–1024 in, 100–1024 out",
+    "shared": "256 × (2048 in common + 64), 64 out",
+    START: "start to first token, seconds",
+}
 SHAPE_TITLES = {"llama-3.1-8b": "Llama 3.1 8B", "qwen3-0.6b": "Qwen3 0.6B"}
 RIVAL = "vLLM 0.24"
 # Output tokens per second, and seconds to ready, of the rival (its imports left out), and at least what we aim at.
 _BF16, _FP8, _SMALL = ("llama-3.1-8b", "bf16"), ("llama-3.1-8b", "fp8"), ("qwen3-0.6b", "bf16")
 RIVALS: dict[tuple[str, str], dict[str, float]] = {
-    _BF16: {"bs1": 201.5, "bs32": 5427, "256x1024in128out": 3877, "256x128in512out": 18716, "nano": 10069,
-            "shared": 8706, START: 70.3},
-    _FP8: {"bs1": 283.7, "bs32": 6757, "256x1024in128out": 5534, "256x128in512out": 23487, "nano": 12380,
-           "shared": 9416, START: 64.4},
-    _SMALL: {"bs1": 604, "bs32": 15720, "256x1024in128out": 16505, "256x128in512out": 40628, "nano": 23345,
-             "shared": 14140, START: 56.5},
+    _BF16: {
+        "bs1": 201.5,
+        "bs32": 5427,
+        "256x1024in128out": 3877,
+        "256x128in512out": 18716,
+        "nano": 10069,
+        "shared": 8706,
+        START: 70.3,
+    },
+    _FP8: {
+        "bs1": 283.7,
+        "bs32": 6757,
+        "256x1024in128out": 5534,
+        "256x128in512out": 23487,
+        "nano": 12380,
+        "shared": 9416,
+        START: 64.4,
+    },
+    _SMALL: {
+        "bs1": 604,
+        "bs32": 15720,
+        "256x1024in128out": 16505,
+        "256x128in512out": 40628,
+        "nano": 23345,
+        "shared": 14140,
+        START: 56.5,
+    },
 }
 TARGETS: dict[tuple[str, str], dict[str, float]] = {
-    _BF16: {"bs1": 232, "bs32": 6200, "256x1024in128out": 4100, "256x128in512out": 20500, "nano": 11000,
-            "shared": 14000, START: 15},
-    _FP8: {"bs1": 380, "bs32": 8500, "256x1024in128out": 5900, "256x128in512out": 27000, "nano": 14000,
-           "shared": 15000, START: 15},
-    _SMALL: {"bs1": 1300, "bs32": 24000, "256x1024in128out": 17500, "256x128in512out": 50000, "nano": 27000,
-             "shared": 28000, START: 10},
+    _BF16: {
+        "bs1": 232,
+        "bs32": 6200,
+        "256x1024in128out": 4100,
+        "256x128in512out": 20500,
+        "nano": 11000,
+        "shared": 14000,
+        START: 15,
+    },
+    _FP8: {
+        "bs1": 380,
+        "bs32": 8500,
+        "256x1024in128out": 5900,
+        "256x128in512out": 27000,
+        "nano": 14000,
+        "shared": 15000,
+        START: 15,
+    },
+    _SMALL: {
+        "bs1": 1300,
+        "bs32": 24000,
+        "256x1024in128out": 17500,
+        "256x128in512out": 50000,
+        "nano": 27000,
+        "shared": 28000,
+        START: 10,
+    },
 }
-FIRST_SHARE = 0.8                           # of the better run, for the first one after ready
+FIRST_SHARE = 0.8  # of the better run, for the first one after ready
 VOCABULARY = 100_000
-PREFIX = 2048               # tokens that the requests of "shared" have in common
-_EQUAL = {"bs1": (1, 128, 256), "bs32": (32, 128, 256), "256x1024in128out": (256, 1024, 128),
-          "256x128in512out": (256, 128, 512)}
+PREFIX = 2048  # tokens that the requests of "shared" have in common
+_EQUAL = {
+    "bs1": (1, 128, 256),
+    "bs32": (32, 128, 256),
+    "256x1024in128out": (256, 1024, 128),
+    "256x128in512out": (256, 128, 512),
+}
 
 
 def target(shape: str, quantization: str | None, kind: str) -> float | None:
@@ -74,7 +157,7 @@ def num_common(prompts: Sequence[Prompt]) -> int:
     """Tokens that all prompts begin with; of one prompt none are in common."""
     if len(prompts) < 2:
         return 0
-    low, high = min(prompts), max(prompts)      # what these two have in common, all in between have
+    low, high = min(prompts), max(prompts)  # what these two have in common, all in between have
     return next((at for at, (a, b) in enumerate(zip(low, high)) if a != b), min(len(low), len(high)))
 
 

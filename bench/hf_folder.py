@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-BF16_OVER = 600_000_000             # parameters; larger models are written in half the bytes
+BF16_OVER = 600_000_000  # parameters; larger models are written in half the bytes
 
 
 def write(folder: Path, source: Path, progress: Callable[[int, int], None]) -> None:
@@ -29,7 +29,7 @@ def write(folder: Path, source: Path, progress: Callable[[int, int], None]) -> N
     config = checkpoint.config | {"torch_dtype": str(dtype).removeprefix("torch.")}
     _dump(folder / "config.json", config)
     _dump(folder / "generation_config.json", {key: value for key, value in config.items() if key.endswith("_token_id")})
-    vocabulary = read_vocabulary(checkpoint.tokenizer_source())            # type: ignore[arg-type]
+    vocabulary = read_vocabulary(checkpoint.tokenizer_source())  # type: ignore[arg-type]
     (folder / "tokenizer.json").write_text(vocabulary.backend.to_str(), encoding="utf-8")
     _dump(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.named})
     checkpoint.close()

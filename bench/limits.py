@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("limits.cpp")
-CACHED_MB = (2, 16)                 # working sets besides the files'
-MEMORY_MB = 2000                    # more than any cache holds
+CACHED_MB = (2, 16)  # working sets besides the files'
+MEMORY_MB = 2000  # more than any cache holds
 SIMD = ("sse", "avx", "fma", "f16c", "amx", "bmi", "asimd", "neon", "sve")
 
 
@@ -25,14 +25,16 @@ def measure(threads: int, cpu: str, megabytes: list[int], seconds: float) -> dic
         return {"absent": "no C++ compiler was found: install g++ or set CXX"}
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "limits"
-        built = subprocess.run([compiler, "-O2", "-std=c++17", "-pthread", str(SOURCE), "-o", str(program)],
-                               capture_output=True, text=True)
+        built = subprocess.run(
+            [compiler, "-O2", "-std=c++17", "-pthread", str(SOURCE), "-o", str(program)], capture_output=True, text=True
+        )
         if built.returncode:
             return {"absent": f"limits.cpp does not compile: {built.stderr.strip()[:200]}"}
         sizes = sorted({*CACHED_MB, *megabytes, MEMORY_MB})
         path = "avx2" if cpu == "avx2" else "native"
-        ran = subprocess.run([str(program), str(threads), str(seconds), path, *map(str, sizes)], capture_output=True,
-                             text=True)
+        ran = subprocess.run(
+            [str(program), str(threads), str(seconds), path, *map(str, sizes)], capture_output=True, text=True
+        )
     if ran.returncode:
         return {"absent": f"limits ended with status {ran.returncode}: {ran.stderr.strip()[:200]}"}
     limits: dict[str, Any] = json.loads(ran.stdout)
@@ -53,11 +55,14 @@ def operation_limit(limits: Mapping[str, Any], kind: str) -> float | None:
 
 def machine() -> dict[str, Any]:
     info = _cpuinfo()
-    return {"cpu": info.get("model name") or platform.processor() or platform.machine(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "flags": [flag for flag in info.get("flags", "").split() if flag.startswith(SIMD)],
-            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-            "system": platform.platform(), "python": platform.python_version()}
+    return {
+        "cpu": info.get("model name") or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "flags": [flag for flag in info.get("flags", "").split() if flag.startswith(SIMD)],
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
 
 
 def _cpuinfo() -> dict[str, str]:
@@ -71,6 +76,7 @@ def _cpuinfo() -> dict[str, str]:
 
 def commit(root: Path) -> dict[str, Any]:
     """The commit, and whether the tree differs from it (results aside)."""
+
     def git(*words: str) -> str:
         if not shutil.which("git"):
             return ""

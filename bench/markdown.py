@@ -18,5 +18,7 @@ def busy_notes(shares: Iterable[float | None], resting: str) -> list[str]:
     known = [share for share in shares if share is not None]
     if not known or statistics.median(known) <= BUSY:
         return []
-    return [f"**The machine was busy while all {resting} rested ({100 * statistics.median(known):.0f} % of its cores): "
-            "these figures are not to be trusted.**"]
+    return [
+        f"**The machine was busy while all {resting} rested ({100 * statistics.median(known):.0f} % of its cores): "
+        "these figures are not to be trusted.**"
+    ]

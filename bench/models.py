@@ -16,26 +16,29 @@ from typing import Any
 
 from bench import gguf_file
 
-Progress = Callable[[str, int, int], None]          # what is being made, bytes done, bytes in all
+Progress = Callable[[str, int, int], None]  # what is being made, bytes done, bytes in all
 
 
 @dataclass(frozen=True)
 class ModelFile:
     name: str
     model: str
-    quantization: str           # how every matrix is stored; "" for a file as it was published
+    quantization: str  # how every matrix is stored; "" for a file as it was published
 
 
-FILES = {file.name: file for file in (
-    ModelFile("smollm2-q4_1", "smollm2", ""),
-    ModelFile("smollm2-q8_0", "smollm2", "Q8_0"),
-    ModelFile("smollm2-f16", "smollm2", "F16"),
-    ModelFile("gemma3-270m-q4_k_m", "gemma3-270m", ""),
-    ModelFile("llama-1b-q4_0", "llama-1b", "Q4_0"),
-    ModelFile("llama-1b-q8_0", "llama-1b", "Q8_0"),
-    ModelFile("smollm2-q4_0", "smollm2", "Q4_0"),
-)}
-DEFAULT_FILES = tuple(name for name in FILES if name != "smollm2-q4_0")       # that one is OpenVINO's
+FILES = {
+    file.name: file
+    for file in (
+        ModelFile("smollm2-q4_1", "smollm2", ""),
+        ModelFile("smollm2-q8_0", "smollm2", "Q8_0"),
+        ModelFile("smollm2-f16", "smollm2", "F16"),
+        ModelFile("gemma3-270m-q4_k_m", "gemma3-270m", ""),
+        ModelFile("llama-1b-q4_0", "llama-1b", "Q4_0"),
+        ModelFile("llama-1b-q8_0", "llama-1b", "Q8_0"),
+        ModelFile("smollm2-q4_0", "smollm2", "Q4_0"),
+    )
+}
+DEFAULT_FILES = tuple(name for name in FILES if name != "smollm2-q4_0")  # that one is OpenVINO's
 FOLDER_FILES = {"smollm2": "smollm2-q4_1", "gemma3-270m": "gemma3-270m-q4_k_m", "llama-1b": "llama-1b-q8_0"}
 
 
@@ -45,8 +48,8 @@ class Sizes:
 
     file_bytes: int
     num_parameters: int
-    decode_bytes: int           # read for one token: every matrix and vector, of an untied embedding one row
-    prefill_parameters: int     # multiplied for every prompt token: matrices outside embedding and head
+    decode_bytes: int  # read for one token: every matrix and vector, of an untied embedding one row
+    prefill_parameters: int  # multiplied for every prompt token: matrices outside embedding and head
     vocab_size: int
 
 
@@ -103,10 +106,18 @@ def sizes(path: Path) -> Sizes:
         rows = embedding.num_bytes // embedding.shape[0]
         tied = "output.weight" not in infos
         total = sum(info.num_bytes for info in infos.values())
-        outside = sum(math.prod(info.shape) for name, info in infos.items()
-                      if len(info.shape) == 2 and name not in ("token_embd.weight", "output.weight"))
-        return Sizes(path.stat().st_size, sum(math.prod(info.shape) for info in infos.values()),
-                     total if tied else total - embedding.num_bytes + rows, outside, embedding.shape[0])
+        outside = sum(
+            math.prod(info.shape)
+            for name, info in infos.items()
+            if len(info.shape) == 2 and name not in ("token_embd.weight", "output.weight")
+        )
+        return Sizes(
+            path.stat().st_size,
+            sum(math.prod(info.shape) for info in infos.values()),
+            total if tied else total - embedding.num_bytes + rows,
+            outside,
+            embedding.shape[0],
+        )
     finally:
         file.close()
 

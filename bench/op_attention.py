@@ -14,10 +14,10 @@ from bench.op_inputs import EPS, Call, Inputs, OpCase
 from penstock import ops
 from penstock.runner.cuda.shared import Group, fill, num_tiles
 
-BLOCK = 16                              # positions of a cache block
-ALIGNED = 4                             # numbers of 4 bytes: for other places kernels are compiled anew
+BLOCK = 16  # positions of a cache block
+ALIGNED = 4  # numbers of 4 bytes: for other places kernels are compiled anew
 
-Turns = tuple[Tensor | None, Tensor | None, float, Tensor, Tensor]      # norms of queries and keys, eps, cos, sin
+Turns = tuple[Tensor | None, Tensor | None, float, Tensor, Tensor]  # norms of queries and keys, eps, cos, sin
 
 
 class Attention(Inputs):
@@ -38,9 +38,13 @@ class Attention(Inputs):
         for rows in self.sizes.rows:
             slots = torch.randperm(len(k) * BLOCK, device=self.device)[:rows]
             positions = torch.arange(rows, device=self.device) % 1024
-            yield OpCase("qkv_write", s.name, f"{rows} rows",
-                         [partial(ops.qkv_write, x, k, v, slots, positions, *turns) for x in self._wide(rows, width)],
-                         4.0 * rows * width)
+            yield OpCase(
+                "qkv_write",
+                s.name,
+                f"{rows} rows",
+                [partial(ops.qkv_write, x, k, v, slots, positions, *turns) for x in self._wide(rows, width)],
+                4.0 * rows * width,
+            )
 
     def qkv_attention(self) -> Iterator[OpCase]:
         """A few sequences' queries, made where they are used; beside it the two ops that do the same."""
@@ -74,25 +78,51 @@ class Attention(Inputs):
         q_norm, k_norm, eps, cos, sin = turns
         for table in self._tables(order, rows, -(-context // BLOCK), self._num_sets(moved)):
             x, slots = self._normal(rows, width), table[:, -1].long() * BLOCK + positions % BLOCK
-            calls.append(partial(ops.qkv_attention, x, k, v, slots, positions, table, lengths, scale, q_norm=q_norm,
-                                 k_norm=k_norm, eps=eps, cos=cos, sin=sin, num_parts=parts))
+            calls.append(
+                partial(
+                    ops.qkv_attention,
+                    x,
+                    k,
+                    v,
+                    slots,
+                    positions,
+                    table,
+                    lengths,
+                    scale,
+                    q_norm=q_norm,
+                    k_norm=k_norm,
+                    eps=eps,
+                    cos=cos,
+                    sin=sin,
+                    num_parts=parts,
+                )
+            )
             both.append(partial(apart, x, slots, table))
-        return OpCase("qkv_attention", s.name, f"{rows} rows at {context}", calls,
-                      moved + 2.0 * rows * (width + s.num_heads * s.head_size), float(s.pair_ops) * rows * context,
-                      {"apart": both})
+        return OpCase(
+            "qkv_attention",
+            s.name,
+            f"{rows} rows at {context}",
+            calls,
+            moved + 2.0 * rows * (width + s.num_heads * s.head_size),
+            float(s.pair_ops) * rows * context,
+            {"apart": both},
+        )
 
     def _tables(self, order: Tensor, num_rows: int, num_blocks: int, num_sets: int) -> list[Tensor]:
         """Block tables, no block in two of them where the pool has enough."""
         size = num_rows * num_blocks
         firsts = [size * at % max(1, len(order) - size + 1) // ALIGNED * ALIGNED for at in range(num_sets)]
-        return [order[first:first + size].view(num_rows, num_blocks) for first in firsts]
+        return [order[first : first + size].view(num_rows, num_blocks) for first in firsts]
 
     def attention(self) -> Iterator[OpCase]:
         """Decoding, prompts, and many sequences with one beginning."""
         sizes, shape = self.sizes, self.shape
-        largest = max(max(sizes.sampled) * max(sizes.contexts), max(n * (c + b) for n, c, b in sizes.chunks),
-                      sizes.shared[1] + sizes.shared[0] * sizes.shared[2],
-                      3 * self._cache_bytes // shape.position_bytes + max(sizes.contexts))
+        largest = max(
+            max(sizes.sampled) * max(sizes.contexts),
+            max(n * (c + b) for n, c, b in sizes.chunks),
+            sizes.shared[1] + sizes.shared[0] * sizes.shared[2],
+            3 * self._cache_bytes // shape.position_bytes + max(sizes.contexts),
+        )
         k, v = self._pool(-(-largest // BLOCK) + sizes.shared[0])
         order = torch.randperm(len(k), device=self.device).to(torch.int32)
         for rows in sizes.sampled:
@@ -103,14 +133,16 @@ class Attention(Inputs):
         for sharing in (False, True):
             yield self._common(k, v, order, sharing)
 
-    def _attend(self, k: Tensor, v: Tensor, tables: Sequence[Tensor], each: int, length: int, work: ops.Work,
-                ) -> list[Call]:
+    def _attend(
+        self, k: Tensor, v: Tensor, tables: Sequence[Tensor], each: int, length: int, work: ops.Work
+    ) -> list[Call]:
         s, count = self.shape, len(tables[0])
         starts = torch.arange(count + 1, dtype=torch.int32, device=self.device) * each
         lengths = torch.full((count,), length, dtype=torch.int32, device=self.device)
         q = self._normal(count * each, s.num_heads, s.head_size)
-        return [partial(ops.attention, q, k, v, table, starts, lengths, s.head_size**-0.5, work=work)
-                for table in tables]
+        return [
+            partial(ops.attention, q, k, v, table, starts, lengths, s.head_size**-0.5, work=work) for table in tables
+        ]
 
     def _decode(self, k: Tensor, v: Tensor, order: Tensor, rows: int, context: int) -> OpCase:
         from penstock.runner.cuda.graphs import num_parts
@@ -120,26 +152,47 @@ class Attention(Inputs):
         tables = self._tables(order, rows, -(-context // BLOCK), self._num_sets(moved))
         work = ops.Work(rows, None, num_parts(rows, context, s.num_kv_heads, self._processors))
         others = {"sdpa": self._plain(rows, 1, context, False)} if moved < 5e9 else {}
-        return OpCase("attention", s.name, f"{rows} rows at {context}",
-                      self._attend(k, v, tables, 1, context, work),
-                      moved + 4.0 * rows * s.num_heads * s.head_size, float(s.pair_ops) * rows * context, others)
+        return OpCase(
+            "attention",
+            s.name,
+            f"{rows} rows at {context}",
+            self._attend(k, v, tables, 1, context, work),
+            moved + 4.0 * rows * s.num_heads * s.head_size,
+            float(s.pair_ops) * rows * context,
+            others,
+        )
 
     def _chunk(self, k: Tensor, v: Tensor, order: Tensor, count: int, tokens: int, before: int) -> OpCase:
         from penstock.ops.triton.attention import tile_tokens
 
         s = self.shape
         size = tile_tokens(s.num_heads, s.num_kv_heads)
-        tiles = torch.tensor([(row, first) for row in range(count) for first in range(0, tokens, size)],
-                             dtype=torch.int32, device=self.device)
+        tiles = torch.tensor(
+            [(row, first) for row in range(count) for first in range(0, tokens, size)],
+            dtype=torch.int32,
+            device=self.device,
+        )
         length = before + tokens
         moved = count * (length * s.position_bytes + 4 * tokens * s.num_heads * s.head_size)
         tables = self._tables(order, count, -(-length // BLOCK), self._num_sets(moved))
         pairs = count * (tokens * before + tokens * (tokens + 1) // 2)
-        others = {} if before else {"flash": self._plain(count, tokens, tokens, True, "FLASH_ATTENTION"),
-                                    "cudnn": self._plain(count, tokens, tokens, True, "CUDNN_ATTENTION")}
-        return OpCase("attention", s.name, f"{count} × {tokens} after {before}",
-                      self._attend(k, v, tables, tokens, length, ops.Work(0, tiles)), moved,
-                      float(s.pair_ops) * pairs, others)
+        others = (
+            {}
+            if before
+            else {
+                "flash": self._plain(count, tokens, tokens, True, "FLASH_ATTENTION"),
+                "cudnn": self._plain(count, tokens, tokens, True, "CUDNN_ATTENTION"),
+            }
+        )
+        return OpCase(
+            "attention",
+            s.name,
+            f"{count} × {tokens} after {before}",
+            self._attend(k, v, tables, tokens, length, ops.Work(0, tiles)),
+            moved,
+            float(s.pair_ops) * pairs,
+            others,
+        )
 
     def _plain(self, rows: int, each: int, length: int, causal: bool, backend: str = "") -> list[Call]:
         """torch's own attention, with keys and values in one piece."""
@@ -165,7 +218,7 @@ class Attention(Inputs):
 
         s, (rows, prefix, own) = self.shape, self.sizes.shared
         ahead, rest = prefix // BLOCK, -(-own // BLOCK)
-        table = torch.cat([order[:ahead].expand(rows, ahead), order[ahead:ahead + rows * rest].view(rows, rest)], 1)
+        table = torch.cat([order[:ahead].expand(rows, ahead), order[ahead : ahead + rows * rest].view(rows, rest)], 1)
         size = tile_tokens(s.num_heads, s.num_kv_heads)
         members, skips = (np.zeros(rows, dtype=np.int32) for _ in range(2))
         tiles = np.zeros((num_tiles(rows, size), 4), dtype=np.int32)
@@ -173,11 +226,16 @@ class Attention(Inputs):
         parts = [torch.from_numpy(part).to(self.device) for part in (members, skips, tiles)]
         num_common = num_common_parts(rows, size, s.num_kv_heads, self._processors)
         shared = ops.Shared(parts[0], parts[1], parts[2], num_common)
-        work = ops.Work(rows, None, num_parts(rows, prefix + own, s.num_kv_heads, self._processors),
-                        shared if sharing else None)
+        work = ops.Work(
+            rows, None, num_parts(rows, prefix + own, s.num_kv_heads, self._processors), shared if sharing else None
+        )
         read = (prefix if sharing else rows * prefix) + rows * own
         name = f"{rows} rows, {prefix} common + {own}"
-        return OpCase("attention", s.name, name if sharing else f"{name}, each alone",
-                      self._attend(k, v, [table.contiguous()], 1, prefix + own, work),
-                      float(read * s.position_bytes + 4 * rows * s.num_heads * s.head_size),
-                      float(s.pair_ops) * rows * (prefix + own))
+        return OpCase(
+            "attention",
+            s.name,
+            name if sharing else f"{name}, each alone",
+            self._attend(k, v, [table.contiguous()], 1, prefix + own, work),
+            float(read * s.position_bytes + 4 * rows * s.num_heads * s.head_size),
+            float(s.pair_ops) * rows * (prefix + own),
+        )

@@ -25,14 +25,18 @@ class Shape:
     num_kv_heads: int
     head_size: int
     vocab_size: int
-    normed: bool = False                # queries and keys
+    normed: bool = False  # queries and keys
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Outputs and inputs."""
         rows = (self.num_heads + 2 * self.num_kv_heads) * self.head_size
-        return {"qkv": (rows, self.width), "out": (self.width, self.num_heads * self.head_size),
-                "gate_up": (2 * self.hidden, self.width), "down": (self.width, self.hidden),
-                "head": (self.vocab_size, self.width)}
+        return {
+            "qkv": (rows, self.width),
+            "out": (self.width, self.num_heads * self.head_size),
+            "gate_up": (2 * self.hidden, self.width),
+            "down": (self.width, self.hidden),
+            "head": (self.vocab_size, self.width),
+        }
 
     @property
     def position_bytes(self) -> int:
@@ -51,11 +55,16 @@ class Sizes:
     product_rows: tuple[int, ...] = (1, 2, 8, 32, 64, 256, 2048, 8192)
     sampled: tuple[int, ...] = (1, 32, 256)
     contexts: tuple[int, ...] = (128, 512, 2048, 4096, 16384)
-    joined: tuple[int, ...] = (2, 8, 32)                # sequences whose queries are made where they are used
+    joined: tuple[int, ...] = (2, 8, 32)  # sequences whose queries are made where they are used
     joined_contexts: tuple[int, ...] = (128, 512, 2048)
-    chunks: tuple[tuple[int, int, int], ...] = (        # sequences, tokens, positions before them
-        (64, 128, 0), (8, 1024, 0), (4, 2048, 0), (1, 8192, 0), (1, 2048, 14336))
-    shared: tuple[int, int, int] = (256, 2048, 96)      # sequences, positions in common, positions of their own
+    chunks: tuple[tuple[int, int, int], ...] = (  # sequences, tokens, positions before them
+        (64, 128, 0),
+        (8, 1024, 0),
+        (4, 2048, 0),
+        (1, 8192, 0),
+        (1, 2048, 14336),
+    )
+    shared: tuple[int, int, int] = (256, 2048, 96)  # sequences, positions in common, positions of their own
 
 
 @dataclass
@@ -66,7 +75,7 @@ class OpCase:
     shape: str
     name: str
     calls: Sequence[Call]
-    num_bytes: float                    # read and written at least
+    num_bytes: float  # read and written at least
     num_ops: float = 0.0
     others: Mapping[str, Sequence[Call]] = field(default_factory=dict)
     is_fp8: bool = False
@@ -75,8 +84,9 @@ class OpCase:
 class Inputs:
     """For one shape on one device."""
 
-    def __init__(self, shape: Shape, device: str, cache_bytes: int, num_processors: int, sizes: Sizes | None = None,
-                 ) -> None:
+    def __init__(
+        self, shape: Shape, device: str, cache_bytes: int, num_processors: int, sizes: Sizes | None = None
+    ) -> None:
         self.shape, self.device, self.sizes = shape, torch.device(device), sizes or Sizes()
         self._cache_bytes, self._processors = cache_bytes, num_processors
 

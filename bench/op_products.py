@@ -15,7 +15,7 @@ from penstock.ops.fp8_product import quantized as as_fp8
 from penstock.ops.int_product import empty_ints
 from penstock.ops.packed import GROUP
 
-NORMED = ("qkv", "gate_up")             # matrices whose inputs are
+NORMED = ("qkv", "gate_up")  # matrices whose inputs are
 
 
 class Products(Inputs):
@@ -26,35 +26,61 @@ class Products(Inputs):
     def product(self) -> Iterator[OpCase]:
         """Each matrix with what the layer has it do besides: norm, activation, residual."""
         for matrix, (num_out, num_in) in self.shape.matrices().items():
-            weights = [self._normal(num_out, num_in, scale=num_in**-0.5)
-                       for _ in range(self._num_sets(2 * num_out * num_in))]
+            weights = [
+                self._normal(num_out, num_in, scale=num_in**-0.5) for _ in range(self._num_sets(2 * num_out * num_in))
+            ]
             for rows in self._rows_of(matrix, self.sizes.product_rows):
                 num = min(len(weights), self._num_sets(2 * (num_out * num_in + rows * num_in)))
                 xs = [self._normal(rows, num_in) for _ in range(num)]
-                calls = [partial(ops.product, x, w, *_finish(matrix, self._added(matrix, rows, num_out)))
-                         for x, w in zip(xs, weights)]
+                calls = [
+                    partial(ops.product, x, w, *_finish(matrix, self._added(matrix, rows, num_out)))
+                    for x, w in zip(xs, weights)
+                ]
                 plain: list[Call] = [partial(torch.mm, x, w.t()) for x, w in zip(xs, weights)]
-                yield OpCase("product", self.shape.name, f"{matrix} {num_out}×{num_in}, {rows} rows", calls,
-                             2.0 * (num_out * num_in + rows * (num_in + num_out)), 2.0 * rows * num_out * num_in,
-                             {"torch.mm": plain})
+                yield OpCase(
+                    "product",
+                    self.shape.name,
+                    f"{matrix} {num_out}×{num_in}, {rows} rows",
+                    calls,
+                    2.0 * (num_out * num_in + rows * (num_in + num_out)),
+                    2.0 * rows * num_out * num_in,
+                    {"torch.mm": plain},
+                )
 
     def fp8_product(self) -> Iterator[OpCase]:
         one = torch.ones((), device=self.device)
         for matrix, (num_out, num_in) in self.shape.matrices().items():
             if matrix == "head":
                 continue
-            weights = [as_fp8(self._normal(num_out, num_in, scale=num_in**-0.5))
-                       for _ in range(self._num_sets(num_out * num_in))]
+            weights = [
+                as_fp8(self._normal(num_out, num_in, scale=num_in**-0.5))
+                for _ in range(self._num_sets(num_out * num_in))
+            ]
             for rows in self.sizes.product_rows:
                 num = min(len(weights), self._num_sets(num_out * num_in + 2 * rows * num_in))
                 xs = [self._normal(rows, num_in) for _ in range(num)]
-                calls = [partial(ops.fp8_product, x, w, scale, *_finish(matrix, self._added(matrix, rows, num_out)))
-                         for x, (w, scale) in zip(xs, weights)]
-                plain: list[Call] = [partial(torch._scaled_mm, x.to(w.dtype), w.t(), scale_a=one, scale_b=one,
-                                             out_dtype=BF16) for x, (w, _) in zip(xs, weights)] if rows > 1 else []
-                yield OpCase("fp8_product", self.shape.name, f"{matrix} {num_out}×{num_in}, {rows} rows", calls,
-                             num_out * num_in + 2.0 * rows * (num_in + num_out), 2.0 * rows * num_out * num_in,
-                             {"_scaled_mm": plain} if plain else {}, is_fp8=True)
+                calls = [
+                    partial(ops.fp8_product, x, w, scale, *_finish(matrix, self._added(matrix, rows, num_out)))
+                    for x, (w, scale) in zip(xs, weights)
+                ]
+                plain: list[Call] = (
+                    [
+                        partial(torch._scaled_mm, x.to(w.dtype), w.t(), scale_a=one, scale_b=one, out_dtype=BF16)
+                        for x, (w, _) in zip(xs, weights)
+                    ]
+                    if rows > 1
+                    else []
+                )
+                yield OpCase(
+                    "fp8_product",
+                    self.shape.name,
+                    f"{matrix} {num_out}×{num_in}, {rows} rows",
+                    calls,
+                    num_out * num_in + 2.0 * rows * (num_in + num_out),
+                    2.0 * rows * num_out * num_in,
+                    {"_scaled_mm": plain} if plain else {},
+                    is_fp8=True,
+                )
 
     def int_product(self) -> Iterator[OpCase]:
         """The head has 8 bits with either kind."""
@@ -69,17 +95,27 @@ class Products(Inputs):
         for rows in self._rows_of(matrix, self.sizes.product_rows):
             num = min(len(weights), self._num_sets(size + 2 * rows * num_in))
             added = self._added(matrix, rows, num_out)
-            norm = torch.ones(num_in, device=self.device) if matrix in NORMED else None      # is not folded into these
-            calls = [partial(ops.int_product, self._normal(rows, num_in), words, scales, num_out,
-                             *_finish(matrix, added, norm)) for words, scales in weights[:num]]
+            norm = torch.ones(num_in, device=self.device) if matrix in NORMED else None  # is not folded into these
+            calls = [
+                partial(
+                    ops.int_product, self._normal(rows, num_in), words, scales, num_out, *_finish(matrix, added, norm)
+                )
+                for words, scales in weights[:num]
+            ]
             name = f"{bits} bits, {matrix} {num_out}×{num_in}, {rows} rows"
-            yield OpCase("int_product", self.shape.name, name, calls, size + 2.0 * rows * (num_in + num_out),
-                         2.0 * rows * num_out * num_in)
+            yield OpCase(
+                "int_product",
+                self.shape.name,
+                name,
+                calls,
+                size + 2.0 * rows * (num_in + num_out),
+                2.0 * rows * num_out * num_in,
+            )
 
     def _integers(self, bits: int, num_out: int, num_in: int) -> tuple[Tensor, Tensor]:
         """Words and scales of random codes, whose values are about num_in^-0.5 in size."""
         words, scales = empty_ints(bits, num_out, num_in, self.device)
-        words.random_(-2**31, 2**31)
+        words.random_(-(2**31), 2**31)
         scales.fill_(num_in**-0.5 / (80 if bits == 8 else 5))
         if bits == 4:
             scales[..., 1] *= -7.5
@@ -89,8 +125,9 @@ class Products(Inputs):
         return self._normal(rows, num_out) if matrix in ("out", "down") else None
 
 
-def _finish(matrix: str, residual: Tensor | None, norm: Tensor | None = None,
-            ) -> tuple[None, Tensor | None, str | None, bool, Tensor | None, float]:
+def _finish(
+    matrix: str, residual: Tensor | None, norm: Tensor | None = None
+) -> tuple[None, Tensor | None, str | None, bool, Tensor | None, float]:
     """bias, residual, activation, gated, norm, eps, as a layer gives them."""
     gated = matrix == "gate_up"
     return None, residual, "silu" if gated else None, gated, norm, EPS if matrix in NORMED else 0.0

@@ -20,16 +20,26 @@ from typing import Any
 from bench import ceilings, limits
 from bench.process import ROOT
 
-OPS = ("rms_norm", "qkv_write", "activation", "attention", "qkv_attention", "product", "fp8_product", "int_product",
-       "sample")
+OPS = (
+    "rms_norm",
+    "qkv_write",
+    "activation",
+    "attention",
+    "qkv_attention",
+    "product",
+    "fp8_product",
+    "int_product",
+    "sample",
+)
 SHAPES = ("8b", "0.6b")
 REPLAYS = 5
-LEAST_S, MOST_S = 2e-3, 12e-3             # of one replay
+LEAST_S, MOST_S = 2e-3, 12e-3  # of one replay
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.ops", description="Time ops by themselves, beside what the "
-                                     "device could do at best.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.ops", description="Time ops by themselves, beside what the device could do at best."
+    )
     parser.add_argument("--device", choices=("cuda",), default="cuda", help="bench.cpu measures those of CPUs")
     parser.add_argument("--op", dest="ops", action="append", choices=OPS, help="may be repeated (default: all)")
     parser.add_argument("--shape", dest="shapes", action="append", choices=SHAPES, help="as --op")
@@ -76,22 +86,33 @@ def figures(case: Any, seconds: float, others: dict[str, float | None], measured
     rate = measured.get("fp8_tflop_s" if case.is_fp8 else "bf16_tflop_s") or measured["bf16_tflop_s"]
     moved, computed = case.num_bytes / seconds / 1e12, case.num_ops / seconds / 1e12
     floor = max(case.num_bytes / measured["copy_tb_s"], case.num_ops / rate) / 1e12
-    return {"op": case.op, "shape": case.shape, "case": case.name, "us": round(seconds * 1e6, 2),
-            "tb_s": round(moved, 3), "share_of_copy": round(moved / measured["copy_tb_s"], 3),
-            "tflop_s": round(computed, 1), "share_of_rate": round(computed / rate, 3),
-            "share_of_floor": round(floor / seconds, 3),
-            "others_us": {name: None if value is None else round(value * 1e6, 2) for name, value in others.items()}}
+    return {
+        "op": case.op,
+        "shape": case.shape,
+        "case": case.name,
+        "us": round(seconds * 1e6, 2),
+        "tb_s": round(moved, 3),
+        "share_of_copy": round(moved / measured["copy_tb_s"], 3),
+        "tflop_s": round(computed, 1),
+        "share_of_rate": round(computed / rate, 3),
+        "share_of_floor": round(floor / seconds, 3),
+        "others_us": {name: None if value is None else round(value * 1e6, 2) for name, value in others.items()},
+    }
 
 
 def line(row: dict[str, Any] | None = None) -> str:
     """A line of the table; without a row its head."""
     if row is None:
-        return (f"{'op':<14}{'shape':<6}{'case':<38}{'µs':>10}{'TB/s':>7}{'':>6}{'TFLOP/s':>9}{'':>6}{'floor':>7}"
-                "  others, µs")
+        return (
+            f"{'op':<14}{'shape':<6}{'case':<38}{'µs':>10}{'TB/s':>7}{'':>6}{'TFLOP/s':>9}{'':>6}{'floor':>7}"
+            "  others, µs"
+        )
     others = ", ".join(f"{name} {'failed' if value is None else value}" for name, value in row["others_us"].items())
-    return (f"{row['op']:<14}{row['shape']:<6}{row['case']:<38}{row['us']:>10}{row['tb_s']:>7.2f}"
-            f"{row['share_of_copy']:>6.0%}{row['tflop_s']:>9.1f}{row['share_of_rate']:>6.0%}{row['share_of_floor']:>7.0%}"
-            f"  {others}")
+    return (
+        f"{row['op']:<14}{row['shape']:<6}{row['case']:<38}{row['us']:>10}{row['tb_s']:>7.2f}"
+        f"{row['share_of_copy']:>6.0%}{row['tflop_s']:>9.1f}{row['share_of_rate']:>6.0%}{row['share_of_floor']:>7.0%}"
+        f"  {others}"
+    )
 
 
 def run(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
@@ -109,7 +130,7 @@ def run(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
             for case in getattr(maker, op)():
                 try:
                     seconds = time_calls(case.calls)
-                except Exception as error:       # one kernel that fails must not hide the others
+                except Exception as error:  # one kernel that fails must not hide the others
                     document["failures"].append(f"{op} {shape} {case.name}: {type(error).__name__}: {error}"[:300])
                     print(f"{op:<14}{shape:<6}{case.name:<38} failed: {error}"[:200], flush=True)
                     continue
@@ -137,11 +158,20 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     output = chosen.output or ROOT / "bench" / "results" / f"ops-{datetime.date.today().isoformat()}.json"
     begun = time.perf_counter()
-    document: dict[str, Any] = {"date": datetime.date.today().isoformat(), **limits.commit(ROOT), **ceilings.versions(),
-                                **ceilings.measure(), "cases": [], "failures": []}
-    print(f"{document['device']}: copies {document['copy_tb_s']} TB/s, reads {document['read_tb_s']} TB/s, multiplies "
-          f"{document['bf16_tflop_s']} TFLOP/s in bf16, {document.get('fp8_tflop_s', 'none')} in fp8", flush=True)
-    gc.freeze()                               # every recording looks through all that is not frozen
+    document: dict[str, Any] = {
+        "date": datetime.date.today().isoformat(),
+        **limits.commit(ROOT),
+        **ceilings.versions(),
+        **ceilings.measure(),
+        "cases": [],
+        "failures": [],
+    }
+    print(
+        f"{document['device']}: copies {document['copy_tb_s']} TB/s, reads {document['read_tb_s']} TB/s, multiplies "
+        f"{document['bf16_tflop_s']} TFLOP/s in bf16, {document.get('fp8_tflop_s', 'none')} in fp8",
+        flush=True,
+    )
+    gc.freeze()  # every recording looks through all that is not frozen
     with torch.inference_mode():
         run(chosen, document)
     document["s"] = round(time.perf_counter() - begun, 1)

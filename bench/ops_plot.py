@@ -16,13 +16,18 @@ from typing import Any
 
 from bench.picture import pyplot, save
 
-PANELS = {"product": "products, bfloat16", "fp8_product": "8-bit floats", "8 bits": "8-bit integers",
-          "4 bits": "4-bit integers", "attention": "attention, single queries"}
+PANELS = {
+    "product": "products, bfloat16",
+    "fp8_product": "8-bit floats",
+    "8 bits": "8-bit integers",
+    "4 bits": "4-bit integers",
+    "attention": "attention, single queries",
+}
 SHAPES = {"8b": "Llama 3.1 8B", "0.6b": "Qwen3 0.6B"}
 COLOURS = ("#d1495b", "#30638e", "#edae49", "#00798c", "#8d6a9f")
 PRODUCT = re.compile(r"(?:(?P<bits>\d bits), )?(?P<line>\w+) \d+×\d+, (?P<at>\d+) rows")
 SINGLES = re.compile(r"(?P<line>\d+) rows at (?P<at>\d+)")
-Lines = dict[str, dict[int, float]]                   # by what is multiplied, or how many: a share for each place
+Lines = dict[str, dict[int, float]]  # by what is multiplied, or how many: a share for each place
 
 
 def lines_of(cases: Sequence[dict[str, Any]]) -> dict[tuple[str, str], Lines]:
@@ -44,22 +49,38 @@ def draw(document: dict[str, Any], path: Path) -> None:
     found = lines_of(document["cases"])
     shapes = [shape for shape in SHAPES if any(shape == one for one, _ in found)]
     kinds = [kind for kind in PANELS if any(kind == one for _, one in found)]
-    figure, panels = pyplot().subplots(len(shapes), len(kinds), squeeze=False, sharey=True, layout="constrained",
-                                       figsize=(1 + 2.5 * len(kinds), 0.8 + 2.5 * len(shapes)))
+    figure, panels = pyplot().subplots(
+        len(shapes),
+        len(kinds),
+        squeeze=False,
+        sharey=True,
+        layout="constrained",
+        figsize=(1 + 2.5 * len(kinds), 0.8 + 2.5 * len(shapes)),
+    )
     for row, shape in zip(panels, shapes):
         for panel, kind in zip(row, kinds):
             _panel(panel, found.get((shape, kind), {}), f"{SHAPES[shape]}: {PANELS[kind]}", kind == "attention")
         row[0].set_ylabel("least time / time", fontsize=8)
-    figure.suptitle(f"One {document['device']}: ops by themselves, beside what its own copies ({document['copy_tb_s']} "
-                    f"TB/s) and matrix products ({document['bf16_tflop_s']} TFLOP/s) allow", fontsize=10)
+    figure.suptitle(
+        f"One {document['device']}: ops by themselves, beside what its own copies ({document['copy_tb_s']} "
+        f"TB/s) and matrix products ({document['bf16_tflop_s']} TFLOP/s) allow",
+        fontsize=10,
+    )
     save(figure, path)
 
 
 def _panel(panel: Any, lines: Lines, title: str, by_length: bool) -> None:
     for colour, (name, places) in zip(COLOURS, lines.items()):
         ends = sorted(places.items())
-        panel.plot([at for at, _ in ends], [share for _, share in ends], color=colour, marker="o", markersize=3,
-                   linewidth=1.2, label=name)
+        panel.plot(
+            [at for at, _ in ends],
+            [share for _, share in ends],
+            color=colour,
+            marker="o",
+            markersize=3,
+            linewidth=1.2,
+            label=name,
+        )
     panel.axhline(1.0, color="#222222", linewidth=0.8, linestyle=":")
     panel.set_xscale("log", base=2)
     panel.xaxis.set_major_formatter("{x:,.0f}")

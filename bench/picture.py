@@ -11,8 +11,8 @@ def pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.fonttype"] = "none"        # text, not outlines of letters
-    matplotlib.rcParams["svg.hashsalt"] = "penstock"    # the same picture is the same file
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text, not outlines of letters
+    matplotlib.rcParams["svg.hashsalt"] = "penstock"  # the same picture is the same file
     from matplotlib import pyplot
 
     return pyplot

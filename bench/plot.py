@@ -20,22 +20,30 @@ def draw(document: Row, path: Path) -> None:
     models = list(dict.fromkeys(row["model"] for row in rows))
     cases = list(dict.fromkeys(row["case"] for row in rows))
     bars = [max(1, len({(row["engine"], row["file"]) for row in rows if row["model"] == model})) for model in models]
-    figure, panels = pyplot().subplots(len(models), len(cases), squeeze=False, layout="constrained",
-                                       figsize=(2.1 * len(cases) + 2.6, 0.26 * sum(bars) + 1.1 * len(models) + 0.6),
-                                       height_ratios=[count + 2 for count in bars])
+    figure, panels = pyplot().subplots(
+        len(models),
+        len(cases),
+        squeeze=False,
+        layout="constrained",
+        figsize=(2.1 * len(cases) + 2.6, 0.26 * sum(bars) + 1.1 * len(models) + 0.6),
+        height_ratios=[count + 2 for count in bars],
+    )
     for line, model in zip(panels, models):
         of_model = [row for row in rows if row["model"] == model]
         names = list(dict.fromkeys((row["engine"], row["file"]) for row in of_model))
         for panel, case in zip(line, cases):
             found = {(row["engine"], row["file"]): row for row in of_model if row["case"] == case}
-            panel.set_visible(bool(found) or panel is line[0])      # the first one carries the names
+            panel.set_visible(bool(found) or panel is line[0])  # the first one carries the names
             _panel(panel, names, found)
             panel.set_title(TITLES.get(case, case), fontsize=9)
             panel.set_yticklabels([])
         labels = [f"{ENGINE_TITLES.get(engine, engine)}  {file}" for engine, file in names]
         line[0].set_yticks(range(len(names)), labels, fontsize=7)
-    figure.suptitle(f"{document['machine']['cpu']}, {document['threads']} threads, {document['cpu_mode']}: tokens per "
-                    "second (higher is better); seconds where it says s (lower is better)", fontsize=10)
+    figure.suptitle(
+        f"{document['machine']['cpu']}, {document['threads']} threads, {document['cpu_mode']}: tokens per "
+        "second (higher is better); seconds where it says s (lower is better)",
+        fontsize=10,
+    )
     save(figure, path)
 
 

@@ -23,8 +23,14 @@ class Process:
         self.log = log
         with log.open("w") as errors:
             self.process = subprocess.Popen(
-                [str(places.python(engine)), "-m", engine.module], cwd=ROOT, text=True, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=errors, env=places.variables(engine, cpu, threads))
+                [str(places.python(engine)), "-m", engine.module],
+                cwd=ROOT,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=places.variables(engine, cpu, threads),
+            )
 
     def do(self, do: str, **values: Any) -> dict[str, Any]:
         assert self.process.stdin and self.process.stdout

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 REST_S = 1.0
-BUSY = 0.05                 # of the cores' time; more is said with the results
+BUSY = 0.05  # of the cores' time; more is said with the results
 
 
 def busy_share(seconds: float = REST_S) -> float | None:
@@ -22,7 +22,7 @@ def busy_share(seconds: float = REST_S) -> float | None:
 def _ticks() -> tuple[int, int] | None:
     """Idle and all ticks since the start of the system."""
     try:
-        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]     # user … steal; guests are in user
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]  # user … steal; guests are in user
     except OSError:
         return None
     ticks = [int(field) for field in fields]

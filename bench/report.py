@@ -11,7 +11,8 @@ from bench.markdown import busy_notes, table
 
 Row = dict[str, Any]
 ENGINE_TITLES = {name: engine.title for name, engine in ENGINES.items()} | {
-    "llamacpp-by-hand": "llama.cpp, prefix shared by hand"}
+    "llamacpp-by-hand": "llama.cpp, prefix shared by hand"
+}
 
 
 def markdown(document: Row) -> str:
@@ -25,10 +26,12 @@ def markdown(document: Row) -> str:
 
 def _head(document: Row) -> str:
     machine = document["machine"]
-    text = (f"# CPU benchmark, {document['started'][:10]}, {document['cpu_mode']}\n\n{machine['cpu']}, "
-            f"{machine['cores']} cores, {document['threads']} threads; median of {document['repeat']} rounds; commit "
-            f"{(document['commit'] or 'unknown')[:10]}"
-            f"{' with changes' if document['changed'] else ''}.")
+    text = (
+        f"# CPU benchmark, {document['started'][:10]}, {document['cpu_mode']}\n\n{machine['cpu']}, "
+        f"{machine['cores']} cores, {document['threads']} threads; median of {document['repeat']} rounds; commit "
+        f"{(document['commit'] or 'unknown')[:10]}"
+        f"{' with changes' if document['changed'] else ''}."
+    )
     if document["quick"]:
         text += " **A quick trial of small cases, not a measurement.**"
     return text + ("" if document["complete"] else " **The run did not come to its end.**")
@@ -46,7 +49,8 @@ def _speeds(model: str, rows: Sequence[Row]) -> str:
         cells = [_figure(found.get((engine, file, case))) for case in cases]
         lines.append([f"{ENGINE_TITLES.get(engine, engine)}, {file}", *cells])
     return f"## {model}: tokens per second (seconds where it says s)\n\n" + table(
-        ["engine", *(TITLES.get(case, case) for case in cases)], lines)
+        ["engine", *(TITLES.get(case, case) for case in cases)], lines
+    )
 
 
 def _figure(row: Row | None) -> str:
@@ -69,14 +73,22 @@ def _ratios(rows: Sequence[Row]) -> str:
                 cells = [f"{value:.2f}×" if (value := values.get(case)) else "" for case in cases]
                 lines.append([f"{file} / {ENGINE_TITLES.get(rival, rival)}", *cells])
     return "## Penstock's speed as a multiple of each other's\n\n" + table(
-        ["file / engine", *(TITLES.get(case, case).removesuffix(", s") for case in cases)], lines)
+        ["file / engine", *(TITLES.get(case, case).removesuffix(", s") for case in cases)], lines
+    )
 
 
 def _targets(document: Row) -> str:
-    lines = [[f"{t['file']}, {TITLES.get(t['case'], t['case']).removesuffix(', s')}, "
-              f"{ENGINE_TITLES.get(t['rival'], t['rival'])}", f"{t['at_least']:.1f}×",
-              f"{t['aim']:.1f}×" if t["aim"] else "", f"{t['ratio']:.2f}×", "yes" if t["met"] else "**no**"]
-             for t in document.get("targets", [])]
+    lines = [
+        [
+            f"{t['file']}, {TITLES.get(t['case'], t['case']).removesuffix(', s')}, "
+            f"{ENGINE_TITLES.get(t['rival'], t['rival'])}",
+            f"{t['at_least']:.1f}×",
+            f"{t['aim']:.1f}×" if t["aim"] else "",
+            f"{t['ratio']:.2f}×",
+            "yes" if t["met"] else "**no**",
+        ]
+        for t in document.get("targets", [])
+    ]
     return "## Targets\n\n" + table(["", "at least", "aim", "measured", "met"], lines) if lines else ""
 
 
@@ -85,25 +97,48 @@ def _limits(document: Row, rows: Sequence[Row]) -> str:
     if "absent" in limits:
         return f"## Limits\n\nNot measured: {limits['absent']}."
     reads = ", ".join(f"{speed:.0f} GB/s of {size} MB" for size, speed in limits["read_gb_per_s"].items())
-    peaks = ", ".join(f"{name.removesuffix('_per_s').replace('_', ' ')} {value:.0f}"
-                      for name, value in limits.items() if name.startswith(("fma", "dot")))
-    lines = [[f"{ENGINE_TITLES[row['engine']]}, {row['file']}, {TITLES.get(row['case'], row['case'])}",
-              f"{row.get('gb_per_s', row.get('gop_per_s')):.1f} {'GB/s' if 'gb_per_s' in row else 'GOP/s'}",
-              f"{row['limit']:.0f}", f"{100 * row['share_of_limit']:.0f} %"]
-             for row in rows if row.get("share_of_limit") and row["case"] in ("prefill-512", "decode-128")]
+    peaks = ", ".join(
+        f"{name.removesuffix('_per_s').replace('_', ' ')} {value:.0f}"
+        for name, value in limits.items()
+        if name.startswith(("fma", "dot"))
+    )
+    lines = [
+        [
+            f"{ENGINE_TITLES[row['engine']]}, {row['file']}, {TITLES.get(row['case'], row['case'])}",
+            f"{row.get('gb_per_s', row.get('gop_per_s')):.1f} {'GB/s' if 'gb_per_s' in row else 'GOP/s'}",
+            f"{row['limit']:.0f}",
+            f"{100 * row['share_of_limit']:.0f} %",
+        ]
+        for row in rows
+        if row.get("share_of_limit") and row["case"] in ("prefill-512", "decode-128")
+    ]
     shares = "\n\n" + table(["", "achieved", "limit", "share"], lines) if lines else ""
-    hosts = [f"{host['file']} {1e6 * host['host_s']:.0f} µs of {1e3 * host['step_s']:.2f} ms "
-             f"({100 * host['share']:.0f} %)" for host in document["host"] if "host_s" in host]
+    hosts = [
+        f"{host['file']} {1e6 * host['host_s']:.0f} µs of {1e3 * host['step_s']:.2f} ms ({100 * host['share']:.0f} %)"
+        for host in document["host"]
+        if "host_s" in host
+    ]
     text = f"## Limits of the machine, and how near\n\nReads: {reads}. Peaks (1e9 per second): {peaks}.{shares}"
     return text + (f"\n\nPenstock's host time per decode step: {'; '.join(hosts)}." if hosts else "")
 
 
 def _checks(document: Row) -> str:
-    lines = [[f"{c['file']}, {TITLES.get(c['case'], c['case'])}", f"{c['tool']:.1f}", f"{c['driver']:.1f}",
-              f"{c['ratio']:.2f}", "yes" if c["within_10_percent"] else "**no**"]
-             for c in document.get("llama_bench", [])]
-    return "## llama.cpp as driven here and by llama-bench\n\n" + table(
-        ["", "llama-bench", "here", "ratio", "within 10 %"], lines) if lines else ""
+    lines = [
+        [
+            f"{c['file']}, {TITLES.get(c['case'], c['case'])}",
+            f"{c['tool']:.1f}",
+            f"{c['driver']:.1f}",
+            f"{c['ratio']:.2f}",
+            "yes" if c["within_10_percent"] else "**no**",
+        ]
+        for c in document.get("llama_bench", [])
+    ]
+    return (
+        "## llama.cpp as driven here and by llama-bench\n\n"
+        + table(["", "llama-bench", "here", "ratio", "within 10 %"], lines)
+        if lines
+        else ""
+    )
 
 
 def _notes(document: Row) -> str:
@@ -112,12 +147,18 @@ def _notes(document: Row) -> str:
     notes += [f"{ENGINE_TITLES[name]} was skipped: {why}." for name, why in document["absent"].items()]
     if document["skipped"]:
         notes.append(f"Left out: {', '.join(document['skipped'])}.")
-    notes += [f"{ENGINE_TITLES[name]} was not held to {document['cpu_mode']}: {why}."
-              for name, why in document["not_held_to_cpu_mode"].items()]
-    notes += [f"{f['engine']} failed on {f['file']}{', ' + f['case'] if f['case'] else ''}: {f['error']}"
-              for f in document["failures"]]
-    versions = dict.fromkeys(f"{ENGINE_TITLES[name.split(' on ')[0]]} {facts.get('version')}"
-                             + (f" ({facts['held']})" if "held" in facts else "")
-                             for name, facts in document["engines"].items())
+    notes += [
+        f"{ENGINE_TITLES[name]} was not held to {document['cpu_mode']}: {why}."
+        for name, why in document["not_held_to_cpu_mode"].items()
+    ]
+    notes += [
+        f"{f['engine']} failed on {f['file']}{', ' + f['case'] if f['case'] else ''}: {f['error']}"
+        for f in document["failures"]
+    ]
+    versions = dict.fromkeys(
+        f"{ENGINE_TITLES[name.split(' on ')[0]]} {facts.get('version')}"
+        + (f" ({facts['held']})" if "held" in facts else "")
+        for name, facts in document["engines"].items()
+    )
     notes.append("Versions: " + ", ".join(versions) + ".")
     return "## Notes\n\n" + "\n".join(f"* {note}" for note in notes)

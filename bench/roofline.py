@@ -20,22 +20,22 @@ BYTES, OPERATIONS, GAPS, HOST = "bytes", "operations", "launch gaps", "host time
 class Ceilings:
     """What a device does at best, measured."""
 
-    bytes_s: float             # read and written by a large copy
-    ops_s: float               # of a large product in 16 bits
-    layer_ops_s: float         # of one in the layers' own numbers
+    bytes_s: float  # read and written by a large copy
+    ops_s: float  # of a large product in 16 bits
+    layer_ops_s: float  # of one in the layers' own numbers
 
 
 @dataclass(frozen=True)
 class Costs:
     """What a model's tokens cost, all layers together."""
 
-    layer_values: int          # of the matrices
+    layer_values: int  # of the matrices
     layer_bytes: int
     head_values: int
     head_bytes: int
-    row_bytes: int             # of one token's embedding
-    position_bytes: int        # of one position's keys and values
-    pair_ops: int              # of one query at one position
+    row_bytes: int  # of one token's embedding
+    position_bytes: int  # of one position's keys and values
+    pair_ops: int  # of one query at one position
 
     @classmethod
     def of(cls, model: Any, position_bytes: int) -> Costs:
@@ -43,9 +43,15 @@ class Costs:
         schemes = [linear.scheme for block in model.blocks for linear in _linears(block)]
         rows, spec = model.head.rows, model.spec
         embedded = model.embedding.tokens
-        return cls(sum(s.num_out * s.num_in for s in schemes), sum(s.num_bytes for s in schemes),
-                   rows.num_out * rows.num_in, rows.num_bytes, embedded.num_bytes // embedded.num_out, position_bytes,
-                   sum(4 * layer.attention.num_heads * layer.attention.head_size for layer in spec.layers))
+        return cls(
+            sum(s.num_out * s.num_in for s in schemes),
+            sum(s.num_bytes for s in schemes),
+            rows.num_out * rows.num_in,
+            rows.num_bytes,
+            embedded.num_bytes // embedded.num_out,
+            position_bytes,
+            sum(4 * layer.attention.num_heads * layer.attention.head_size for layer in spec.layers),
+        )
 
 
 def _linears(block: Any) -> tuple[Any, ...]:
@@ -58,11 +64,11 @@ class Counted:
     """A plan, in numbers."""
 
     num_rows: int
-    num_prompt: int            # tokens of prompts
-    num_single: int            # sequences that went on by one token
+    num_prompt: int  # tokens of prompts
+    num_single: int  # sequences that went on by one token
     num_logits: int
-    num_pairs: int             # of a query and a position it sees
-    num_positions: int         # of the cache, each once, that were there before or are new
+    num_pairs: int  # of a query and a position it sees
+    num_positions: int  # of the cache, each once, that were there before or are new
 
     @property
     def num_tokens(self) -> int:
@@ -105,12 +111,17 @@ class Floor:
 
 
 def floor(step: Counted, costs: Costs, ceilings: Ceilings) -> Floor:
-    moved = (costs.layer_bytes + (costs.head_bytes if step.num_logits else 0) + step.num_tokens * costs.row_bytes
-             + step.num_positions * costs.position_bytes)
+    moved = (
+        costs.layer_bytes
+        + (costs.head_bytes if step.num_logits else 0)
+        + step.num_tokens * costs.row_bytes
+        + step.num_positions * costs.position_bytes
+    )
     layers = 2.0 * costs.layer_values * step.num_tokens
     others = 2.0 * costs.head_values * step.num_logits + float(costs.pair_ops) * step.num_pairs
-    return Floor(moved, layers + others, moved / ceilings.bytes_s,
-                 layers / ceilings.layer_ops_s + others / ceilings.ops_s)
+    return Floor(
+        moved, layers + others, moved / ceilings.bytes_s, layers / ceilings.layer_ops_s + others / ceilings.ops_s
+    )
 
 
 @dataclass(frozen=True)
@@ -124,18 +135,22 @@ class Timed:
 def summary(steps: Sequence[Counted], floors: Sequence[Floor], seconds: float) -> dict[str, Any]:
     """A whole run beside its floor."""
     least = sum(one.seconds for one in floors)
-    return {"prompt_tokens_computed": sum(step.num_prompt for step in steps),
-            "mean_batch": round(sum(step.num_rows for step in steps) / max(1, len(steps)), 1),
-            "read_positions": sum(step.num_positions for step in steps),
-            "moved_gb": round(sum(one.num_bytes for one in floors) / 1e9, 1),
-            "tflop": round(sum(one.num_ops for one in floors) / 1e12, 1),
-            "bytes_s": round(sum(one.bytes_s for one in floors), 4),
-            "operations_s": round(sum(one.ops_s for one in floors), 4),
-            "floor_s": round(least, 4), "share_of_floor": round(least / seconds, 3)}
+    return {
+        "prompt_tokens_computed": sum(step.num_prompt for step in steps),
+        "mean_batch": round(sum(step.num_rows for step in steps) / max(1, len(steps)), 1),
+        "read_positions": sum(step.num_positions for step in steps),
+        "moved_gb": round(sum(one.num_bytes for one in floors) / 1e9, 1),
+        "tflop": round(sum(one.num_ops for one in floors) / 1e12, 1),
+        "bytes_s": round(sum(one.bytes_s for one in floors), 4),
+        "operations_s": round(sum(one.ops_s for one in floors), 4),
+        "floor_s": round(least, 4),
+        "share_of_floor": round(least / seconds, 3),
+    }
 
 
-def bounds(floors: Sequence[Floor], times: Sequence[Timed], gap_shares: Sequence[float] | None = None,
-           ) -> dict[str, float]:
+def bounds(
+    floors: Sequence[Floor], times: Sequence[Timed], gap_shares: Sequence[float] | None = None
+) -> dict[str, float]:
     """Where a run's seconds on the device went. A step's own time is put down to the larger of its two terms, but for
     the share of it in which no kernel ran, where that is known."""
     parts = {BYTES: 0.0, OPERATIONS: 0.0, HOST: sum(one.idle_s for one in times)}

@@ -37,15 +37,23 @@ def _workloads(text: str) -> list[str]:
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.serving_compare",
-                                     description="Measure several servers under the same load.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.serving_compare", description="Measure several servers under the same load."
+    )
     parser.add_argument("servers", type=Path, help="TOML file; see bench/servers.example.toml")
     parser.add_argument("--only", help="comma list of servers (default: all of the file)")
-    parser.add_argument("--workload", type=_workloads, default=["burst-new-prefix", "burst-seen-prefix"],
-                        help=f"comma list of {', '.join(WORKLOADS)} (default: the first two)")
+    parser.add_argument(
+        "--workload",
+        type=_workloads,
+        default=["burst-new-prefix", "burst-seen-prefix"],
+        help=f"comma list of {', '.join(WORKLOADS)} (default: the first two)",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="medians are taken over them (default: 3)")
-    parser.add_argument("--one-at-a-time", action="store_true", help="start a server only when the one before has "
-                        "ended, instead of taking turns: where memory is short")
+    parser.add_argument(
+        "--one-at-a-time",
+        action="store_true",
+        help="start a server only when the one before has ended, instead of taking turns: where memory is short",
+    )
     parser.add_argument("--logs", type=Path, help="folder for what the servers print (default: a temporary one)")
     add_options(parser)
     chosen = parser.parse_args(words)
@@ -85,9 +93,19 @@ class Contest:
         self.factor: float | None = chosen.tokens_per_word
         self.sound = True
         self.document: Document = header("serving_compare", busy_share(chosen.pause or 0.1)) | {
-            "together": not chosen.one_at_a_time, "rounds": chosen.rounds, "seed": chosen.seed, "nonce": chosen.nonce,
-            "first": first, "absent": absent, "servers": {}, "turns": [], "rests": [], "failures": [],
-            "notes": list(chosen.note), "summary": []}
+            "together": not chosen.one_at_a_time,
+            "rounds": chosen.rounds,
+            "seed": chosen.seed,
+            "nonce": chosen.nonce,
+            "first": first,
+            "absent": absent,
+            "servers": {},
+            "turns": [],
+            "rests": [],
+            "failures": [],
+            "notes": list(chosen.note),
+            "summary": [],
+        }
 
     def run(self, servers: Sequence[Server]) -> None:
         groups = [[server] for server in servers] if self.chosen.one_at_a_time else [list(servers)]
@@ -101,13 +119,15 @@ class Contest:
                 for server in group:
                     server.stop()
         self.document["notes"] += dict.fromkeys(
-            f"{turn['server']}, {note}" for turn in self.document["turns"] for note in turn["notes"])
+            f"{turn['server']}, {note}" for turn in self.document["turns"] for note in turn["notes"]
+        )
         self.document |= {"complete": True, "ended": now()}
         self._write()
 
     def _round(self, running: Sequence[Server], workload: str, number: int) -> None:
-        self.document["rests"].append({"workload": workload, "round": number,
-                                       "busy_share": busy_share(self.chosen.pause or 0.1)})
+        self.document["rests"].append(
+            {"workload": workload, "round": number, "busy_share": busy_share(self.chosen.pause or 0.1)}
+        )
         start = number % max(1, len(running))
         for server in [*running[start:], *running[:start]]:
             self._attempt(server, workload, partial(self._turn, server, workload, number))
@@ -125,22 +145,31 @@ class Contest:
         self.bar.note(f"starting {server.entry.name}")
         server.start()
         self.document["servers"][server.entry.name] = {
-            "version": server_version(server.target), "started_s": server.started_s, "url": server.entry.url,
-            "model": server.entry.model}
+            "version": server_version(server.target),
+            "started_s": server.started_s,
+            "url": server.entry.url,
+            "model": server.entry.model,
+        }
         self.factor = self.factor or calibrate(server.target, server.entry.model)
 
     def _turn(self, server: Server, workload: str, number: int) -> None:
         name = server.entry.name
         options = trial_options(workload, self.chosen, server.target)
         options["extra"] = {**server.entry.extra, **self.chosen.extra}
-        trial = Trial(model=server.entry.model, tokens_per_word=self.factor or TOKENS_PER_WORD, begin=self.bar.begin,
-                      note=lambda text: self.bar.note(f"{name}: {text}, round {number + 1}"), advance=self.bar.advance,
-                      **options)
+        trial = Trial(
+            model=server.entry.model,
+            tokens_per_word=self.factor or TOKENS_PER_WORD,
+            begin=self.bar.begin,
+            note=lambda text: self.bar.note(f"{name}: {text}, round {number + 1}"),
+            advance=self.bar.advance,
+            **options,
+        )
         phases = trial.run(f"{self.chosen.nonce}/{self.chosen.seed}-{workload}-{number}")
         self.sound = self.sound and all(sound(row["figures"]) for row in phases)
         wrong = [row for row in phases if not sound(row["figures"]) or row["figures"]["errors"]]
-        self.document["turns"].append({"server": name, "workload": workload, "round": number, "phases": phases,
-                                       "notes": notes(wrong, None)})
+        self.document["turns"].append(
+            {"server": name, "workload": workload, "round": number, "phases": phases, "notes": notes(wrong, None)}
+        )
         self.document["summary"] = summarize(self.document["turns"], self.document["first"])
         self._write()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 PROMPT = "Why is the sky blue?"
 IMPORTS = "commands", "torch", "engine"
-PARTS = [       # what a part is called, and the function that does it
+PARTS = [  # what a part is called, and the function that does it
     ("files", "penstock.assemble.open_checkpoint"),
     ("tokenizer", "penstock.assemble._tokenizer"),
     ("weights", "penstock.assemble.load_model"),
@@ -28,7 +28,7 @@ PARTS = [       # what a part is called, and the function that does it
     ("prompt", "penstock.intake.Intake.encode_messages"),
     ("first step", "penstock.engine.engine.Engine.step"),
 ]
-Spans = dict[str, tuple[float, float]]      # seconds from the start of the process
+Spans = dict[str, tuple[float, float]]  # seconds from the start of the process
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -42,11 +42,16 @@ def main(words: Sequence[str] | None = None) -> int:
     times = [seconds for seconds, _ in rounds]
     parts = _medians([found for _, found in rounds])
     if chosen.json:
-        print(json.dumps({"model": chosen.model, "first_byte_s": times, "median_s": statistics.median(times),
-                          "spans_s": parts}))
+        print(
+            json.dumps(
+                {"model": chosen.model, "first_byte_s": times, "median_s": statistics.median(times), "spans_s": parts}
+            )
+        )
         return 0
-    print(f"{chosen.model}: {statistics.median(times):.2f} s to the first byte, median of {len(times)} "
-          f"({min(times):.2f} to {max(times):.2f})")
+    print(
+        f"{chosen.model}: {statistics.median(times):.2f} s to the first byte, median of {len(times)} "
+        f"({min(times):.2f} to {max(times):.2f})"
+    )
     for name, (begin, end) in parts.items():
         print(f"  {name:12} {end - begin:6.3f} s   from {begin:5.2f} to {end:5.2f}")
     return 0
@@ -87,6 +92,7 @@ def child(words: list[str], begin: float) -> None:
                 return function(*values, **named)
             finally:
                 found.setdefault(name, (start - begin, time.monotonic() - begin))
+
         return call
 
     for name, module in zip(IMPORTS, ("penstock.cli", "torch", "penstock.llm")):
@@ -111,8 +117,13 @@ def _owner(path: str) -> tuple[Any, str]:
 
 def _medians(rounds: list[Spans]) -> Spans:
     median = statistics.median
-    return {name: (median(found[name][0] for found in rounds if name in found),
-                   median(found[name][1] for found in rounds if name in found)) for name in rounds[0]}
+    return {
+        name: (
+            median(found[name][0] for found in rounds if name in found),
+            median(found[name][1] for found in rounds if name in found),
+        )
+        for name in rounds[0]
+    }
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from bench.limits import operation_limit, read_limit
 
 Row = dict[str, Any]
 TOOL = "llama-bench"
-TOLERANCE = 0.10                    # of the driver against llama.cpp's own tool
+TOLERANCE = 0.10  # of the driver against llama.cpp's own tool
 
 
-def summarize(samples: Sequence[Row], cases: Mapping[str, Case], files: Mapping[str, Row],
-              limits: Mapping[str, Any]) -> list[Row]:
+def summarize(
+    samples: Sequence[Row], cases: Mapping[str, Case], files: Mapping[str, Row], limits: Mapping[str, Any]
+) -> list[Row]:
     """One row per file, case and engine, in the order they were first run."""
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for sample in samples:
@@ -26,8 +27,11 @@ def summarize(samples: Sequence[Row], cases: Mapping[str, Case], files: Mapping[
         case = cases[row["case"]]
         row["ratio_to_llamacpp"] = _ratio(row, rows, case, "llamacpp")
         if row["engine"] == "penstock":
-            rivals = dict.fromkeys(other["engine"] for other in rows if other["case"] == row["case"]
-                                   and other["model"] == row["model"] and other["engine"] != "penstock")
+            rivals = dict.fromkeys(
+                other["engine"]
+                for other in rows
+                if other["case"] == row["case"] and other["model"] == row["model"] and other["engine"] != "penstock"
+            )
             row["ratios"] = {rival: _ratio(row, rows, case, rival) for rival in rivals}
         if row["file"] in files:
             row |= achieved(case, row["median"], files[row["file"]], limits)
@@ -37,17 +41,29 @@ def summarize(samples: Sequence[Row], cases: Mapping[str, Case], files: Mapping[
 def _row(group: Sequence[Row], case: Case) -> Row:
     values = [sample["value"] for sample in group]
     first = group[0]
-    return {"file": first["file"], "model": first["model"], "case": case.name, "engine": first["engine"],
-            "unit": case.unit, "median": statistics.median(values), "low": min(values), "high": max(values),
-            "num_samples": len(values)}
+    return {
+        "file": first["file"],
+        "model": first["model"],
+        "case": case.name,
+        "engine": first["engine"],
+        "unit": case.unit,
+        "median": statistics.median(values),
+        "low": min(values),
+        "high": max(values),
+        "num_samples": len(values),
+    }
 
 
 def _ratio(row: Row, rows: Iterable[Row], case: Case, rival: str) -> float | None:
     """How many times faster a row is than a rival on the same file, or on the same model where it has its own form."""
-    others = [other for other in rows if other["engine"] == rival and other["case"] == case.name
-              and other["model"] == row["model"]]
+    others = [
+        other
+        for other in rows
+        if other["engine"] == rival and other["case"] == case.name and other["model"] == row["model"]
+    ]
     same = [other for other in others if other["file"] == row["file"]] or [
-        other for other in others if rival != "llamacpp" and rival != "llamacpp-by-hand"]
+        other for other in others if rival != "llamacpp" and rival != "llamacpp-by-hand"
+    ]
     return speedup(case, row["median"], same[0]["median"]) if same else None
 
 
@@ -70,13 +86,22 @@ def tool_checks(samples: Sequence[Row]) -> list[Row]:
     """llama.cpp as driven here against llama-bench, in the same rounds."""
     checks = []
     for file, case in dict.fromkeys((s["file"], s["case"]) for s in samples if s["engine"] == TOOL):
-        tool, driver = ([s["value"] for s in samples if (s["file"], s["case"], s["engine"]) == (file, case, engine)]
-                        for engine in (TOOL, "llamacpp"))
+        tool, driver = (
+            [s["value"] for s in samples if (s["file"], s["case"], s["engine"]) == (file, case, engine)]
+            for engine in (TOOL, "llamacpp")
+        )
         if driver:
             ratio = statistics.median(driver) / statistics.median(tool)
-            checks.append({"file": file, "case": case, "tool": statistics.median(tool),
-                           "driver": statistics.median(driver), "ratio": ratio,
-                           "within_10_percent": abs(ratio - 1) <= TOLERANCE})
+            checks.append(
+                {
+                    "file": file,
+                    "case": case,
+                    "tool": statistics.median(tool),
+                    "driver": statistics.median(driver),
+                    "ratio": ratio,
+                    "within_10_percent": abs(ratio - 1) <= TOLERANCE,
+                }
+            )
     return checks
 
 
@@ -104,9 +129,24 @@ def target_rows(rows: Sequence[Row]) -> list[Row]:
     """Each target with the ratio that was measured, where it was."""
     found = []
     for (file, case, rival), (least, aim) in TARGETS.items():
-        ratio = next((row["ratios"].get(rival) for row in rows if row["engine"] == "penstock"
-                      and (row["file"], row["case"]) == (file, case)), None)
+        ratio = next(
+            (
+                row["ratios"].get(rival)
+                for row in rows
+                if row["engine"] == "penstock" and (row["file"], row["case"]) == (file, case)
+            ),
+            None,
+        )
         if ratio is not None:
-            found.append({"file": file, "case": case, "rival": rival, "at_least": least, "aim": aim, "ratio": ratio,
-                          "met": ratio >= least})
+            found.append(
+                {
+                    "file": file,
+                    "case": case,
+                    "rival": rival,
+                    "at_least": least,
+                    "aim": aim,
+                    "ratio": ratio,
+                    "met": ratio >= least,
+                }
+            )
     return found

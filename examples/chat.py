@@ -20,8 +20,10 @@ def main() -> None:
         output = llm.chat(conversation, params, use_tqdm=False)[0]
         print(output.outputs[0].text)
 
-        conversation += [{"role": "assistant", "content": output.outputs[0].text},
-                         {"role": "user", "content": "And what is it known for?"}]
+        conversation += [
+            {"role": "assistant", "content": output.outputs[0].text},
+            {"role": "user", "content": "And what is it known for?"},
+        ]
         output = llm.chat(conversation, params, use_tqdm=False)[0]
         print(output.outputs[0].text)
         print(f"({output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens came from the cache)")

@@ -6,8 +6,12 @@ import argparse
 
 from penstock import LLM
 
-SENTENCES = ["A penstock is a pipe that leads water to a turbine.", "The cat sleeps on the sofa.",
-             "Bread is baked from flour, water, salt and yeast.", "Hydroelectric plants turn falling water into power."]
+SENTENCES = [
+    "A penstock is a pipe that leads water to a turbine.",
+    "The cat sleeps on the sofa.",
+    "Bread is baked from flour, water, salt and yeast.",
+    "Hydroelectric plants turn falling water into power.",
+]
 
 
 def main() -> None:

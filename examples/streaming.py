@@ -15,7 +15,7 @@ async def tell(llm: AsyncLLM, name: str, prompt: str, params: SamplingParams, mo
         num_tokens += len(delta.token_ids)
         print(f"{name}: {delta.text!r}")
         if most is not None and num_tokens >= most:
-            break      # the engine forgets the request
+            break  # the engine forgets the request
     print(f"{name} in full: {text!r}")
 
 
@@ -27,8 +27,9 @@ async def main() -> None:
 
     with AsyncLLM(arguments.model) as llm:
         params = SamplingParams(temperature=0, max_tokens=arguments.max_tokens)
-        await asyncio.gather(tell(llm, "story", "Once upon a time", params),
-                             tell(llm, "list", "The largest planets are", params, most=4))
+        await asyncio.gather(
+            tell(llm, "story", "Once upon a time", params), tell(llm, "list", "The largest planets are", params, most=4)
+        )
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from penstock.types import (
     TokenLogprobs,
 )
 
-Part = tuple[str, int, tuple[TokenLogprobs, ...]]      # of a delta: its text, how many of its tokens, their numbers
-CONTEXT_TOKENS = 16      # of the prompt: enough to continue a character or a word that the prompt broke off
+Part = tuple[str, int, tuple[TokenLogprobs, ...]]  # of a delta: its text, how many of its tokens, their numbers
+CONTEXT_TOKENS = 16  # of the prompt: enough to continue a character or a word that the prompt broke off
 
 
 class TokenTexts:
@@ -47,8 +47,11 @@ class Answer:
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
         sampling = request.sampling
         self.score = 0.0
-        self._output = CompletionOutput(index, logprobs=None if sampling.logprobs is None else [],
-                                        relaxed=request.grammar.relaxed if request.grammar else ())
+        self._output = CompletionOutput(
+            index,
+            logprobs=None if sampling.logprobs is None else [],
+            relaxed=request.grammar.relaxed if request.grammar else (),
+        )
         self._texts: list[str] = []
         self._min_tokens = sampling.min_tokens
         self._tokenizer = tokenizer if sampling.detokenize else None
@@ -82,8 +85,13 @@ class Answer:
 
     def extend(self, delta: Delta) -> bool:
         """Take in tokens that say nothing more; False, with nothing changed, if there is more to it."""
-        if self._detokenizer is not None or delta.finish_reason is not None or delta.logprobs \
-                or delta.prompt_logprobs is not None or delta.forced_closing:
+        if (
+            self._detokenizer is not None
+            or delta.finish_reason is not None
+            or delta.logprobs
+            or delta.prompt_logprobs is not None
+            or delta.forced_closing
+        ):
             return False
         self._output.token_ids.extend(delta.tokens)
         return True
@@ -146,10 +154,10 @@ class Collector:
         self.prompt = prompt
         self.listener: Callable[[StreamDelta], None] | None = None
         self.error: str | None = None
-        self.adds_prompt_texts = True        # False: whoever shows a prompt's log probabilities adds them
-        self.held: object = None             # what must stay in memory for as long as the request runs
+        self.adds_prompt_texts = True  # False: whoever shows a prompt's log probabilities adds them
+        self.held: object = None  # what must stay in memory for as long as the request runs
         self.embedding: tuple[float, ...] | None = None
-        self.metrics: RequestMetrics | None = None       # kept by who steps the engine
+        self.metrics: RequestMetrics | None = None  # kept by who steps the engine
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._num_cached = 0
@@ -185,10 +193,22 @@ class Collector:
             self._prompt_logprobs = list(prompt_logprobs)
         self._open -= answer.finish_reason is not None
         if self.listener is not None:
-            self.listener(StreamDelta(delta.request_id, delta.sibling, text, delta.tokens[:taken], logprobs,
-                                      answer.finish_reason, answer.stop_reason, len(self.request.tokens),
-                                      self._num_cached, prompt_logprobs, answer.forced_closing,
-                                      answer.relaxed if answer.finish_reason else ()))
+            self.listener(
+                StreamDelta(
+                    delta.request_id,
+                    delta.sibling,
+                    text,
+                    delta.tokens[:taken],
+                    logprobs,
+                    answer.finish_reason,
+                    answer.stop_reason,
+                    len(self.request.tokens),
+                    self._num_cached,
+                    prompt_logprobs,
+                    answer.forced_closing,
+                    answer.relaxed if answer.finish_reason else (),
+                )
+            )
         return answer.stopped and not delta.finish_reason
 
     def output(self) -> RequestOutput:
@@ -197,5 +217,14 @@ class Collector:
         if not self.request.beam and len(answers) > keep:
             answers = sorted(answers, key=lambda answer: (answer.finish_reason == "error", -answer.score))[:keep]
         outputs = [answer.output(index) for index, answer in enumerate(answers)]
-        return RequestOutput(self.request.id, self.prompt, list(self.request.tokens), outputs, self._prompt_logprobs,
-                             self.finished, self._num_cached, self.error, self.metrics)
+        return RequestOutput(
+            self.request.id,
+            self.prompt,
+            list(self.request.tokens),
+            outputs,
+            self._prompt_logprobs,
+            self.finished,
+            self._num_cached,
+            self.error,
+            self.metrics,
+        )

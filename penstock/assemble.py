@@ -61,8 +61,8 @@ class Assembly:
     generation_config: dict[str, Any]
     tokenizer: Tokenizer | None
     engine: Engine
-    quantization: str = ""          # how most weights are stored
-    num_bytes: int = 0              # of all weights as stored
+    quantization: str = ""  # how most weights are stored
+    num_bytes: int = 0  # of all weights as stored
     grammars: Grammars | None = None
     defaults: Defaults = Defaults(())
 
@@ -88,8 +88,15 @@ def held_gpu_bytes(device: str) -> int:
 
 
 @held_collector()
-def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
-             progress: Progress | None = None, offline: bool = False, with_text: bool = True) -> Assembly:
+def assemble(
+    model: str,
+    config: EngineConfig,
+    *,
+    show_progress: bool = False,
+    progress: Progress | None = None,
+    offline: bool = False,
+    with_text: bool = True,
+) -> Assembly:
     """Without text there is no tokenizer: another process has it, and has found it harmless."""
     text = with_text and not config.skip_tokenizer_init
     template = read_template(config.chat_template) if text and config.chat_template is not None else None
@@ -112,9 +119,18 @@ def assemble(model: str, config: EngineConfig, *, show_progress: bool = False,
             checkpoint.close()
     made = tokenizer.result() if tokenizer else None
     grammars = _grammars(path, config, made)
-    return Assembly(path, spec, settings, generation, made, _engine(loaded, settings, grammars, ahead),
-                    checkpoint.quantization if checkpoint else "dummy", checkpoint.num_bytes if checkpoint else 0,
-                    grammars, defaults)
+    return Assembly(
+        path,
+        spec,
+        settings,
+        generation,
+        made,
+        _engine(loaded, settings, grammars, ahead),
+        checkpoint.quantization if checkpoint else "dummy",
+        checkpoint.num_bytes if checkpoint else 0,
+        grammars,
+        defaults,
+    )
 
 
 def _generation_config(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> dict[str, Any]:
@@ -123,16 +139,29 @@ def _generation_config(path: Path, checkpoint: Checkpoint | None, config: Engine
         return checkpoint.generation_config if checkpoint else read_generation_config(path)
     folder = Path(config.generation_config).expanduser()
     if not config.generation_config or not (folder / FILE).is_file():
-        raise InvalidConfig(f"generation_config={shown(config.generation_config)} is no folder with a {FILE}: name "
-                            f"one, or give {AUTO} for the model's own or {NEUTRAL} for neutral values")
+        raise InvalidConfig(
+            f"generation_config={shown(config.generation_config)} is no folder with a {FILE}: name "
+            f"one, or give {AUTO} for the model's own or {NEUTRAL} for neutral values"
+        )
     return read_generation_config(folder)
 
 
-def _resolved(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, gpu: GpuFacts | None,
-              offline: bool) -> tuple[ModelSpec, Resolved]:
+def _resolved(
+    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, gpu: GpuFacts | None, offline: bool
+) -> tuple[ModelSpec, Resolved]:
     """The settings, and the spec for the longest sequence that they allow."""
-    settings = resolve(config, Facts(spec.max_positions, bytes_per_token(spec, config), free_memory_bytes(),
-                                     cpu.available_cores(), whole_prompts=spec.is_encoder, offline=offline, gpu=gpu))
+    settings = resolve(
+        config,
+        Facts(
+            spec.max_positions,
+            bytes_per_token(spec, config),
+            free_memory_bytes(),
+            cpu.available_cores(),
+            whole_prompts=spec.is_encoder,
+            offline=offline,
+            gpu=gpu,
+        ),
+    )
     if settings.max_model_len != spec.max_model_len:
         spec = spec_from_config(described, settings.max_model_len)
     return spec, settings
@@ -146,12 +175,25 @@ def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint 
     return mark_idle(settings, idle)
 
 
-def _load(checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved, device: torch.device,
-          progress: Progress | None = None) -> Decoder | Encoder:
+def _load(
+    checkpoint: Checkpoint | None,
+    spec: ModelSpec,
+    settings: Resolved,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> Decoder | Encoder:
     dummy = settings.load_format == "dummy" or device == META
-    return load_model(checkpoint, spec, dtype=DTYPES.get(settings.dtype), quantization=settings.quantization,
-                      rounded=settings.activation_dtype == "int8", seed=settings.seed, dummy=dummy, progress=progress,
-                      device=device)
+    return load_model(
+        checkpoint,
+        spec,
+        dtype=DTYPES.get(settings.dtype),
+        quantization=settings.quantization,
+        rounded=settings.activation_dtype == "int8",
+        seed=settings.seed,
+        dummy=dummy,
+        progress=progress,
+        device=device,
+    )
 
 
 def _grammars(path: Path, config: EngineConfig, tokenizer: Tokenizer | None) -> Grammars | None:
@@ -182,8 +224,7 @@ def _stored_dtype(described: Mapping[str, Any]) -> str:
     return str(described.get("dtype") or described.get("torch_dtype") or "")
 
 
-def _compile_ahead(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool,
-                   ) -> Ahead | None:
+def _compile_ahead(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool) -> Ahead | None:
     """Have the kernels compiled that a GPU will probably need, before it is opened. Without them it goes on as well."""
     from penstock.runner.cuda import gpu
 
@@ -199,13 +240,27 @@ def _compile_ahead(spec: ModelSpec, described: Mapping[str, Any], config: Engine
         seen = glimpse.result()
         if seen is None:
             return None
-        spec, settings = _resolved(spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen),
-                                   offline)
+        spec, settings = _resolved(
+            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline
+        )
         if settings.device != "cuda":
             return None
-        wanted = repr((spec.embedding, spec.layers, spec.norm, spec.head,
-                       replace(settings.config, kv_cache_tokens=None, seed=0, generation_config=AUTO,
-                               override_generation_config=None, chat_template=None)))
+        wanted = repr(
+            (
+                spec.embedding,
+                spec.layers,
+                spec.norm,
+                spec.head,
+                replace(
+                    settings.config,
+                    kv_cache_tokens=None,
+                    seed=0,
+                    generation_config=AUTO,
+                    override_generation_config=None,
+                    chat_template=None,
+                ),
+            )
+        )
         begun = begin(partial(outline, spec, settings, seen.num_processors), wanted, seen, cpu.available_cores())
         _aside(hash_compiler)
         return begun
@@ -221,8 +276,9 @@ def outline(spec: ModelSpec, settings: Resolved, num_processors: int) -> SingleS
     model = _load(None, spec, settings, META)
     assert isinstance(model, Decoder)
     with torch.inference_mode():
-        return single_steps(model, _memory(1, spec, settings, META), settings.max_num_seqs, num_processors, True,
-                            settings.deterministic)
+        return single_steps(
+            model, _memory(1, spec, settings, META), settings.max_num_seqs, num_processors, True, settings.deterministic
+        )
 
 
 def _grouping(spec: ModelSpec, settings: Resolved) -> Grouping:
@@ -239,9 +295,13 @@ def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | N
     num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
     memory = _memory(num_blocks, model.spec, settings, torch.device(settings.device))
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
-    scheduler = Scheduler(cache, max_num_seqs=settings.max_num_seqs,
-                          max_num_batched_tokens=settings.max_num_batched_tokens,
-                          policy=settings.scheduling_policy, capacity=settings.capacity)
+    scheduler = Scheduler(
+        cache,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        policy=settings.scheduling_policy,
+        capacity=settings.capacity,
+    )
     if settings.device == "cpu":
         return Engine(scheduler, LocalExecutor(Runner(model, memory, grammars)))
     runner = _gpu_runner(model, memory, settings, grammars)
@@ -252,8 +312,9 @@ def _engine(model: Decoder | Encoder, settings: Resolved, grammars: Grammars | N
     return Engine(scheduler, LocalExecutor(runner), overlap=1)
 
 
-def _gpu_runner(model: Decoder | Encoder, memory: BlockMemory, settings: Resolved, grammars: Grammars | None,
-                ) -> CudaRunner | EncoderRunner:
+def _gpu_runner(
+    model: Decoder | Encoder, memory: BlockMemory, settings: Resolved, grammars: Grammars | None
+) -> CudaRunner | EncoderRunner:
     from penstock.runner.cuda.encoder import EncoderRunner
     from penstock.runner.cuda.runner import CudaRunner
 
@@ -279,8 +340,9 @@ def _tokenizer(path: Path, checkpoint: Checkpoint | None, config: EngineConfig, 
     return _with_source(path, checkpoint, config, partial(load_sandboxed, sandbox=Sandbox(), template=template))
 
 
-def _with_source(path: Path, checkpoint: Checkpoint | None, config: EngineConfig,
-                 load: Callable[[Any, str], Tokenizer]) -> Tokenizer:
+def _with_source(
+    path: Path, checkpoint: Checkpoint | None, config: EngineConfig, load: Callable[[Any, str], Tokenizer]
+) -> Tokenizer:
     """Load from where the tokenizer's files are: a folder, or the metadata of a GGUF file."""
     if config.tokenizer:
         path, checkpoint = find_model(config.tokenizer, None, progress=False), None

@@ -29,8 +29,15 @@ class AsyncLLMEngine:
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLMEngine:
         return cls(AsyncLLM(**vars(engine_args)))
 
-    async def generate(self, prompt: Prompt, sampling_params: SamplingParams | None, request_id: str, *,
-                       lora_request: None = None, priority: int = 0) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        lora_request: None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Yield what `sampling_params.output_kind` asks for. Leaving early, or being cancelled, aborts the request."""
         refuse_lora(lora_request)
         if request_id in self._streams:

@@ -56,9 +56,9 @@ class _Loop(threading.Thread):
         super().__init__(name="penstock-engine", daemon=True)
         self._service = service
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()              # over the two below
+        self._lock = threading.Lock()  # over the two below
         self._streams: set[Stream] = set()
-        self._ended: str | None = None             # why there will be no more steps
+        self._ended: str | None = None  # why there will be no more steps
 
     def open(self, stream: Stream, encoded: Encoded, params: SamplingParams | None, priority: int) -> None:
         with self._lock:
@@ -106,11 +106,15 @@ class _Loop(threading.Thread):
         if stream not in self._streams:
             return
         try:
-            collector = self._service.submit(encoded.tokens, params, prompt=encoded.prompt, priority=priority,
-                                             salt=encoded.salt)
-        except Exception as error:       # one request that cannot be taken in must not end the others
-            stream.push(error if isinstance(error, PenstockError) else PenstockError(
-                f"the request cannot be taken in ({type(error).__name__}: {error})"))
+            collector = self._service.submit(
+                encoded.tokens, params, prompt=encoded.prompt, priority=priority, salt=encoded.salt
+            )
+        except Exception as error:  # one request that cannot be taken in must not end the others
+            stream.push(
+                error
+                if isinstance(error, PenstockError)
+                else PenstockError(f"the request cannot be taken in ({type(error).__name__}: {error})")
+            )
             self._drop(stream)
             return
         stream.collector = collector
@@ -144,7 +148,7 @@ class AsyncLLM:
         self._service = service
         self._thread = _Loop(service)
         self._thread.start()
-        self._end = weakref.finalize(self, self._thread.end)      # on collection, and before the interpreter ends
+        self._end = weakref.finalize(self, self._thread.end)  # on collection, and before the interpreter ends
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -154,13 +158,15 @@ class AsyncLLM:
         """The values of a request that comes without any; `penstock info` says where they come from."""
         return self._service.default_params.clone()
 
-    def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0,
-                 ) -> AsyncGenerator[StreamDelta, None]:
+    def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+    ) -> AsyncGenerator[StreamDelta, None]:
         """Yield the answers' deltas. Leaving the loop early, or being cancelled, aborts the request."""
         return self._stream(lambda cut: self._service.intake.encode(prompt, cut=cut), sampling_params, priority)
 
-    def follow(self, stream: Stream, prompt: Prompt, sampling_params: SamplingParams | None, priority: int,
-               ) -> AsyncGenerator[StreamDelta, None]:
+    def follow(
+        self, stream: Stream, prompt: Prompt, sampling_params: SamplingParams | None, priority: int
+    ) -> AsyncGenerator[StreamDelta, None]:
         """As `generate`, over a stream of the caller's, who may `abort` it."""
         return self._stream(lambda cut: self._service.intake.encode(prompt, cut=cut), sampling_params, priority, stream)
 
@@ -169,14 +175,21 @@ class AsyncLLM:
         self._thread.abort(stream)
         stream.push(StreamDelta("", 0, "", (), finish_reason="abort"))
 
-    def chat(self, messages: Messages, sampling_params: SamplingParams | None = None, *, priority: int = 0,
-             ) -> AsyncGenerator[StreamDelta, None]:
+    def chat(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, *, priority: int = 0
+    ) -> AsyncGenerator[StreamDelta, None]:
         """As `generate`, for a conversation."""
-        return self._stream(lambda cut: self._service.intake.encode_messages(messages, cut=cut), sampling_params,
-                            priority)
+        return self._stream(
+            lambda cut: self._service.intake.encode_messages(messages, cut=cut), sampling_params, priority
+        )
 
-    async def _stream(self, encode: Callable[[bool], Encoded], params: SamplingParams | None, priority: int,
-                      stream: Stream | None = None) -> AsyncGenerator[StreamDelta, None]:
+    async def _stream(
+        self,
+        encode: Callable[[bool], Encoded],
+        params: SamplingParams | None,
+        priority: int,
+        stream: Stream | None = None,
+    ) -> AsyncGenerator[StreamDelta, None]:
         params = self._service.streamable(params)
         encoded = encode(params is not None and params.truncate_prompt_tokens is not None)
         stream = stream or Stream()

@@ -13,15 +13,21 @@ from penstock.progress import counting_bar
 from penstock.service import Service
 from penstock.types import BeamSearchParams, SamplingParams
 
-UseTqdm = bool | Callable[..., Any]      # a callable takes tqdm's place
+UseTqdm = bool | Callable[..., Any]  # a callable takes tqdm's place
 AnyParams = SamplingParams | BeamSearchParams | None
 
 
 class Batch:
     """Whatever ends a batch early, bad input or Ctrl-C, leaves nothing of it in the engine."""
 
-    def __init__(self, service: Service, encoded: Iterable[Encoded], params: Sequence[AnyParams],
-                 priority: Sequence[int] | None = None, pool: bool = False) -> None:
+    def __init__(
+        self,
+        service: Service,
+        encoded: Iterable[Encoded],
+        params: Sequence[AnyParams],
+        priority: Sequence[int] | None = None,
+        pool: bool = False,
+    ) -> None:
         """A device may be at work on the first prompts while others are encoded."""
         self.collectors: list[Collector] = []
         self._service = service
@@ -34,8 +40,9 @@ class Batch:
                 for one, own, rank in zip(encoded, params, priorities):
                     num_tokens += len(one.tokens)
                     with held_interrupts():
-                        self.collectors.append(service.submit(one.tokens, own, prompt=one.prompt, priority=rank,
-                                                              salt=one.salt, pool=pool))
+                        self.collectors.append(
+                            service.submit(one.tokens, own, prompt=one.prompt, priority=rank, salt=one.salt, pool=pool)
+                        )
                         started = started or service.start_full(num_tokens)
         except BaseException:
             self._abort()

@@ -33,9 +33,15 @@ REMEDIES = {
     errno.EAGAIN: "raise the limit of processes with `ulimit -u`",
 }
 
-app = typer.Typer(name="penstock", help="Run language models, small and exact.", no_args_is_help=True,
-                  add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
-                  context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+app = typer.Typer(
+    name="penstock",
+    help="Run language models, small and exact.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 app.command("run", cls=Command)(run.run)
 app.command("chat", cls=Command)(chat.chat)
 app.command("serve", cls=Command)(serve.serve)
@@ -57,8 +63,11 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(show_version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
-                                                        help="Print the version.")] = False) -> None:
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     pass
 
 
@@ -72,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        close_broken()                      # whoever read our output has gone
+        close_broken()  # whoever read our output has gone
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED

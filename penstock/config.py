@@ -10,19 +10,19 @@ from typing import Any
 from penstock.errors import InvalidConfig, shown
 
 GIB = 1 << 30
-STEP_TOKENS = 512           # enough to fill the cores, few enough to keep other answers flowing
-LEAST_TOKENS = 8192         # of cache, where memory allows
+STEP_TOKENS = 512  # enough to fill the cores, few enough to keep other answers flowing
+LEAST_TOKENS = 8192  # of cache, where memory allows
 CPU_SEQS, GPU_SEQS = 64, 256
 GPU_STEP_TOKENS = 8192
-OFFLINE_STEP_TOKENS = 16384     # on a large GPU, where nobody waits for the tokens of others
+OFFLINE_STEP_TOKENS = 16384  # on a large GPU, where nobody waits for the tokens of others
 LARGE_GPU = 64 * GIB
-GPU_RESERVE = 3 * GIB       # what the driver, cuBLAS and the recorded steps take, and what is lost between allocations
-GPU_FREE_SHARE = 0.95       # of what other processes leave free: what they hold grows, too
-INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}      # a value: of layers, of embedding and head
-INT_SCRATCH = GIB // 8      # where integers are widened on a GPU
-INT_LOADING = GIB           # what rounding to integers takes
-TWICE_RECORDED = 64         # sequences at most whose steps differ with short and long texts, given 4 key heads or more
-LOGIT_ROWS = 64             # prompt log probabilities are made from so many rows of logits at a time
+GPU_RESERVE = 3 * GIB  # what the driver, cuBLAS and the recorded steps take, and what is lost between allocations
+GPU_FREE_SHARE = 0.95  # of what other processes leave free: what they hold grows, too
+INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}  # a value: of layers, of embedding and head
+INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
+INT_LOADING = GIB  # what rounding to integers takes
+TWICE_RECORDED = 64  # sequences at most whose steps differ with short and long texts, given 4 key heads or more
+LOGIT_ROWS = 64  # prompt log probabilities are made from so many rows of logits at a time
 POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CAPACITIES = ("ondemand", "reserve")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -32,17 +32,27 @@ AUTO_KV_DTYPE = "float16"
 QUANTIZATIONS = ("int8", "int4", "fp8")
 ACTIVATION_DTYPES = ("auto", "float32", "int8")
 LOAD_FORMATS = ("auto", "dummy")
-MAX_POSITIONS = 2**31 - 1   # they are counted in 32 bits
+MAX_POSITIONS = 2**31 - 1  # they are counted in 32 bits
 MAX_CACHE_TOKENS = 2**48
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] | None = None, least: float | None = None,
-            most: float | None = None) -> Any:
+def option(
+    default: Any,
+    help: str,
+    choices: tuple[str, ...] | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
     return field(default=default, metadata={"help": help, "choices": choices, "least": least, "most": most})
 
 
-_KINDS = {"str": (str, "a string"), "int": (int, "a whole number"), "bool": (bool, "True or False"),
-          "float": (float, "a number"), "tuple[str, ...]": (tuple, "a string or a list of strings")}
+_KINDS = {
+    "str": (str, "a string"),
+    "int": (int, "a whole number"),
+    "bool": (bool, "True or False"),
+    "float": (float, "a number"),
+    "tuple[str, ...]": (tuple, "a string or a list of strings"),
+}
 
 
 def check_options(config: Any) -> None:
@@ -72,9 +82,10 @@ def _check_range(option: Field[Any], value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidConfig(f"{option.name}={value} is out of range: it must be {_range(least, most)}")
     if (least is not None and value < least) or (most is not None and value > most):
-        far = most is not None and most >= MAX_POSITIONS and value < least         # nobody comes near the other end
-        raise InvalidConfig(f"{option.name}={shown(value)} is out of range: it must be "
-                            f"{_range(least, None if far else most)}")
+        far = most is not None and most >= MAX_POSITIONS and value < least  # nobody comes near the other end
+        raise InvalidConfig(
+            f"{option.name}={shown(value)} is out of range: it must be {_range(least, None if far else most)}"
+        )
 
 
 def _range(least: float | None, most: float | None) -> str:
@@ -88,44 +99,63 @@ class EngineConfig:
     """What a user may set. None means: derived from the model and the machine by `resolve`."""
 
     tokenizer: str | None = option(None, "folder or .gguf file to take the tokenizer from, if not the model's own")
-    chat_template: str | None = option(None, "file with a Jinja chat template, or the template itself, in place of the "
-                                       "model's own; of several models for the first")
+    chat_template: str | None = option(
+        None,
+        "file with a Jinja chat template, or the template itself, in place of the "
+        "model's own; of several models for the first",
+    )
     revision: str | None = option(None, "branch, tag or commit of a model on the Hugging Face hub")
     load_format: str = option("auto", "auto, or dummy for seeded random weights from config.json alone", LOAD_FORMATS)
     skip_tokenizer_init: bool = option(False, "work on token ids only")
-    parse_special_tokens: bool = option(False, "read control tokens that messages spell as such; anyone who writes "
-                                        "messages can then forge turns")
+    parse_special_tokens: bool = option(
+        False, "read control tokens that messages spell as such; anyone who writes messages can then forge turns"
+    )
     device: str = option("auto", "where the model runs; auto: a GPU that is there and free, else the CPU", DEVICES)
-    gpu_memory_utilization: float = option(0.9, "share of the GPU's memory for this engine's weights, cache and all "
-                                           "else, as far as others leave it free", least=0.05, most=1.0)
+    gpu_memory_utilization: float = option(
+        0.9,
+        "share of the GPU's memory for this engine's weights, cache and all else, as far as others leave it free",
+        least=0.05,
+        most=1.0,
+    )
     enforce_eager: bool = option(False, "launch a GPU's kernels one by one instead of replaying recorded steps")
     deterministic: bool = option(False, "on a GPU too the same answer, bit for bit, whatever else runs; slower there")
     dtype: str = option("auto", "how matrices are held; auto: as stored, quantized ones packed", DTYPES)
-    quantization: str | None = option(None, "round a checkpoint's unquantized matrices at load; fp8 is for GPUs",
-                                      QUANTIZATIONS)
+    quantization: str | None = option(
+        None, "round a checkpoint's unquantized matrices at load; fp8 is for GPUs", QUANTIZATIONS
+    )
     activation_dtype: str = option("auto", "what packed matrices are multiplied with", ACTIVATION_DTYPES)
-    kv_cache_dtype: str = option("auto", "how keys and values are stored; auto: as dtype says, and where that is auto "
-                                 "float16, on a GPU as the weights; int8 is for CPUs, fp8 for GPUs", KV_CACHE_DTYPES)
-    max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", least=1,
-                                       most=MAX_POSITIONS)
+    kv_cache_dtype: str = option(
+        "auto",
+        "how keys and values are stored; auto: as dtype says, and where that is auto "
+        "float16, on a GPU as the weights; int8 is for CPUs, fp8 for GPUs",
+        KV_CACHE_DTYPES,
+    )
+    max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", least=1, most=MAX_POSITIONS)
     max_num_seqs: int | None = option(None, "most sequences in one step", least=1, most=65535)
-    max_num_batched_tokens: int | None = option(None, "most tokens in one step; longer prompts are cut", least=1,
-                                                most=MAX_POSITIONS)
-    kv_cache_tokens: int | None = option(None, "size of the key/value cache, in tokens", least=1,
-                                         most=MAX_CACHE_TOKENS)
+    max_num_batched_tokens: int | None = option(
+        None, "most tokens in one step; longer prompts are cut", least=1, most=MAX_POSITIONS
+    )
+    kv_cache_tokens: int | None = option(None, "size of the key/value cache, in tokens", least=1, most=MAX_CACHE_TOKENS)
     block_size: int = option(16, "positions per cache block", least=1, most=256)
     enable_prefix_caching: bool = option(True, "reuse the cache of equal prompt beginnings")
-    scheduling_policy: str = option("fcfs", "who runs first: arrival, priority, longest cached prefix or shortest",
-                                     POLICIES)
-    capacity: str = option("ondemand", "admit by present need and preempt, or reserve to the end of each answer",
-                            CAPACITIES)
+    scheduling_policy: str = option(
+        "fcfs", "who runs first: arrival, priority, longest cached prefix or shortest", POLICIES
+    )
+    capacity: str = option(
+        "ondemand", "admit by present need and preempt, or reserve to the end of each answer", CAPACITIES
+    )
     threads: int | None = option(None, "CPU threads", least=1, most=256)
-    generation_config: str = option("auto", "where the sampling defaults come from: auto for the model, vllm for "
-                                    "neutral ones, or a folder that has a generation_config.json")
-    override_generation_config: str | None = option(None, "sampling defaults as JSON, over those of generation_config: "
-                                                    '{"temperature": 0.5}')
-    seed: int = option(0, "seeds dummy weights, and requests without a seed of their own", least=-(2**63),
-                       most=2**64 - 1)
+    generation_config: str = option(
+        "auto",
+        "where the sampling defaults come from: auto for the model, vllm for "
+        "neutral ones, or a folder that has a generation_config.json",
+    )
+    override_generation_config: str | None = option(
+        None, 'sampling defaults as JSON, over those of generation_config: {"temperature": 0.5}'
+    )
+    seed: int = option(
+        0, "seeds dummy weights, and requests without a seed of their own", least=-(2**63), most=2**64 - 1
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -153,30 +183,30 @@ class GpuFacts:
     name: str
     total_bytes: int
     free_bytes: int
-    weight_bytes: int            # at 16 bits
-    bytes_per_step_token: int    # of a step's largest intermediate results
+    weight_bytes: int  # at 16 bits
+    bytes_per_step_token: int  # of a step's largest intermediate results
     vocab_size: int
-    dtype: str = "bfloat16"      # of the checkpoint, where it is a 16-bit one
+    dtype: str = "bfloat16"  # of the checkpoint, where it is a 16-bit one
     bytes_per_sequence: int = 0  # of what its sampling asks for
     has_fp8: bool = True
-    checked: bool = True         # models of this architecture have been compared with others on a GPU
-    fp8_bytes: int = 0           # of weights, those of the layers' matrices in 8-bit floats
-    layer_bytes: int = 0         # of the widest layer's weights, at 16 bits
-    outer_bytes: int = 0         # of weight_bytes, embedding's and head's
-    largest_bytes: int = 0       # of one matrix at 16 bits
-    lacks: str = ""              # what kernels need and is not there, with the remedy
+    checked: bool = True  # models of this architecture have been compared with others on a GPU
+    fp8_bytes: int = 0  # of weights, those of the layers' matrices in 8-bit floats
+    layer_bytes: int = 0  # of the widest layer's weights, at 16 bits
+    outer_bytes: int = 0  # of weight_bytes, embedding's and head's
+    largest_bytes: int = 0  # of one matrix at 16 bits
+    lacks: str = ""  # what kernels need and is not there, with the remedy
 
 
 @dataclass(frozen=True)
 class Facts:
     """What `resolve` may know of model and machine."""
 
-    context: int                 # positions the model was made for
-    bytes_per_token: int         # of key/value cache, over all layers
+    context: int  # positions the model was made for
+    bytes_per_token: int  # of key/value cache, over all layers
     free_memory_bytes: int
     num_cores: int
     whole_prompts: bool = False  # a prompt must be computed in one step
-    offline: bool = False        # answers count, not how soon each token comes
+    offline: bool = False  # answers count, not how soon each token comes
     gpu: GpuFacts | None = None
 
 
@@ -224,7 +254,8 @@ def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
         layer, outer = INT_BYTES[config.quantization]
         return int((layer * (gpu.weight_bytes - gpu.outer_bytes) + outer * gpu.outer_bytes) / 2) + INT_SCRATCH
     return (2 if config.dtype == "float32" else 1) * (
-        gpu.fp8_bytes if config.quantization == "fp8" else gpu.weight_bytes)
+        gpu.fp8_bytes if config.quantization == "fp8" else gpu.weight_bytes
+    )
 
 
 def _gpu_share(config: EngineConfig, gpu: GpuFacts) -> tuple[int, str]:
@@ -241,11 +272,15 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     wide = 2 if config.dtype == "float32" else 1
     seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or _gpu_step(facts, gpu)[0]
     rows = sum(size if size > TWICE_RECORDED else 2 * size for size in graph_sizes(seqs))
-    logits = 2 * gpu.vocab_size * (2 * rows + 4 * (LOGIT_ROWS + seqs))                   # with shared prefixes, too
+    logits = 2 * gpu.vocab_size * (2 * rows + 4 * (LOGIT_ROWS + seqs))  # with shared prefixes, too
     wishes = (seqs + 1) * gpu.bytes_per_sequence
     room = _gpu_share(config, gpu)[0] - _weight_bytes(config, gpu)
-    if (config.quantization in INT_BYTES and room < 4 * gpu.largest_bytes + INT_LOADING
-            or config.quantization == "fp8" and room < wide * gpu.layer_bytes):
+    if (
+        config.quantization in INT_BYTES
+        and room < 4 * gpu.largest_bytes + INT_LOADING
+        or config.quantization == "fp8"
+        and room < wide * gpu.layer_bytes
+    ):
         return 0
     left = room - wide * (tokens * gpu.bytes_per_step_token + logits) - wishes - GPU_RESERVE
     return max(0, left) // max(1, facts.bytes_per_token)
@@ -258,7 +293,8 @@ def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tupl
             f"gpu_memory_utilization={config.gpu_memory_utilization} of {gpu.total_bytes / GIB:.1f} GiB "
             f"({gpu.free_bytes / GIB:.1f} free) leaves no room for a cache beside "
             f"{_weight_bytes(config, gpu) / GIB:.1f} GiB of weights, since {words} is {share / GIB:.1f} GiB: raise it, "
-            "end what else holds the GPU's memory, quantize, or lower max_num_batched_tokens")
+            "end what else holds the GPU's memory, quantize, or lower max_num_batched_tokens"
+        )
     return fit, f"what is left of {words}"
 
 
@@ -295,8 +331,9 @@ def _on_gpu(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> dict[str, tupl
         raise InvalidConfig("kv_cache_dtype=int8 is for CPUs: leave it out on a GPU, or set device=cpu")
     for name, value in (("kv_cache_dtype", config.kv_cache_dtype), ("quantization", config.quantization)):
         if value == "fp8" and not gpu.has_fp8:
-            raise InvalidConfig(f"{name}=fp8 needs a GPU of compute capability 8.9 or later; {gpu.name} is older: "
-                                "leave it out")
+            raise InvalidConfig(
+                f"{name}=fp8 needs a GPU of compute capability 8.9 or later; {gpu.name} is older: leave it out"
+            )
     derived: dict[str, tuple[Any, str]] = {}
     dtype = gpu.dtype if config.dtype == "auto" else config.dtype
     if config.dtype == "auto":
@@ -322,8 +359,9 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     if config.max_num_seqs is None:
         derived.setdefault("max_num_seqs", (CPU_SEQS, "default"))
     if config.kv_cache_tokens is None:
-        derived["kv_cache_tokens"] = (_gpu_cache_tokens(config, facts, gpu) if gpu and facts.bytes_per_token
-                                      else _cache_tokens(config, facts))
+        derived["kv_cache_tokens"] = (
+            _gpu_cache_tokens(config, facts, gpu) if gpu and facts.bytes_per_token else _cache_tokens(config, facts)
+        )
     cache_tokens = config.kv_cache_tokens or derived["kv_cache_tokens"][0]
     if config.max_model_len is None:
         if facts.context <= cache_tokens:
@@ -331,27 +369,36 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
         else:
             derived["max_model_len"] = cache_tokens, f"the cache's size; the model's context is {facts.context}"
     elif config.max_model_len > facts.context:
-        raise InvalidConfig(f"max_model_len={config.max_model_len} is over the model's context of {facts.context}: "
-                            f"set at most {facts.context}")
+        raise InvalidConfig(
+            f"max_model_len={config.max_model_len} is over the model's context of {facts.context}: "
+            f"set at most {facts.context}"
+        )
     longest = config.max_model_len or derived["max_model_len"][0]
     if config.max_num_batched_tokens is None:
         least, reason = derived.get("max_num_batched_tokens", (STEP_TOKENS, "default"))
         derived["max_num_batched_tokens"] = (
-            (max(least, longest), "an embedding model computes a prompt in one step") if facts.whole_prompts
-            else (least, reason))
+            (max(least, longest), "an embedding model computes a prompt in one step")
+            if facts.whole_prompts
+            else (least, reason)
+        )
     if config.threads is None:
         derived["threads"] = facts.num_cores, "the cores this process may use"
     if config.kv_cache_dtype == "auto" and gpu is None:
         derived["kv_cache_dtype"] = (
-            (AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss") if config.dtype == "auto"
-            else (config.dtype, "as dtype says"))
+            (AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss")
+            if config.dtype == "auto"
+            else (config.dtype, "as dtype says")
+        )
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     final = replace(config, **{name: value for name, (value, _) in derived.items()})
     settings = []
     for option in fields(config):
         value = getattr(final, option.name)
-        why = derived[option.name][1] if option.name in derived else (
-            "default" if getattr(config, option.name) == option.default else "set by the user")
+        why = (
+            derived[option.name][1]
+            if option.name in derived
+            else ("default" if getattr(config, option.name) == option.default else "set by the user")
+        )
         settings.append(Setting(option.name, value, why))
     return Resolved(final, tuple(settings))

@@ -24,7 +24,7 @@ class Source:
 
     values: Mapping[str, Any]
     why: str
-    is_recommended: bool = False        # by the model's makers, or with its short name
+    is_recommended: bool = False  # by the model's makers, or with its short name
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ class Defaults:
         return {} if self.is_recommended else {name: value for name, value in own.items() if name not in kept}
 
 
-def find_defaults(config: EngineConfig, generation_config: Mapping[str, Any],
-                  metadata: Mapping[str, Any] | None) -> Defaults:
+def find_defaults(
+    config: EngineConfig, generation_config: Mapping[str, Any], metadata: Mapping[str, Any] | None
+) -> Defaults:
     """`generation_config` is what the user's option or the checkpoint has; `metadata` is a GGUF file's, else None."""
     override = parse_override(config.override_generation_config) if config.override_generation_config else {}
     return Defaults.make(_source(config.generation_config, generation_config, metadata), override)

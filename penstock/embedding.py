@@ -14,8 +14,9 @@ from penstock.similarity import cosine
 from penstock.types import EmbeddingOutput, EmbeddingRequestOutput, SamplingParams
 
 
-def embed(service: Service, prompts: Sequence[Prompt], use_tqdm: UseTqdm = True,
-          truncate_prompt_tokens: int | None = None) -> list[EmbeddingRequestOutput]:
+def embed(
+    service: Service, prompts: Sequence[Prompt], use_tqdm: UseTqdm = True, truncate_prompt_tokens: int | None = None
+) -> list[EmbeddingRequestOutput]:
     """One vector per prompt. `truncate_prompt_tokens` keeps a prompt's beginning."""
     params = SamplingParams(truncate_prompt_tokens=truncate_prompt_tokens)
     intake = service.intake
@@ -25,27 +26,39 @@ def embed(service: Service, prompts: Sequence[Prompt], use_tqdm: UseTqdm = True,
     batch = Batch(service, encoded, [params] * len(encoded), pool=True)
     batch.finish(use_tqdm)
     batch.raise_failure()
-    return [EmbeddingRequestOutput(c.request.id, list(c.request.tokens), EmbeddingOutput(list(c.embedding or ())))
-            for c in batch.collectors]
+    return [
+        EmbeddingRequestOutput(c.request.id, list(c.request.tokens), EmbeddingOutput(list(c.embedding or ())))
+        for c in batch.collectors
+    ]
 
 
 def as_tensors(outputs: Sequence[EmbeddingRequestOutput]) -> list[PoolingRequestOutput]:
     import torch
 
-    return [PoolingRequestOutput(one.request_id, one.prompt_token_ids,
-                                 PoolingOutput(torch.tensor(one.outputs.embedding))) for one in outputs]
+    return [
+        PoolingRequestOutput(one.request_id, one.prompt_token_ids, PoolingOutput(torch.tensor(one.outputs.embedding)))
+        for one in outputs
+    ]
 
 
-def score(service: Service, first: Sequence[Prompt], second: Sequence[Prompt], use_tqdm: UseTqdm = True,
-          truncate_prompt_tokens: int | None = None) -> list[ScoringRequestOutput]:
+def score(
+    service: Service,
+    first: Sequence[Prompt],
+    second: Sequence[Prompt],
+    use_tqdm: UseTqdm = True,
+    truncate_prompt_tokens: int | None = None,
+) -> list[ScoringRequestOutput]:
     """The cosine of each pair's vectors; one `first` is paired with each of `second`."""
     if not first or not second or len(first) not in (1, len(second)):
         raise InvalidRequest(f"{len(first)} texts came with {len(second)} to compare them with: give one, or as many")
     vectors = embed(service, [*first, *second], use_tqdm, truncate_prompt_tokens)
-    ones, twos = vectors[:len(first)], vectors[len(first):]
+    ones, twos = vectors[: len(first)], vectors[len(first) :]
     return [_pair(ones[index % len(ones)], two) for index, two in enumerate(twos)]
 
 
 def _pair(one: EmbeddingRequestOutput, two: EmbeddingRequestOutput) -> ScoringRequestOutput:
-    return ScoringRequestOutput(f"{one.request_id}_{two.request_id}", [*one.prompt_token_ids, *two.prompt_token_ids],
-                                ScoringOutput(cosine(one.outputs.embedding, two.outputs.embedding)))
+    return ScoringRequestOutput(
+        f"{one.request_id}_{two.request_id}",
+        [*one.prompt_token_ids, *two.prompt_token_ids],
+        ScoringOutput(cosine(one.outputs.embedding, two.outputs.embedding)),
+    )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import islice
 
 SHOWN_CHARS = 80
-MAX_SHOWN_BITS = 10_000          # Python writes no integers of more than 4300 digits
+MAX_SHOWN_BITS = 10_000  # Python writes no integers of more than 4300 digits
 
 
 def shown(value: object) -> str:
     """A value as it stands in a message: on one line, and not all of it where it is long."""
     text = " ".join(repr(_beginning(value)).split())
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS - 3] + "..."
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."
 
 
 def _beginning(value: object, depth: int = 3) -> object:

@@ -34,13 +34,13 @@ def find_idle(config: EngineConfig, device: str, packed: float, has_cache: bool 
     if not has_cache and config.kv_cache_dtype != "auto":
         idle["kv_cache_dtype"] = "the model keeps no cache"
     if config.chat_template is not None and (config.skip_tokenizer_init or not has_cache):
-        idle["chat_template"] = ("there is no tokenizer" if config.skip_tokenizer_init else
-                                 "the model makes embeddings")
+        idle["chat_template"] = "there is no tokenizer" if config.skip_tokenizer_init else "the model makes embeddings"
     return idle
 
 
 def mark_idle(settings: Resolved, idle: dict[str, str]) -> Resolved:
     """The settings with these reasons."""
-    marked = (replace(one, why=f"without effect: {idle[one.name]}") if one.name in idle else one
-              for one in settings.settings)
+    marked = (
+        replace(one, why=f"without effect: {idle[one.name]}") if one.name in idle else one for one in settings.settings
+    )
     return replace(settings, settings=tuple(marked))

@@ -27,8 +27,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-COUNTED_CHARS = 1 << 14       # of a text that is encoded in any case, so that its refusal tells how many tokens it has
-MAX_CUT_TOKENS = 1 << 18      # of a text that may be cut, or is only counted; four times the longest sequence if more
+COUNTED_CHARS = 1 << 14  # of a text that is encoded in any case, so that its refusal tells how many tokens it has
+MAX_CUT_TOKENS = 1 << 18  # of a text that may be cut, or is only counted; four times the longest sequence if more
 
 
 class Compiler(Protocol):
@@ -59,9 +59,18 @@ class Prepared:
 
 
 class Intake:
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int, cache_tokens: int,
-                 generation_config: Mapping[str, Any], seed: int, grammars: Compiler | None = None,
-                 parse_special: bool = False, max_output_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        max_model_len: int,
+        cache_tokens: int,
+        generation_config: Mapping[str, Any],
+        seed: int,
+        grammars: Compiler | None = None,
+        parse_special: bool = False,
+        max_output_tokens: int | None = None,
+    ) -> None:
         """`parse_special`: control tokens written in messages are control tokens. `max_output_tokens` is the most that
         any answer may have, whatever is asked for."""
         self.grammars = grammars
@@ -81,14 +90,21 @@ class Intake:
         named = {id for id in (ids if isinstance(ids, list) else [ids]) if type(id) is int}
         return tuple(sorted(named | set(self.tokenizer.eos_token_ids if self.tokenizer else ())))
 
-    def encode_messages(self, messages: Messages, values: Mapping[str, Any] | None = None, *, cut: bool = False,
-                        template: str | None = None) -> Encoded:
+    def encode_messages(
+        self,
+        messages: Messages,
+        values: Mapping[str, Any] | None = None,
+        *,
+        cut: bool = False,
+        template: str | None = None,
+    ) -> Encoded:
         """`values` are for the template, the model's own or the given one's text; `cut` says that the request allows
         a prompt that is too long."""
         tokenizer = self.need_tokenizer("a conversation")
         with self.explain_too_long(cut):
-            tokens, text = tokenizer.program.encode_chat(messages, values or {}, self.limit(cut), self.parse_special,
-                                                         template)
+            tokens, text = tokenizer.program.encode_chat(
+                messages, values or {}, self.limit(cut), self.parse_special, template
+            )
         return self.encoded(tokens, text)
 
     def encode(self, prompt: Prompt, *, cut: bool = False, add_special_tokens: bool = True) -> Encoded:
@@ -99,8 +115,9 @@ class Intake:
         if isinstance(prompt, str):
             self.check_text(prompt, cut)
             with self.explain_too_long(cut):
-                tokens = self.need_tokenizer("a text prompt").program.encode_upto(prompt, add_special_tokens,
-                                                                                  self.limit(cut))
+                tokens = self.need_tokenizer("a text prompt").program.encode_upto(
+                    prompt, add_special_tokens, self.limit(cut)
+                )
             return self.encoded(tokens, prompt)
         return Encoded(self._checked(prompt, cut))
 
@@ -130,8 +147,9 @@ class Intake:
 
     def _too_many(self, at_least: int, cut: bool) -> PromptTooLong:
         if cut:
-            return PromptTooLong(f"the text has at least {at_least} tokens; at most {self.limit(cut)} are made of "
-                                 "one: send it in parts")
+            return PromptTooLong(
+                f"the text has at least {at_least} tokens; at most {self.limit(cut)} are made of one: send it in parts"
+            )
         return PromptTooLong(f"the prompt has at least {at_least} tokens; {self._too_long()}")
 
     def encoded(self, tokens: list[int], text: str) -> Encoded:
@@ -143,11 +161,15 @@ class Intake:
         text, tokens, salt = (prompt.get(key) for key in PROMPT_KEYS)
         unknown = [key for key, value in prompt.items() if key not in PROMPT_KEYS and value is not None]
         if unknown or (text is None and tokens is None):
-            raise InvalidRequest(f"a prompt with keys {shown(list(prompt))} is not understood: give 'prompt' or "
-                                 "'prompt_token_ids', and 'cache_salt' if you like")
+            raise InvalidRequest(
+                f"a prompt with keys {shown(list(prompt))} is not understood: give 'prompt' or "
+                "'prompt_token_ids', and 'cache_salt' if you like"
+            )
         if text is not None and not isinstance(text, str) or salt is not None and not isinstance(salt, str):
-            raise InvalidRequest(f"a prompt's 'prompt' and 'cache_salt' must be strings, not {type(text).__name__} and "
-                                 f"{type(salt).__name__}: give token ids as 'prompt_token_ids'")
+            raise InvalidRequest(
+                f"a prompt's 'prompt' and 'cache_salt' must be strings, not {type(text).__name__} and "
+                f"{type(salt).__name__}: give token ids as 'prompt_token_ids'"
+            )
         ids = self._checked(tokens, cut) if tokens is not None else self.encode(text or "", cut=cut).tokens
         return Encoded(ids, text, salt or "")
 
@@ -162,14 +184,24 @@ class Intake:
         if inner is None:
             inner = self.tokenizer.encode(encoded.prompt, add_special_tokens=False)
         num_around = len(tokens) - len(inner)
-        before = next((n for n in range(num_around + 1) if tokens[n:n + len(inner)] == inner), 0)
-        after = tokens[before + len(inner):]
-        kept = tokens[:before] + inner[:max(0, length - num_around)] + after
+        before = next((n for n in range(num_around + 1) if tokens[n : n + len(inner)] == inner), 0)
+        after = tokens[before + len(inner) :]
+        kept = tokens[:before] + inner[: max(0, length - num_around)] + after
         return replace(encoded, tokens=kept[:length])
 
-    def request(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams, *, priority: int = 0,
-                salt: str = "", num_public: int = 0, pool: bool = False, prepared: Prepared | None = None,
-                tenant: str = "", reasoning: ReasoningBlock | None = None) -> Request:
+    def request(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        num_public: int = 0,
+        pool: bool = False,
+        prepared: Prepared | None = None,
+        tenant: str = "",
+        reasoning: ReasoningBlock | None = None,
+    ) -> Request:
         """`prepared` is what was done beforehand, elsewhere; without it, it is done here. `reasoning` may stand before
         the answer, and counts where the answer must match something or the reasoning has a budget."""
         sampling = self._sampling(params)
@@ -185,17 +217,30 @@ class Intake:
         max_tokens = 0 if pool else self.max_tokens(len(tokens), sampling)
         if prepared is None:
             compiled = self.compiled(sampling, max_tokens)
-            prepared = Prepared(self._bad_words(sampling), compiled.facts if compiled else None,
-                                dry_breakers=self.dry_breakers(sampling))
+            prepared = Prepared(
+                self._bad_words(sampling),
+                compiled.facts if compiled else None,
+                dry_breakers=self.dry_breakers(sampling),
+            )
         self._count += 1
-        return Request(id=f"r{self._count}", tokens=tuple(tokens), sampling=sampling,
-                       beam=params if isinstance(params, BeamSearchParams) else None, pool=pool,
-                       max_tokens=max_tokens,
-                       seed=self._seed_for(sampling), eos_token_ids=self.eos_token_ids,
-                       bad_words=prepared.bad_words, dry_breakers=prepared.dry_breakers,
-                       grammar=prepared.grammar, priority=priority, salt=salt,
-                       num_public=num_public, tenant=tenant,
-                       reasoning=reasoning if _steers(sampling) and not pool else None)
+        return Request(
+            id=f"r{self._count}",
+            tokens=tuple(tokens),
+            sampling=sampling,
+            beam=params if isinstance(params, BeamSearchParams) else None,
+            pool=pool,
+            max_tokens=max_tokens,
+            seed=self._seed_for(sampling),
+            eos_token_ids=self.eos_token_ids,
+            bad_words=prepared.bad_words,
+            dry_breakers=prepared.dry_breakers,
+            grammar=prepared.grammar,
+            priority=priority,
+            salt=salt,
+            num_public=num_public,
+            tenant=tenant,
+            reasoning=reasoning if _steers(sampling) and not pool else None,
+        )
 
     def prepare(self, params: SamplingParams, num_prompt: int) -> object:
         """All that may take long about a request, done beforehand; hold the result until it is taken in."""
@@ -203,8 +248,9 @@ class Intake:
         room = max(1, self.longest - num_prompt)
         return self.compiled(params, min(params.max_tokens or room, room))
 
-    def compiled(self, params: SamplingParams | BeamSearchParams | None, max_tokens: int | None = None,
-                 ) -> CompiledGrammar | None:
+    def compiled(
+        self, params: SamplingParams | BeamSearchParams | None, max_tokens: int | None = None
+    ) -> CompiledGrammar | None:
         """The grammar that the answer must match, refused where no answer of `max_tokens` can. This may take seconds,
         and from then on nothing for as long as it is held."""
         if not isinstance(params, SamplingParams) or params.structured_outputs is None:
@@ -229,27 +275,33 @@ class Intake:
     def _cut(self, tokens: Sequence[int], sampling: SamplingParams) -> Sequence[int]:
         """Keep the end of a prompt where the request allows it to be cut; otherwise refuse one that is too long."""
         if sampling.truncate_prompt_tokens is not None:
-            tokens = tokens[-sampling.truncate_prompt_tokens:]
+            tokens = tokens[-sampling.truncate_prompt_tokens :]
         if len(tokens) > self.max_model_len:
             raise PromptTooLong(f"the prompt has {len(tokens)} tokens; {self._too_long()}")
         return tokens
 
     def _too_long(self) -> str:
-        return (f"the longest sequence is {self.max_model_len}: shorten the prompt, set truncate_prompt_tokens, or "
-                "raise max_model_len, which the cache's kv_cache_tokens bounds")
+        return (
+            f"the longest sequence is {self.max_model_len}: shorten the prompt, set truncate_prompt_tokens, or "
+            "raise max_model_len, which the cache's kv_cache_tokens bounds"
+        )
 
     def max_tokens(self, num_prompt: int, sampling: SamplingParams) -> int:
         """As many as are asked for and fit after a prompt."""
         room = self.longest - num_prompt
         if room < 1:
-            raise PromptTooLong(f"the prompt has {num_prompt} tokens and leaves no room for an answer in "
-                                f"{self.longest}: shorten it or raise max_model_len and kv_cache_tokens")
+            raise PromptTooLong(
+                f"the prompt has {num_prompt} tokens and leaves no room for an answer in "
+                f"{self.longest}: shorten it or raise max_model_len and kv_cache_tokens"
+            )
         if self.max_output_tokens is not None:
             room = min(room, self.max_output_tokens)
             self._check_min_tokens(sampling.min_tokens)
         if sampling.min_tokens > room:
-            raise InvalidRequest(f"min_tokens={sampling.min_tokens} is more than the {room} that fit after this "
-                                 f"prompt of {num_prompt}: lower it or raise max_model_len")
+            raise InvalidRequest(
+                f"min_tokens={sampling.min_tokens} is more than the {room} that fit after this "
+                f"prompt of {num_prompt}: lower it or raise max_model_len"
+            )
         if sampling.max_tokens is None or num_prompt + sampling.max_tokens > self.max_model_len:
             return room
         return min(sampling.max_tokens, self.max_output_tokens or sampling.max_tokens)
@@ -257,14 +309,18 @@ class Intake:
     def _check_beams(self, num_prompt: int, params: BeamSearchParams) -> None:
         """Beams are ranked at their full length."""
         if num_prompt + params.max_tokens > self.max_model_len:
-            raise PromptTooLong(f"a prompt of {num_prompt} tokens and max_tokens={params.max_tokens} exceed the "
-                                f"longest sequence of {self.max_model_len}: set max_tokens to at most "
-                                f"{self.max_model_len - num_prompt} or raise max_model_len")
+            raise PromptTooLong(
+                f"a prompt of {num_prompt} tokens and max_tokens={params.max_tokens} exceed the "
+                f"longest sequence of {self.max_model_len}: set max_tokens to at most "
+                f"{self.max_model_len - num_prompt} or raise max_model_len"
+            )
 
     def _check_min_tokens(self, min_tokens: int) -> None:
         if self.max_output_tokens is not None and min_tokens > self.max_output_tokens:
-            raise InvalidRequest(f"min_tokens={min_tokens} is more than the {self.max_output_tokens} that any answer "
-                                 "here may have: lower it, or raise max_new_tokens in the generation config")
+            raise InvalidRequest(
+                f"min_tokens={min_tokens} is more than the {self.max_output_tokens} that any answer "
+                "here may have: lower it, or raise max_new_tokens in the generation config"
+            )
 
     def _bad_words(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Each word as it is spelt at the start of a text and after a space."""
@@ -284,8 +340,10 @@ class Intake:
 
     def _checked(self, tokens: Any, cut: bool) -> list[int]:
         if isinstance(tokens, (str, bytes, bytearray)) or not isinstance(tokens, Sequence):
-            raise InvalidRequest(f"a prompt of type {type(tokens).__name__} is not understood: give a string, a list "
-                                 "of token ids or a dict")
+            raise InvalidRequest(
+                f"a prompt of type {type(tokens).__name__} is not understood: give a string, a list "
+                "of token ids or a dict"
+            )
         if not tokens:
             raise InvalidRequest("the prompt is empty: give at least one token")
         if not cut and len(tokens) > self.max_model_len:
@@ -300,8 +358,9 @@ class Intake:
             if type(id) is not int:
                 raise InvalidRequest(f"{name}: {shown(id)} is no token id: give integers below {self.vocab_size}")
             if not 0 <= id < self.vocab_size:
-                raise InvalidRequest(f"{name}: token id {id} is out of range: the vocabulary has ids 0 to "
-                                     f"{self.vocab_size - 1}")
+                raise InvalidRequest(
+                    f"{name}: token id {id} is out of range: the vocabulary has ids 0 to {self.vocab_size - 1}"
+                )
 
     def need_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:

@@ -11,7 +11,7 @@ from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
 
-INTERRUPTED = 130      # the shell's exit code for Ctrl-C
+INTERRUPTED = 130  # the shell's exit code for Ctrl-C
 
 
 @contextmanager
@@ -32,7 +32,7 @@ class _Watch:
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        self.depth = 0                                      # of blocks that hold it back
+        self.depth = 0  # of blocks that hold it back
         self.held: list[tuple[int, FrameType | None]] = []
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -85,4 +85,4 @@ def held_interrupts() -> Iterator[None]:
                 watch.deliver()
 
 
-_watch: _Watch | None = None           # the main thread's
+_watch: _Watch | None = None  # the main thread's

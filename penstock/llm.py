@@ -65,18 +65,21 @@ class LLM:
 
     def _load(self) -> None:
         with loading_bar(self._progress) as report:
-            self._service = Service(assemble(self.model, self._config, show_progress=self._progress, progress=report,
-                                             offline=True))
+            self._service = Service(
+                assemble(self.model, self._config, show_progress=self._progress, progress=report, offline=True)
+            )
 
     if not TYPE_CHECKING:
+
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(f"LLM has no {name!r}" + (f": {ABSENT[name]}" if name in ABSENT else ""))
 
     @property
     def service(self) -> Service:
         if self._service is None:
-            raise PenstockError("this LLM sleeps: call wake_up()" if self._asleep else
-                                "this LLM is closed: make a new one")
+            raise PenstockError(
+                "this LLM sleeps: call wake_up()" if self._asleep else "this LLM is closed: make a new one"
+            )
         return self._service
 
     @cached_property
@@ -107,9 +110,16 @@ class LLM:
 
     get_default_sampling_params = default_sampling_params
 
-    def generate(self, prompts: Prompt | Sequence[Prompt] | None = None, sampling_params: Params = None, *,
-                 prompt_token_ids: Sequence[Any] | None = None, use_tqdm: UseTqdm = True, lora_request: None = None,
-                 priority: Sequence[int] | None = None) -> list[RequestOutput]:
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        sampling_params: Params = None,
+        *,
+        prompt_token_ids: Sequence[Any] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
         """Complete each prompt: a string, a list of token ids, or {"prompt_token_ids": …}.
 
         A request that the model fails on has finish_reason="error" and leaves the others as they are; if all of them
@@ -121,24 +131,45 @@ class LLM:
         encoded = (self.service.intake.encode(item, cut=cuts(one)) for item, one in zip(items, params))
         return self._run(encoded, params, use_tqdm, priority)
 
-    def chat(self, messages: Messages | Sequence[Messages], sampling_params: Params = None, *, use_tqdm: UseTqdm = True,
-             add_generation_prompt: bool = True, continue_final_message: bool = False,
-             tools: Sequence[Mapping[str, Any]] | None = None, lora_request: None = None,
-             chat_template: str | None = None, chat_template_content_format: str = "auto",
-             chat_template_kwargs: Mapping[str, Any] | None = None) -> list[RequestOutput]:
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
         """Answer a conversation, or several, through the model's chat template, or through the given one's text."""
         refuse_lora(lora_request)
         conversations = list_conversations(messages)
         check_content_format(chat_template_content_format, conversations)
         params = list_params(sampling_params, len(conversations))
-        values = {"add_generation_prompt": add_generation_prompt, "tools": tools,
-                  "continue_final_message": continue_final_message, **template_values(chat_template_kwargs)}
-        encoded = (self.service.intake.encode_messages(conversation, values, cut=cuts(one), template=chat_template)
-                   for conversation, one in zip(conversations, params))
+        values = {
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+            "continue_final_message": continue_final_message,
+            **template_values(chat_template_kwargs),
+        }
+        encoded = (
+            self.service.intake.encode_messages(conversation, values, cut=cuts(one), template=chat_template)
+            for conversation, one in zip(conversations, params)
+        )
         return self._run(encoded, params, use_tqdm, None)
 
-    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, lora_request: None = None,
-                    use_tqdm: UseTqdm = False) -> list[BeamSearchOutput]:
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        lora_request: None = None,
+        use_tqdm: UseTqdm = False,
+    ) -> list[BeamSearchOutput]:
         """The `beam_width` best continuations of each prompt, best first."""
         refuse_lora(lora_request)
         if not isinstance(params, BeamSearchParams):
@@ -147,42 +178,67 @@ class LLM:
         batch = Batch(self.service, encoded, [params] * len(encoded))
         batch.finish(use_tqdm)
         batch.raise_failure()
-        return [BeamSearchOutput([self._beam(collector, output.token_ids, output.cumulative_logprob or 0.0,
-                                             output.finish_reason)
-                                  for output in collector.output().outputs]) for collector in batch.collectors]
+        return [
+            BeamSearchOutput(
+                [
+                    self._beam(collector, output.token_ids, output.cumulative_logprob or 0.0, output.finish_reason)
+                    for output in collector.output().outputs
+                ]
+            )
+            for collector in batch.collectors
+        ]
 
     def _beam(self, collector: Collector, output: list[int], score: float, reason: str | None) -> BeamSearchSequence:
         tokens = [*collector.request.tokens, *output]
         return BeamSearchSequence(tokens, score, self.tokenizer.decode(tokens) if self.tokenizer else None, reason)
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = True, lora_request: None = None,
-              truncate_prompt_tokens: int | None = None) -> list[EmbeddingRequestOutput]:
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:
         """One vector per prompt, from an embedding model. `truncate_prompt_tokens` keeps a prompt's beginning."""
         refuse_lora(lora_request)
         return embedding.embed(self.service, list_prompts(prompts), use_tqdm, truncate_prompt_tokens)
 
-    def encode(self, prompts: Prompt | Sequence[Prompt], *, pooling_task: str | None = None, use_tqdm: UseTqdm = True,
-               lora_request: None = None) -> list[PoolingRequestOutput]:
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+    ) -> list[PoolingRequestOutput]:
         """As `embed`, with the vectors as tensors."""
         if pooling_task not in (None, "embed"):
             raise InvalidRequest(f"pooling_task={shown(pooling_task)} is not supported: models pool to embeddings only")
         return embedding.as_tensors(self.embed(prompts, use_tqdm=use_tqdm, lora_request=lora_request))
 
-    def score(self, data_1: Prompt | Sequence[Prompt], data_2: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = True,
-              lora_request: None = None, truncate_prompt_tokens: int | None = None) -> list[ScoringRequestOutput]:
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
         """How alike two texts are, or one and several, or several pairs: the cosine of an embedding model's vectors."""
         refuse_lora(lora_request)
-        return embedding.score(self.service, list_prompts(data_1), list_prompts(data_2), use_tqdm,
-                               truncate_prompt_tokens)
+        return embedding.score(
+            self.service, list_prompts(data_1), list_prompts(data_2), use_tqdm, truncate_prompt_tokens
+        )
 
-    def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None,
-               ) -> Iterator[StreamDelta]:
+    def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None) -> Iterator[StreamDelta]:
         """Yield each answer's new text as it is made. Closing the iterator aborts the request."""
         params = self.service.streamable(sampling_params)
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            encoded = self.service.intake.encode_messages(prompt, cut=cuts(params))    # type: ignore[arg-type]
+            encoded = self.service.intake.encode_messages(prompt, cut=cuts(params))  # type: ignore[arg-type]
         else:
-            encoded = self.service.intake.encode(prompt, cut=cuts(params))             # type: ignore[arg-type]
+            encoded = self.service.intake.encode(prompt, cut=cuts(params))  # type: ignore[arg-type]
         items: deque[StreamDelta] = deque()
         collector = None
         try:
@@ -200,8 +256,13 @@ class LLM:
             if self._service is not None and collector is not None:
                 self._service.abort(collector)
 
-    def _run(self, encoded: Iterable[Encoded], params: Sequence[SamplingParams | None], use_tqdm: UseTqdm,
-             priority: Sequence[int] | None) -> list[RequestOutput]:
+    def _run(
+        self,
+        encoded: Iterable[Encoded],
+        params: Sequence[SamplingParams | None],
+        use_tqdm: UseTqdm,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
         batch = Batch(self.service, encoded, params, priority)
         batch.finish(use_tqdm)
         if all(collector.failed for collector in batch.collectors):

@@ -52,8 +52,9 @@ class LLMEngine:
     def model_config(self) -> ModelConfig:
         assembly = self._llm.service.assembly
         settings, spec = assembly.settings, assembly.spec
-        return ModelConfig(self._llm.model, settings.max_model_len, settings.dtype, settings.seed, spec.vocab_size,
-                           spec.architecture)
+        return ModelConfig(
+            self._llm.model, settings.max_model_len, settings.dtype, settings.seed, spec.vocab_size, spec.architecture
+        )
 
     def get_model_config(self) -> ModelConfig:
         return self.model_config
@@ -61,8 +62,15 @@ class LLMEngine:
     def get_tokenizer(self) -> PretrainedTokenizer | None:
         return self._llm.get_tokenizer()
 
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, *,
-                    lora_request: None = None, priority: int = 0) -> None:
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        lora_request: None = None,
+        priority: int = 0,
+    ) -> None:
         """Queue a prompt under an id of the caller's own."""
         refuse_lora(lora_request)
         if request_id in self._collectors:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-M_ARENA_MAX = -8            # of glibc's malloc.h
-PR_SET_PDEATHSIG = 1        # of prctl.h
-MANY_NEW = 50_000           # objects: a step of 256 rows makes about a thousand, most of which it lets go of
+M_ARENA_MAX = -8  # of glibc's malloc.h
+PR_SET_PDEATHSIG = 1  # of prctl.h
+MANY_NEW = 50_000  # objects: a step of 256 rows makes about a thousand, most of which it lets go of
 
 
 def free_memory_bytes() -> int:
@@ -65,4 +65,4 @@ def settle_collector() -> None:
     gc.collect()
     gc.freeze()
     first, *others = gc.get_threshold()
-    gc.set_threshold(first and max(MANY_NEW, first), *others)        # with 0 nothing is ever collected
+    gc.set_threshold(first and max(MANY_NEW, first), *others)  # with 0 nothing is ever collected

@@ -22,9 +22,20 @@ from penstock.types import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BeamSearchOutput", "BeamSearchSequence", "CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput",
-           "OutputStream", "PoolingOutput", "PoolingRequestOutput", "RequestMetrics", "RequestOutput", "ScoringOutput",
-           "ScoringRequestOutput"]
+__all__ = [
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "OutputStream",
+    "PoolingOutput",
+    "PoolingRequestOutput",
+    "RequestMetrics",
+    "RequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+]
 
 
 @dataclass
@@ -101,14 +112,24 @@ class OutputStream:
         else:
             outputs = [_copy(answer) for answer in self._answers.values()]
         request = self._collector.request
-        return RequestOutput(self._id, self._collector.prompt, list(request.tokens), outputs, self._prompt_logprobs,
-                             self.finished, self._num_cached, self._collector.error, self._collector.metrics)
+        return RequestOutput(
+            self._id,
+            self._collector.prompt,
+            list(request.tokens),
+            outputs,
+            self._prompt_logprobs,
+            self.finished,
+            self._num_cached,
+            self._collector.error,
+            self._collector.metrics,
+        )
 
 
 def _copy(answer: CompletionOutput) -> CompletionOutput:
     """As it is now: the answer grows on."""
-    return replace(answer, token_ids=list(answer.token_ids),
-                   logprobs=None if answer.logprobs is None else list(answer.logprobs))
+    return replace(
+        answer, token_ids=list(answer.token_ids), logprobs=None if answer.logprobs is None else list(answer.logprobs)
+    )
 
 
 def _extend(answer: CompletionOutput, delta: StreamDelta, with_logprobs: bool) -> None:

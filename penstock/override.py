@@ -10,9 +10,17 @@ from penstock.errors import InvalidConfig, InvalidRequest, shown
 from penstock.types import SamplingParams
 
 NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-RARE_NAMES = ("presence_penalty", "frequency_penalty", "repeat_last_n", "xtc_probability", "xtc_threshold", "mirostat",
-              "mirostat_tau", "mirostat_eta")
-LENGTH = "max_new_tokens"       # as generation_config.json calls max_tokens
+RARE_NAMES = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_last_n",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+LENGTH = "max_new_tokens"  # as generation_config.json calls max_tokens
 OPTION = "override_generation_config"
 
 
@@ -23,8 +31,7 @@ def parse_override(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise InvalidConfig(f"{OPTION}={shown(text)} is not understood: give a JSON object like "
-                            '{"temperature": 0.5}')
+        raise InvalidConfig(f'{OPTION}={shown(text)} is not understood: give a JSON object like {{"temperature": 0.5}}')
     for name, value in values.items():
         if name not in (*NAMES, *RARE_NAMES, LENGTH):
             raise InvalidConfig(f"{OPTION} has no {shown(name)}: give {', '.join((*NAMES, *RARE_NAMES))} or {LENGTH}")

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from penstock.llm import LLM
     from penstock.text.tokenizer import Tokenizer
 
-LONGEST_WINDOW = 1024       # unless the user asks for more
-MOST_NATS = 700             # per token; a perplexity past that is past all floats
-TOKENS_AT_ONCE = 2048       # windows are handed over in groups: short ones fill a step together
+LONGEST_WINDOW = 1024  # unless the user asks for more
+MOST_NATS = 700  # per token; a perplexity past that is past all floats
+TOKENS_AT_ONCE = 2048  # windows are handed over in groups: short ones fill a step together
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Score:
     """What the model made of a text. `losses` are the negative log likelihoods of its tokens, in nats."""
 
     losses: list[float]
-    num_bytes: int           # of the text that the scored tokens spell
+    num_bytes: int  # of the text that the scored tokens spell
     window: int
     stride: int
     seconds: float
@@ -60,8 +60,15 @@ class Score:
         return self.perplexity * statistics.stdev(self.losses) / math.sqrt(len(self.losses))
 
 
-def perplexity(llm: LLM, text: str, *, window: int | None = None, stride: int | None = None,
-               max_tokens: int | None = None, progress: bool = False) -> Score:
+def perplexity(
+    llm: LLM,
+    text: str,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    max_tokens: int | None = None,
+    progress: bool = False,
+) -> Score:
     """Score a text, or its first `max_tokens` tokens.
 
     A window has `window` tokens, among them those the tokenizer puts before a text, and lies `stride` after the one
@@ -77,13 +84,17 @@ def perplexity(llm: LLM, text: str, *, window: int | None = None, stride: int | 
     every = tokenizer.encode(text, add_special_tokens=False)
     tokens = every[:max_tokens]
     if len(tokens) + bool(before) < 3:
-        raise InvalidRequest(f"the text has {len(tokens)} tokens to score, too few for a perplexity with its standard "
-                             f"error: give {2 if before else 3} or more")
+        raise InvalidRequest(
+            f"the text has {len(tokens)} tokens to score, too few for a perplexity with its standard "
+            f"error: give {2 if before else 3} or more"
+        )
     start = time.perf_counter()
     losses = _losses(llm, before, tokens, list(windows(len(tokens), window, stride, len(before))), window, progress)
     if not math.fsum(losses) / len(losses) < MOST_NATS:
-        raise PenstockError(f"the model gives this text {math.fsum(losses) / len(losses):g} nats per token, over "
-                            f"{MOST_NATS}: its weights or its arithmetic are damaged")
+        raise PenstockError(
+            f"the model gives this text {math.fsum(losses) / len(losses):g} nats per token, over "
+            f"{MOST_NATS}: its weights or its arithmetic are damaged"
+        )
     num_bytes = len(text.encode()) if len(tokens) == len(every) else _num_bytes(tokenizer, tokens)
     if not before:
         num_bytes -= _num_bytes(tokenizer, tokens[:1])
@@ -96,8 +107,10 @@ def check_counts(window: int | None, stride: int | None, max_tokens: int | None)
         if value is not None and value < least:
             raise InvalidRequest(f"{name}={value} is out of range: it must be {least} or more")
     if window is not None and stride is not None and stride >= window:
-        raise InvalidRequest(f"stride={stride} leaves no context in a window of {window}: set a stride of at most "
-                             f"{window - 1}, or a larger window")
+        raise InvalidRequest(
+            f"stride={stride} leaves no context in a window of {window}: set a stride of at most "
+            f"{window - 1}, or a larger window"
+        )
 
 
 def windows(num_tokens: int, window: int, stride: int, num_before: int = 0) -> Iterator[Window]:
@@ -113,7 +126,7 @@ def windows(num_tokens: int, window: int, stride: int, num_before: int = 0) -> I
 def tokens_before(tokenizer: Tokenizer) -> list[int]:
     """What the tokenizer puts before every text: often a beginning-of-sequence token, often nothing."""
     whole, inner = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
-    at = next((i for i in range(len(whole)) if whole[i:i + len(inner)] == inner), 0)
+    at = next((i for i in range(len(whole)) if whole[i : i + len(inner)] == inner), 0)
     return whole[:at]
 
 
@@ -122,37 +135,52 @@ def _sizes(llm: LLM, window: int | None, stride: int | None, num_before: int) ->
     if window is None:
         window = min(longest, LONGEST_WINDOW) if stride is None else min(longest, max(LONGEST_WINDOW, 2 * stride))
     if window > longest:
-        raise InvalidRequest(f"window={window} is over the longest sequence of {longest}: set at most {longest}, or "
-                             "raise max_model_len and kv_cache_tokens as far as the model's context allows")
+        raise InvalidRequest(
+            f"window={window} is over the longest sequence of {longest}: set at most {longest}, or "
+            "raise max_model_len and kv_cache_tokens as far as the model's context allows"
+        )
     stride = window // 2 if stride is None else stride
     most = window - max(1, num_before)
     if not 1 <= stride <= most:
-        raise InvalidRequest(f"stride={stride} leaves no context in a window of {window}: set a stride of at most "
-                             f"{most}, or a larger window")
+        raise InvalidRequest(
+            f"stride={stride} leaves no context in a window of {window}: set a stride of at most "
+            f"{most}, or a larger window"
+        )
     return window, stride
 
 
-def _losses(llm: LLM, before: list[int], tokens: list[int], places: Sequence[Window], window: int,
-            progress: bool) -> list[float]:
+def _losses(
+    llm: LLM, before: list[int], tokens: list[int], places: Sequence[Window], window: int, progress: bool
+) -> list[float]:
     at_once = max(1, min(TOKENS_AT_ONCE, llm.service.assembly.settings.kv_cache_tokens) // window)
     losses: list[float] = []
     with counting_bar(progress, len(places), "Windows") as advance:
         for first in range(0, len(places), at_once):
-            group = places[first:first + at_once]
+            group = places[first : first + at_once]
             losses += _group_losses(llm, before, tokens, group, advance)
     return losses
 
 
-def _group_losses(llm: LLM, before: list[int], tokens: list[int], group: Sequence[Window],
-                  advance: Callable[[int], object]) -> list[float]:
+def _group_losses(
+    llm: LLM, before: list[int], tokens: list[int], group: Sequence[Window], advance: Callable[[int], object]
+) -> list[float]:
     """A window's last token is made the only one allowed, and so is no prompt: a window may be as long as a sequence.
     Log probabilities are those of the raw distribution, whatever is allowed."""
-    prompts = [before + tokens[place.begin:place.end - 1] for place in group]
-    params = [SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0, logprobs=0,
-                             allowed_token_ids=[tokens[place.end - 1]]) for place in group]
+    prompts = [before + tokens[place.begin : place.end - 1] for place in group]
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=1,
+            detokenize=False,
+            prompt_logprobs=0,
+            logprobs=0,
+            allowed_token_ids=[tokens[place.end - 1]],
+        )
+        for place in group
+    ]
     losses: list[float] = []
     for place, output in zip(group, llm.generate(prompts, params, use_tqdm=False)):
-        losses += _scored(output)[-(place.end - place.first):]
+        losses += _scored(output)[-(place.end - place.first) :]
     advance(len(group))
     return losses
 

@@ -27,13 +27,31 @@ SPELLINGS: dict[str, dict[Any, Any]] = {
 
 # Taken at any value, with the reason why nothing changes.
 HARMLESS: dict[str, tuple[type, str]] = {
-    **dict.fromkeys(("disable_log_stats", "disable_log_requests", "enable_log_requests", "use_tqdm_on_load"),
-                    (bool, "it concerns vLLM's log")),
-    **dict.fromkeys(("enable_chunked_prefill", "disable_cascade_attn", "use_v2_block_manager", "async_scheduling",
-                     "disable_async_output_proc"), (bool, "steps are scheduled by max_num_batched_tokens alone")),
-    **dict.fromkeys(("max_seq_len_to_capture", "max_context_len_to_capture", "max_num_partial_prefills",
-                     "long_prefill_token_threshold", "num_scheduler_steps", "max_parallel_loading_workers"),
-                    (int, "steps are scheduled and recorded by max_num_seqs and max_num_batched_tokens alone")),
+    **dict.fromkeys(
+        ("disable_log_stats", "disable_log_requests", "enable_log_requests", "use_tqdm_on_load"),
+        (bool, "it concerns vLLM's log"),
+    ),
+    **dict.fromkeys(
+        (
+            "enable_chunked_prefill",
+            "disable_cascade_attn",
+            "use_v2_block_manager",
+            "async_scheduling",
+            "disable_async_output_proc",
+        ),
+        (bool, "steps are scheduled by max_num_batched_tokens alone"),
+    ),
+    **dict.fromkeys(
+        (
+            "max_seq_len_to_capture",
+            "max_context_len_to_capture",
+            "max_num_partial_prefills",
+            "long_prefill_token_threshold",
+            "num_scheduler_steps",
+            "max_parallel_loading_workers",
+        ),
+        (int, "steps are scheduled and recorded by max_num_seqs and max_num_batched_tokens alone"),
+    ),
     "swap_space": (float, "a preempted sequence is computed again"),
     "preemption_mode": (str, "a preempted sequence is computed again"),
     "enable_sleep_mode": (bool, "any model can sleep and wake up"),
@@ -41,27 +59,43 @@ HARMLESS: dict[str, tuple[type, str]] = {
     "code_revision": (str, "no code of a checkpoint is ever run"),
     "disable_custom_all_reduce": (bool, "there is one device"),
     "enable_expert_parallel": (bool, "there is one device"),
-    **dict.fromkeys(("compilation_config", "attention_backend", "attention_config", "cuda_graph_sizes",
-                     "prefix_caching_hash_algo"), (str, "kernels and caches are Penstock's own")),
-    **dict.fromkeys(("guided_decoding_backend", "guided_decoding_disable_fallback"),
-                    (str, "there is one backend for structured outputs")),
-    **dict.fromkeys(("max_loras", "max_lora_rank", "max_cpu_loras", "long_lora_scaling_factors"),
-                    (int, "without enable_lora it says nothing")),
-    **dict.fromkeys(("limit_mm_per_prompt", "mm_processor_cache_gb", "disable_mm_preprocessor_cache"),
-                    (str, "prompts are texts")),
+    **dict.fromkeys(
+        ("compilation_config", "attention_backend", "attention_config", "cuda_graph_sizes", "prefix_caching_hash_algo"),
+        (str, "kernels and caches are Penstock's own"),
+    ),
+    **dict.fromkeys(
+        ("guided_decoding_backend", "guided_decoding_disable_fallback"),
+        (str, "there is one backend for structured outputs"),
+    ),
+    **dict.fromkeys(
+        ("max_loras", "max_lora_rank", "max_cpu_loras", "long_lora_scaling_factors"),
+        (int, "without enable_lora it says nothing"),
+    ),
+    **dict.fromkeys(
+        ("limit_mm_per_prompt", "mm_processor_cache_gb", "disable_mm_preprocessor_cache"), (str, "prompts are texts")
+    ),
 }
 
 # Taken at these values; the reason why others are not.
 LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
-    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-                     "decode_context_parallel_size"),
-                    (int, (1,), "a model runs on one device: set it to 1, or start a server per device")),
+    **dict.fromkeys(
+        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size"),
+        (int, (1,), "a model runs on one device: set it to 1, or start a server per device"),
+    ),
     "distributed_executor_backend": (str, ("mp", "uni"), "a model runs on one device: leave it out"),
     "enable_lora": (bool, (False,), "adapters are not supported yet: merge them into the weights"),
     "lora_modules": (str, (), "adapters are not supported yet: merge them into the weights"),
-    **dict.fromkeys(("speculative_config", "speculative_model", "num_speculative_tokens", "spec_model", "spec_method",
-                     "spec_tokens"), (str, (), "there is no speculative decoding yet: leave it out, answers are the "
-                                               "same without")),
+    **dict.fromkeys(
+        (
+            "speculative_config",
+            "speculative_model",
+            "num_speculative_tokens",
+            "spec_model",
+            "spec_method",
+            "spec_tokens",
+        ),
+        (str, (), "there is no speculative decoding yet: leave it out, answers are the same without"),
+    ),
     "hf_overrides": (str, ({},), "a model's config is read as it is: change config.json"),
     **dict.fromkeys(("rope_scaling", "rope_theta"), (str, (), "a model's config is read as it is: change config.json")),
     "tokenizer_mode": (str, ("auto", "hf", "slow", "fast"), "a tokenizer is read from tokenizer.json or the GGUF file"),
@@ -71,8 +105,10 @@ LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
     "task": (str, ("auto", "generate", "embed", "embedding", "score"), "models generate text or embed it"),
     "runner": (str, ("auto", "generate", "pooling"), "models generate text or embed it"),
     "convert": (str, ("auto", "none", "embed"), "models generate text or embed it"),
-    **dict.fromkeys(("cpu_offload_gb", "num_lookahead_slots", "offload_group_size"),
-                    (float, (0,), "weights lie on one device: quantize, or choose a smaller model")),
+    **dict.fromkeys(
+        ("cpu_offload_gb", "num_lookahead_slots", "offload_group_size"),
+        (float, (0,), "weights lie on one device: quantize, or choose a smaller model"),
+    ),
     "kv_cache_memory_bytes": (int, (), "the cache is sized in tokens: set kv_cache_tokens"),
     "num_gpu_blocks_override": (int, (), "the cache is sized in tokens: set kv_cache_tokens"),
     "structured_outputs_config": (str, ({},), "only its 'backend' is taken: set the rest in StructuredOutputsParams"),
@@ -85,17 +121,29 @@ LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
     "mm_processor_kwargs": (str, ({},), "prompts are texts or token ids"),
     "hf_token": (str, (True, False), "set HF_TOKEN in the environment"),
     "download_dir": (str, (), "models are kept where PENSTOCK_HOME says"),
-    **dict.fromkeys(("pooler_config", "override_pooler_config"), (str, ({},), "an embedding model pools as its files "
-                                                                              "say")),
-    **dict.fromkeys(("kv_transfer_config", "kv_events_config", "ec_transfer_config", "profiler_config",
-                     "additional_config", "scheduler_cls", "worker_cls", "worker_extension_cls"),
-                    (str, ({},), "Penstock has nothing of the kind: leave it out")),
+    **dict.fromkeys(
+        ("pooler_config", "override_pooler_config"), (str, ({},), "an embedding model pools as its files say")
+    ),
+    **dict.fromkeys(
+        (
+            "kv_transfer_config",
+            "kv_events_config",
+            "ec_transfer_config",
+            "profiler_config",
+            "additional_config",
+            "scheduler_cls",
+            "worker_cls",
+            "worker_extension_cls",
+        ),
+        (str, ({},), "Penstock has nothing of the kind: leave it out"),
+    ),
 }
 # Flags of `vllm serve` alone.
 SERVER_HARMLESS: dict[str, tuple[type, str]] = {
     "enable_auto_tool_choice": (bool, "tool calls are read wherever a request has tools"),
-    **dict.fromkeys(("disable_frontend_multiprocessing", "enable_server_load_tracking"),
-                    (bool, "the API has a process of its own")),
+    **dict.fromkeys(
+        ("disable_frontend_multiprocessing", "enable_server_load_tracking"), (bool, "the API has a process of its own")
+    ),
     "uvicorn_log_level": (str, "it concerns vLLM's log"),
     "max_log_len": (int, "prompts are never logged"),
 }
@@ -115,7 +163,7 @@ ABSENT = {
     "collective_rpc": "the model runs in this process",
     "apply_model": "the model is no torch module",
 }
-BACKEND_KEYS = {"backend", "disable_fallback"}       # of structured_outputs_config
+BACKEND_KEYS = {"backend", "disable_fallback"}  # of structured_outputs_config
 TASKS = ("task", "runner", "convert")
 GENERATES, EMBEDS = ("generate",), ("embed", "embedding", "score", "pooling")
 
@@ -130,7 +178,7 @@ def port_options(options: Mapping[str, Any]) -> dict[str, Any]:
             if value is not None or known[name].default is None:
                 ported[name] = value
         elif not take_option(name, value):
-            ported[name] = value                    # for EngineConfig to refuse
+            ported[name] = value  # for EngineConfig to refuse
     return ported
 
 
@@ -151,8 +199,12 @@ def take_flag(name: str, value: Any) -> bool:
     return take_option(name, value) or _take(name, value, SERVER_HARMLESS, SERVER_LIMITED)
 
 
-def _take(name: str, value: Any, harmless: Mapping[str, tuple[type, str]],
-          limited: Mapping[str, tuple[type, tuple[Any, ...], str]]) -> bool:
+def _take(
+    name: str,
+    value: Any,
+    harmless: Mapping[str, tuple[type, str]],
+    limited: Mapping[str, tuple[type, tuple[Any, ...], str]],
+) -> bool:
     if name in harmless:
         _log.info("%s=%s has no effect: %s", name, shown(value), harmless[name][1])
         return True

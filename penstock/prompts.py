@@ -21,20 +21,23 @@ def list_prompts(prompts: Prompt | Sequence[Prompt] | None, token_ids: Sequence[
     if isinstance(given, (str, Mapping)):
         return [given]
     if isinstance(given, (bytes, bytearray)) or not isinstance(given, Iterable):
-        raise InvalidRequest(f"prompts of type {type(given).__name__} are not understood: give a string, a list of "
-                             "token ids, a dict, or a list of those")
+        raise InvalidRequest(
+            f"prompts of type {type(given).__name__} are not understood: give a string, a list of "
+            "token ids, a dict, or a list of those"
+        )
     items = list(given)
     if items and isinstance(items[0], int):
-        return [items]            # type: ignore[list-item]
-    return items                  # type: ignore[return-value]
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
 
 
 def list_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     """A list of messages is one conversation."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
-        raise InvalidRequest(f"messages={shown(messages)} are not understood: give a list of "
-                             "{'role': …, 'content': …}")
-    return [messages] if isinstance(messages[0], Mapping) else list(messages)    # type: ignore[list-item, arg-type]
+        raise InvalidRequest(
+            f"messages={shown(messages)} are not understood: give a list of {{'role': …, 'content': …}}"
+        )
+    return [messages] if isinstance(messages[0], Mapping) else list(messages)  # type: ignore[list-item, arg-type]
 
 
 def list_params(params: Params, count: int) -> list[SamplingParams | None]:
@@ -42,8 +45,10 @@ def list_params(params: Params, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
-        raise InvalidRequest(f"sampling_params {shown(params)} are not understood: give SamplingParams, or a list "
-                             "with one for each prompt")
+        raise InvalidRequest(
+            f"sampling_params {shown(params)} are not understood: give SamplingParams, or a list "
+            "with one for each prompt"
+        )
     if len(params) != count:
         raise InvalidRequest(f"{count} prompts came with {len(params)} SamplingParams: give one, or one for each")
     return list(params)
@@ -52,20 +57,28 @@ def list_params(params: Params, count: int) -> list[SamplingParams | None]:
 def template_values(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
     values = {} if values is None else values
     if not isinstance(values, Mapping) or any(not isinstance(key, str) or key == "messages" for key in values):
-        raise InvalidRequest(f"chat_template_kwargs={shown(values)} are not understood: give names, other than "
-                             "'messages', with their values")
+        raise InvalidRequest(
+            f"chat_template_kwargs={shown(values)} are not understood: give names, other than "
+            "'messages', with their values"
+        )
     return values
 
 
 def check_content_format(form: str, conversations: Sequence[Messages]) -> None:
     """Lists of parts are joined as texts; a form that leaves them as they are is refused where there are any."""
     if form not in CONTENT_FORMATS:
-        raise InvalidRequest(f"chat_template_content_format={shown(form)} is unknown: choose one of "
-                             f"{', '.join(CONTENT_FORMATS)}")
-    if form == "openai" and any(isinstance(message, Mapping) and isinstance(message.get("content"), list)
-                                for conversation in conversations for message in conversation):
-        raise InvalidRequest("chat_template_content_format='openai' is not supported with lists of parts: templates "
-                             "are given texts; leave it out")
+        raise InvalidRequest(
+            f"chat_template_content_format={shown(form)} is unknown: choose one of {', '.join(CONTENT_FORMATS)}"
+        )
+    if form == "openai" and any(
+        isinstance(message, Mapping) and isinstance(message.get("content"), list)
+        for conversation in conversations
+        for message in conversation
+    ):
+        raise InvalidRequest(
+            "chat_template_content_format='openai' is not supported with lists of parts: templates "
+            "are given texts; leave it out"
+        )
 
 
 def cuts(params: SamplingParams | None) -> bool:
@@ -75,5 +88,6 @@ def cuts(params: SamplingParams | None) -> bool:
 
 def refuse_lora(lora_request: object) -> None:
     if lora_request is not None:
-        raise InvalidRequest("lora_request is not supported: adapters are not there yet; merge them into the weights, "
-                             "and leave it out")
+        raise InvalidRequest(
+            "lora_request is not supported: adapters are not there yet; merge them into the weights, and leave it out"
+        )

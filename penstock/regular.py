@@ -42,8 +42,12 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 def _check(path: str | os.PathLike[str], found: os.stat_result, max_bytes: int) -> None:
     kind = stat.S_IFMT(found.st_mode)
     if kind != stat.S_IFREG:
-        raise UnreadableFile(path, os.strerror(errno.EISDIR) if kind == stat.S_IFDIR else
-                             f"it is {KINDS.get(kind, 'a device')}, not a regular file")
+        raise UnreadableFile(
+            path,
+            os.strerror(errno.EISDIR)
+            if kind == stat.S_IFDIR
+            else f"it is {KINDS.get(kind, 'a device')}, not a regular file",
+        )
     if found.st_size > max_bytes:
         raise _too_large(path, max_bytes)
 

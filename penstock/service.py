@@ -17,7 +17,7 @@ from penstock.types import BeamSearchParams, ReasoningBlock, RequestMetrics, Sam
 if TYPE_CHECKING:
     from penstock.engine.plan import Plan
 
-EPOCH_S = time.time() - time.monotonic()       # differences of times stay right while a clock is set
+EPOCH_S = time.time() - time.monotonic()  # differences of times stay right while a clock is set
 
 
 class Service:
@@ -26,9 +26,16 @@ class Service:
         self.assembly = assembly
         self.engine = assembly.engine
         self.tokenizer = assembly.tokenizer
-        self.intake = Intake(assembly.tokenizer, assembly.spec.vocab_size, settings.max_model_len,
-                             settings.kv_cache_tokens, assembly.generation_config, settings.seed,
-                             assembly.grammars, settings.parse_special_tokens)
+        self.intake = Intake(
+            assembly.tokenizer,
+            assembly.spec.vocab_size,
+            settings.max_model_len,
+            settings.kv_cache_tokens,
+            assembly.generation_config,
+            settings.seed,
+            assembly.grammars,
+            settings.parse_special_tokens,
+        )
         self.collectors: dict[str, Collector] = {}
         self.engine.watch = self._note_start
 
@@ -44,26 +51,44 @@ class Service:
     def streamable(self, params: SamplingParams | None) -> SamplingParams | None:
         """Refuse what only the end of all answers can decide."""
         if params is not None and not isinstance(params, SamplingParams):
-            raise InvalidRequest(f"sampling_params of type {type(params).__name__} cannot be streamed: give "
-                                 "SamplingParams; beams come whole from beam_search")
+            raise InvalidRequest(
+                f"sampling_params of type {type(params).__name__} cannot be streamed: give "
+                "SamplingParams; beams come whole from beam_search"
+            )
         if params is not None and params.num_siblings > params.n:
-            raise InvalidRequest(f"best_of={params.best_of} over n={params.n} cannot be streamed, because the best are "
-                                 "known at the end only: use generate, or leave best_of out")
+            raise InvalidRequest(
+                f"best_of={params.best_of} over n={params.n} cannot be streamed, because the best are "
+                "known at the end only: use generate, or leave best_of out"
+            )
         return None if params is None else params.settled()
 
     @held_interrupts()
-    def submit(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams | None = None, *,
-               prompt: str | None = None, priority: int = 0, salt: str = "", pool: bool = False) -> Collector:
+    def submit(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams | BeamSearchParams | None = None,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+        salt: str = "",
+        pool: bool = False,
+    ) -> Collector:
         """Queue a prompt, with the model's own defaults where there are no `params`. Its outputs gather in the
         collector as `step` is called."""
         if pool != self.assembly.spec.is_encoder:
-            raise InvalidRequest(f"{self.assembly.path} " + (
-                "generates text and has no embeddings: use generate, or embed with an embedding model" if pool else
-                "is an embedding model and generates no text: use embed"))
+            raise InvalidRequest(
+                f"{self.assembly.path} "
+                + (
+                    "generates text and has no embeddings: use generate, or embed with an embedding model"
+                    if pool
+                    else "is an embedding model and generates no text: use embed"
+                )
+            )
         if params is None:
             params = self._params_for(len(tokens))
-        request = self.intake.request(tokens, params, priority=priority, salt=salt, pool=pool,
-                                      reasoning=self._find_block(tokens, params, prompt))
+        request = self.intake.request(
+            tokens, params, priority=priority, salt=salt, pool=pool, reasoning=self._find_block(tokens, params, prompt)
+        )
         self.engine.add(request)
         collector = Collector(request, prompt, self.tokenizer)
         collector.held = self.intake.compiled(request.sampling)
@@ -77,16 +102,19 @@ class Service:
             if collector is not None and collector.metrics is not None:
                 collector.metrics.first_scheduled_time = collector.metrics.first_scheduled_time or _now()
 
-    def _find_block(self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams, prompt: str | None,
-                    ) -> ReasoningBlock | None:
+    def _find_block(
+        self, tokens: Sequence[int], params: SamplingParams | BeamSearchParams, prompt: str | None
+    ) -> ReasoningBlock | None:
         """The reasoning that an answer may begin with, where the params give it a budget."""
         if not isinstance(params, SamplingParams) or params.thinking_token_budget is None:
             return None
         tokenizer = self.intake.need_tokenizer("thinking_token_budget")
         kind = detect_kind(tokenizer.chat_template)
         if kind is None:
-            raise InvalidRequest(f"thinking_token_budget={params.thinking_token_budget}: the chat template marks no "
-                                 "reasoning; leave it out")
+            raise InvalidRequest(
+                f"thinking_token_budget={params.thinking_token_budget}: the chat template marks no "
+                "reasoning; leave it out"
+            )
         return prompt_block(kind, tokenizer, tokens, prompt)
 
     def start_full(self, num_tokens: int) -> bool:
@@ -116,7 +144,7 @@ class Service:
             if collector.push(delta):
                 self.engine.abort(delta.request_id, delta.sibling, reason="stop")
             if collector.finished:
-                finished[delta.request_id] = collector      # further deltas of this step may be other beams
+                finished[delta.request_id] = collector  # further deltas of this step may be other beams
         for id, collector in finished.items():
             del self.collectors[id]
             if collector.metrics is not None:

@@ -46,7 +46,7 @@ def main() -> int:
     hold_few_heaps()
     task = msgspec.json.decode(_first_line(), type=Task)
     threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is for the API process, which then tells us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the API process, which then tells us
     wire = Wire(task.endpoint)
     try:
         return _work(task, wire)
@@ -61,7 +61,7 @@ def _work(task: Task, wire: Wire) -> int:
     gc.disable()
     begin = time.perf_counter()
     pulse = Pulse(task.beat_endpoint)
-    pulse.start()                       # while loading, too
+    pulse.start()  # while loading, too
     from penstock.assemble import assemble, bytes_per_token, find_model, held_gpu_bytes
 
     config = EngineConfig.from_options(**task.options)
@@ -72,14 +72,26 @@ def _work(task: Task, wire: Wire) -> int:
     gc.freeze()
     gc.enable()
     engine, settings = assembly.engine, assembly.settings
-    wire.send(Ready([(one.name, one.value, one.why) for one in settings.settings],
-                    msgspec.to_builtins(assembly.generation_config), assembly.spec.vocab_size,
-                    assembly.spec.width, settings.max_model_len, settings.kv_cache_tokens, settings.max_num_seqs,
-                    assembly.num_bytes, settings.kv_cache_tokens * bytes_per_token(assembly.spec, settings.config),
-                    assembly.spec.is_encoder, assembly.quantization, assembly.spec.architecture,
-                    time.perf_counter() - begin, held_gpu_bytes(settings.device),
-                    [(one.name, one.value, one.why) for one in assembly.defaults.settings],
-                    assembly.defaults.is_recommended))
+    wire.send(
+        Ready(
+            [(one.name, one.value, one.why) for one in settings.settings],
+            msgspec.to_builtins(assembly.generation_config),
+            assembly.spec.vocab_size,
+            assembly.spec.width,
+            settings.max_model_len,
+            settings.kv_cache_tokens,
+            settings.max_num_seqs,
+            assembly.num_bytes,
+            settings.kv_cache_tokens * bytes_per_token(assembly.spec, settings.config),
+            assembly.spec.is_encoder,
+            assembly.quantization,
+            assembly.spec.architecture,
+            time.perf_counter() - begin,
+            held_gpu_bytes(settings.device),
+            [(one.name, one.value, one.why) for one in assembly.defaults.settings],
+            assembly.defaults.is_recommended,
+        )
+    )
     pulse.tell(engine.stats)
     Station(engine, wire, pulse, partial(_prepare, assembly.grammars)).serve()
     engine.close()
@@ -110,8 +122,10 @@ def _found(path: Path, config: EngineConfig) -> Found:
         metadata = checkpoint.tokenizer_source()
         if isinstance(metadata, Path):
             return Found(str(path), folder=str(metadata))
-        return Found(str(path), metadata={key: _plain(value) for key, value in metadata.items()
-                                          if key.startswith(TOKENIZER_KEYS)})
+        return Found(
+            str(path),
+            metadata={key: _plain(value) for key, value in metadata.items() if key.startswith(TOKENIZER_KEYS)},
+        )
     finally:
         checkpoint.close()
 

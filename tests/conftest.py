@@ -10,7 +10,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")      # torch, used as the oracle: test workers run side by side
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch, used as the oracle: test workers run side by side
 
 import pytest
 from hypothesis import settings

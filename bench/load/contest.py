@@ -28,14 +28,23 @@ def summarize(turns: Sequence[Row], first: str) -> list[Row]:
     for workload, server in dict.fromkeys((turn["workload"], turn["server"]) for turn in turns):
         own = [turn for turn in turns if (turn["workload"], turn["server"]) == (workload, server)]
         figures = [turn["phases"][-1]["figures"] for turn in own]
-        rows.append({"workload": workload, "server": server, "num_rounds": len(own),
-                     "num_not_ok": sum(one["num_requests"] - one["num_ok"] for one in figures),
-                     "medians": {name: _median(figures, place) for name, place, _, _ in FIGURES}})
+        rows.append(
+            {
+                "workload": workload,
+                "server": server,
+                "num_rounds": len(own),
+                "num_not_ok": sum(one["num_requests"] - one["num_ok"] for one in figures),
+                "medians": {name: _median(figures, place) for name, place, _, _ in FIGURES},
+            }
+        )
     firsts = {row["workload"]: row["medians"] for row in rows if row["server"] == first}
     for row in rows:
         ours = firsts.get(row["workload"], {})
-        row["first_is_better"] = {} if row["server"] == first else {
-            name: _times(ours.get(name), row["medians"][name], more) for name, _, more, _ in FIGURES}
+        row["first_is_better"] = (
+            {}
+            if row["server"] == first
+            else {name: _times(ours.get(name), row["medians"][name], more) for name, _, more, _ in FIGURES}
+        )
     return rows
 
 
@@ -58,10 +67,12 @@ def _times(ours: float | None, theirs: float | None, more: bool) -> float | None
 
 def markdown(document: Row) -> str:
     machine = document["machine"]
-    parts = [f"# Servers compared, {document['started'][:10]}\n\n{machine['cpu']}, {machine['cores']} cores; "
-             f"{'taking turns' if document['together'] else 'one after the other'}, median of {document['rounds']} "
-             f"rounds; commit {(document['commit'] or 'unknown')[:10]}"
-             f"{' with changes' if document['changed'] else ''}."]
+    parts = [
+        f"# Servers compared, {document['started'][:10]}\n\n{machine['cpu']}, {machine['cores']} cores; "
+        f"{'taking turns' if document['together'] else 'one after the other'}, median of {document['rounds']} "
+        f"rounds; commit {(document['commit'] or 'unknown')[:10]}"
+        f"{' with changes' if document['changed'] else ''}."
+    ]
     for workload in dict.fromkeys(row["workload"] for row in document["summary"]):
         rows = [row for row in document["summary"] if row["workload"] == workload]
         parts.append(f"## {workload}\n\n" + _medians(rows))
@@ -72,14 +83,26 @@ def markdown(document: Row) -> str:
 
 
 def _medians(rows: Sequence[Row]) -> str:
-    lines = [[row["server"], *("" if (value := row["medians"][name]) is None else form.format(value)
-                               for name, _, _, form in FIGURES), str(row["num_not_ok"])] for row in rows]
+    lines = [
+        [
+            row["server"],
+            *("" if (value := row["medians"][name]) is None else form.format(value) for name, _, _, form in FIGURES),
+            str(row["num_not_ok"]),
+        ]
+        for row in rows
+    ]
     return table(["server", *(name for name, _, _, _ in FIGURES), "not ok"], lines)
 
 
 def _ratios(rows: Sequence[Row]) -> str:
-    lines = [[f"than {row['server']}", *("" if (value := row["first_is_better"][name]) is None else f"{value:.2f}×"
-                                         for name, _, _, _ in FIGURES)] for row in rows if row["first_is_better"]]
+    lines = [
+        [
+            f"than {row['server']}",
+            *("" if (value := row["first_is_better"][name]) is None else f"{value:.2f}×" for name, _, _, _ in FIGURES),
+        ]
+        for row in rows
+        if row["first_is_better"]
+    ]
     return table(["", *(name.removesuffix(", s") for name, _, _, _ in FIGURES)], lines)
 
 
@@ -87,8 +110,12 @@ def _notes(document: Row) -> list[str]:
     found = [*document["notes"]]
     found += busy_notes((rest["busy_share"] for rest in document["rests"]), "servers")
     found += [f"{name} was skipped: {why}." for name, why in document["absent"].items()]
-    found += [f"{failure['server']} failed{', ' + failure['workload'] if failure['workload'] else ''}: "
-              f"{failure['error']}" for failure in document["failures"]]
-    found += [f"{name}: version {facts['version'] or 'unknown'}, ready after {facts['started_s']:.1f} s."
-              for name, facts in document["servers"].items()]
+    found += [
+        f"{failure['server']} failed{', ' + failure['workload'] if failure['workload'] else ''}: {failure['error']}"
+        for failure in document["failures"]
+    ]
+    found += [
+        f"{name}: version {facts['version'] or 'unknown'}, ready after {facts['started_s']:.1f} s."
+        for name, facts in document["servers"].items()
+    ]
     return found

@@ -23,8 +23,16 @@ def now() -> str:
 
 
 def header(kind: str, busy_share: float | None) -> Row:
-    return {"schema": 1, "kind": kind, "complete": False, "started": now(), **commit(ROOT), "machine": machine(),
-            "versions": _versions(), "busy_share": busy_share}
+    return {
+        "schema": 1,
+        "kind": kind,
+        "complete": False,
+        "started": now(),
+        **commit(ROOT),
+        "machine": machine(),
+        "versions": _versions(),
+        "busy_share": busy_share,
+    }
 
 
 def _versions() -> dict[str, str]:

@@ -22,8 +22,12 @@ class Limits:
     tpot_s: float = 0.2
 
     def keeps(self, sample: Sample) -> bool:
-        return (sample.outcome == "ok" and sample.first_s is not None and sample.first_s <= self.ttft_s
-                and (sample.tpot_s or 0.0) <= self.tpot_s)
+        return (
+            sample.outcome == "ok"
+            and sample.first_s is not None
+            and sample.first_s <= self.ttft_s
+            and (sample.tpot_s or 0.0) <= self.tpot_s
+        )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -39,8 +43,12 @@ def spread(values: Iterable[float | None]) -> Row | None:
     found = [value for value in values if value is not None]
     if not found:
         return None
-    return {"mean": statistics.fmean(found), **{f"p{p}": percentile(found, p) for p in PERCENTILES},
-            "max": max(found), "count": len(found)}
+    return {
+        "mean": statistics.fmean(found),
+        **{f"p{p}": percentile(found, p) for p in PERCENTILES},
+        "max": max(found),
+        "count": len(found),
+    }
 
 
 def summarize(samples: Sequence[Sample], limits: Limits) -> Row:
@@ -55,21 +63,34 @@ def summarize(samples: Sequence[Sample], limits: Limits) -> Row:
         return count / duration_s if duration_s else 0.0
 
     return {
-        "num_requests": len(samples), "num_ok": len(good), "num_wrong_length": outcomes["wrong length"],
-        "num_refused": len(refused), "num_disconnected": outcomes["disconnected"],
-        "num_failed": outcomes["failed"] + outcomes["timeout"], "errors": _errors(samples),
-        "duration_s": duration_s, "num_output_tokens": num_tokens, "output_tokens_per_s": per_s(num_tokens),
+        "num_requests": len(samples),
+        "num_ok": len(good),
+        "num_wrong_length": outcomes["wrong length"],
+        "num_refused": len(refused),
+        "num_disconnected": outcomes["disconnected"],
+        "num_failed": outcomes["failed"] + outcomes["timeout"],
+        "errors": _errors(samples),
+        "duration_s": duration_s,
+        "num_output_tokens": num_tokens,
+        "output_tokens_per_s": per_s(num_tokens),
         "requests_per_s": per_s(len(good)),
-        "goodput": {"num": len(kept), "share": len(kept) / len(samples) if samples else 0.0,
-                    "requests_per_s": per_s(len(kept)), "ttft_limit_s": limits.ttft_s, "tpot_limit_s": limits.tpot_s},
-        "ttft_s": spread(sample.first_s for sample in good), "tpot_s": spread(sample.tpot_s for sample in good),
+        "goodput": {
+            "num": len(kept),
+            "share": len(kept) / len(samples) if samples else 0.0,
+            "requests_per_s": per_s(len(kept)),
+            "ttft_limit_s": limits.ttft_s,
+            "tpot_limit_s": limits.tpot_s,
+        },
+        "ttft_s": spread(sample.first_s for sample in good),
+        "tpot_s": spread(sample.tpot_s for sample in good),
         "itl_s": spread(gap for sample in good for gap in sample.gaps_s),
         "e2e_s": spread(sample.last_s for sample in good),
         "refusal_s": spread(sample.last_s for sample in refused),
         "retry_after_s": spread(sample.retry_after_s for sample in refused),
         "prompt_tokens": spread(sample.num_prompt for sample in good),
         "cached_tokens": spread(sample.num_cached for sample in good),
-        "late_s": spread(sample.late_s for sample in samples)}
+        "late_s": spread(sample.late_s for sample in samples),
+    }
 
 
 def _duration_s(samples: Sequence[Sample]) -> float:
@@ -82,6 +103,7 @@ def _duration_s(samples: Sequence[Sample]) -> float:
 
 def _errors(samples: Sequence[Sample]) -> dict[str, int]:
     """How many by status, or by what happened where a status says nothing."""
+
     def label(sample: Sample) -> str:
         return str(sample.status) if sample.status not in (None, 200) else sample.outcome
 

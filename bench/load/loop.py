@@ -53,8 +53,9 @@ async def drive(target: Target, requests: Sequence[bytes], pace: Pace, timeout_s
     return Drive(exchanges, start, time.process_time() - cpu_s)
 
 
-async def _closed(target: Target, requests: Sequence[bytes], concurrency: int, timeout_s: float,
-                  finished: Finished) -> list[Exchange]:
+async def _closed(
+    target: Target, requests: Sequence[bytes], concurrency: int, timeout_s: float, finished: Finished
+) -> list[Exchange]:
     found: dict[int, Exchange] = {}
     rest = iter(enumerate(requests))
 
@@ -67,9 +68,11 @@ async def _closed(target: Target, requests: Sequence[bytes], concurrency: int, t
     return [found[index] for index in range(len(requests))]
 
 
-async def _open(target: Target, requests: Sequence[bytes], pace: Pace, timeout_s: float, finished: Finished,
-                start: float) -> list[Exchange]:
+async def _open(
+    target: Target, requests: Sequence[bytes], pace: Pace, timeout_s: float, finished: Finished, start: float
+) -> list[Exchange]:
     """Latencies count from when a request was due: a late client must not make the server look faster."""
+
     async def send(request: bytes, due: float) -> Exchange:
         made = await exchange(target, request, timeout_s, due)
         finished()

@@ -32,16 +32,16 @@ class Entry:
     health: str = "/health"
     model: str = "smollm2"
     api_key: str | None = None
-    start_s: float = 300.0                  # it has to be healthy by then
+    start_s: float = 300.0  # it has to be healthy by then
     env: Mapping[str, str] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)      # more fields for its requests' bodies
+    extra: Mapping[str, Any] = field(default_factory=dict)  # more fields for its requests' bodies
 
 
 def read_entries(path: Path) -> tuple[list[Entry], dict[str, str]]:
     """The servers that are there, and for each that is not, why. `$NAME` stands for an environment variable."""
     try:
         import tomllib
-    except ImportError:                     # Python 3.10
+    except ImportError:  # Python 3.10
         import tomli as tomllib
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -53,8 +53,10 @@ def read_entries(path: Path) -> tuple[list[Entry], dict[str, str]]:
         if missing := {"name", "url"} - set(table):
             raise ValueError(f"{path}: a server has no {' and no '.join(sorted(missing))}")
         if unknown := set(table) - set(Entry.__dataclass_fields__):
-            raise ValueError(f"{path}, {table['name']}: {', '.join(sorted(unknown))} is unknown: choose from "
-                             f"{', '.join(Entry.__dataclass_fields__)}")
+            raise ValueError(
+                f"{path}, {table['name']}: {', '.join(sorted(unknown))} is unknown: choose from "
+                f"{', '.join(Entry.__dataclass_fields__)}"
+            )
         try:
             entry = _entry(table)
         except KeyError as error:
@@ -74,8 +76,13 @@ def _entry(table: Mapping[str, Any]) -> Entry:
     command = table.get("command", ())
     words = shlex.split(command) if isinstance(command, str) else command
     values = {name: filled(value) if isinstance(value, str) else value for name, value in table.items()}
-    return Entry(**values | {"command": tuple(map(filled, words)),
-                             "env": {name: filled(str(value)) for name, value in table.get("env", {}).items()}})
+    return Entry(
+        **values
+        | {
+            "command": tuple(map(filled, words)),
+            "env": {name: filled(str(value)) for name, value in table.get("env", {}).items()},
+        }
+    )
 
 
 class Server:
@@ -93,14 +100,22 @@ class Server:
             if self._healthy():
                 raise ServerFailed(f"something answers at {self.entry.url} already: stop it or choose another port")
             with self.log.open("wb") as log:
-                self._process = subprocess.Popen(self.entry.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                                 env={**os.environ, **self.entry.env}, start_new_session=True)
+                self._process = subprocess.Popen(
+                    self.entry.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **self.entry.env},
+                    start_new_session=True,
+                )
         while not self._healthy():
             if self._process and self._process.poll() is not None:
                 raise ServerFailed(f"the process ended with status {self._process.returncode}: {self._last_words()}")
             if not self._process or time.perf_counter() - begin > self.entry.start_s:
-                raise ServerFailed(f"{self.entry.url}{self.entry.health} is not well after "
-                                   f"{time.perf_counter() - begin:.0f} s: {self._last_words()}")
+                raise ServerFailed(
+                    f"{self.entry.url}{self.entry.health} is not well after "
+                    f"{time.perf_counter() - begin:.0f} s: {self._last_words()}"
+                )
             time.sleep(POLL_S)
         self.started_s = time.perf_counter() - begin
 

@@ -13,15 +13,15 @@ from bench.load.wire import HEAD_END, Exchange
 Outcome = Literal["ok", "wrong length", "refused", "failed", "disconnected", "timeout"]
 Piece = tuple[float, bytes]
 REFUSALS = (429, 503)
-MOST_WORDS = 200                    # characters of an error
+MOST_WORDS = 200  # characters of an error
 
 
 @dataclass(frozen=True)
 class Response:
     status: int | None
     headers: dict[str, str]
-    pieces: list[Piece]             # of the body, with the time at which each was complete
-    whole: bool                     # the body came to the end that the head promised
+    pieces: list[Piece]  # of the body, with the time at which each was complete
+    whole: bool  # the body came to the end that the head promised
 
     @classmethod
     def read(cls, exchange: Exchange) -> Response:
@@ -70,7 +70,7 @@ def _unchunk(arrivals: list[Piece]) -> tuple[list[Piece], bool]:
             if len(after) < size + 2:
                 break
             pieces.append((time_s, after[:size]))
-            rest = after[size + 2:]
+            rest = after[size + 2 :]
     return pieces, False
 
 
@@ -80,18 +80,18 @@ class Sample:
 
     index: int
     begin_s: float
-    late_s: float                   # sent so much after it was due
+    late_s: float  # sent so much after it was due
     outcome: Outcome
     num_asked: int
     status: int | None = None
     error: str | None = None
     retry_after_s: float | None = None
-    num_output: int | None = None   # from the server's usage, as the next two
+    num_output: int | None = None  # from the server's usage, as the next two
     num_prompt: int | None = None
     num_cached: int | None = None
-    first_s: float | None = None    # TTFT
-    last_s: float | None = None     # E2E
-    gaps_s: list[float] = field(default_factory=list)       # between chunks with text: ITL
+    first_s: float | None = None  # TTFT
+    last_s: float | None = None  # E2E
+    gaps_s: list[float] = field(default_factory=list)  # between chunks with text: ITL
 
     @property
     def tpot_s(self) -> float | None:
@@ -103,8 +103,9 @@ class Sample:
 
 def read_sample(exchange: Exchange, index: int, start: float, num_asked: int) -> Sample:
     response = Response.read(exchange)
-    sample = Sample(index, exchange.begin - start, max(0.0, exchange.sent - exchange.begin), "ok", num_asked,
-                    response.status)
+    sample = Sample(
+        index, exchange.begin - start, max(0.0, exchange.sent - exchange.begin), "ok", num_asked, response.status
+    )
     if exchange.arrivals:
         sample.last_s = exchange.arrivals[-1][0] - exchange.begin
     if exchange.failure == "timeout":
@@ -124,7 +125,7 @@ def _seconds(text: str | None) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        return None                 # a date: allowed, and of no use here
+        return None  # a date: allowed, and of no use here
 
 
 def _read_events(response: Response, exchange: Exchange, sample: Sample) -> None:

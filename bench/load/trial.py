@@ -17,7 +17,7 @@ from bench.load.workload import WARM_OUTPUT, Chat, Workload
 
 Row = dict[str, Any]
 CHAT_PATH = "/v1/chat/completions"
-CAPACITY_ROUNDS = 4                 # the capacity is measured over so many requests per place
+CAPACITY_ROUNDS = 4  # the capacity is measured over so many requests per place
 
 
 class ServerFailed(Exception):
@@ -31,8 +31,8 @@ class Trial:
     workload: Workload
     pace: Pace
     limits: Limits = Limits()
-    overload: float | None = None           # offer so many times the capacity
-    capacity: float | None = None           # requests per second; measured when not given
+    overload: float | None = None  # offer so many times the capacity
+    capacity: float | None = None  # requests per second; measured when not given
     tokens_per_word: float = TOKENS_PER_WORD
     num_warm: int = 1
     num_seen: int = 1
@@ -67,15 +67,23 @@ class Trial:
         self.note(name)
         self.begin(len(requests))
         driven = asyncio.run(drive(self.target, requests, pace, self.timeout_s, self.advance))
-        samples = [read_sample(exchange, index, driven.start, chat.num_output)
-                   for index, (exchange, chat) in enumerate(zip(driven.exchanges, chats))]
+        samples = [
+            read_sample(exchange, index, driven.start, chat.num_output)
+            for index, (exchange, chat) in enumerate(zip(driven.exchanges, chats))
+        ]
         figures = summarize(samples, self.limits)
         num_tokens = figures["num_output_tokens"]
         figures["client_cpu_s"] = driven.client_cpu_s
         figures["client_cpu_per_token_s"] = driven.client_cpu_s / num_tokens if num_tokens else None
-        return {"phase": name, "seed": seed, "concurrency": pace.concurrency, "rate": pace.rate,
-                "arrival": pace.arrival if pace.rate else None, "figures": figures,
-                "samples": [asdict(sample) | {"tpot_s": sample.tpot_s} for sample in samples]}
+        return {
+            "phase": name,
+            "seed": seed,
+            "concurrency": pace.concurrency,
+            "rate": pace.rate,
+            "arrival": pace.arrival if pace.rate else None,
+            "figures": figures,
+            "samples": [asdict(sample) | {"tpot_s": sample.tpot_s} for sample in samples],
+        }
 
     def _requests(self, chats: Sequence[Chat]) -> list[bytes]:
         return [self.target.request("POST", CHAT_PATH, chat.body(self.model, self.extra)) for chat in chats]
@@ -101,8 +109,9 @@ def offered_rate(capacity: float, factor: float) -> float:
 def calibrate(target: Target, model: str) -> float | None:
     """Tokens per word by the server's own tokenizer; None where it has no `/tokenize`."""
     text = Text("calibration").words(SAMPLE_WORDS)
-    status, value = fetch(target, "/tokenize", {"model": model, "prompt": text, "content": text,
-                                                "add_special_tokens": False})
+    status, value = fetch(
+        target, "/tokenize", {"model": model, "prompt": text, "content": text, "add_special_tokens": False}
+    )
     if status != 200 or not isinstance(value, dict):
         return None
     count = value.get("count") or len(value.get("tokens") or ())

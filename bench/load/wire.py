@@ -45,8 +45,13 @@ class Target:
         return cls(url, parts.hostname, port, path, parts.scheme == "https", str(address), api_key)
 
     def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        lines = [f"{method} {self.path}{path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Connection: close",
-                 "Content-Type: application/json", f"Content-Length: {len(body)}"]
+        lines = [
+            f"{method} {self.path}{path} HTTP/1.1",
+            f"Host: {self.host}:{self.port}",
+            "Connection: close",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        ]
         if self.api_key:
             lines.append(f"Authorization: Bearer {self.api_key}")
         return "\r\n".join(lines).encode() + HEAD_END + body
@@ -58,14 +63,14 @@ class Exchange(asyncio.Protocol):
     def __init__(self, request: bytes, due: float | None = None) -> None:
         self.request = request
         self.sent = time.perf_counter()
-        self.begin = self.sent if due is None else due      # latencies count from here
+        self.begin = self.sent if due is None else due  # latencies count from here
         self.arrivals: list[tuple[float, bytes]] = []
         self.failure: str | None = None
         self.done = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._head = b""
         self._tail = b""
-        self._left: int | None = None                       # bytes of the body, where the head tells
+        self._left: int | None = None  # bytes of the body, where the head tells
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -78,7 +83,7 @@ class Exchange(asyncio.Protocol):
             self._left = _body_left(self._head)
         elif self._left is not None:
             self._left -= len(data)
-        self._tail = (self._tail + data)[-len(LAST_CHUNK):]
+        self._tail = (self._tail + data)[-len(LAST_CHUNK) :]
         if self._tail == LAST_CHUNK or self._left == 0:
             self.finish()
 

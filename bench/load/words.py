@@ -6,7 +6,7 @@ import random
 
 # Tokens per word of `passage`, its points included, as SmolLM2's tokenizer counts it; others of its size are near.
 TOKENS_PER_WORD = 1.10
-SAMPLE_WORDS = 400                  # of the text that a server's tokenizer is tried on
+SAMPLE_WORDS = 400  # of the text that a server's tokenizer is tried on
 WORDS = """
 about above across after again against air all along also always among answer apple arm around ask autumn away back
 bag bank bear bed before begin behind bell below best better between bird black blue boat body book both bottle bread

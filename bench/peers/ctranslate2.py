@@ -19,8 +19,9 @@ class CTranslate2:
             converter = ctranslate2.converters.TransformersConverter(load.path)
             converter.convert(str(folder), quantization=self.kind, force=True)
         self.tokens: list[str] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
-        self.generator = ctranslate2.Generator(str(folder), compute_type=self.kind, inter_threads=1,
-                                               intra_threads=load.threads)
+        self.generator = ctranslate2.Generator(
+            str(folder), compute_type=self.kind, inter_threads=1, intra_threads=load.threads
+        )
 
     def facts(self) -> dict[str, Any]:
         import ctranslate2
@@ -33,12 +34,19 @@ class CTranslate2:
 
         def seen(step: Any) -> bool:
             watch.add(step.batch_id)
-            if min(watch.counts) == max(watch.counts):      # the last sequence of this step
+            if min(watch.counts) == max(watch.counts):  # the last sequence of this step
                 watch.step()
             return False
 
-        self.generator.generate_batch(prompts, beam_size=1, sampling_topk=1, include_prompt_in_result=False,
-                                      min_length=run.num_output, max_length=run.num_output, callback=seen)
+        self.generator.generate_batch(
+            prompts,
+            beam_size=1,
+            sampling_topk=1,
+            include_prompt_in_result=False,
+            min_length=run.num_output,
+            max_length=run.num_output,
+            callback=seen,
+        )
         return watch
 
 

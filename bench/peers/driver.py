@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-ROOM = 64                       # tokens of context beyond what the longest case needs
-MOST_WORDS = 300                # characters of an error
+ROOM = 64  # tokens of context beyond what the longest case needs
+MOST_WORDS = 300  # characters of an error
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Load:
 
     path: str
     threads: int
-    max_len: int                # longest prompt and answer of one sequence
+    max_len: int  # longest prompt and answer of one sequence
     max_seqs: int
-    max_tokens: int             # of all sequences of a case together
-    cpu: str                    # avx2, avx512 or native
-    work: str                   # a folder for what the engine converts
+    max_tokens: int  # of all sequences of a case together
+    cpu: str  # avx2, avx512 or native
+    work: str  # a folder for what the engine converts
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -41,8 +41,8 @@ class Load:
 class Run:
     prompts: list[list[int]]
     num_output: int
-    num_shared: int = 0         # tokens that all prompts begin with
-    by_hand: bool = False       # the engine's user, not the engine, sees to it that these are computed once
+    num_shared: int = 0  # tokens that all prompts begin with
+    by_hand: bool = False  # the engine's user, not the engine, sees to it that these are computed once
 
 
 class Watch:
@@ -51,8 +51,8 @@ class Watch:
     def __init__(self, num_seqs: int) -> None:
         self.counts = [0] * num_seqs
         self.num_steps = 0
-        self.first_s: float | None = None       # when every sequence had a token
-        self.num_first = 0                      # tokens there were then
+        self.first_s: float | None = None  # when every sequence had a token
+        self.num_first = 0  # tokens there were then
         self.total_s = 0.0
         self._start = time.perf_counter()
 
@@ -67,8 +67,13 @@ class Watch:
             self.first_s, self.num_first = now, sum(self.counts)
 
     def result(self) -> dict[str, Any]:
-        return {"first_s": self.first_s, "total_s": self.total_s, "num_first": self.num_first,
-                "num_outputs": self.counts, "num_steps": self.num_steps}
+        return {
+            "first_s": self.first_s,
+            "total_s": self.total_s,
+            "num_first": self.num_first,
+            "num_outputs": self.counts,
+            "num_steps": self.num_steps,
+        }
 
 
 class Peer(Protocol):
@@ -103,11 +108,11 @@ def serve(load: Callable[[Load], Peer]) -> None:
             else:
                 answer = {"value": getattr(peer, do)(**command)}
             answer["ok"] = True
-        except Exception as error:              # an engine may raise anything; the harness goes on without it
+        except Exception as error:  # an engine may raise anything; the harness goes on without it
             traceback.print_exc()
             answer = {"ok": False, "error": " ".join(f"{type(error).__name__}: {error}".split())[:MOST_WORDS]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     answers.close()
     sys.stderr.flush()
-    os._exit(0)                                 # no engine's clean-up may hang or crash the end
+    os._exit(0)  # no engine's clean-up may hang or crash the end

@@ -83,15 +83,18 @@ class LlamaCpp:
             self._decode([(token, at, 0, False) for at, token in enumerate(run.prompts[0][:first])])
             for sequence in range(1, len(run.prompts)):
                 self.api.llama_memory_seq_cp(self.memory, 0, sequence, -1, -1)
-        rows = [(prompt[at], at, sequence, at == len(prompt) - 1)
-                for sequence, prompt in enumerate(run.prompts) for at in range(first, len(prompt))]
+        rows = [
+            (prompt[at], at, sequence, at == len(prompt) - 1)
+            for sequence, prompt in enumerate(run.prompts)
+            for at in range(first, len(prompt))
+        ]
         return self._decode(rows)
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
         """Rows are (token, position, sequence, whether its output is wanted); the likeliest token of each wanted."""
         chosen: list[int] = []
         for start in range(0, len(rows), self.num_batch):
-            part = rows[start:start + self.num_batch]
+            part = rows[start : start + self.num_batch]
             batch = self.batch
             batch.n_tokens = len(part)
             for index, (token, position, sequence, wanted) in enumerate(part):

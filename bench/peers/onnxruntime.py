@@ -18,8 +18,25 @@ class OnnxRuntime:
         self.precision = load.options.get("precision", "int4")
         folder = Path(load.work) / f"{Path(load.path).name}-onnx-{self.precision}"
         if not (folder / "genai_config.json").exists():
-            subprocess.run([sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", load.path, "-i", load.path,
-                            "-o", str(folder), "-p", self.precision, "-e", "cpu"], check=True, stdout=sys.stderr)
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "onnxruntime_genai.models.builder",
+                    "-m",
+                    load.path,
+                    "-i",
+                    load.path,
+                    "-o",
+                    str(folder),
+                    "-p",
+                    self.precision,
+                    "-e",
+                    "cpu",
+                ],
+                check=True,
+                stdout=sys.stderr,
+            )
         config = onnxruntime_genai.Config(str(folder))
         options = {"intra_op_num_threads": load.threads}
         config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))

@@ -12,8 +12,12 @@ class Penstock:
     def __init__(self, load: Load) -> None:
         from penstock import LLM
 
-        options = {"kv_cache_tokens": 2 * load.max_tokens, "max_model_len": load.max_len, "threads": load.threads,
-                   "skip_tokenizer_init": True} | load.options
+        options = {
+            "kv_cache_tokens": 2 * load.max_tokens,
+            "max_model_len": load.max_len,
+            "threads": load.threads,
+            "skip_tokenizer_init": True,
+        } | load.options
         self.llm = LLM(load.path, progress=False, **options)
         self.service = self.llm.service
 
@@ -21,8 +25,11 @@ class Penstock:
         from penstock.commands.info import version
         from penstock.ops import cpu
 
-        return {"version": version(), "cpu_path": cpu.path(),
-                "settings": {one.name: one.value for one in self.llm.settings}}
+        return {
+            "version": version(),
+            "cpu_path": cpu.path(),
+            "settings": {one.name: one.value for one in self.llm.settings},
+        }
 
     def run(self, run: Run) -> Watch:
         from penstock import SamplingParams
@@ -49,8 +56,7 @@ class Penstock:
         if not clock.inside_s:
             return None
         steps = watch.num_steps
-        return {"num_steps": steps, "step_s": watch.total_s / steps,
-                "host_s": (watch.total_s - clock.inside_s) / steps}
+        return {"num_steps": steps, "step_s": watch.total_s / steps, "host_s": (watch.total_s - clock.inside_s) / steps}
 
 
 class _Clock:
@@ -70,6 +76,7 @@ class _Clock:
                 return call(*args, **named)
             finally:
                 self.inside_s += time.perf_counter() - start
+
         return timed
 
     def __enter__(self) -> None:

@@ -18,7 +18,12 @@ def hold_to_avx2() -> None:
     """torch's own kernels obey ATEN_CPU_CAPABILITY; others ask these functions which of theirs to load."""
     import torch
 
-    for name in ("_is_avx512_supported", "_is_avx512_bf16_supported", "_is_vnni_supported", "_is_amx_tile_supported",
-                 "_is_amx_fp16_supported"):
+    for name in (
+        "_is_avx512_supported",
+        "_is_avx512_bf16_supported",
+        "_is_vnni_supported",
+        "_is_amx_tile_supported",
+        "_is_amx_fp16_supported",
+    ):
         if hasattr(torch.cpu, name):
             setattr(torch.cpu, name, lambda: False)

@@ -24,8 +24,12 @@ class Transformers:
         import torch
         import transformers
 
-        return {"version": transformers.__version__, "torch": torch.__version__, "held": self.dtype,
-                "capability": torch.backends.cpu.get_cpu_capability()}
+        return {
+            "version": transformers.__version__,
+            "torch": torch.__version__,
+            "held": self.dtype,
+            "capability": torch.backends.cpu.get_cpu_capability(),
+        }
 
     def run(self, run: Run) -> Watch:
         import torch
@@ -33,8 +37,14 @@ class Transformers:
         ids = torch.tensor(run.prompts)
         with torch.inference_mode():
             streamer = _Streamer(len(run.prompts))
-            self.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, use_cache=True,
-                                max_new_tokens=run.num_output, streamer=streamer)
+            self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                use_cache=True,
+                max_new_tokens=run.num_output,
+                streamer=streamer,
+            )
         return streamer.watch
 
 

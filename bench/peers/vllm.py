@@ -13,16 +13,25 @@ CACHE_GIB = "2"
 
 class Vllm:
     def __init__(self, load: Load) -> None:
-        os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": CACHE_GIB,
-                       "VLLM_CPU_OMP_THREADS_BIND": f"0-{load.threads - 1}", "VLLM_NO_USAGE_STATS": "1",
-                       "DO_NOT_TRACK": "1"}
+        os.environ |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_KVCACHE_SPACE": CACHE_GIB,
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{load.threads - 1}",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+        }
         if load.cpu == "avx2":
             hold_to_avx2()
         from vllm import LLM
 
         self.dtype = load.options.get("dtype") or best_dtype(load.cpu)
-        options = {"enable_prefix_caching": True, "skip_tokenizer_init": True, "max_num_seqs": load.max_seqs,
-                   "max_model_len": load.max_len, "seed": 0} | load.options
+        options = {
+            "enable_prefix_caching": True,
+            "skip_tokenizer_init": True,
+            "max_num_seqs": load.max_seqs,
+            "max_model_len": load.max_len,
+            "seed": 0,
+        } | load.options
         self.engine = LLM(load.path, **options | {"dtype": self.dtype}).llm_engine
         self.num_requests = 0
 
@@ -36,8 +45,14 @@ class Vllm:
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        params = SamplingParams(temperature=0, max_tokens=run.num_output, min_tokens=run.num_output, ignore_eos=True,
-                                detokenize=False, output_kind=RequestOutputKind.DELTA)
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=run.num_output,
+            min_tokens=run.num_output,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
         places = {}
         watch = Watch(len(run.prompts))
         for index, prompt in enumerate(run.prompts):

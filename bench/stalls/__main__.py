@@ -26,8 +26,13 @@ Beside = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 async def stream(client: httpx.AsyncClient, index: int, gaps: list[float]) -> None:
-    body = {"messages": [{"role": "user", "content": f"Tell me a story about the number {index}."}], "stream": True,
-            "max_tokens": 256, "ignore_eos": True, "temperature": 0}
+    body = {
+        "messages": [{"role": "user", "content": f"Tell me a story about the number {index}."}],
+        "stream": True,
+        "max_tokens": 256,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
     last = None
     async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
@@ -58,8 +63,13 @@ async def measure(server: ServerUnderTest, attack: Attack | None) -> dict[str, A
         statuses = await attack(client) if attack else []
         await asyncio.gather(*streams)
         pinging.cancel()
-    return {"longest_gap_s": max(gaps), "longest_ping_s": max(waits), "median_ping_s": sorted(waits)[len(waits) // 2],
-            "grown_mb": (server.rss_bytes() - before) / 1e6, "statuses": sorted(set(statuses))}
+    return {
+        "longest_gap_s": max(gaps),
+        "longest_ping_s": max(waits),
+        "median_ping_s": sorted(waits)[len(waits) // 2],
+        "grown_mb": (server.rss_bytes() - before) / 1e6,
+        "statuses": sorted(set(statuses)),
+    }
 
 
 def main() -> None:
@@ -74,8 +84,11 @@ def main() -> None:
     with ServerUnderTest(given.model) as server:
         for name in ["none", *(given.attack or sorted(ATTACKS)), "none again"]:
             figures[name] = found = asyncio.run(measure(server, ATTACKS.get(name)))
-            print(f"{name:<24} {found['longest_gap_s']:>10.2f} s {found['longest_ping_s']:>11.3f} s "
-                  f"{found['grown_mb']:>6.0f} MB  {' '.join(map(str, found['statuses']))}", flush=True)
+            print(
+                f"{name:<24} {found['longest_gap_s']:>10.2f} s {found['longest_ping_s']:>11.3f} s "
+                f"{found['grown_mb']:>6.0f} MB  {' '.join(map(str, found['statuses']))}",
+                flush=True,
+            )
     if given.output:
         write(given.output, {**document, "complete": True, "figures": figures})
 

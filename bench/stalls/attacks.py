@@ -19,7 +19,7 @@ async def post(client: httpx.AsyncClient, path: str, content: bytes) -> int:
     try:
         answer = await client.post(path, content=content, headers={"Content-Type": "application/json"})
     except httpx.TransportError:
-        return 0                        # the server closed the connection
+        return 0  # the server closed the connection
     return answer.status_code
 
 
@@ -33,10 +33,16 @@ def wrong(name: str, element: str, count: int = 2_000_000) -> bytes:
 
 
 async def wrong_types(client: httpx.AsyncClient) -> list[int]:
-    bodies = [(CHAT, wrong("messages", "0")), ("/v1/completions", wrong("prompt", "null")),
-              ("/v1/embeddings", wrong("input", "{}", 1_000_000)), ("/v1/responses", wrong("input", "1")),
-              ("/v1/messages", wrong("messages", '""')), ("/api/chat", wrong("messages", "[]", 1_000_000)),
-              ("/detokenize", wrong("tokens", '"a"')), ("/rerank", wrong("documents", "1"))]
+    bodies = [
+        (CHAT, wrong("messages", "0")),
+        ("/v1/completions", wrong("prompt", "null")),
+        ("/v1/embeddings", wrong("input", "{}", 1_000_000)),
+        ("/v1/responses", wrong("input", "1")),
+        ("/v1/messages", wrong("messages", '""')),
+        ("/api/chat", wrong("messages", "[]", 1_000_000)),
+        ("/detokenize", wrong("tokens", '"a"')),
+        ("/rerank", wrong("documents", "1")),
+    ]
     return await post_all(client, bodies)
 
 
@@ -48,34 +54,52 @@ async def unknown_keys(client: httpx.AsyncClient) -> list[int]:
 
 async def long_strings(client: httpx.AsyncClient) -> list[int]:
     body = {"messages": HI, "max_tokens": 1}
-    bodies: list[dict[str, Any]] = [{**body, "stop": ["x" * MIB] * 16}, {**body, "bad_words": ["word"] * 200_000},
-                                    {**body, "model": "m" * (20 * MIB)}, {**body, "user": "u" * (20 * MIB)},
-                                    {**body, "logit_bias": {str(number): 1 for number in range(300_000)}}]
+    bodies: list[dict[str, Any]] = [
+        {**body, "stop": ["x" * MIB] * 16},
+        {**body, "bad_words": ["word"] * 200_000},
+        {**body, "model": "m" * (20 * MIB)},
+        {**body, "user": "u" * (20 * MIB)},
+        {**body, "logit_bias": {str(number): 1 for number in range(300_000)}},
+    ]
     return await post_all(client, [(CHAT, json.dumps(one).encode()) for one in bodies])
 
 
 async def long_prompts(client: httpx.AsyncClient) -> list[int]:
     texts = ["1234567890" * 400_000, "a" * 4_000_000, " " * 4_000_000, "7" * (26 * MIB)]
-    bodies = [(path, json.dumps(body).encode()) for text in texts for path, body in (
-        (CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
-        ("/v1/completions", {"prompt": text, "max_tokens": 1, "truncate_prompt_tokens": 10}),
-        ("/tokenize", {"prompt": text}))]
+    bodies = [
+        (path, json.dumps(body).encode())
+        for text in texts
+        for path, body in (
+            (CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": 1}),
+            ("/v1/completions", {"prompt": text, "max_tokens": 1, "truncate_prompt_tokens": 10}),
+            ("/tokenize", {"prompt": text}),
+        )
+    ]
     return await post_all(client, bodies)
 
 
 async def endless_grammars(client: httpx.AsyncClient) -> list[int]:
     schemas: list[dict[str, Any]] = [
-        {"allOf": [{"type": "string", "pattern": f"a.*{i}x{n}.*b"} for i in range(500)]} for n in range(6)]
+        {"allOf": [{"type": "string", "pattern": f"a.*{i}x{n}.*b"} for i in range(500)]} for n in range(6)
+    ]
     schemas += [{"type": "array", "items": {"type": "string"}, "minItems": 1_000_000 + n} for n in range(3)]
-    schemas += [{"$ref": "#/$defs/a", "title": str(n), "$defs": {"a": {
-        "type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}}} for n in range(3)]
+    schemas += [
+        {
+            "$ref": "#/$defs/a",
+            "title": str(n),
+            "$defs": {"a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}},
+        }
+        for n in range(3)
+    ]
     bodies = [{"messages": HI, "max_tokens": 8, "structured_outputs": {"json": schema}} for schema in schemas]
     return await post_all(client, [(CHAT, json.dumps(body).encode()) for body in bodies])
 
 
 async def many_prompts(client: httpx.AsyncClient) -> list[int]:
-    bodies = [{"prompt": [f"number {n}" for n in range(512)], "max_tokens": 1},
-              {"prompt": [f"number {n}" for n in range(20)], "max_tokens": 2, "n": 16}]
+    bodies = [
+        {"prompt": [f"number {n}" for n in range(512)], "max_tokens": 1},
+        {"prompt": [f"number {n}" for n in range(20)], "max_tokens": 2, "n": 16},
+    ]
     return await post_all(client, [("/v1/completions", json.dumps(body).encode()) for body in bodies])
 
 
@@ -113,7 +137,12 @@ async def silent_connections(client: httpx.AsyncClient) -> list[int]:
 
 
 ATTACKS: dict[str, Attack] = {
-    "wrong types": wrong_types, "unknown keys": unknown_keys, "long strings": long_strings,
-    "long prompts": long_prompts, "endless grammars": endless_grammars, "many prompts": many_prompts,
-    "long headers": long_headers, "silent connections": silent_connections,
+    "wrong types": wrong_types,
+    "unknown keys": unknown_keys,
+    "long strings": long_strings,
+    "long prompts": long_prompts,
+    "endless grammars": endless_grammars,
+    "many prompts": many_prompts,
+    "long headers": long_headers,
+    "silent connections": silent_connections,
 }

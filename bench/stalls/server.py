@@ -46,8 +46,9 @@ class ServerUnderTest:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS:"))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._process.terminate()
         try:
             self._process.wait(45)

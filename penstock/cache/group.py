@@ -14,14 +14,14 @@ class Group:
 
     spec: StateSpec
     layers: tuple[int, ...]
-    blocks_per_state: int = 1      # recurrent: how many pool blocks one state fills
+    blocks_per_state: int = 1  # recurrent: how many pool blocks one state fills
 
 
 @dataclass(frozen=True)
 class Grouping:
     groups: tuple[Group, ...]
-    block_bytes: int               # of every block in the pool
-    layers_per_block: int          # parts a block of positions is cut into
+    block_bytes: int  # of every block in the pool
+    layers_per_block: int  # parts a block of positions is cut into
 
 
 def _layers_by_spec(states: Sequence[StateSpec | None]) -> dict[StateSpec, list[int]]:
@@ -56,5 +56,5 @@ def group_layers(states: Sequence[StateSpec | None], block_size: int) -> Groupin
             groups.append(Group(spec, tuple(layers), max(1, -(-state_bytes // block_bytes))))
             continue
         for start in range(0, len(layers), parts):
-            groups.append(Group(spec, tuple(layers[start:start + parts])))
+            groups.append(Group(spec, tuple(layers[start : start + parts])))
     return Grouping(tuple(groups), block_bytes, parts)

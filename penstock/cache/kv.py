@@ -11,7 +11,7 @@ from penstock.cache.radix import Node, Place, RadixCache
 from penstock.cache.salt import key_of
 
 ABSENT = -1
-Asked = tuple[Sequence[int], int, Hashable, int, list[Node]]     # tokens, how many, salt, the tree's version, the path
+Asked = tuple[Sequence[int], int, Hashable, int, list[Node]]  # tokens, how many, salt, the tree's version, the path
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class Holding:
     """What one sequence owns: a block table per group, and its place in the tree."""
 
     salt: Hashable
-    tables: list[list[int]]                       # per group; recurrent groups: the blocks of the live state
-    changed: list[dict[int, int]]                 # per group: entries the device has not been told of
-    first: list[int]                              # per group: entries below are given up (windows)
+    tables: list[list[int]]  # per group; recurrent groups: the blocks of the live state
+    changed: list[dict[int, int]]  # per group: entries the device has not been told of
+    first: list[int]  # per group: entries below are given up (windows)
     node: Node | None = None
-    num_inserted: int = 0                         # blocks of the sequence that are on its path in the tree
-    resume: dict[int, tuple[int, ...]] = field(default_factory=dict)   # per group: the snapshot to start from
-    snapshots: list[Snapshot] = field(default_factory=list)            # taken, not yet in the tree
-    plan: int = -1                                # the last plan that names these blocks
-    steady_until: int = 0                         # positions below are computed one by one without a further look
+    num_inserted: int = 0  # blocks of the sequence that are on its path in the tree
+    resume: dict[int, tuple[int, ...]] = field(default_factory=dict)  # per group: the snapshot to start from
+    snapshots: list[Snapshot] = field(default_factory=list)  # taken, not yet in the tree
+    plan: int = -1  # the last plan that names these blocks
+    steady_until: int = 0  # positions below are computed one by one without a further look
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class KVCache:
         self.recurrent = [g for g, group in enumerate(self.groups) if group.spec.kind == "recurrent"]
         # The last path looked for: who asks whether to wait for a prefix asks for the prefix next.
         self._asked: Asked | None = None
-        self._due: dict[int, list[Place]] = {}       # per unfinished plan: what it computes and the tree has already
+        self._due: dict[int, list[Place]] = {}  # per unfinished plan: what it computes and the tree has already
         self._paged = [g for g, group in enumerate(self.groups) if group.spec.kind != "recurrent"]
         self._windows = [g for g, group in enumerate(self.groups) if group.spec.kind == "window"]
 
@@ -81,8 +81,12 @@ class KVCache:
 
     def blocks_to(self, length: int, chunk: int = 1) -> int:
         """The most blocks one sequence of `length` holds at once when it computes `chunk` positions a step."""
-        return sum(group.blocks_per_state if group.spec.kind == "recurrent"
-                   else group.spec.blocks_at_most(length, chunk, self.block_size) for group in self.groups)
+        return sum(
+            group.blocks_per_state
+            if group.spec.kind == "recurrent"
+            else group.spec.blocks_at_most(length, chunk, self.block_size)
+            for group in self.groups
+        )
 
     def match(self, salt: Hashable, tokens: Sequence[int]) -> int:
         """How many positions of `tokens` could be taken from the cache. The last one never is: it must be computed."""
@@ -99,7 +103,7 @@ class KVCache:
         asked, self._asked = self._asked, None
         if asked is None or asked[0] is not tokens or asked[1:4] != (len(tokens), salt, self.tree.version):
             path = self.tree.match(salt, tokens, len(tokens) - 1, self._in_common(asked, salt, tokens))
-            asked = (tokens, len(tokens), salt, self.tree.version, path[:self.tree.usable(path)])
+            asked = (tokens, len(tokens), salt, self.tree.version, path[: self.tree.usable(path)])
         self._asked = asked
         return asked[4]
 
@@ -240,7 +244,7 @@ class KVCache:
         """How many blocks only this holding keeps in use."""
         own = 0
         for g, table in enumerate(holding.tables):
-            own += sum(1 for block in table[holding.first[g]:] if self.pool.num_users(block) == 1)
+            own += sum(1 for block in table[holding.first[g] :] if self.pool.num_users(block) == 1)
         return own
 
     def held(self, holding: Holding) -> int:
@@ -326,8 +330,11 @@ class KVCache:
             return
         for snapshot in [s for s in holding.snapshots if s.plan <= plan]:
             node = holding.node
-            if (node is not None and snapshot.position == holding.num_inserted * self.block_size
-                    and node.slots[snapshot.group] is None):
+            if (
+                node is not None
+                and snapshot.position == holding.num_inserted * self.block_size
+                and node.slots[snapshot.group] is None
+            ):
                 self.tree.hold(node, snapshot.group, snapshot.blocks)
             self.pool.release_all(snapshot.blocks, snapshot.plan)
             holding.snapshots.remove(snapshot)
@@ -335,7 +342,7 @@ class KVCache:
     def release(self, holding: Holding) -> None:
         """Give everything up; what is in the tree stays there until it is evicted."""
         for g, table in enumerate(holding.tables):
-            self.pool.release_all(reversed(table[holding.first[g]:]), holding.plan)
+            self.pool.release_all(reversed(table[holding.first[g] :]), holding.plan)
             table.clear()
         for snapshot in holding.snapshots:
             self.pool.release_all(snapshot.blocks, snapshot.plan)

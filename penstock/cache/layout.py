@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ALIGNMENT = 4                          # of what a head's numbers and scale take: scales are float32
+ALIGNMENT = 4  # of what a head's numbers and scale take: scales are float32
 
 
 @dataclass(frozen=True)
@@ -23,5 +23,10 @@ class KvLayout:
         return 2 * num_heads * (self.numbers_bytes(head_size) + self.scale_bytes)
 
 
-LAYOUTS = {"float32": KvLayout(4), "bfloat16": KvLayout(2), "float16": KvLayout(2),
-           "int8": KvLayout(1, scale_bytes=4), "fp8": KvLayout(1)}
+LAYOUTS = {
+    "float32": KvLayout(4),
+    "bfloat16": KvLayout(2),
+    "float16": KvLayout(2),
+    "int8": KvLayout(1, scale_bytes=4),
+    "fp8": KvLayout(1),
+}

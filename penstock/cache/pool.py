@@ -12,12 +12,12 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._busy = [-1] * num_blocks       # the last plan that names the block
-        self.ended = -1                      # every plan up to this one has ended
+        self._busy = [-1] * num_blocks  # the last plan that names the block
+        self.ended = -1  # every plan up to this one has ended
         self._limbo: dict[int, list[int]] = {}
         self._num_limbo = 0
         self._cached = [False] * num_blocks  # the tree is one of the owners
-        self._num_idle = 0                   # the tree is the only owner
+        self._num_idle = 0  # the tree is the only owner
         self._on_idle = on_idle
 
     @property

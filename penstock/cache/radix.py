@@ -10,7 +10,7 @@ from penstock.cache.pool import BlockPool
 from penstock.cache.salt import Salt, key_of, root_of
 
 Key = tuple[Hashable, ...]
-Slot = tuple[int, ...]      # the blocks one group holds at a node: one, or a whole snapshot
+Slot = tuple[int, ...]  # the blocks one group holds at a node: one, or a whole snapshot
 
 
 def chained(chain: int, key: Key) -> int:
@@ -26,15 +26,15 @@ class Node:
     def __init__(self, parent: Node | None, key: Key, num_groups: int) -> None:
         self.parent = parent
         self.key = key
-        self.chain: int = chained(0 if parent is None else parent.chain, key)      # stands for its whole prefix
+        self.chain: int = chained(0 if parent is None else parent.chain, key)  # stands for its whole prefix
         self.children: dict[Key, Node] = {}
         self.slots: list[Slot | None] = [None] * num_groups
-        self.pins = 0           # sequences whose own path ends here
+        self.pins = 0  # sequences whose own path ends here
         self.used = 0
-        self.queued = [False] * num_groups      # stands in the eviction queue already
+        self.queued = [False] * num_groups  # stands in the eviction queue already
 
 
-Place = tuple[Node, int]     # what one group holds at a node
+Place = tuple[Node, int]  # what one group holds at a node
 
 
 class RadixCache:
@@ -45,13 +45,13 @@ class RadixCache:
         self.groups = groups
         self.block_size = block_size
         self.num_evicted = 0
-        self.version = 0                     # grows when a path may be another than before
+        self.version = 0  # grows when a path may be another than before
         self._roots: dict[Hashable, Node] = {}
         self._clock = 0
-        self._owner: dict[int, tuple[Node, int]] = {}                 # block -> where it is held
-        self._queue: list[tuple[int, int, int, Node, int]] = []       # candidates for eviction, oldest first
+        self._owner: dict[int, tuple[Node, int]] = {}  # block -> where it is held
+        self._queue: list[tuple[int, int, int, Node, int]] = []  # candidates for eviction, oldest first
         self._tick = 0
-        self._pins = 0                       # of all nodes
+        self._pins = 0  # of all nodes
         self._full = [group.spec.kind == "full" for group in groups]
 
     def root(self, salt: Hashable) -> Node:
@@ -62,26 +62,29 @@ class RadixCache:
     def chain_of_root(self, salt: Hashable) -> int:
         return chained(0, (root_of(salt),))
 
-    def match(self, salt: Hashable, tokens: Sequence[int], length: int | None = None,
-              known: Sequence[Node] = ()) -> list[Node]:
+    def match(
+        self, salt: Hashable, tokens: Sequence[int], length: int | None = None, known: Sequence[Node] = ()
+    ) -> list[Node]:
         """The nodes of the longest path whose keys are the beginning of `tokens`, or of the first `length` of them.
         `known` is a beginning of that path."""
         node = known[-1] if known else self._roots.get(root_of(salt))
         path = list(known)
         size, first = self.block_size, len(known) * self.block_size
         salted = isinstance(salt, Salt)
-        rest = tuple(tokens[first:])         # whose parts are keys as they are
+        rest = tuple(tokens[first:])  # whose parts are keys as they are
         for start in range(0, (len(tokens) if length is None else length) - first - size + 1, size):
             if node is None or not node.children:
                 break
-            node = node.children.get(key_of(salt, tokens, first + start, size) if salted else rest[start:start + size])
+            node = node.children.get(
+                key_of(salt, tokens, first + start, size) if salted else rest[start : start + size]
+            )
             if node is not None:
                 path.append(node)
         return path
 
     def usable(self, path: Sequence[Node]) -> int:
         """The longest prefix of the path, in blocks, that every group can resume after."""
-        if all(self._full):                  # there is no node without such a block
+        if all(self._full):  # there is no node without such a block
             return len(path)
         accepted = [True] * len(path)
         for g, group in enumerate(self.groups):
@@ -151,7 +154,7 @@ class RadixCache:
         if not self._pins and self.pool.num_idle == len(self._owner):
             self._clear_all()
             return
-        for node in reversed(list(self.nodes())):        # children before their parents
+        for node in reversed(list(self.nodes())):  # children before their parents
             for g in groups:
                 node.queued[g] = False
                 if self._evictable(node, g):
@@ -242,7 +245,7 @@ class RadixCache:
         if node.parent is None:
             self._roots.pop(node.key[0], None)
         elif node.parent.children.get(node.key) is not node:
-            return False                                  # it is out already
+            return False  # it is out already
         else:
             self.version += 1
             del node.parent.children[node.key]

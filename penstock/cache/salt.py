@@ -26,7 +26,7 @@ def root_of(salt: Hashable) -> Hashable:
 
 def key_of(salt: Hashable, tokens: Sequence[int], start: int, block_size: int) -> tuple[Hashable, ...]:
     """What stands for the block at `start` in the tree: its tokens, and the salt where the private part begins."""
-    key = tokens[start:start + block_size]
+    key = tokens[start : start + block_size]
     if type(key) is not tuple:
         key = tuple(key)
     if isinstance(salt, Salt) and start == salt.first_private(block_size):

@@ -12,9 +12,9 @@ class StateSpec:
     """`full` keeps every position, `window` the last `window` positions, `recurrent` one state whatever the length."""
 
     kind: Literal["full", "window", "recurrent"]
-    bytes_per_position: int = 0    # full, window
-    window: int = 0                # window: a query at p sees p-window+1 … p
-    bytes_per_state: int = 0       # recurrent
+    bytes_per_position: int = 0  # full, window
+    window: int = 0  # window: a query at p sees p-window+1 … p
+    bytes_per_state: int = 0  # recurrent
 
     def first_needed(self, position: int) -> int:
         """The earliest position that a query at `position` or later can still read."""

@@ -35,8 +35,10 @@ class Figures:
 
     def line(self) -> str:
         cached = f" ({self.num_cached_tokens} cached)" if self.num_cached_tokens else ""
-        return (f"{self.num_prompt_tokens} prompt tokens{cached}, {self.num_generated_tokens} generated tokens, "
-                f"{self.first_token_s:.2f} s to first token, {self.tokens_per_s:.1f} tok/s")
+        return (
+            f"{self.num_prompt_tokens} prompt tokens{cached}, {self.num_generated_tokens} generated tokens, "
+            f"{self.first_token_s:.2f} s to first token, {self.tokens_per_s:.1f} tok/s"
+        )
 
 
 @dataclass
@@ -47,8 +49,9 @@ class Answer:
     interrupted: bool = False
 
 
-def stream_answer(llm: LLM, prompt: Any, params: SamplingParams, write: Callable[[str], object],
-                  limit: int | None = None) -> Answer:
+def stream_answer(
+    llm: LLM, prompt: Any, params: SamplingParams, write: Callable[[str], object], limit: int | None = None
+) -> Answer:
     """Generate and hand each piece of text to `write`. Ctrl-C ends the answer after the token under way.
 
     `limit` ends the answer too; unlike max_tokens it need not fit into the context.

@@ -60,23 +60,42 @@ class Outcome:
 
 @app.command(cls=Command)
 @engine_options()
-def throughput(model: ModelOrDefault = DEFAULT_MODEL, num_prompts: NumPrompts = 4, prompt_tokens: PromptTokens = 512,
-               output_tokens: OutputTokens = 128, repetitions: Repetitions = 3, as_json: Json = False, *,
-               options: dict[str, Any]) -> None:
+def throughput(
+    model: ModelOrDefault = DEFAULT_MODEL,
+    num_prompts: NumPrompts = 4,
+    prompt_tokens: PromptTokens = 512,
+    output_tokens: OutputTokens = 128,
+    repetitions: Repetitions = 3,
+    as_json: Json = False,
+    *,
+    options: dict[str, Any],
+) -> None:
     """Measure many prompts at once.
 
     Tokens per second for reading prompts (pp), generating (tg), and both in one go.
     """
     _check(num_prompts=num_prompts, prompt_tokens=prompt_tokens, output_tokens=output_tokens, repetitions=repetitions)
-    both = Test(f"pp{prompt_tokens}+tg{output_tokens}", num_prompts, prompt_tokens, output_tokens,
-                num_prompts * (prompt_tokens + output_tokens))
+    both = Test(
+        f"pp{prompt_tokens}+tg{output_tokens}",
+        num_prompts,
+        prompt_tokens,
+        output_tokens,
+        num_prompts * (prompt_tokens + output_tokens),
+    )
     _measure(model, [*_tests(num_prompts, prompt_tokens, output_tokens), both], repetitions, as_json, options)
 
 
 @app.command(cls=Command)
 @engine_options()
-def latency(model: ModelOrDefault = DEFAULT_MODEL, prompt_tokens: PromptTokens = 512, output_tokens: OutputTokens = 128,
-            repetitions: Repetitions = 5, as_json: Json = False, *, options: dict[str, Any]) -> None:
+def latency(
+    model: ModelOrDefault = DEFAULT_MODEL,
+    prompt_tokens: PromptTokens = 512,
+    output_tokens: OutputTokens = 128,
+    repetitions: Repetitions = 5,
+    as_json: Json = False,
+    *,
+    options: dict[str, Any],
+) -> None:
     """Measure one prompt at a time.
 
     Milliseconds to the first token (pp) and per generated token (tg), and the tokens per second that makes.
@@ -86,19 +105,24 @@ def latency(model: ModelOrDefault = DEFAULT_MODEL, prompt_tokens: PromptTokens =
 
 
 def _tests(num_seqs: int, prompt_tokens: int, output_tokens: int) -> list[Test]:
-    return [Test(f"pp{prompt_tokens}", num_seqs, prompt_tokens, 1, num_seqs * prompt_tokens),
-            Test(f"tg{output_tokens}", num_seqs, 1, output_tokens, num_seqs * output_tokens)]
+    return [
+        Test(f"pp{prompt_tokens}", num_seqs, prompt_tokens, 1, num_seqs * prompt_tokens),
+        Test(f"tg{output_tokens}", num_seqs, 1, output_tokens, num_seqs * output_tokens),
+    ]
 
 
 def _check(**counts: int) -> None:
     for name, count in counts.items():
         if not 1 <= count <= MAX_COUNT:
-            raise InvalidRequest(f"--{name.replace('_', '-')}={shown(count)} is out of range: it must be 1 to "
-                                 f"{MAX_COUNT}")
+            raise InvalidRequest(
+                f"--{name.replace('_', '-')}={shown(count)} is out of range: it must be 1 to {MAX_COUNT}"
+            )
     num_tokens = counts.get("num_prompts", 1) * (counts["prompt_tokens"] + counts["output_tokens"])
     if num_tokens > MAX_ALL_TOKENS:
-        raise InvalidRequest(f"the prompts and answers have {num_tokens} tokens together, and {MAX_ALL_TOKENS} is the "
-                             "most: lower --num-prompts, --prompt-tokens or --output-tokens")
+        raise InvalidRequest(
+            f"the prompts and answers have {num_tokens} tokens together, and {MAX_ALL_TOKENS} is the "
+            "most: lower --num-prompts, --prompt-tokens or --output-tokens"
+        )
 
 
 def _measure(model: str, tests: list[Test], repetitions: int, as_json: bool, options: dict[str, Any]) -> None:
@@ -115,8 +139,10 @@ def _measure(model: str, tests: list[Test], repetitions: int, as_json: bool, opt
 def _host_note(stats: dict[str, Any]) -> str:
     """Of all steps, those that warm up too: a step's time less its forward pass."""
     host, steps = stats["step_s"] - stats["forward_s"], max(1, stats["num_steps"])
-    return (f"host time: {1e6 * host / steps:.0f} µs of {1e3 * stats['step_s'] / steps:.2f} ms a step, "
-            f"{1e6 * stats['sampling_s'] / steps:.0f} µs of it sampling")
+    return (
+        f"host time: {1e6 * host / steps:.0f} µs of {1e3 * stats['step_s'] / steps:.2f} ms a step, "
+        f"{1e6 * stats['sampling_s'] / steps:.0f} µs of it sampling"
+    )
 
 
 def _facts(llm: LLM) -> dict[str, Any]:
@@ -126,9 +152,15 @@ def _facts(llm: LLM) -> dict[str, Any]:
     from penstock.ops import cpu
 
     assembly = llm.service.assembly
-    facts = {"model": llm.model, "num_parameters": assembly.spec.num_parameters, "threads": cpu.num_threads(),
-             "cpu_path": cpu.path(), "version": version(), "stats": llm.stats(),
-             "settings": {setting.name: setting.value for setting in llm.settings}}
+    facts = {
+        "model": llm.model,
+        "num_parameters": assembly.spec.num_parameters,
+        "threads": cpu.num_threads(),
+        "cpu_path": cpu.path(),
+        "version": version(),
+        "stats": llm.stats(),
+        "settings": {setting.name: setting.value for setting in llm.settings},
+    }
     if assembly.settings.load_format == "dummy":
         return facts | {"quantization": "dummy", "num_bytes": 0}
     checkpoint = open_checkpoint(assembly.path)
@@ -172,9 +204,16 @@ def _table(facts: dict[str, Any], outcomes: list[Outcome]) -> str:
     table = Table("model", "size", "params", "threads", "seqs", "test", "t/s", *(["ms"] if with_ms else []))
     for outcome in outcomes:
         ms = [_spread(outcome.milliseconds())] if with_ms else []
-        table.add(f"{Path(facts['model']).name} {facts['quantization']}", f"{facts['num_bytes'] / 2**20:.2f} MiB",
-                  readable_count(facts["num_parameters"]), str(facts["threads"]), str(outcome.test.num_seqs),
-                  outcome.test.name, _spread(outcome.speeds), *ms)
+        table.add(
+            f"{Path(facts['model']).name} {facts['quantization']}",
+            f"{facts['num_bytes'] / 2**20:.2f} MiB",
+            readable_count(facts["num_parameters"]),
+            str(facts["threads"]),
+            str(outcome.test.num_seqs),
+            outcome.test.name,
+            _spread(outcome.speeds),
+            *ms,
+        )
     return table.markdown(right=("size", "params", "threads", "seqs", "test", "t/s", "ms"))
 
 
@@ -192,8 +231,15 @@ def _document(facts: dict[str, Any], outcomes: list[Outcome]) -> str:
     tests = []
     for outcome in outcomes:
         mean, deviation = mean_and_deviation(outcome.speeds)
-        tests.append({"test": outcome.test.name, "num_seqs": outcome.test.num_seqs,
-                      "num_prompt_tokens": outcome.test.num_prompt_tokens,
-                      "num_output_tokens": outcome.test.num_output_tokens, "times_s": outcome.times_s,
-                      "tokens_per_s": mean, "tokens_per_s_sd": deviation})
+        tests.append(
+            {
+                "test": outcome.test.name,
+                "num_seqs": outcome.test.num_seqs,
+                "num_prompt_tokens": outcome.test.num_prompt_tokens,
+                "num_output_tokens": outcome.test.num_output_tokens,
+                "times_s": outcome.times_s,
+                "tokens_per_s": mean,
+                "tokens_per_s_sd": deviation,
+            }
+        )
     return json.dumps({**facts, "tests": tests}, indent=2, default=str) + "\n"

@@ -33,15 +33,23 @@ HELP = '''/help         this list
 Ctrl-C        stop the answer
 """           begin and end a message of several lines; or end a line with \\ to go on; pasted lines are one'''
 
-MaxTokens = Annotated[int | None, typer.Option(
-    "--max-tokens", help="Most tokens of each answer. [default: as many as fit]")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", help="Most tokens of each answer. [default: as many as fit]")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print figures after every answer.")]
 
 
 @engine_options("seed", "skip_tokenizer_init")
-def chat(model: ModelOrDefault = DEFAULT_MODEL, system: System = None, max_tokens: MaxTokens = None,
-         temperature: Temperature = None, seed: Seed = None, verbose: Verbose = False, *,
-         options: dict[str, Any]) -> None:
+def chat(
+    model: ModelOrDefault = DEFAULT_MODEL,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    verbose: Verbose = False,
+    *,
+    options: dict[str, Any],
+) -> None:
     """Talk with a model; /help lists what you can type."""
     system = read_word(system, "the system message") if system else None
     converse(model, system, sampling_values(max_tokens, temperature, seed), options, verbose)
@@ -60,8 +68,9 @@ def converse(model: str, system: str | None, values: dict[str, Any], options: di
 
 
 class Chat:
-    def __init__(self, llm: Any, keyboard: Keyboard, conversation: Conversation, values: dict[str, Any],
-                 verbose: bool) -> None:
+    def __init__(
+        self, llm: Any, keyboard: Keyboard, conversation: Conversation, values: dict[str, Any], verbose: bool
+    ) -> None:
         self._llm = llm
         self._keyboard = keyboard
         self._conversation = conversation
@@ -82,7 +91,7 @@ class Chat:
                 write_text("\n")
                 write_note("Ctrl-D or /bye leaves")
                 continue
-            except UnicodeError as error:         # what else stands in the buffer is lost with it
+            except UnicodeError as error:  # what else stands in the buffer is lost with it
                 raise InvalidRequest(not_text(error)) from None
             if message == "/bye":
                 return
@@ -122,8 +131,9 @@ class Chat:
         params = answer_params(self._llm, {"seed": new_seed(), **self._values})
         try:
             self._fit()
-            answer = stream_answer(self._llm, self._conversation.sent(), params, write_text,
-                                   answer_limit(self._llm, self._values))
+            answer = stream_answer(
+                self._llm, self._conversation.sent(), params, write_text, answer_limit(self._llm, self._values)
+            )
         except BaseException:
             self._conversation.drop_last()
             raise
@@ -140,5 +150,7 @@ class Chat:
         num_forgotten = fit(self._llm, self._conversation, self._values.get("max_tokens"))
         if num_forgotten:
             turns = "oldest turn is" if num_forgotten == 1 else f"oldest {num_forgotten} turns are"
-            write_note(f"note: the context of {self._llm.service.intake.longest} tokens is full, so the {turns} no "
-                       "longer sent; /save still writes all")
+            write_note(
+                f"note: the context of {self._llm.service.intake.longest} tokens is full, so the {turns} no "
+                "longer sent; /save still writes all"
+            )

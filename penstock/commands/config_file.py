@@ -12,7 +12,7 @@ from penstock.porting import port_options
 from penstock.regular import MIB, UnreadableFile, read_regular
 
 MAX_CONFIG_BYTES = MIB
-MAX_DEPTH = 8               # of lists in lists; at some thousands YAML's parser overflows the stack
+MAX_DEPTH = 8  # of lists in lists; at some thousands YAML's parser overflows the stack
 
 
 def read_options(path: str) -> tuple[list[str], dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -25,13 +25,17 @@ def read_options(path: str) -> tuple[list[str], dict[str, Any], dict[str, Any], 
     models = [models] if isinstance(models, str) else models
     if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
         raise InvalidConfig(f"{path}: model must be a string or a list of them")
-    known = {kind: {option.name: str(option.type) for option in fields(kind)}
-             for kind in (EngineConfig, ServerConfig, VllmFlags)}
+    known = {
+        kind: {option.name: str(option.type) for option in fields(kind)}
+        for kind in (EngineConfig, ServerConfig, VllmFlags)
+    }
     for name in values:
         if not any(name in names for names in known.values()):
             raise InvalidConfig(f"{path}: unknown option {shown(name)}; penstock serve --help lists them")
-    engine, server, vllm = ({name: _value(value, names[name]) for name, value in values.items() if name in names}
-                            for names in known.values())
+    engine, server, vllm = (
+        {name: _value(value, names[name]) for name, value in values.items() if name in names}
+        for names in known.values()
+    )
     return models, port_options(engine), server, vllm
 
 
@@ -61,7 +65,7 @@ def _parse(path: Path) -> dict[str, Any]:
         raise
     except RecursionError:
         raise InvalidConfig(f"{path} is damaged: its lists or tables lie too deep in each other") from None
-    except ValueError as error:             # also msgspec.DecodeError, bytes that are no UTF-8, dates that are none
+    except ValueError as error:  # also msgspec.DecodeError, bytes that are no UTF-8, dates that are none
         raise InvalidConfig(f"{path} is damaged: {error}") from None
     if not isinstance(values, dict):
         raise InvalidConfig(f"{path} must hold options by name")

@@ -17,7 +17,7 @@ class Conversation:
 
     def clear(self) -> None:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
-        self._begin = len(self.messages)        # of what is sent after the system message
+        self._begin = len(self.messages)  # of what is sent after the system message
 
     def add(self, role: str, content: str) -> None:
         self.messages.append({"role": role, "content": content})
@@ -32,7 +32,7 @@ class Conversation:
     def sent(self, begin: int | None = None) -> list[dict[str, str]]:
         """The system message and the turns that are still sent; those from `begin` on, if it is given."""
         system = self.messages[:1] if self._system else []
-        return [*system, *self.messages[self._begin if begin is None else begin:]]
+        return [*system, *self.messages[self._begin if begin is None else begin :]]
 
     def forget_before(self, begin: int) -> None:
         """Send no turn that lies before this one any more. They are saved nevertheless."""
@@ -43,8 +43,11 @@ class Conversation:
         path = Path(name).expanduser()
         if path.exists() and path.resolve() not in self._saved:
             raise InvalidRequest(f"{path} exists already; nothing was saved: choose another name")
-        text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n" if path.suffix == ".json" else (
-            "\n".join(f"## {message['role']}\n\n{message['content'].strip()}\n" for message in self.messages))
+        text = (
+            json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
+            if path.suffix == ".json"
+            else ("\n".join(f"## {message['role']}\n\n{message['content'].strip()}\n" for message in self.messages))
+        )
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:

@@ -11,7 +11,7 @@ from penstock.errors import InvalidRequest, PromptTooLong
 if TYPE_CHECKING:
     from penstock.llm import LLM
 
-ANSWER_TOKENS = 512         # that a turn is given room for, in a context of four times as many or more
+ANSWER_TOKENS = 512  # that a turn is given room for, in a context of four times as many or more
 TOO_LONG = -1
 
 
@@ -45,7 +45,10 @@ def _room(llm: LLM, messages: list[dict[str, str]]) -> int:
 
 def _refusal(llm: LLM, room: int, max_tokens: int | None) -> str:
     longest, context = llm.service.intake.longest, llm.service.assembly.spec.max_positions
-    remedy = "shorten it" + (", lower --max-tokens" if max_tokens and room >= 1 else "") + (
-        f", or start with --max-model-len up to {context}" if longest < context else "")
+    remedy = (
+        "shorten it"
+        + (", lower --max-tokens" if max_tokens and room >= 1 else "")
+        + (f", or start with --max-model-len up to {context}" if longest < context else "")
+    )
     left = f"leaves {room} tokens" if room >= 1 else "leaves no room"
     return f"this message alone is too long: in the context of {longest} tokens it {left} for an answer; {remedy}"

@@ -47,9 +47,15 @@ def installation() -> dict[str, Any]:
     from penstock.hub import home, list_models
     from penstock.ops import cpu
 
-    return {"version": version(), "python": platform.python_version(), "torch": torch.__version__,
-            "cpu_path": cpu.path(), "threads": cpu.num_threads(), "home": home(),
-            "models": [model.name for model in list_models()]}
+    return {
+        "version": version(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cpu_path": cpu.path(),
+        "threads": cpu.num_threads(),
+        "home": home(),
+        "models": [model.name for model in list_models()],
+    }
 
 
 def describe(model: str) -> dict[str, Any]:
@@ -68,14 +74,29 @@ def describe(model: str) -> dict[str, Any]:
         kv_heads = getattr(attention, "num_kv_heads", attention.num_heads)
         kind, template = _tokenizer(checkpoint.tokenizer_source())
         defaults = find_defaults(EngineConfig(), checkpoint.generation_config, checkpoint.metadata)
-        return {"model": model, "path": str(path), "format": checkpoint.format, "family": spec.architecture,
-                "num_parameters": spec.num_parameters, "layers": spec.num_layers, "width": spec.width,
-                "heads": attention.num_heads, "kv_heads": kv_heads, "head_size": attention.head_size,
-                "context": spec.max_positions, "vocabulary": spec.vocab_size,
-                "quantization": checkpoint.quantization, "num_bytes": bytes_on_disk(path), "tokenizer": kind,
-                "chat_template": template,
-                **({} if spec.is_encoder else {"defaults": {one.name: {"value": one.value, "why": one.why}
-                                                            for one in defaults.settings}})}
+        return {
+            "model": model,
+            "path": str(path),
+            "format": checkpoint.format,
+            "family": spec.architecture,
+            "num_parameters": spec.num_parameters,
+            "layers": spec.num_layers,
+            "width": spec.width,
+            "heads": attention.num_heads,
+            "kv_heads": kv_heads,
+            "head_size": attention.head_size,
+            "context": spec.max_positions,
+            "vocabulary": spec.vocab_size,
+            "quantization": checkpoint.quantization,
+            "num_bytes": bytes_on_disk(path),
+            "tokenizer": kind,
+            "chat_template": template,
+            **(
+                {}
+                if spec.is_encoder
+                else {"defaults": {one.name: {"value": one.value, "why": one.why} for one in defaults.settings}}
+            ),
+        }
     finally:
         checkpoint.close()
 

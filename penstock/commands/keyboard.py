@@ -11,8 +11,8 @@ from pathlib import Path
 FENCE = '"""'
 COMMAND = "/"
 HISTORY_LENGTH = 1000
-PASTE_S = 0.05          # within which the lines of one paste follow each other
-LOCAL_FLAGS, CHARACTERS = 3, 6      # in a list of terminal attributes
+PASTE_S = 0.05  # within which the lines of one paste follow each other
+LOCAL_FLAGS, CHARACTERS = 3, 6  # in a list of terminal attributes
 
 
 def read_message(read_line: Callable[[str], str], has_more: Callable[[], bool] = lambda: False) -> str:
@@ -24,7 +24,7 @@ def read_message(read_line: Callable[[str], str], has_more: Callable[[], bool] =
     """
     line = read_line(">>> ")
     if line.lstrip().startswith(FENCE):
-        return _fenced(line.lstrip()[len(FENCE):], read_line)
+        return _fenced(line.lstrip()[len(FENCE) :], read_line)
     lines: list[str] = []
     while line.endswith("\\") or (lines or not line.startswith(COMMAND)) and has_more():
         lines.append(line.removesuffix("\\"))
@@ -42,7 +42,7 @@ def _fenced(line: str, read_line: Callable[[str], str]) -> str:
     while not line.rstrip().endswith(FENCE):
         lines.append(line)
         line = read_line("... ")
-    return "\n".join([*lines, line.rstrip()[:-len(FENCE)]]).strip("\n")
+    return "\n".join([*lines, line.rstrip()[: -len(FENCE)]]).strip("\n")
 
 
 class Keyboard:
@@ -77,7 +77,7 @@ class Keyboard:
         except (ImportError, OSError, ValueError):
             return False
         unbuffered = [*before[:CHARACTERS], [*before[CHARACTERS]]]
-        unbuffered[LOCAL_FLAGS] &= ~termios.ICANON          # else only whole lines can be seen
+        unbuffered[LOCAL_FLAGS] &= ~termios.ICANON  # else only whole lines can be seen
         unbuffered[CHARACTERS][termios.VMIN] = 1
         termios.tcsetattr(number, termios.TCSANOW, unbuffered)
         try:

@@ -32,8 +32,16 @@ def list_(as_json: Json = False) -> None:
     models = list_models()
     if as_json:
         rows: list[dict[str, Any]] = [
-            {"name": model.name, "source": model.source, "path": str(model.path), "format": model.format,
-             "num_bytes": model.num_bytes, "modified_s": model.modified_s} for model in models]
+            {
+                "name": model.name,
+                "source": model.source,
+                "path": str(model.path),
+                "format": model.format,
+                "num_bytes": model.num_bytes,
+                "modified_s": model.modified_s,
+            }
+            for model in models
+        ]
         write_text(json.dumps(rows, indent=2) + "\n")
         return
     if not models:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
 ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
 System = Annotated[str | None, typer.Option("--system", help="System message before the conversation.")]
-Temperature = Annotated[float | None, typer.Option(
-    "--temperature", help="0 always takes the likeliest token. [default: as `penstock info MODEL` says]")]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", help="0 always takes the likeliest token. [default: as `penstock info MODEL` says]"),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable. [default: a new one]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Command = Callable[..., Any]
@@ -47,8 +49,11 @@ def config_options(config: Any, name: str, *left_out: str, hidden: bool = False)
         @wraps(function)
         def command(**values: Any) -> Any:
             given = {flag.name: values.pop(flag.name) for flag in flags}
-            options = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
-                       if value is not None}
+            options = {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in given.items()
+                if value is not None
+            }
             options = port_options(options) if config is EngineConfig else options
             config.from_options(**options)
             return function(**values, **{name: options})
@@ -76,12 +81,21 @@ def _flag(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:
     flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
     default = "" if option.default in (None, ()) else f" [default: {str(option.default).lower()}]"
     choices = option.metadata.get("choices")
-    declared = typer.Option(flag, help=option.metadata["help"] + default, show_default=False, hidden=hidden,
-                            metavar="|".join(choices) if choices else None)
-    plain: Any = list[str] if get_origin(kind) is tuple else next(
-        (part for part in getattr(kind, "__args__", ()) if part is not type(None)), kind)
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None,
-                             annotation=Annotated[plain | None, declared])
+    declared = typer.Option(
+        flag,
+        help=option.metadata["help"] + default,
+        show_default=False,
+        hidden=hidden,
+        metavar="|".join(choices) if choices else None,
+    )
+    plain: Any = (
+        list[str]
+        if get_origin(kind) is tuple
+        else next((part for part in getattr(kind, "__args__", ()) if part is not type(None)), kind)
+    )
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, declared]
+    )
 
 
 def sampling_values(max_tokens: int | None, temperature: float | None, seed: int | None) -> dict[str, Any]:

@@ -19,17 +19,30 @@ if TYPE_CHECKING:
     from penstock.perplexity import Score
 
 File = Annotated[Path, typer.Argument(metavar="FILE", hidden=True)]
-WindowSize = Annotated[int | None, typer.Option(
-    "--window", help="Tokens the model sees at once. [default: the most it takes, up to 1024]")]
-Stride = Annotated[int | None, typer.Option(
-    "--stride", help="Tokens from one window to the next; each scores so many, its last. [default: half the window]")]
+WindowSize = Annotated[
+    int | None, typer.Option("--window", help="Tokens the model sees at once. [default: the most it takes, up to 1024]")
+]
+Stride = Annotated[
+    int | None,
+    typer.Option(
+        "--stride", help="Tokens from one window to the next; each scores so many, its last. [default: half the window]"
+    ),
+]
 MAX_TEXT_BYTES = 1024 * MIB
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Take only so many tokens of the file.")]
 
 
 @engine_options("skip_tokenizer_init")
-def perplexity(model: Model, file: File, window: WindowSize = None, stride: Stride = None,
-               max_tokens: MaxTokens = None, as_json: Json = False, *, options: dict[str, Any]) -> None:
+def perplexity(
+    model: Model,
+    file: File,
+    window: WindowSize = None,
+    stride: Stride = None,
+    max_tokens: MaxTokens = None,
+    as_json: Json = False,
+    *,
+    options: dict[str, Any],
+) -> None:
     """Measure how well a model predicts a text.
 
     FILE is a text in UTF-8. Each token is scored once, with at least window - stride tokens before it, but for those of
@@ -41,8 +54,7 @@ def perplexity(model: Model, file: File, window: WindowSize = None, stride: Stri
     check_counts(window, stride, max_tokens)
     text = read_text(file)
     with open_llm(model, options) as llm:
-        score = score_of(llm, text, window=window, stride=stride, max_tokens=max_tokens,
-                         progress=sys.stderr.isatty())
+        score = score_of(llm, text, window=window, stride=stride, max_tokens=max_tokens, progress=sys.stderr.isatty())
     facts = {"model": model, "file": str(file), **_figures(score)}
     write_text(json.dumps(facts) + "\n" if as_json else _lines(score))
 
@@ -53,15 +65,23 @@ def read_text(file: Path) -> str:
     except UnreadableFile as error:
         raise InvalidRequest(f"{file} cannot be read ({error.reason}): give a text file") from None
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}; convert "
-                             "it, as iconv does") from error
+        raise InvalidRequest(
+            f"{file} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}; convert it, as iconv does"
+        ) from error
 
 
 def _figures(score: Score) -> dict[str, Any]:
-    return {"num_tokens": len(score.losses), "num_bytes": score.num_bytes, "window": score.window,
-            "stride": score.stride, "perplexity": score.perplexity, "standard_error": score.standard_error,
-            "nats_per_token": score.nats_per_token, "bits_per_byte": score.bits_per_byte,
-            "seconds": round(score.seconds, 3)}
+    return {
+        "num_tokens": len(score.losses),
+        "num_bytes": score.num_bytes,
+        "window": score.window,
+        "stride": score.stride,
+        "perplexity": score.perplexity,
+        "standard_error": score.standard_error,
+        "nats_per_token": score.nats_per_token,
+        "bits_per_byte": score.bits_per_byte,
+        "seconds": round(score.seconds, 3),
+    }
 
 
 def _lines(score: Score) -> str:

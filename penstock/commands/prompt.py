@@ -12,7 +12,7 @@ from penstock.errors import InvalidRequest, shown
 
 STDIN = "-"
 PATIENCE_S = 1.0
-MAX_PROMPT_CHARS = 1 << 25      # more than any model takes; standard input may never end
+MAX_PROMPT_CHARS = 1 << 25  # more than any model takes; standard input may never end
 
 
 def read_prompt(words: list[str]) -> str | None:
@@ -49,8 +49,9 @@ def _read_stdin() -> str:
     except UnicodeError as error:
         raise InvalidRequest(not_text(error)) from None
     except OSError as error:
-        raise InvalidRequest(f"standard input cannot be read ({error.strerror}): give the prompt after the model's name"
-                             ) from None
+        raise InvalidRequest(
+            f"standard input cannot be read ({error.strerror}): give the prompt after the model's name"
+        ) from None
     if len(text) > MAX_PROMPT_CHARS:
         raise InvalidRequest(f"standard input has more than {MAX_PROMPT_CHARS} characters: give a shorter prompt")
     return text.removesuffix("\n")

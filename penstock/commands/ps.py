@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 ASK_S = 3.0
 LOOK_S = 0.05
 
-ApiKey = Annotated[str | None, typer.Option(
-    "--api-key", envvar="PENSTOCK_API_KEY", show_envvar=False,
-    help="Admin key of the servers, to see what they run. [default: $PENSTOCK_API_KEY]")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        envvar="PENSTOCK_API_KEY",
+        show_envvar=False,
+        help="Admin key of the servers, to see what they run. [default: $PENSTOCK_API_KEY]",
+    ),
+]
 Which = Annotated[str | None, typer.Argument(metavar="[PID|URL]", hidden=True)]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the server's end.")]
 
@@ -62,8 +68,10 @@ def stop(which: Which = None, timeout: Timeout = 60.0) -> None:
     end = time.monotonic() + timeout
     while server.alive:
         if time.monotonic() > end:
-            raise PenstockError(f"server {pid} still runs after {timeout:g} s, perhaps to finish its answers: wait, "
-                                f"stop it again to cut them off, or force it with `kill -9 {pid}`")
+            raise PenstockError(
+                f"server {pid} still runs after {timeout:g} s, perhaps to finish its answers: wait, "
+                f"stop it again to cut them off, or force it with `kill -9 {pid}`"
+            )
         time.sleep(LOOK_S)
     write_note(f"stopped server {pid} at {server.record.url}")
 
@@ -118,8 +126,13 @@ def _servers(shown: list[dict[str, Any]]) -> str:
     for server in shown:
         states = [request["state"] for request in server["requests"] or ()]
         counts = ["?" if server["error"] else str(states.count(state)) for state in ("running", "waiting")]
-        table.add(str(server["pid"]), server["url"], ", ".join(server["models"]),
-                  readable_seconds(time.time() - server["started_s"]), *counts)
+        table.add(
+            str(server["pid"]),
+            server["url"],
+            ", ".join(server["models"]),
+            readable_seconds(time.time() - server["started_s"]),
+            *counts,
+        )
     notes = [f"{server['pid']}: {server['error']}\n" for server in shown if server["error"]]
     return table.plain() + "".join(notes)
 
@@ -128,8 +141,16 @@ def _requests(shown: list[dict[str, Any]]) -> str:
     table = Table("PID", "REQUEST", "MODEL", "STATE", "AGE", "PROMPT", "OUTPUT", "AT MOST")
     rows = [(server["pid"], request) for server in shown for request in server["requests"] or ()]
     for pid, one in rows:
-        table.add(str(pid), one["id"], one["model"], one["state"], readable_seconds(one["age_s"]),
-                  str(one["num_prompt_tokens"]), str(one["num_output_tokens"]), str(one["max_tokens"]))
+        table.add(
+            str(pid),
+            one["id"],
+            one["model"],
+            one["state"],
+            readable_seconds(one["age_s"]),
+            str(one["num_prompt_tokens"]),
+            str(one["num_output_tokens"]),
+            str(one["max_tokens"]),
+        )
     return "\n" + table.plain() if rows else ""
 
 

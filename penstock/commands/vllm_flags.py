@@ -24,5 +24,7 @@ def _take_all(**options: Any) -> None:
 
 
 VllmFlags: Any = make_dataclass(
-    "VllmFlags", [(name, kind, option(None, "vLLM's")) for name, kind in _kinds().items()],
-    namespace={"from_options": staticmethod(_take_all)})
+    "VllmFlags",
+    [(name, kind, option(None, "vLLM's")) for name, kind in _kinds().items()],
+    namespace={"from_options": staticmethod(_take_all)},
+)

@@ -33,7 +33,7 @@ class Entry:
 class Started:
     plan: Plan
     entries: list[Entry]
-    copied: list[Holding]      # holdings that rely on the plan's moves
+    copied: list[Holding]  # holdings that rely on the plan's moves
 
 
 class Accounts:
@@ -54,14 +54,15 @@ class Accounts:
         for entry, outcome in zip(started.entries, result.rows, strict=True):
             if not entry.valid:
                 if not isinstance(outcome, int) and outcome.error is not None:
-                    self._take_back(self.cache.uncomputed())      # which part was its own is no longer known
+                    self._take_back(self.cache.uncomputed())  # which part was its own is no longer known
                 continue
             sequence = entry.sequence
             token = outcome if isinstance(outcome, int) else outcome.only_token
             if token is not None and self._steady.accepts(sequence, token):
                 num_accepted += 1
-                deltas.append(Delta(sequence.request.id, sequence.sibling, (token,),
-                                    num_cached_tokens=sequence.num_cached or 0))
+                deltas.append(
+                    Delta(sequence.request.id, sequence.sibling, (token,), num_cached_tokens=sequence.num_cached or 0)
+                )
             else:
                 whole = RowResult((outcome,)) if isinstance(outcome, int) else outcome
                 deltas.extend(self._account(entry, whole, started.plan.number))
@@ -96,28 +97,44 @@ class Accounts:
         if row.output is Output.POOL:
             finish_reason = "stop"
         self.stats.num_output_tokens += len(taken)
-        whole = outcome.complete and finish_reason == "stop" and len(taken) == len(outcome.tokens) \
+        whole = (
+            outcome.complete
+            and finish_reason == "stop"
+            and len(taken) == len(outcome.tokens)
             and taken[-1] not in sequence.request.stop_token_ids
-        delta = Delta(sequence.request.id, sequence.sibling, taken, outcome.logprobs[:len(taken)],
-                      self._first_prompt_logprobs(sequence, len(taken)), outcome.embedding, finish_reason, stop_reason,
-                      sequence.num_cached or 0, complete=whole, forced_closing=outcome.forced, mu=outcome.mu)
+        )
+        delta = Delta(
+            sequence.request.id,
+            sequence.sibling,
+            taken,
+            outcome.logprobs[: len(taken)],
+            self._first_prompt_logprobs(sequence, len(taken)),
+            outcome.embedding,
+            finish_reason,
+            stop_reason,
+            sequence.num_cached or 0,
+            complete=whole,
+            forced_closing=outcome.forced,
+            mu=outcome.mu,
+        )
         if finish_reason:
             self.roster.finish(sequence)
         return [delta]
 
-    def _accept(self, sequence: Sequence, tokens: tuple[int, ...], complete: bool,
-                ) -> tuple[tuple[int, ...], str | None, int | None]:
+    def _accept(
+        self, sequence: Sequence, tokens: tuple[int, ...], complete: bool
+    ) -> tuple[tuple[int, ...], str | None, int | None]:
         """Append tokens up to the first that ends the answer: which were taken, and why it ended."""
         request = sequence.request
         for i, token in enumerate(tokens):
             sequence.tokens.append(token)
             if token in request.stop_token_ids and sequence.num_output > request.sampling.min_tokens:
                 named = request.sampling.ignore_eos or token not in request.eos_token_ids
-                return tokens[:i + 1], "stop", token if named else None
+                return tokens[: i + 1], "stop", token if named else None
             if complete and i + 1 == len(tokens):
                 return tokens, "stop", None
             if len(sequence.tokens) >= sequence.limit:
-                return tokens[:i + 1], "length", None
+                return tokens[: i + 1], "length", None
         return tokens, None, None
 
     def _take_prompt_logprobs(self, sequence: Sequence, row: Row, outcome: RowResult) -> None:
@@ -158,7 +175,7 @@ class Accounts:
             deltas = self._end_with_error(started.entries[0].sequence, error)
         for entry in started.entries:
             sequence = entry.sequence
-            if not sequence.done:         # one that was admitted anew since then may fail again, and nobody be blamed
+            if not sequence.done:  # one that was admitted anew since then may fail again, and nobody be blamed
                 end = min(entry.row.start + entry.row.count, len(sequence.tokens))
                 sequence.suspect = max(sequence.suspect, end)
                 if sequence.status is Status.RUNNING:
@@ -197,14 +214,30 @@ class Accounts:
             return []
         best = group.best()
         self.stats.num_output_tokens += sum(len(hypothesis.tokens) for hypothesis in best)
-        return [Delta(request.id, i, h.tokens, finish_reason=h.finish_reason, num_cached_tokens=cached,
-                      cumulative_logprob=h.score) for i, h in enumerate(best)]
+        return [
+            Delta(
+                request.id,
+                i,
+                h.tokens,
+                finish_reason=h.finish_reason,
+                num_cached_tokens=cached,
+                cumulative_logprob=h.score,
+            )
+            for i, h in enumerate(best)
+        ]
 
     def _branch(self, parent: Sequence, token: int, score: float) -> Sequence:
         """A new beam: the parent's tokens, its state where there is a row for it, and one more token."""
         sibling = self.roster.requests[parent.request.id][-1].sibling + 1
-        child = Sequence(parent.request, parent.number, sibling, [*parent.tokens, token], beam=parent.beam, score=score,
-                         num_cached=parent.num_cached)
+        child = Sequence(
+            parent.request,
+            parent.number,
+            sibling,
+            [*parent.tokens, token],
+            beam=parent.beam,
+            score=score,
+            num_cached=parent.num_cached,
+        )
         holding = None
         if parent.holding is not None and self.roster.rows:
             holding = self.cache.fork(parent.holding, parent.computed, at_end=True)

@@ -12,8 +12,8 @@ from penstock.types import BeamSearchParams
 class Hypothesis:
     """A finished continuation."""
 
-    tokens: tuple[int, ...]      # without the prompt
-    score: float                 # summed log probability
+    tokens: tuple[int, ...]  # without the prompt
+    score: float  # summed log probability
     finish_reason: str
     stop_token: int | None = None
 
@@ -42,13 +42,19 @@ class BeamGroup:
 
     def advance(self) -> list[Choice]:
         """The continuations to go on with, best first; an empty list ends the search."""
-        best = sorted(((beam.score + logprob, i, token) for i, beam in enumerate(self.live)
-                       for token, logprob in beam.candidates), key=lambda c: (-c[0], c[1], c[2]))
+        best = sorted(
+            (
+                (beam.score + logprob, i, token)
+                for i, beam in enumerate(self.live)
+                for token, logprob in beam.candidates
+            ),
+            key=lambda c: (-c[0], c[1], c[2]),
+        )
         choices: list[Choice] = []
         for score, i, token in best:
             beam = self.live[i]
             if token in self.stop_token_ids:
-                output = tuple(beam.tokens[beam.num_prompt:]) + (token,)
+                output = tuple(beam.tokens[beam.num_prompt :]) + (token,)
                 self.finished.append(Hypothesis(output, score, "stop", token))
             elif len(choices) < self.params.beam_width:
                 choices.append(Choice(beam, token, score))
@@ -57,14 +63,15 @@ class BeamGroup:
         length = self.live[0].num_output + 1
         if length >= self.params.max_tokens:
             for choice in choices:
-                output = tuple(choice.parent.tokens[choice.parent.num_prompt:]) + (choice.token,)
+                output = tuple(choice.parent.tokens[choice.parent.num_prompt :]) + (choice.token,)
                 self.finished.append(Hypothesis(output, choice.score, "length"))
             return []
         return choices
 
     def best(self) -> list[Hypothesis]:
         """The finished continuations by score over length**length_penalty, at most beam_width of them."""
+
         def rank(hypothesis: Hypothesis) -> float:
             return float(-hypothesis.score / len(hypothesis.tokens) ** self.params.length_penalty)
 
-        return sorted(self.finished, key=rank)[:self.params.beam_width]
+        return sorted(self.finished, key=rank)[: self.params.beam_width]

@@ -26,13 +26,17 @@ class Capacity:
             raise InvalidRequest("the prompt is empty: give at least one token")
         count = len(request.tokens)
         if request.pool and count > self.max_num_batched_tokens:
-            raise InvalidRequest(f"the prompt has {count} tokens and must be computed in one step of at most "
-                                 f"{self.max_num_batched_tokens}: shorten it or raise max_num_batched_tokens")
+            raise InvalidRequest(
+                f"the prompt has {count} tokens and must be computed in one step of at most "
+                f"{self.max_num_batched_tokens}: shorten it or raise max_num_batched_tokens"
+            )
         length = count if request.pool else count + request.max_tokens
         blocks = self.cache.blocks_to(length, length if request.pool else 1)
         if blocks > self.cache.pool.num_blocks:
-            raise InvalidRequest(f"prompt and answer of {length} tokens need {blocks} cache blocks, the cache has "
-                                 f"{self.cache.pool.num_blocks}: shorten them or raise kv_cache_tokens")
+            raise InvalidRequest(
+                f"prompt and answer of {length} tokens need {blocks} cache blocks, the cache has "
+                f"{self.cache.pool.num_blocks}: shorten them or raise kv_cache_tokens"
+            )
 
     def admits(self, sequence: Sequence) -> bool:
         """Whether a sequence that already holds its prefix leaves the running ones room."""

@@ -18,15 +18,19 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         self.overlap = overlap
-        self.watch: Callable[[Plan], None] | None = None       # is told of each plan before it is started
+        self.watch: Callable[[Plan], None] | None = None  # is told of each plan before it is started
         self._started: deque[tuple[Plan, Ticket]] = deque()
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._started)
 
-    def add(self, request: Request, outputs: Mapping[int, Sequence[int]] | None = None,
-            mus: Mapping[int, float] | None = None) -> None:
+    def add(
+        self,
+        request: Request,
+        outputs: Mapping[int, Sequence[int]] | None = None,
+        mus: Mapping[int, float] | None = None,
+    ) -> None:
         self.scheduler.add(request, outputs, mus)
 
     def abort(self, request_id: str, sibling: int | None = None, reason: str = "abort") -> list[Delta]:
@@ -55,10 +59,16 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and what runs now."""
         roster, cache = self.scheduler.roster, self.scheduler.cache
-        return {**asdict(self.scheduler.stats), "num_running": len(roster.running), "num_waiting": len(roster.waiting),
-                "num_evicted_blocks": cache.tree.num_evicted, "num_copied_blocks": cache.num_copied,
-                "num_blocks": cache.pool.num_blocks, "num_used_blocks": cache.pool.num_used,
-                "num_cached_blocks": cache.pool.num_idle}
+        return {
+            **asdict(self.scheduler.stats),
+            "num_running": len(roster.running),
+            "num_waiting": len(roster.waiting),
+            "num_evicted_blocks": cache.tree.num_evicted,
+            "num_copied_blocks": cache.num_copied,
+            "num_blocks": cache.pool.num_blocks,
+            "num_used_blocks": cache.pool.num_used,
+            "num_cached_blocks": cache.pool.num_idle,
+        }
 
     def close(self) -> None:
         for _, ticket in self._started:

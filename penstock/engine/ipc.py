@@ -17,8 +17,8 @@ from penstock.errors import PenstockError
 from penstock.types import Request
 
 BEAT_S = 1.0
-MAX_PREPARING = 2            # at once
-PREPARING_S = 0.005          # between looks at what is being prepared, while nothing else is to do
+MAX_PREPARING = 2  # at once
+PREPARING_S = 0.005  # between looks at what is being prepared, while nothing else is to do
 
 
 class Wire:
@@ -111,7 +111,7 @@ class Station:
         few = [delta for delta in deltas if delta.prompt_logprobs is None]
         for delta in deltas if len(few) < len(deltas) else ():
             if delta.prompt_logprobs is not None:
-                self._wire.send(Deltas([delta]))        # large: it is read by itself
+                self._wire.send(Deltas([delta]))  # large: it is read by itself
         if few:
             self._wire.send(Deltas(few))
         for delta in deltas if self._held else ():
@@ -135,7 +135,7 @@ class Station:
 
     def _prepare_aside(self, request: Request) -> None:
         if request.id not in self._preparing:
-            return                      # aborted while it waited
+            return  # aborted while it waited
         try:
             outcome = self._prepare(request)
         except PenstockError as error:

@@ -14,7 +14,7 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 
     request: Request
     outputs: dict[int, list[int]] | None = None
-    mus: dict[int, float] | None = None          # of siblings: mirostat's mu after those tokens
+    mus: dict[int, float] | None = None  # of siblings: mirostat's mu after those tokens
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -49,15 +49,15 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     max_model_len: int
     kv_cache_tokens: int
     max_num_seqs: int
-    num_bytes: int                  # of weights, as stored
+    num_bytes: int  # of weights, as stored
     kv_cache_bytes: int
     is_encoder: bool
     quantization: str
     architecture: str
     load_s: float
-    gpu_bytes: int = 0              # that the engine holds of a GPU's memory
-    defaults: list[tuple[str, Any, str]] = []       # sampling values: (name, value, why)
-    defaults_recommended: bool = False              # by the model's makers, or with its short name
+    gpu_bytes: int = 0  # that the engine holds of a GPU's memory
+    defaults: list[tuple[str, Any, str]] = []  # sampling values: (name, value, why)
+    defaults_recommended: bool = False  # by the model's makers, or with its short name
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

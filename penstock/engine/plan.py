@@ -10,9 +10,9 @@ from penstock.types import Request, TokenLogprobs
 
 
 class Output(Enum):
-    NONE = "none"        # part of a prompt: nothing comes back
-    SAMPLE = "sample"    # the next token after the row's last position
-    POOL = "pool"        # one embedding of the whole row
+    NONE = "none"  # part of a prompt: nothing comes back
+    SAMPLE = "sample"  # the next token after the row's last position
+    POOL = "pool"  # one embedding of the whole row
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Admission:
     row: int
     request: Request
     sibling: int
-    tokens: tuple[int, ...]      # the prompt, request.tokens, and what was generated before
-    mu: float | None = None      # mirostat's after those, where some were generated
+    tokens: tuple[int, ...]  # the prompt, request.tokens, and what was generated before
+    mu: float | None = None  # mirostat's after those, where some were generated
 
 
 @dataclass(slots=True)
@@ -54,10 +54,10 @@ class Row:
     start: int
     count: int
     output: Output
-    blocks: tuple[dict[int, int], ...] = ()     # per group, if any: the new block at an index of the row's table
-    tokens: tuple[int, ...] = ()       # chosen by the host (beams), appended to the row before the step
-    draft: tuple[Draft, ...] = ()      # the last len(draft) of the count positions
-    prompt_logprobs: bool = False      # log probabilities of the prompt tokens after each of these positions
+    blocks: tuple[dict[int, int], ...] = ()  # per group, if any: the new block at an index of the row's table
+    tokens: tuple[int, ...] = ()  # chosen by the host (beams), appended to the row before the step
+    draft: tuple[Draft, ...] = ()  # the last len(draft) of the count positions
+    prompt_logprobs: bool = False  # log probabilities of the prompt tokens after each of these positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Plan:
     number: int
     rows: tuple[Row, ...]
     admissions: tuple[Admission, ...] = ()
-    moves: tuple[Move, ...] = ()       # in order, all before the step
+    moves: tuple[Move, ...] = ()  # in order, all before the step
 
     @property
     def num_tokens(self) -> int:
@@ -76,23 +76,31 @@ class Plan:
 class RowResult:
     """What came back for one row of the plan, in the plan's order."""
 
-    tokens: tuple[int, ...] = ()                 # sampled; with drafts: the accepted ones and one more
-    logprobs: tuple[TokenLogprobs, ...] = ()     # one per token where the request asked
-    candidates: tuple[tuple[int, float], ...] = ()   # beams: (token, log probability), likeliest first
+    tokens: tuple[int, ...] = ()  # sampled; with drafts: the accepted ones and one more
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token where the request asked
+    candidates: tuple[tuple[int, float], ...] = ()  # beams: (token, log probability), likeliest first
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for prompt tokens start+1 … start+count
     embedding: tuple[float, ...] | None = None
-    draft: tuple[Draft, ...] = ()                # guesses for the row's next step
-    error: str | None = None                     # this row alone failed
-    unfit: bool = False                          # by the request's own fault
-    complete: bool = False                       # after the last token the answer is all that its grammar allows
-    forced: bool = False                         # a token was chosen to end the answer within its budget
-    mu: float | None = None                      # mirostat's after the last token
+    draft: tuple[Draft, ...] = ()  # guesses for the row's next step
+    error: str | None = None  # this row alone failed
+    unfit: bool = False  # by the request's own fault
+    complete: bool = False  # after the last token the answer is all that its grammar allows
+    forced: bool = False  # a token was chosen to end the answer within its budget
+    mu: float | None = None  # mirostat's after the last token
 
     @property
     def only_token(self) -> int | None:
         """The one token, where nothing else is to be told."""
-        if len(self.tokens) != 1 or self.error is not None or self.logprobs or self.prompt_logprobs or self.draft \
-                or self.complete or self.forced or self.mu is not None:
+        if (
+            len(self.tokens) != 1
+            or self.error is not None
+            or self.logprobs
+            or self.prompt_logprobs
+            or self.draft
+            or self.complete
+            or self.forced
+            or self.mu is not None
+        ):
             return None
         return self.tokens[0]
 
@@ -100,7 +108,7 @@ class RowResult:
 @dataclass(slots=True)
 class Result:
     number: int
-    rows: Sequence[RowResult | int] = ()         # a number: one sampled token, and nothing else to tell
-    error: str | None = None                     # the whole step failed; no row has a result
+    rows: Sequence[RowResult | int] = ()  # a number: one sampled token, and nothing else to tell
+    error: str | None = None  # the whole step failed; no row has a result
     forward_s: float = 0.0
     sampling_s: float = 0.0

@@ -8,15 +8,15 @@ from typing import Protocol
 from penstock.engine.sequence import Sequence
 from penstock.errors import InvalidConfig
 
-PASSES = 16         # a sequence overtaken this often is overtaken no more
-LOOK_AHEAD = 128    # waiting sequences whose cached prefix is looked up at each step
+PASSES = 16  # a sequence overtaken this often is overtaken no more
+LOOK_AHEAD = 128  # waiting sequences whose cached prefix is looked up at each step
 
 Match = Callable[[Sequence], int]
 
 
 class Policy(Protocol):
-    displaces: bool      # a waiting sequence may take the place of a running one of worse rank
-    overtakes: bool      # a later arrival may be admitted first, so that waiting must be bounded
+    displaces: bool  # a waiting sequence may take the place of a running one of worse rank
+    overtakes: bool  # a later arrival may be admitted first, so that waiting must be bounded
 
     def rank(self, sequence: Sequence) -> tuple[int, ...]:
         """Running sequences of higher rank give way first."""
@@ -77,7 +77,10 @@ class ShortestFirst(Fcfs):
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "fcfs": Fcfs, "priority": Priority, "lpm": LongestPrefix, "sjf": ShortestFirst,
+    "fcfs": Fcfs,
+    "priority": Priority,
+    "lpm": LongestPrefix,
+    "sjf": ShortestFirst,
 }
 
 

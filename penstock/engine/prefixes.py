@@ -23,15 +23,15 @@ class PendingPrefixes:
         if holding.node is None:
             return
         keys = self._keys_after(sequence, holding.num_inserted, holding.node.chain)
-        sequence.keys = list(keys)[sequence.computed // self.block_size - holding.num_inserted:]
+        sequence.keys = list(keys)[sequence.computed // self.block_size - holding.num_inserted :]
         self._keys.update(sequence.keys)
 
     def progress(self, sequence: Sequence, inserted: int) -> None:
         """Blocks up to `inserted` are in the tree now."""
         count = len(sequence.keys) - max(0, len(sequence.request.tokens) // self.block_size - inserted)
-        for key in sequence.keys[:max(0, count)]:
+        for key in sequence.keys[: max(0, count)]:
             self._forget(key)
-        del sequence.keys[:max(0, count)]
+        del sequence.keys[: max(0, count)]
 
     def withdraw(self, sequence: Sequence) -> None:
         for key in sequence.keys:
@@ -56,7 +56,7 @@ class PendingPrefixes:
         tokens, size, salt = sequence.request.tokens, self.block_size, sequence.salt
         salted = isinstance(salt, Salt)
         for start in range(num_blocks * size, len(tokens) - size + 1, size):
-            chain = chained(chain, key_of(salt, tokens, start, size) if salted else tokens[start:start + size])
+            chain = chained(chain, key_of(salt, tokens, start, size) if salted else tokens[start : start + size])
             yield chain
 
     def _forget(self, key: int) -> None:

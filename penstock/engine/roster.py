@@ -17,9 +17,9 @@ class Roster:
         self.cache = cache
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.rows = list(range(max_num_seqs - 1, -1, -1))      # free ones
+        self.rows = list(range(max_num_seqs - 1, -1, -1))  # free ones
         self.requests: dict[str, list[Sequence]] = {}
-        self.tenants: Counter[str] = Counter()                 # of requests that wait or run
+        self.tenants: Counter[str] = Counter()  # of requests that wait or run
         self.prefixes = PendingPrefixes(cache.block_size)
 
     def enter(self, request: Request, sequences: list[Sequence]) -> None:

@@ -24,8 +24,15 @@ from penstock.types import Delta, Request
 class Scheduler:
     """Makes plans and accounts for them. Pure: no clock, no device, no text."""
 
-    def __init__(self, cache: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, policy: str = "fcfs",
-                 capacity: str = "ondemand") -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: str = "fcfs",
+        capacity: str = "ondemand",
+    ) -> None:
         if capacity not in ("ondemand", "reserve"):
             raise InvalidConfig(f"capacity={capacity!r} is unknown: choose ondemand or reserve")
         self.cache = cache
@@ -37,20 +44,21 @@ class Scheduler:
         self._shares = Shares(cache, self.roster, self.policy.rank)
         self._steady = Steady(cache)
         self._accounts = Accounts(cache, self.roster, self.stats, self._steady)
-        self._heir: Sequence | None = None         # others were preempted for it: if it waits, it goes first
+        self._heir: Sequence | None = None  # others were preempted for it: if it waits, it goes first
         self._arrivals = 0
         self._plans = 0
         self._started: dict[int, Started] = {}
-        self._entries: list[Entry] = []            # of the plan being made
-        self._enlisted: list[Sequence] = []        # whose entries were made with a full look
+        self._entries: list[Entry] = []  # of the plan being made
+        self._enlisted: list[Sequence] = []  # whose entries were made with a full look
         self._admissions: list[Admission] = []
 
     @property
     def has_work(self) -> bool:
         return bool(self.roster.waiting or self.roster.running)
 
-    def add(self, request: Request, outputs: Mapping[int, Seq[int]] | None = None,
-            mus: Mapping[int, float] | None = None) -> None:
+    def add(
+        self, request: Request, outputs: Mapping[int, Seq[int]] | None = None, mus: Mapping[int, float] | None = None
+    ) -> None:
         """Take a request into the queue, or refuse it for good. `outputs`: where another engine began it, its open
         siblings and their tokens so far; they go on as if preempted, with mirostat at `mus`."""
         try:
@@ -61,9 +69,10 @@ class Scheduler:
         self._arrivals += 1
         self.stats.num_requests += 1
         begun = sorted((outputs or dict.fromkeys(range(request.num_siblings), ())).items())
-        first, *siblings = [Sequence(request, self._arrivals, sibling, [*request.tokens, *tokens],
-                                     mu=(mus or {}).get(sibling))
-                            for sibling, tokens in begun]
+        first, *siblings = [
+            Sequence(request, self._arrivals, sibling, [*request.tokens, *tokens], mu=(mus or {}).get(sibling))
+            for sibling, tokens in begun
+        ]
         if request.beam:
             first.beam = BeamGroup(request.beam, frozenset(request.stop_token_ids), [first])
         for sibling in siblings:
@@ -107,8 +116,12 @@ class Scheduler:
         if not self._entries:
             return None
         copies, self.cache.copies = self.cache.copies, []
-        plan = Plan(self._plans, tuple(entry.row for entry in self._entries), tuple(self._admissions),
-                    tuple(Move(copy.source, copy.target) for copy in copies))
+        plan = Plan(
+            self._plans,
+            tuple(entry.row for entry in self._entries),
+            tuple(self._admissions),
+            tuple(Move(copy.source, copy.target) for copy in copies),
+        )
         for sequence in self._enlisted:
             self._share(sequence)
         self._started[plan.number] = Started(plan, self._entries, [copy.holding for copy in copies])
@@ -183,7 +196,7 @@ class Scheduler:
         if not sequence.draft or self.cache.recurrent or most <= 0:
             return ()
         line = [draft.token for i, draft in enumerate(sequence.draft) if draft.parent == i - 1]
-        return tuple(Draft(token, i - 1) for i, token in enumerate(line[sequence.expected:][:most]))
+        return tuple(Draft(token, i - 1) for i, token in enumerate(line[sequence.expected :][:most]))
 
     def _cut_at_snapshot(self, sequence: Sequence, count: int) -> int:
         if not self.cache.recurrent or sequence.request.pool:
@@ -215,8 +228,9 @@ class Scheduler:
         """The one that loses the least work; one that would free nothing only where all share what they hold."""
         taken = {entry.sequence for entry in self._entries}
         losses = {s: self.cache.exclusive(s.held) for s in candidates if s not in taken}
-        return min(losses, default=None,
-                   key=lambda s: (not losses[s], losses[s], tuple(-part for part in self.policy.rank(s))))
+        return min(
+            losses, default=None, key=lambda s: (not losses[s], losses[s], tuple(-part for part in self.policy.rank(s)))
+        )
 
     def _preempt(self, victim: Sequence) -> None:
         self.stats.num_preemptions += 1
@@ -236,11 +250,14 @@ class Scheduler:
         holding, start, end = sequence.held, sequence.computed, sequence.computed + count
         state_at_start = bool(self.cache.recurrent and holding.tables[self.cache.recurrent[0]])
         self.cache.grow(holding, sequence.certain, end, self._plans)
-        if state_at_start and is_snapshot(sequence, start, self.cache.block_size) \
-                and self._capacity.spares(self.cache.state_blocks):
+        if (
+            state_at_start
+            and is_snapshot(sequence, start, self.cache.block_size)
+            and self._capacity.spares(self.cache.state_blocks)
+        ):
             self.cache.snapshot(holding, start, self._plans)
         known = len(sequence.tokens) + sequence.expected
-        draft = self._guesses(sequence)[:max(0, end - known)]
+        draft = self._guesses(sequence)[: max(0, end - known)]
         output = Output.NONE
         if end >= known:
             output = Output.POOL if sequence.request.pool else Output.SAMPLE
@@ -249,8 +266,16 @@ class Scheduler:
             self._admissions.append(Admission(sequence.row, sequence.request, sequence.sibling, tokens, sequence.mu))
             sequence.admitted = True
             sequence.chosen = []
-        row = Row(sequence.row, start, count, output, self.cache.changes(holding), tuple(sequence.chosen), draft,
-                  prompt_logprobs=sequence.wants_prompt_logprobs and start < sequence.num_prompt - 1)
+        row = Row(
+            sequence.row,
+            start,
+            count,
+            output,
+            self.cache.changes(holding),
+            tuple(sequence.chosen),
+            draft,
+            prompt_logprobs=sequence.wants_prompt_logprobs and start < sequence.num_prompt - 1,
+        )
         sequence.chosen, sequence.draft = [], []
         expected = 1 + len(draft) if output is Output.SAMPLE and not sequence.beam else 0
         sequence.flights.append(Flight(count, expected))

@@ -27,7 +27,7 @@ class Flight:
     """One unfinished plan's share of a sequence."""
 
     count: int
-    expected: int        # the most tokens that may come back
+    expected: int  # the most tokens that may come back
 
 
 @dataclass(slots=True, eq=False)
@@ -35,35 +35,35 @@ class Sequence:
     """`computed` is advanced by `schedule`, before the device is done, and corrected by `commit`."""
 
     request: Request
-    number: int                                   # order of arrival
+    number: int  # order of arrival
     sibling: int = 0
     tokens: list[int] = field(default_factory=list)
     draft: list[Draft] = field(default_factory=list)
-    mu: float | None = None                       # mirostat's after the tokens
+    mu: float | None = None  # mirostat's after the tokens
     computed: int = 0
     status: Status = Status.WAITING
     holding: Holding | None = None
     row: int = -1
-    admitted: bool = False                        # the device knows the row's tokens and parameters
-    chosen: list[int] = field(default_factory=list)   # tokens picked by the host that the device has not been told of
+    admitted: bool = False  # the device knows the row's tokens and parameters
+    chosen: list[int] = field(default_factory=list)  # tokens picked by the host that the device has not been told of
     flights: list[Flight] = field(default_factory=list)
-    epoch: int = 0                                # results of plans started in an earlier epoch are void
-    leader: Sequence | None = None                # the sibling whose prompt this one shares
+    epoch: int = 0  # results of plans started in an earlier epoch are void
+    leader: Sequence | None = None  # the sibling whose prompt this one shares
     beam: BeamGroup | None = None
-    score: float = 0.0                            # beams: summed log probability
+    score: float = 0.0  # beams: summed log probability
     candidates: tuple[tuple[int, float], ...] = ()
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_cached: int | None = None                 # prompt tokens found in the cache when first admitted
+    num_cached: int | None = None  # prompt tokens found in the cache when first admitted
     num_preempted: int = 0
-    passed: int = 0                               # how often a later arrival was admitted first
-    suspect: int = 0                              # a step with it failed: it runs alone until so much is settled
-    keys: list[int] = field(default_factory=list)     # of its prompt's blocks that others may wait for
-    awaits: int | None = None                     # the one that it waits for itself, or waited
+    passed: int = 0  # how often a later arrival was admitted first
+    suspect: int = 0  # a step with it failed: it runs alone until so much is settled
+    keys: list[int] = field(default_factory=list)  # of its prompt's blocks that others may wait for
+    awaits: int | None = None  # the one that it waits for itself, or waited
     num_prompt: int = field(init=False)
-    salt: Hashable = field(init=False)            # within which its prefix is shared
-    limit: int = field(init=False)                # the most tokens the sequence can have
-    stops: frozenset[int] = field(init=False)     # ids that may end it
-    special: bool = field(init=False)             # a beam, pooled, or with log probabilities of its prompt
+    salt: Hashable = field(init=False)  # within which its prefix is shared
+    limit: int = field(init=False)  # the most tokens the sequence can have
+    stops: frozenset[int] = field(init=False)  # ids that may end it
+    special: bool = field(init=False)  # a beam, pooled, or with log probabilities of its prompt
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.tokens)

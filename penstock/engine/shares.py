@@ -64,7 +64,7 @@ class Shares:
             return [worse]
         candidates = []
         for name in sorted(above | {tenant}, key=lambda name: (-usage[name], name)):
-            if name == tenant or usage[name] >= usage[tenant]:      # among equals the rank decides, lest all wait
+            if name == tenant or usage[name] >= usage[tenant]:  # among equals the rank decides, lest all wait
                 some = running if usage[name] > usage[tenant] else worse
                 candidates.append([s for s in some if s.request.tenant == name])
         return candidates
@@ -77,7 +77,7 @@ class Shares:
         if usage.get(tenant, 0) + num_blocks > self.share or usage.get(most, 0) <= self.share:
             return []
         over_share = [s for s in self.roster.running if s.request.tenant == most]
-        return over_share if len(over_share) > 1 else []          # the last one goes on, so that no tenant starves
+        return over_share if len(over_share) > 1 else []  # the last one goes on, so that no tenant starves
 
     def find_protected(self, head: Sequence, num_blocks: int) -> set[str]:
         """Tenants that lose nothing to a waiting sequence that takes `num_blocks`, whatever its priority."""

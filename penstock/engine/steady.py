@@ -46,8 +46,16 @@ class Steady:
             known += flight.expected
             if flight.expected > 1:
                 certain -= flight.expected - 1
-        if known - computed != 1 or computed < sequence.num_prompt or known >= sequence.limit or not self._possible \
-                or sequence.special or sequence.draft or sequence.suspect or not sequence.admitted:
+        if (
+            known - computed != 1
+            or computed < sequence.num_prompt
+            or known >= sequence.limit
+            or not self._possible
+            or sequence.special
+            or sequence.draft
+            or sequence.suspect
+            or not sequence.admitted
+        ):
             return 0
         size, until = self._size, sequence.limit - 1
         for table in holding.tables:
@@ -60,12 +68,19 @@ class Steady:
     def accepts(self, sequence: Sequence, token: int) -> bool:
         """Take in the one token of such a row; False, with nothing changed, if more is to be looked at."""
         flights, holding, known = sequence.flights, sequence.holding, sequence.tokens
-        if sequence.special or sequence.suspect or sequence.keys or not self._possible or flights[0].expected != 1 \
-                or token in sequence.stops or len(known) + 1 >= sequence.limit:
+        if (
+            sequence.special
+            or sequence.suspect
+            or sequence.keys
+            or not self._possible
+            or flights[0].expected != 1
+            or token in sequence.stops
+            or len(known) + 1 >= sequence.limit
+        ):
             return False
         if holding is not None and holding.node is not None:
             whole, settled = (holding.num_inserted + 1) * self._size, sequence.computed
-            if whole <= settled:                      # at most: those of other unfinished plans are not
+            if whole <= settled:  # at most: those of other unfinished plans are not
                 for flight in flights[1:]:
                     settled -= flight.count
                 if whole <= settled:
@@ -78,5 +93,6 @@ class Steady:
         """A running one; what was seen of it must still be so."""
         holding = sequence.held
         if sequence.computed < holding.steady_until and (
-                holding.steady_until > self._until(sequence, holding) or any(holding.changed)):
+            holding.steady_until > self._until(sequence, holding) or any(holding.changed)
+        ):
             raise AssertionError(f"sequence {sequence.number} is not as steady as it was")

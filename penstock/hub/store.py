@@ -74,8 +74,9 @@ class Store:
         known = {path for _, path in recorded}
         models = [_stored(display_name(source), source, path) for source, path in recorded]
         if self.root.is_dir():
-            models += [_stored(path.name, "", path) for path in self.root.iterdir()
-                       if path not in known and _is_model(path)]
+            models += [
+                _stored(path.name, "", path) for path in self.root.iterdir() if path not in known and _is_model(path)
+            ]
         return sorted(models, key=lambda model: model.name.lower())
 
     def records(self) -> list[dict[str, Any]]:

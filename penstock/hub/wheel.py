@@ -39,8 +39,9 @@ class Wheel:
         self.files = [name for name in self._zip.namelist() if not name.endswith("/")]
         for name in self.files:
             if not is_safe(name):
-                raise DownloadFailed(f"{path.name} holds the unsafe path {name!r}; nothing was taken from it: do not "
-                                     "trust this package")
+                raise DownloadFailed(
+                    f"{path.name} holds the unsafe path {name!r}; nothing was taken from it: do not trust this package"
+                )
         self._entries = self._read_record()
         headers = HeaderParser().parsestr(self.text(self._info("METADATA")))
         self.requires: list[str] = headers.get_all("Requires-Dist") or []
@@ -60,8 +61,10 @@ class Wheel:
         """Write one file to `target`; whoever reads `target` must wait until this returns."""
         entry = self._entries.get(name)
         if entry is None:
-            raise DownloadFailed(f"{self.path.name} does not list {name} with a sha256 in its RECORD; the package is "
-                                 "broken: try another version")
+            raise DownloadFailed(
+                f"{self.path.name} does not list {name} with a sha256 in its RECORD; the package is "
+                "broken: try another version"
+            )
         digest, num_bytes = hashlib.new(entry.algorithm), 0
         try:
             with self._zip.open(name) as source:
@@ -74,8 +77,10 @@ class Wheel:
             raise self._damaged(str(error)) from error
         found = base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
         if found != entry.digest or entry.num_bytes not in (None, num_bytes):
-            raise DownloadFailed(f"wrong checksum: {name} in {self.path.name} has {entry.algorithm} {found}, its "
-                                 f"RECORD says {entry.digest}; nothing was kept: try again")
+            raise DownloadFailed(
+                f"wrong checksum: {name} in {self.path.name} has {entry.algorithm} {found}, its "
+                f"RECORD says {entry.digest}; nothing was kept: try again"
+            )
 
     def close(self) -> None:
         self._zip.close()

@@ -17,6 +17,20 @@ from penstock.layers.rope import RopeTable
 from penstock.layers.step import Ends, LayerCache, Step
 
 __all__ = [
-    "Attention", "Block", "Embedding", "EncoderAttention", "Ends", "GatedMlp", "Head", "LayerCache", "LayerNorm",
-    "Linear", "Mlp", "ParallelBlock", "PostNormBlock", "RmsNorm", "RopeTable", "Step",
+    "Attention",
+    "Block",
+    "Embedding",
+    "EncoderAttention",
+    "Ends",
+    "GatedMlp",
+    "Head",
+    "LayerCache",
+    "LayerNorm",
+    "Linear",
+    "Mlp",
+    "ParallelBlock",
+    "PostNormBlock",
+    "RmsNorm",
+    "RopeTable",
+    "Step",
 ]

@@ -20,9 +20,21 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
 
 
 class Attention:
-    def __init__(self, qkv: Linear, out: Linear, num_heads: int, num_kv_heads: int, head_size: int, scale: float,
-                 rope: RopeTable | None = None, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None,
-                 q_norm: Norm | None = None, k_norm: Norm | None = None) -> None:
+    def __init__(
+        self,
+        qkv: Linear,
+        out: Linear,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        scale: float,
+        rope: RopeTable | None = None,
+        window: int = 0,
+        softcap: float = 0.0,
+        alibi: Tensor | None = None,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+    ) -> None:
         self.qkv, self.out = qkv, out
         self.q_end, self.k_end, self.v_end = num_heads, num_heads + num_kv_heads, num_heads + 2 * num_kv_heads
         self.head_size, self.scale, self.rope = head_size, scale, rope
@@ -39,8 +51,9 @@ class Attention:
         weights = [norm.weight if isinstance(norm, RmsNorm) else None for norm in norms]
         return (weights[0], weights[1], epsilons.pop()) if len(epsilons) == 1 else None
 
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, residual: Tensor | None = None,
-                 norm: Norm | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, step: Step, cache: LayerCache | None, residual: Tensor | None = None, norm: Norm | None = None
+    ) -> Tensor:
         """`norm` is applied to x first."""
         if cache is None:
             raise ValueError("causal attention needs a cache")
@@ -48,9 +61,24 @@ class Attention:
         if work is None or self._norms is None or cache.k_scale is not None or not ops.is_joined(work, self.window):
             return self.answers(self.queries(x, step, cache, norm), step, cache, residual)
         qkv, source, eps = self._projected(x, norm)
-        y = ops.qkv_attention(qkv, cache.k, cache.v, step.slots[cache.group], step.positions, step.tables[cache.group],
-                              step.lengths, self.scale, self.window, self.softcap, self.alibi, *self._norms,
-                              *self._angles, source, eps, work.num_parts)
+        y = ops.qkv_attention(
+            qkv,
+            cache.k,
+            cache.v,
+            step.slots[cache.group],
+            step.positions,
+            step.tables[cache.group],
+            step.lengths,
+            self.scale,
+            self.window,
+            self.softcap,
+            self.alibi,
+            *self._norms,
+            *self._angles,
+            source,
+            eps,
+            work.num_parts,
+        )
         return self.out(y.flatten(1), residual)
 
     @property
@@ -70,20 +98,44 @@ class Attention:
         qkv, source, eps = self._projected(x, norm)
         slots = step.slots[cache.group]
         if self._norms is not None:
-            return ops.qkv_write(qkv, cache.k, cache.v, slots, step.positions, *self._norms, *self._angles,
-                                 cache.k_scale, cache.v_scale, source, eps)
+            return ops.qkv_write(
+                qkv,
+                cache.k,
+                cache.v,
+                slots,
+                step.positions,
+                *self._norms,
+                *self._angles,
+                cache.k_scale,
+                cache.v_scale,
+                source,
+                eps,
+            )
         heads = qkv.view(qkv.shape[0], self.v_end, self.head_size)
-        q = _normed(heads[:, :self.q_end], self.q_norm)
-        k = _normed(heads[:, self.q_end:self.k_end], self.k_norm)
+        q = _normed(heads[:, : self.q_end], self.q_norm)
+        k = _normed(heads[:, self.q_end : self.k_end], self.k_norm)
         if self.rope is not None:
             q, k = self.rope(q, step.positions), self.rope(k, step.positions)
-        ops.cache_write(k, heads[:, self.k_end:], cache.k, cache.v, slots, cache.k_scale, cache.v_scale)
+        ops.cache_write(k, heads[:, self.k_end :], cache.k, cache.v, slots, cache.k_scale, cache.v_scale)
         return q
 
     def answers(self, q: Tensor, step: Step, cache: LayerCache, residual: Tensor | None = None) -> Tensor:
         """The second half."""
-        y = ops.attention(q, cache.k, cache.v, step.tables[cache.group], step.query_start, step.lengths, self.scale,
-                          self.window, self.softcap, self.alibi, cache.k_scale, cache.v_scale, step.work)
+        y = ops.attention(
+            q,
+            cache.k,
+            cache.v,
+            step.tables[cache.group],
+            step.query_start,
+            step.lengths,
+            self.scale,
+            self.window,
+            self.softcap,
+            self.alibi,
+            cache.k_scale,
+            cache.v_scale,
+            step.work,
+        )
         return self.out(y.flatten(1), residual)
 
 
@@ -91,8 +143,9 @@ class EncoderAttention:
     def __init__(self, qkv: Linear, out: Linear, num_heads: int, head_size: int, scale: float) -> None:
         self.qkv, self.out, self.num_heads, self.head_size, self.scale = qkv, out, num_heads, head_size, scale
 
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None = None,
-                 residual: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, step: Step, cache: LayerCache | None = None, residual: Tensor | None = None
+    ) -> Tensor:
         q, k, v = self.qkv(x).view(x.shape[0], 3, self.num_heads, self.head_size).unbind(dim=1)
         y = ops.encoder_attention(q, k, v, step.query_start, self.scale, step.work)
         return self.out(y.flatten(1), residual)

@@ -14,8 +14,16 @@ from penstock.layers.step import Ends, LayerCache, Step
 class Block:
     """Serial: each half reads the normed stream and adds its (normed, scaled) result to it."""
 
-    def __init__(self, attention: Attention, mlp: Mlp | GatedMlp, attention_norm: Norm | None, mlp_norm: Norm | None,
-                 attention_out_norm: Norm | None, mlp_out_norm: Norm | None, residual_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: Mlp | GatedMlp,
+        attention_norm: Norm | None,
+        mlp_norm: Norm | None,
+        attention_out_norm: Norm | None,
+        mlp_out_norm: Norm | None,
+        residual_scale: float = 1.0,
+    ) -> None:
         self.attention, self.mlp = attention, mlp
         self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
         self.attention_out_norm, self.mlp_out_norm = attention_out_norm, mlp_out_norm
@@ -74,8 +82,9 @@ class ParallelBlock:
 class PostNormBlock:
     """The stream itself is normed after each addition."""
 
-    def __init__(self, attention: Attention | EncoderAttention, mlp: Mlp | GatedMlp, attention_norm: Norm,
-                 mlp_norm: Norm) -> None:
+    def __init__(
+        self, attention: Attention | EncoderAttention, mlp: Mlp | GatedMlp, attention_norm: Norm, mlp_norm: Norm
+    ) -> None:
         self.attention, self.mlp = attention, mlp
         self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
 

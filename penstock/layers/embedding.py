@@ -12,11 +12,18 @@ from penstock.quant.scheme import Scheme
 
 
 class Embedding:
-    def __init__(self, tokens: Scheme, project: Linear | None = None, scale: float = 1.0,
-                 positions: Scheme | None = None, first_type: Tensor | None = None, norm: Norm | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Scheme,
+        project: Linear | None = None,
+        scale: float = 1.0,
+        positions: Scheme | None = None,
+        first_type: Tensor | None = None,
+        norm: Norm | None = None,
+    ) -> None:
         self.tokens, self.project, self.scale = tokens, project, scale
         self.positions, self.norm = positions, norm
-        self.first_type = first_type                       # [C], the row of token type 0
+        self.first_type = first_type  # [C], the row of token type 0
 
     def __call__(self, step: Step) -> Tensor:
         x = self.tokens.rows(step.ids)

@@ -10,8 +10,14 @@ from penstock.quant.scheme import Scheme
 
 
 class Head:
-    def __init__(self, rows: Scheme, project: Linear | None = None, bias: Tensor | None = None, divisor: float = 1.0,
-                 softcap: float = 0.0) -> None:
+    def __init__(
+        self,
+        rows: Scheme,
+        project: Linear | None = None,
+        bias: Tensor | None = None,
+        divisor: float = 1.0,
+        softcap: float = 0.0,
+    ) -> None:
         self.rows, self.project, self.bias = rows, project, bias
         self.factor, self.softcap = 1.0 / divisor, softcap
 

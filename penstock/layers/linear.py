@@ -20,8 +20,9 @@ class Linear:
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
-                 norm: Norm | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, residual: Tensor | None = None, activation: str | None = None, norm: Norm | None = None
+    ) -> Tensor:
         x, norm = ready(x, norm)
         return self.scheme.matmul(x, residual, activation, norm)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock import ops
 
-SLAB = 4096                            # positions whose angles are held in float64 at a time
+SLAB = 4096  # positions whose angles are held in float64 at a time
 
 
 def frequencies(size: int, theta: float) -> Tensor:
@@ -25,8 +25,9 @@ def linear_frequencies(size: int, theta: float, factor: float) -> Tensor:
     return frequencies(size, theta) / factor
 
 
-def llama3_frequencies(size: int, theta: float, factor: float, low_freq_factor: float, high_freq_factor: float,
-                       original: int) -> Tensor:
+def llama3_frequencies(
+    size: int, theta: float, factor: float, low_freq_factor: float, high_freq_factor: float, original: int
+) -> Tensor:
     """Long waves are stretched by `factor`, short ones kept, those between blended."""
     plain = frequencies(size, theta)
     waves = 2 * math.pi / plain
@@ -36,8 +37,9 @@ def llama3_frequencies(size: int, theta: float, factor: float, low_freq_factor: 
     return torch.where(waves < original / high_freq_factor, plain, stretched)
 
 
-def yarn_frequencies(size: int, theta: float, factor: float, original: int, beta_fast: float, beta_slow: float,
-                     truncate: bool) -> Tensor:
+def yarn_frequencies(
+    size: int, theta: float, factor: float, original: int, beta_fast: float, beta_slow: float, truncate: bool
+) -> Tensor:
     """Dimensions that turn more than beta_fast times over the original length are kept, under beta_slow stretched."""
 
     def dimension(turns: float) -> float:
@@ -63,8 +65,9 @@ def long_frequencies(size: int, theta: float, factors: tuple[float, ...]) -> Ten
 class RopeTable:
     """cos and sin [M, R/2] of every position, shared by the layers that turn alike."""
 
-    def __init__(self, frequencies: Tensor, length: int, factor: float = 1.0,
-                 device: torch.device | None = None) -> None:
+    def __init__(
+        self, frequencies: Tensor, length: int, factor: float = 1.0, device: torch.device | None = None
+    ) -> None:
         shape = (length, frequencies.shape[0])
         frequencies = frequencies.to(device)
         self.cos, self.sin = torch.empty(shape, device=device), torch.empty(shape, device=device)

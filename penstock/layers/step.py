@@ -31,17 +31,17 @@ class LayerCache(Protocol):
 
 class Step(Protocol):
     @property
-    def ids(self) -> Tensor: ...            # [T] int64
+    def ids(self) -> Tensor: ...  # [T] int64
     @property
-    def positions(self) -> Tensor: ...      # [T] int64
+    def positions(self) -> Tensor: ...  # [T] int64
     @property
-    def slots(self) -> list[Tensor]: ...    # per group [T] int64
+    def slots(self) -> list[Tensor]: ...  # per group [T] int64
     @property
-    def tables(self) -> list[Tensor]: ...   # per group [S, B] int32
+    def tables(self) -> list[Tensor]: ...  # per group [S, B] int32
     @property
-    def query_start(self) -> Tensor: ...    # [S + 1] int32
+    def query_start(self) -> Tensor: ...  # [S + 1] int32
     @property
-    def lengths(self) -> Tensor: ...        # [S] int32
+    def lengths(self) -> Tensor: ...  # [S] int32
     @property
     def work(self) -> Work | None: ...
 

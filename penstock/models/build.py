@@ -27,10 +27,16 @@ class Build:
     """Makes layers out of `take(name)`, a tensor, and `hold(name, bias)`, a matrix in its storage scheme, both on the
     model's device."""
 
-    def __init__(self, spec: ModelSpec, take: Callable[[str], Tensor], hold: Callable[[str, Tensor | None], Scheme],
-                 device: torch.device = CPU, final: Callable[[Scheme], Scheme] | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        take: Callable[[str], Tensor],
+        hold: Callable[[str, Tensor | None], Scheme],
+        device: torch.device = CPU,
+        final: Callable[[Scheme], Scheme] | None = None,
+    ) -> None:
         self.spec, self.take, self.hold, self.device = spec, take, hold, device
-        self._final = final          # what becomes of a layer's matrices once norms are part of them
+        self._final = final  # what becomes of a layer's matrices once norms are part of them
         self.names = spec.parameters().keys()
         self.ropes: dict[described.Rope, layers.RopeTable] = {}
 
@@ -58,27 +64,41 @@ class Build:
         if rope not in self.ropes:
             length = self.spec.max_model_len
             if 4 * rope.size * length > MAX_ROPE_BYTES:
-                raise InvalidModel(f"max_model_len={length} needs {4 * rope.size * length} bytes of rope tables, over "
-                                   f"{MAX_ROPE_BYTES}: set a smaller max_model_len")
+                raise InvalidModel(
+                    f"max_model_len={length} needs {4 * rope.size * length} bytes of rope tables, over "
+                    f"{MAX_ROPE_BYTES}: set a smaller max_model_len"
+                )
             frequencies, factor = rope_frequencies(rope)
             self.ropes[rope] = layers.RopeTable(frequencies, length, factor, self.device)
         return self.ropes[rope]
 
     def attention(self, name: str, a: described.Attention) -> layers.Attention:
         return layers.Attention(
-            self.linear(f"{name}.qkv"), self.linear(f"{name}.out"), a.num_heads, a.num_kv_heads, a.head_size, a.scale,
-            self.rope(a.rope), a.window, a.softcap, self._alibi(a.alibi),
-            self.norm(f"{name}.q_norm", a.q_norm), self.norm(f"{name}.k_norm", a.k_norm))
+            self.linear(f"{name}.qkv"),
+            self.linear(f"{name}.out"),
+            a.num_heads,
+            a.num_kv_heads,
+            a.head_size,
+            a.scale,
+            self.rope(a.rope),
+            a.window,
+            a.softcap,
+            self._alibi(a.alibi),
+            self.norm(f"{name}.q_norm", a.q_norm),
+            self.norm(f"{name}.k_norm", a.k_norm),
+        )
 
     def _alibi(self, slopes: tuple[float, ...]) -> Tensor | None:
         return torch.tensor(slopes, dtype=torch.float32, device=self.device) if slopes else None
 
-    def any_attention(self, name: str, a: described.Attention | described.EncoderAttention,
-                      ) -> layers.Attention | layers.EncoderAttention:
+    def any_attention(
+        self, name: str, a: described.Attention | described.EncoderAttention
+    ) -> layers.Attention | layers.EncoderAttention:
         if isinstance(a, described.Attention):
             return self.attention(name, a)
-        return layers.EncoderAttention(self.linear(f"{name}.qkv"), self.linear(f"{name}.out"), a.num_heads, a.head_size,
-                                       a.scale)
+        return layers.EncoderAttention(
+            self.linear(f"{name}.qkv"), self.linear(f"{name}.out"), a.num_heads, a.head_size, a.scale
+        )
 
     def mlp(self, name: str, mlp: described.Mlp | described.GatedMlp) -> layers.Mlp | layers.GatedMlp:
         if isinstance(mlp, described.GatedMlp):
@@ -95,28 +115,40 @@ class Build:
     def _block(self, name: str, block: blocks.AnyBlock) -> AnyBlock:
         mlp = self.mlp(f"{name}.mlp", block.mlp)
         if isinstance(block, blocks.PostNormBlock):
-            return layers.PostNormBlock(self.any_attention(f"{name}.attention", block.attention), mlp,
-                                        self.some_norm(f"{name}.attention_norm", block.attention_norm),
-                                        self.some_norm(f"{name}.mlp_norm", block.mlp_norm))
+            return layers.PostNormBlock(
+                self.any_attention(f"{name}.attention", block.attention),
+                mlp,
+                self.some_norm(f"{name}.attention_norm", block.attention_norm),
+                self.some_norm(f"{name}.mlp_norm", block.mlp_norm),
+            )
         attention = self.attention(f"{name}.attention", block.attention)
         mlp_norm = self.norm(f"{name}.mlp_norm", block.mlp_norm)
         if isinstance(block, blocks.ParallelBlock):
-            return layers.ParallelBlock(attention, mlp, self.some_norm(f"{name}.attention_norm", block.attention_norm),
-                                        mlp_norm)
+            return layers.ParallelBlock(
+                attention, mlp, self.some_norm(f"{name}.attention_norm", block.attention_norm), mlp_norm
+            )
         attention_norm = self.norm(f"{name}.attention_norm", block.attention_norm)
         if self.device.type != "cpu":
             attention_norm, mlp_norm = folded(attention_norm, attention.qkv), folded(mlp_norm, _first(mlp))
-        return layers.Block(attention, mlp, attention_norm, mlp_norm,
-                            self.norm(f"{name}.attention_out_norm", block.attention_out_norm),
-                            self.norm(f"{name}.mlp_out_norm", block.mlp_out_norm), block.residual_scale)
+        return layers.Block(
+            attention,
+            mlp,
+            attention_norm,
+            mlp_norm,
+            self.norm(f"{name}.attention_out_norm", block.attention_out_norm),
+            self.norm(f"{name}.mlp_out_norm", block.mlp_out_norm),
+            block.residual_scale,
+        )
 
     def embedding(self, e: Embedding) -> layers.Embedding:
         return layers.Embedding(
             self.matrix("embedding.tokens"),
-            self.linear("embedding.project") if e.row != e.width else None, e.scale,
-            dense(self.take("embedding.positions.weight")[e.position_offset:]) if e.num_positions else None,
+            self.linear("embedding.project") if e.row != e.width else None,
+            e.scale,
+            dense(self.take("embedding.positions.weight")[e.position_offset :]) if e.num_positions else None,
             self.take("embedding.types.weight")[0].float().clone() if e.num_types else None,
-            self.norm("embedding.norm", e.norm))
+            self.norm("embedding.norm", e.norm),
+        )
 
     def head(self, head: Head, embedding: layers.Embedding) -> layers.Head:
         rows = embedding.tokens if head.tied else self.matrix("head.rows")
@@ -128,8 +160,9 @@ class Build:
         stack = [self.block(f"layers.{index}", block) for index, block in enumerate(self.spec.layers)]
         if self.spec.head is None:
             return Encoder(self.spec, embedding, stack, pooling)
-        return Decoder(self.spec, embedding, stack, self.norm("norm", self.spec.norm),
-                       self.head(self.spec.head, embedding))
+        return Decoder(
+            self.spec, embedding, stack, self.norm("norm", self.spec.norm), self.head(self.spec.head, embedding)
+        )
 
 
 def dense(weight: Tensor, bias: Tensor | None = None) -> Scheme:
@@ -144,8 +177,12 @@ def _first(mlp: layers.Mlp | layers.GatedMlp) -> layers.Linear:
 def folded(norm: AnyNorm | None, linear: layers.Linear) -> AnyNorm | None:
     """The norm, its weight made part of the product that it stands before where that is held in 16 bits: a product of
     one row then reads no weights of a norm."""
-    if not isinstance(norm, layers.RmsNorm) or norm.weight is None or not isinstance(linear.scheme, Matrix) \
-            or linear.scheme.weight.itemsize != 2:
+    if (
+        not isinstance(norm, layers.RmsNorm)
+        or norm.weight is None
+        or not isinstance(linear.scheme, Matrix)
+        or linear.scheme.weight.itemsize != 2
+    ):
         return norm
     linear.scheme.fold(norm.weight)
     return layers.RmsNorm(None, norm.eps, norm.size)
@@ -157,11 +194,19 @@ def rope_frequencies(rope: described.Rope) -> tuple[Tensor, float]:
     if isinstance(scaling, described.LinearScaling):
         return ropes.linear_frequencies(rope.size, rope.theta, scaling.factor), 1.0
     if isinstance(scaling, described.Llama3Scaling):
-        return ropes.llama3_frequencies(rope.size, rope.theta, scaling.factor, scaling.low_freq_factor,
-                                        scaling.high_freq_factor, scaling.original), 1.0
+        return ropes.llama3_frequencies(
+            rope.size, rope.theta, scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor, scaling.original
+        ), 1.0
     if isinstance(scaling, described.YarnScaling):
-        return ropes.yarn_frequencies(rope.size, rope.theta, scaling.factor, scaling.original, scaling.beta_fast,
-                                      scaling.beta_slow, scaling.truncate), scaling.attention_factor
+        return ropes.yarn_frequencies(
+            rope.size,
+            rope.theta,
+            scaling.factor,
+            scaling.original,
+            scaling.beta_fast,
+            scaling.beta_slow,
+            scaling.truncate,
+        ), scaling.attention_factor
     if isinstance(scaling, described.LongScaling):
         return ropes.long_frequencies(rope.size, rope.theta, scaling.factors), scaling.attention_factor
     return ropes.frequencies(rope.size, rope.theta), 1.0

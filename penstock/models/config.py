@@ -21,7 +21,8 @@ MAX_POSITIONS = 1 << 24
 _REQUIRED: Any = object()
 
 # Keys that say nothing about the forward pass: bookkeeping, training, special tokens, sampling defaults.
-HARMLESS = frozenset("""
+HARMLESS = frozenset(
+    """
     architectures model_type dtype torch_dtype transformers_version _name_or_path name_or_path auto_map _commit_hash
     use_cache cache_implementation attn_implementation _attn_implementation _attn_implementation_autoset torchscript
     use_bfloat16 tf_legacy_loss gradient_checkpointing chunk_size_feed_forward is_decoder is_llama_config
@@ -36,7 +37,8 @@ HARMLESS = frozenset("""
     typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
     num_return_sequences forced_bos_token_id forced_eos_token_id remove_invalid_values suppress_tokens
     begin_suppress_tokens exponential_decay_length_penalty prefix max_sequence_length
-""".split())
+""".split()
+)
 
 
 def _is_off(value: object) -> bool:
@@ -58,7 +60,7 @@ class Config:
         if not isinstance(values, Mapping):
             raise InvalidModel(f"config {path or 'file'} must be a JSON object, not {_shown(values)}")
         self.values = values
-        self.max_model_len = max_model_len     # what the user asked for
+        self.max_model_len = max_model_len  # what the user asked for
         self._path = path
         self._read: set[str] = set()
         self._sections: dict[str, Config] = {}
@@ -81,8 +83,9 @@ class Config:
             self.refuse(name, f"is out of range: it must be a whole number from {least} to {most}")
         return int(value)
 
-    def number(self, *names: str, default: float = _REQUIRED, least: float = 0.0, most: float = 1e9,
-               above: float | None = None) -> float:
+    def number(
+        self, *names: str, default: float = _REQUIRED, least: float = 0.0, most: float = 1e9, above: float | None = None
+    ) -> float:
         """A finite number from `least` (or above `above`) to `most`."""
         name, value = self._find(names, default)
         if not name:
@@ -116,8 +119,11 @@ class Config:
 
     def numbers(self, name: str, length: int, above: float = 0.0) -> tuple[float, ...]:
         found, value = self._find([name], _REQUIRED)
-        ok = isinstance(value, list) and len(value) == length and all(
-            isinstance(x, (int, float)) and not isinstance(x, bool) and above < x <= 1e9 for x in value)
+        ok = (
+            isinstance(value, list)
+            and len(value) == length
+            and all(isinstance(x, (int, float)) and not isinstance(x, bool) and above < x <= 1e9 for x in value)
+        )
         if not ok:
             self.refuse(found, f"must be a list of {length} numbers above {above}")
         return tuple(float(x) for x in value)

@@ -17,8 +17,14 @@ AnyNorm = layers.RmsNorm | layers.LayerNorm
 class Decoder:
     """Hidden states of a step's tokens, and the logits of those asked for."""
 
-    def __init__(self, spec: ModelSpec, embedding: layers.Embedding, blocks: Sequence[AnyBlock],
-                 norm: AnyNorm | None, head: layers.Head) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        embedding: layers.Embedding,
+        blocks: Sequence[AnyBlock],
+        norm: AnyNorm | None,
+        head: layers.Head,
+    ) -> None:
         self.spec, self.embedding, self.blocks, self.norm, self.head = spec, embedding, list(blocks), norm, head
 
     @property
@@ -26,8 +32,9 @@ class Decoder:
         """Numbers of rows, over one, for which products take different kernels."""
         return getattr(self.blocks[0].mlp.down.scheme, "row_counts", (2,)) if self.blocks else (2,)
 
-    def forward(self, step: layers.Step, caches: Sequence[layers.LayerCache | None], ends: layers.Ends | None = None,
-                ) -> Tensor:
+    def forward(
+        self, step: layers.Step, caches: Sequence[layers.LayerCache | None], ends: layers.Ends | None = None
+    ) -> Tensor:
         """The step's tokens → hidden [T, C], or with `ends` of those alone [M, C]; each layer's keys and values are
         written to its cache on the way."""
         x = self.embedding(step)
@@ -44,8 +51,9 @@ class Decoder:
 class Encoder:
     """Hidden states of whole sequences, and one embedding of each."""
 
-    def __init__(self, spec: ModelSpec, embedding: layers.Embedding, blocks: Sequence[AnyBlock],
-                 pooling: Pooling) -> None:
+    def __init__(
+        self, spec: ModelSpec, embedding: layers.Embedding, blocks: Sequence[AnyBlock], pooling: Pooling
+    ) -> None:
         self.spec, self.embedding, self.blocks, self.pooling = spec, embedding, list(blocks), pooling
 
     def forward(self, step: layers.Step, caches: Sequence[layers.LayerCache | None] = ()) -> Tensor:

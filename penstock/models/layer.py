@@ -25,7 +25,7 @@ class Merge:
     """A parameter that checkpoints may store in parts: (name, rows) in the order we hold them."""
 
     parts: tuple[tuple[str, int], ...]
-    head_size: int = 0             # query, key and value parts: rows per head
+    head_size: int = 0  # query, key and value parts: rows per head
 
 
 Merges = dict[str, Merge]
@@ -80,13 +80,13 @@ class Llama3Scaling:
     factor: float
     low_freq_factor: float
     high_freq_factor: float
-    original: int                  # positions of pretraining
+    original: int  # positions of pretraining
 
 
 @dataclass(frozen=True)
 class YarnScaling:
     factor: float
-    original: int                  # positions of pretraining
+    original: int  # positions of pretraining
     attention_factor: float
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -95,7 +95,7 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class LongScaling:
-    factors: tuple[float, ...]     # one per frequency, the short or the long list
+    factors: tuple[float, ...]  # one per frequency, the short or the long list
     attention_factor: float
 
 
@@ -121,12 +121,12 @@ class Attention:
     head_size: int
     scale: float
     rope: Rope | None = None
-    window: int = 0                # a query at p sees p-window+1 … p; 0 sees everything before it
+    window: int = 0  # a query at p sees p-window+1 … p; 0 sees everything before it
     softcap: float = 0.0
     alibi: tuple[float, ...] = ()  # slope per head
     qkv_bias: bool = False
     out_bias: bool = False
-    q_norm: Norm | None = None     # its size says over what: one head, or all of them together
+    q_norm: Norm | None = None  # its size says over what: one head, or all of them together
     k_norm: Norm | None = None
 
     @property
@@ -136,9 +136,14 @@ class Attention:
 
     def parameters(self) -> Shapes:
         q, k, v = self.rows
-        return united([matrix("qkv", q + k + v, self.width, self.qkv_bias),
-                        matrix("out", self.width, q, self.out_bias),
-                        nested("q_norm", self.q_norm), nested("k_norm", self.k_norm)])
+        return united(
+            [
+                matrix("qkv", q + k + v, self.width, self.qkv_bias),
+                matrix("out", self.width, q, self.out_bias),
+                nested("q_norm", self.q_norm),
+                nested("k_norm", self.k_norm),
+            ]
+        )
 
     def merges(self) -> Merges:
         return {"qkv": Merge(tuple(zip("qkv", self.rows)), self.head_size)}
@@ -198,8 +203,9 @@ class GatedMlp:
     bias: bool = False
 
     def parameters(self) -> Shapes:
-        return (matrix("gate_up", 2 * self.hidden, self.width, self.bias)
-                | matrix("down", self.width, self.hidden, self.bias))
+        return matrix("gate_up", 2 * self.hidden, self.width, self.bias) | matrix(
+            "down", self.width, self.hidden, self.bias
+        )
 
     def merges(self) -> Merges:
         return {"gate_up": Merge((("gate", self.hidden), ("up", self.hidden)))}

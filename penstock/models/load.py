@@ -32,9 +32,9 @@ from penstock.quant.scheme import Scheme
 
 Take = Callable[[str], Tensor]
 Hold = Callable[[str, Tensor | None], Scheme]
-Progress = Callable[[int, int], None]      # values loaded so far, values in all
+Progress = Callable[[int, int], None]  # values loaded so far, values in all
 
-LEAST_QUANTIZED = 32       # inputs; a narrower matrix gains nothing
+LEAST_QUANTIZED = 32  # inputs; a narrower matrix gains nothing
 OUTER = ("head.", "embedding.")
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -45,9 +45,9 @@ class Source:
 
     tensor: str
     layout: Layout
-    shape: Shape                           # once laid out our way
+    shape: Shape  # once laid out our way
     head_size: int = 0
-    kv_rows: int = 0                       # grouped: rows of all the keys
+    kv_rows: int = 0  # grouped: rows of all the keys
 
 
 Sources = dict[str, list[Source]]
@@ -60,19 +60,24 @@ def _found(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, tuple[str, Layo
     for tensor in checkpoint.names():
         stored = spec.names.find(tensor)
         if stored is None:
-            raise InvalidModel(f"{checkpoint.path}: tensor {tensor!r} is unknown to {spec.architecture}: "
-                               "the file is damaged or of another kind of model")
+            raise InvalidModel(
+                f"{checkpoint.path}: tensor {tensor!r} is unknown to {spec.architecture}: "
+                "the file is damaged or of another kind of model"
+            )
         if stored is IGNORED or (tied and stored.name == "head.rows.weight"):
             continue
         if stored.name in found:
-            raise InvalidModel(f"{checkpoint.path}: tensors {found[stored.name][0]!r} and {tensor!r} are the same "
-                               "parameter: remove one of them")
+            raise InvalidModel(
+                f"{checkpoint.path}: tensors {found[stored.name][0]!r} and {tensor!r} are the same "
+                "parameter: remove one of them"
+            )
         found[stored.name] = tensor, stored.layout
     return found
 
 
-def _parts(parameter: str, shape: Shape, merge: Merge | None, found: dict[str, tuple[str, Layout]],
-           ) -> list[tuple[str, Shape]]:
+def _parts(
+    parameter: str, shape: Shape, merge: Merge | None, found: dict[str, tuple[str, Layout]]
+) -> list[tuple[str, Shape]]:
     """The names under which a parameter may be stored, with their shapes: whole, or in parts."""
     if merge is None or parameter in found:
         return [(parameter, shape)]
@@ -90,18 +95,22 @@ def match(checkpoint: Checkpoint, spec: ModelSpec) -> Sources:
         sources[parameter] = []
         for name, part_shape in _parts(parameter, shape, merge, found):
             if name not in found:
-                raise InvalidModel(f"{checkpoint.path}: tensor {spec.names.spelling(name)!r} of shape "
-                                   f"{list(part_shape)} is missing")
+                raise InvalidModel(
+                    f"{checkpoint.path}: tensor {spec.names.spelling(name)!r} of shape {list(part_shape)} is missing"
+                )
             tensor, layout = found[name]
-            source = Source(tensor, layout, part_shape, merge.head_size if merge else 0,
-                            merge.parts[1][1] if merge else 0)
+            source = Source(
+                tensor, layout, part_shape, merge.head_size if merge else 0, merge.parts[1][1] if merge else 0
+            )
             _check(checkpoint, source)
             sources[parameter].append(source)
             used.add(name)
     for name, (tensor, _) in found.items():
         if name not in used:
-            raise InvalidModel(f"{checkpoint.path}: tensor {tensor!r} has no place in the model that its config "
-                               f"describes ({spec.num_layers} layers): config and weights do not belong together")
+            raise InvalidModel(
+                f"{checkpoint.path}: tensor {tensor!r} has no place in the model that its config "
+                f"describes ({spec.num_layers} layers): config and weights do not belong together"
+            )
     return sources
 
 
@@ -110,8 +119,9 @@ def _check(checkpoint: Checkpoint, source: Source) -> None:
     if source.layout == "transposed":
         expected = expected[::-1]
     if shape != expected:
-        raise InvalidModel(f"{checkpoint.path}: tensor {source.tensor!r} has shape {list(shape)}, but its config "
-                           f"says {list(expected)}")
+        raise InvalidModel(
+            f"{checkpoint.path}: tensor {source.tensor!r} has shape {list(shape)}, but its config says {list(expected)}"
+        )
 
 
 def _ungrouped(tensor: Tensor, head_size: int, kv_rows: int) -> Tensor:
@@ -145,7 +155,7 @@ def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype
         parts = [part.to(target if part.ndim == 2 else torch.float32) for part in parts]
         if len(parts) > 1:
             return torch.cat(parts)
-        return parts[0] if parts[0].ndim == 2 else parts[0].clone()    # packing copies a matrix out of the file
+        return parts[0] if parts[0].ndim == 2 else parts[0].clone()  # packing copies a matrix out of the file
 
     return take
 
@@ -192,8 +202,8 @@ class Options:
     """How weights are held."""
 
     dtype: torch.dtype | None = torch.float32  # of matrices; None: as stored, quantized ones packed
-    quantization: str | None = None            # "int8" or "int4": pack what the checkpoint holds unquantized
-    rounded: bool = True                       # packed weights meet activations rounded to 8 bits
+    quantization: str | None = None  # "int8" or "int4": pack what the checkpoint holds unquantized
+    rounded: bool = True  # packed weights meet activations rounded to 8 bits
     on_gpu: bool = False
 
     def x_bits(self, name: str) -> int:
@@ -260,9 +270,18 @@ def _as_fp8(scheme: Scheme) -> Scheme:
     return scheme
 
 
-def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.dtype | None = torch.float32,
-               quantization: str | None = None, rounded: bool = True, seed: int = 0, dummy: bool = False,
-               progress: Progress | None = None, device: torch.device = CPU) -> Decoder | Encoder:
+def load_model(
+    checkpoint: Checkpoint | None,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype | None = torch.float32,
+    quantization: str | None = None,
+    rounded: bool = True,
+    seed: int = 0,
+    dummy: bool = False,
+    progress: Progress | None = None,
+    device: torch.device = CPU,
+) -> Decoder | Encoder:
     """The model of `spec` with a checkpoint's weights, or with random ones (`dummy`), on the device.
 
     Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's own, quantized ones packed.
@@ -270,8 +289,10 @@ def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.d
     if dtype is not None and dtype not in STORED:
         raise InvalidModel(f"dtype={dtype} cannot hold weights: use float32, bfloat16 or float16")
     if quantization and device.type == "cpu" and cpu.path() == "reference":
-        raise InvalidConfig(f"quantization={quantization} needs the compiled kernels: install Penstock with a "
-                            "compiler, and leave PENSTOCK_CPU unset")
+        raise InvalidConfig(
+            f"quantization={quantization} needs the compiled kernels: install Penstock with a "
+            "compiler, and leave PENSTOCK_CPU unset"
+        )
     pooling, sources = Pooling(), Sources()
     # A GPU's integers are made of what the checkpoint holds, as a CPU's are, not of that rounded to 16 bits first.
     kept = None if device.type == "cuda" and quantization in QUANTIZERS else dtype
@@ -295,5 +316,6 @@ def load_model(checkpoint: Checkpoint | None, spec: ModelSpec, *, dtype: torch.d
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise
-        raise InvalidModel(f"the model's {spec.num_parameters} values do not fit in memory: use a smaller model "
-                           "or a 16-bit dtype") from None
+        raise InvalidModel(
+            f"the model's {spec.num_parameters} values do not fit in memory: use a smaller model or a 16-bit dtype"
+        ) from None

@@ -24,7 +24,7 @@ class Stored:
     layout: Layout = "plain"
 
 
-IGNORED = Stored("")                   # buffers and heads that no computation here reads
+IGNORED = Stored("")  # buffers and heads that no computation here reads
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Names:
         """Our name for a checkpoint's tensor and its layout; IGNORED, or None for one the table does not know."""
         for prefix in sorted(self.prefixes, key=len, reverse=True):
             if tensor.startswith(prefix):
-                tensor = tensor[len(prefix):]
+                tensor = tensor[len(prefix) :]
                 break
         module, _, suffix = tensor.rpartition(".")
         inside = re.fullmatch(rf"{re.escape(self.stack)}\.(\d{{1,6}})\.(.+)", module)
@@ -88,11 +88,13 @@ LLAMA = Names(
 QK_NORM = Names(layer={"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"})
 
 # Norms on both sides of attention and MLP (Gemma 2), or after them only (OLMo 2).
-OUT_NORMS = Names(layer={
-    "post_attention_layernorm": "attention_out_norm",
-    "pre_feedforward_layernorm": "mlp_norm",
-    "post_feedforward_layernorm": "mlp_out_norm",
-})
+OUT_NORMS = Names(
+    layer={
+        "post_attention_layernorm": "attention_out_norm",
+        "pre_feedforward_layernorm": "mlp_norm",
+        "post_feedforward_layernorm": "mlp_out_norm",
+    }
+)
 
 MERGED = Names(layer={"self_attn.qkv_proj": "attention.qkv", "mlp.gate_up_proj": "mlp.gate_up"})
 
@@ -103,7 +105,9 @@ def one_plus(names: Names) -> Names:
     """The same table with every norm weight stored less one (Gemma)."""
 
     def change(modules: Mapping[str, Stored | str]) -> dict[str, Stored | str]:
-        return {spelled: Stored(stored, "one_plus") if isinstance(stored, str) and stored.endswith("norm") else stored
-                for spelled, stored in modules.items()}
+        return {
+            spelled: Stored(stored, "one_plus") if isinstance(stored, str) and stored.endswith("norm") else stored
+            for spelled, stored in modules.items()
+        }
 
     return Names(names.prefixes, names.stack, change(names.model), change(names.layer))

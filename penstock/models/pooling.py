@@ -22,7 +22,7 @@ GGUF_MODES: dict[Any, Mode] = {0: "mean", 1: "mean", 2: "cls"}
 @dataclass(frozen=True)
 class Pooling:
     mode: Mode = "mean"
-    normalize: bool = True         # to length 1
+    normalize: bool = True  # to length 1
 
 
 def _read(path: Path) -> Any:
@@ -37,9 +37,15 @@ def _mode(path: Path) -> Mode:
     if not isinstance(config, dict):
         raise InvalidModel(f"{path} must hold a JSON object")
     named = config.get("pooling_mode")
-    on = [named] if named is not None else [
-        key.removeprefix("pooling_mode_").removesuffix("s").removesuffix("_token")
-        for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    on = (
+        [named]
+        if named is not None
+        else [
+            key.removeprefix("pooling_mode_").removesuffix("s").removesuffix("_token")
+            for key, value in config.items()
+            if key.startswith("pooling_mode_") and value is True
+        ]
+    )
     if on == ["mean"]:
         return "mean"
     if on == ["cls"]:
@@ -75,8 +81,10 @@ def pooling_from_gguf(metadata: Mapping[str, Any]) -> Pooling:
     key = f"{metadata.get('general.architecture')}.pooling_type"
     kind = metadata.get(key, 0)
     if not isinstance(kind, int) or kind not in GGUF_MODES:
-        raise InvalidModel(f"{key}={str(kind)[:40]} asks for a pooling that is neither mean (1) nor cls (2): use "
-                           "a file with one of these")
+        raise InvalidModel(
+            f"{key}={str(kind)[:40]} asks for a pooling that is neither mean (1) nor cls (2): use "
+            "a file with one of these"
+        )
     return Pooling(GGUF_MODES[kind])
 
 

@@ -17,7 +17,7 @@ Read = Callable[[Config], ModelSpec]
 class Family:
     architecture: str
     read: Read
-    like: tuple[Mapping[str, Any], ...]    # tiny configs that together reach every branch of `read`
+    like: tuple[Mapping[str, Any], ...]  # tiny configs that together reach every branch of `read`
 
 
 FAMILIES: dict[str, Family] = {}

@@ -67,8 +67,9 @@ def max_model_len(c: Config, positions: int) -> int:
     if c.max_model_len is None:
         return positions
     if not 1 <= c.max_model_len <= positions:
-        raise InvalidConfig(f"max_model_len={c.max_model_len} is over the model's context of {positions}: "
-                            f"set 1 to {positions}")
+        raise InvalidConfig(
+            f"max_model_len={c.max_model_len} is over the model's context of {positions}: set 1 to {positions}"
+        )
     return c.max_model_len
 
 
@@ -82,9 +83,14 @@ def _yarn(c: Config, p: Config) -> YarnScaling:
     mscale, mscale_all = p.number("mscale", default=0.0), p.number("mscale_all_dim", default=0.0)
     usual = _mscale(factor, mscale) / _mscale(factor, mscale_all) if mscale and mscale_all else _mscale(factor)
     p.ignore("finetuned")
-    return YarnScaling(factor, original, p.number("attention_factor", default=usual, above=0.0),
-                       p.number("beta_fast", default=0.0) or 32.0, p.number("beta_slow", default=0.0) or 1.0,
-                       p.flag("truncate", True))
+    return YarnScaling(
+        factor,
+        original,
+        p.number("attention_factor", default=usual, above=0.0),
+        p.number("beta_fast", default=0.0) or 32.0,
+        p.number("beta_slow", default=0.0) or 1.0,
+        p.flag("truncate", True),
+    )
 
 
 def _long(c: Config, p: Config, size: int, length: int) -> LongScaling:
@@ -109,9 +115,17 @@ def _dynamic_theta(c: Config, p: Config, size: int, theta: float, length: int) -
     return float(theta * growth ** (size / (size - 2)))
 
 
-def rope(c: Config, head_size: int, *, layer_type: str = "full_attention", theta: float = 10000.0,
-         theta_keys: Sequence[str] = ("rope_theta",), fraction: float = 1.0,
-         fraction_keys: Sequence[str] = ("partial_rotary_factor",), aliases: Mapping[str, str] | None = None) -> Rope:
+def rope(
+    c: Config,
+    head_size: int,
+    *,
+    layer_type: str = "full_attention",
+    theta: float = 10000.0,
+    theta_keys: Sequence[str] = ("rope_theta",),
+    fraction: float = 1.0,
+    fraction_keys: Sequence[str] = ("partial_rotary_factor",),
+    aliases: Mapping[str, str] | None = None,
+) -> Rope:
     """The rope of one kind of layer. `theta` and `fraction` are the family's defaults under their old key names."""
     p = _parameters(c, layer_type)
     kind = _kind(p, aliases or {})
@@ -135,7 +149,7 @@ def rope(c: Config, head_size: int, *, layer_type: str = "full_attention", theta
         scaling = _llama3(c, p)
     elif kind == "yarn":
         scaling = _yarn(c, p)
-    elif kind == "factors":            # as GGUF files keep them: what each frequency is divided by
+    elif kind == "factors":  # as GGUF files keep them: what each frequency is divided by
         scaling = LongScaling(p.numbers("factors", size // 2), 1.0)
     else:
         scaling = _long(c, p, size, length)

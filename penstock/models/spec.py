@@ -18,11 +18,11 @@ class Embedding:
 
     vocab_size: int
     width: int
-    row_width: int = 0             # 0: as wide as the model
+    row_width: int = 0  # 0: as wide as the model
     scale: float = 1.0
-    num_positions: int = 0         # rows of a learned position table
-    position_offset: int = 0       # the row of position 0
-    num_types: int = 0             # token types; every token is of type 0
+    num_positions: int = 0  # rows of a learned position table
+    position_offset: int = 0  # the row of position 0
+    num_types: int = 0  # token types; every token is of type 0
     norm: Norm | None = None
 
     @property
@@ -46,7 +46,7 @@ class Head:
 
     vocab_size: int
     width: int
-    row_width: int = 0             # as in Embedding
+    row_width: int = 0  # as in Embedding
     tied: bool = False
     bias: bool = False
     divisor: float = 1.0
@@ -69,13 +69,13 @@ class Head:
 class ModelSpec:
     embedding: Embedding
     layers: tuple[AnyBlock, ...]
-    norm: Norm | None                  # after the last layer
-    head: Head | None                  # None: an encoder, whose hidden states are pooled
-    names: Names                       # how checkpoints spell the parameters
-    max_positions: int                 # the context the model was made for
-    max_model_len: int                 # the longest sequence this spec was resolved for
+    norm: Norm | None  # after the last layer
+    head: Head | None  # None: an encoder, whose hidden states are pooled
+    names: Names  # how checkpoints spell the parameters
+    max_positions: int  # the context the model was made for
+    max_model_len: int  # the longest sequence this spec was resolved for
     architecture: str = ""
-    init_std: float = 0.02             # of dummy weights
+    init_std: float = 0.02  # of dummy weights
 
     @property
     def vocab_size(self) -> int:
@@ -104,8 +104,12 @@ class ModelSpec:
 
     def kv_shapes(self) -> list[tuple[int, int] | None]:
         """Per layer (K, D) of its cache; None where there is none."""
-        return [(layer.attention.num_kv_heads, layer.attention.head_size)
-                if isinstance(layer.attention, Attention) else None for layer in self.layers]
+        return [
+            (layer.attention.num_kv_heads, layer.attention.head_size)
+            if isinstance(layer.attention, Attention)
+            else None
+            for layer in self.layers
+        ]
 
     def parameters(self) -> Shapes:
         """Every parameter under our name, in the order a step needs them."""

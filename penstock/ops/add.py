@@ -29,8 +29,12 @@ def _examples() -> Iterator[Example]:
     yield {"x": wide[:, :32], "y": wide[:, 64:], "scale": -1.5}
 
 
-@op(tolerance={torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}, examples=_examples, rows=_Rows("x"),
-    rowwise=True)
+@op(
+    tolerance={torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3},
+    examples=_examples,
+    rows=_Rows("x"),
+    rowwise=True,
+)
 def add(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     """x[T, C] + scale · y, for y[T, C] or y[C]."""
     return (x.float() + scale * y.float()).to(x.dtype)

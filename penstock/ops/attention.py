@@ -41,11 +41,20 @@ class Work:
     num_single: int
     tiles: Tensor | None = None
     num_parts: int = 1
-    shared: Shared | None = None       # of no use with a window
+    shared: Shared | None = None  # of no use with a window
 
 
-def paged(seed: int, sequences: Sequence[tuple[int, int]], num_heads: int, num_kv_heads: int, head_size: int,
-          block: int = 16, dtype: torch.dtype = torch.float32, window: int = 0, **extra: object) -> Example:
+def paged(
+    seed: int,
+    sequences: Sequence[tuple[int, int]],
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    block: int = 16,
+    dtype: torch.dtype = torch.float32,
+    window: int = 0,
+    **extra: object,
+) -> Example:
     """A call for sequences given as (queries, length), their blocks scattered over a pool filled with noise."""
     counts, lengths = [c for c, _ in sequences], [n for _, n in sequences]
     width = max([-(-n // block) for n in lengths], default=0)
@@ -60,9 +69,16 @@ def paged(seed: int, sequences: Sequence[tuple[int, int]], num_heads: int, num_k
     k, v = (normal(seed + i, num_blocks * block, num_kv_heads, head_size) for i in (2, 3))
     cache_write.reference(k, v, slots=torch.arange(num_blocks * block), **caches)
     starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
-    return {"q": normal(seed + 1, sum(counts), num_heads, head_size), **caches, "table": table,
-            "query_start": starts, "lengths": torch.tensor(lengths, dtype=torch.int32), "scale": head_size**-0.5,
-            "window": window, **extra}
+    return {
+        "q": normal(seed + 1, sum(counts), num_heads, head_size),
+        **caches,
+        "table": table,
+        "query_start": starts,
+        "lengths": torch.tensor(lengths, dtype=torch.int32),
+        "scale": head_size**-0.5,
+        "window": window,
+        **extra,
+    }
 
 
 def _examples() -> Iterator[Example]:
@@ -82,8 +98,9 @@ def _examples() -> Iterator[Example]:
     yield paged(12, [(1, 600)], 7, 1, 48, dtype=torch.float16, window=200)
 
 
-def _scores(q: Tensor, k: Tensor, visible: Tensor, distance: Tensor, scale: float, softcap: float,
-            alibi: Tensor | None) -> Tensor:
+def _scores(
+    q: Tensor, k: Tensor, visible: Tensor, distance: Tensor, scale: float, softcap: float, alibi: Tensor | None
+) -> Tensor:
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
@@ -93,9 +110,21 @@ def _scores(q: Tensor, k: Tensor, visible: Tensor, distance: Tensor, scale: floa
 
 
 @op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}, examples=_examples, rows=EachQuery())
-def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, query_start: Tensor, lengths: Tensor,
-              scale: float, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None,
-              k_scale: Tensor | None = None, v_scale: Tensor | None = None, work: Work | None = None) -> Tensor:
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    work: Work | None = None,
+) -> Tensor:
     """q[T, H, D] over keys [N, K, D, P] and values [N, K, P, D] → [T, H, D].
 
     The queries query_start[s]:query_start[s+1] are the last of the lengths[s] positions of sequence s; position j lies

@@ -11,15 +11,18 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 LARGEST = {torch.float16: torch.finfo(torch.float16).max, FP8: torch.finfo(FP8).max}
-LEAST_SCALED = 2.0**-100               # rows smaller than this are stored as zeros
+LEAST_SCALED = 2.0**-100  # rows smaller than this are stored as zeros
 
 
-def cache_pool(num_blocks: int, num_heads: int, size: int, head_size: int, dtype: torch.dtype,
-               fill: float = 0) -> dict[str, Tensor]:
+def cache_pool(
+    num_blocks: int, num_heads: int, size: int, head_size: int, dtype: torch.dtype, fill: float = 0
+) -> dict[str, Tensor]:
     """New caches as the ops take them, blocks of keys and values side by side: for tests and examples."""
     pool = torch.full((num_blocks, 2, num_heads, size * head_size), fill if dtype.is_floating_point else 0).to(dtype)
-    caches = {"k_cache": pool[:, 0].view(num_blocks, num_heads, head_size, size),
-              "v_cache": pool[:, 1].view(num_blocks, num_heads, size, head_size)}
+    caches = {
+        "k_cache": pool[:, 0].view(num_blocks, num_heads, head_size, size),
+        "v_cache": pool[:, 1].view(num_blocks, num_heads, size, head_size),
+    }
     if dtype is torch.int8:
         scales = torch.full((num_blocks, 2, num_heads, size), float(fill))
         caches |= {"k_scale": scales[:, 0], "v_scale": scales[:, 1]}

@@ -17,8 +17,12 @@ def _examples() -> Iterator[Example]:
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
         shapes = [(0, 1, 8, 4), (1, 3, 64, 16), (13, 2, 20, 8), (110, 3, 64, 16)]
         for seed, (num_tokens, num_heads, size, block) in enumerate(shapes):
-            yield {"k": normal(seed, num_tokens, num_heads, size), "v": normal(seed + 9, num_tokens, num_heads, size),
-                   **cache_pool(9, num_heads, block, size, dtype), "slots": permutation(seed, 9 * block)[:num_tokens]}
+            yield {
+                "k": normal(seed, num_tokens, num_heads, size),
+                "v": normal(seed + 9, num_tokens, num_heads, size),
+                **cache_pool(9, num_heads, block, size, dtype),
+                "slots": permutation(seed, 9 * block)[:num_tokens],
+            }
     qkv = normal(40, 5, 6, 12)
     caches = cache_pool(4, 2, 4, 12, torch.float32)
     yield {"k": qkv[:, 2:4], "v": qkv[:, 4:6], **caches, "slots": permutation(4, 16)[:5]}
@@ -30,8 +34,15 @@ def _examples() -> Iterator[Example]:
 
 
 @op(tolerance={torch.float32: 0.0}, examples=_examples, rows=EachSlot("k", "v", "slots"), rowwise=True)
-def cache_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k_scale: Tensor | None = None,
-                v_scale: Tensor | None = None) -> None:
+def cache_write(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """Write k and v [T, K, D] into the caches [N, K, D, P] and [N, K, P, D] at slots[T] = block · P + offset.
 
     Values are rounded to the caches' dtype; with int8 the scales [N, K, P] say what a code of 1 stands for.

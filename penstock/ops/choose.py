@@ -11,7 +11,7 @@ from penstock.ops.example import normal
 from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachRow
 
-PIECE = 1024           # values under one sum
+PIECE = 1024  # values under one sum
 
 _SHAPES = [(0, 8), (1, 49152), (3, 1), (5, 31), (7, 1000), (2, 1024), (4, 2500)]
 
@@ -42,7 +42,7 @@ def _argmax_examples() -> Iterator[Example]:
 def _above_examples() -> Iterator[Example]:
     for x in _logits():
         for room in (0, 5, 400):
-            yield {"x": x, "least": torch.linspace(-1.0, 8.0, max(1, x.shape[0]))[:x.shape[0]], "room": room}
+            yield {"x": x, "least": torch.linspace(-1.0, 8.0, max(1, x.shape[0]))[: x.shape[0]], "room": room}
 
 
 def _sum_examples() -> Iterator[Example]:
@@ -50,7 +50,7 @@ def _sum_examples() -> Iterator[Example]:
         if x.shape[0] == 6:
             x[4] = 1.0
         top = x.max(dim=-1).values if x.shape[0] else x[:, 0]
-        yield {"x": x, "top": top, "temperature": torch.linspace(0.3, 2.5, max(1, x.shape[0]))[:x.shape[0]]}
+        yield {"x": x, "top": top, "temperature": torch.linspace(0.3, 2.5, max(1, x.shape[0]))[: x.shape[0]]}
 
 
 @op(tolerance={torch.float32: 0.0}, examples=_argmax_examples)
@@ -67,7 +67,7 @@ def above(x: Tensor, least: Tensor, room: int) -> Tensor:
     for row, values in enumerate(x >= least[:, None]):
         places = values.nonzero()[:, 0]
         out[row, 0] = len(places)
-        out[row, 1:1 + len(places)] = places[:room]
+        out[row, 1 : 1 + len(places)] = places[:room]
     return out
 
 

@@ -16,8 +16,11 @@ def _examples() -> Iterator[Example]:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         shapes = [(0, 16, 8), (1, 1, 5), (7, 33, 64), (31, 100, 17), (600, 90, 64)]
         for seed, (num_ids, num_rows, width) in enumerate(shapes):
-            yield {"ids": integers(seed, num_rows, num_ids), "width": width,
-                   "panels": pack_panels(normal(seed, num_rows, width, dtype=dtype))}
+            yield {
+                "ids": integers(seed, num_rows, num_ids),
+                "width": width,
+                "panels": pack_panels(normal(seed, num_rows, width, dtype=dtype)),
+            }
 
 
 @op(tolerance={torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}, examples=_examples, rowwise=True)

@@ -22,10 +22,10 @@ def _examples() -> Iterator[Example]:
         yield {"q": q, "k": k, "v": v, "query_start": starts, "scale": size**-0.5}
 
 
-@op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}, examples=_examples,
-    rows=EachSequence())
-def encoder_attention(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float,
-                      work: Work | None = None) -> Tensor:
+@op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}, examples=_examples, rows=EachSequence())
+def encoder_attention(
+    q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float, work: Work | None = None
+) -> Tensor:
     """q, k, v [T, H, D] → [T, H, D]; a token sees all of its sequence query_start[s]:query_start[s+1]."""
     out = torch.empty_like(q)
     starts = query_start.tolist()

@@ -10,12 +10,28 @@ from torch import Tensor
 
 from penstock.ops.wishes import FREQUENCY, MIN_P, PRESENCE, REPETITION, TOP_K, Wishes
 
-(DRY_MULTIPLIER, DRY_BASE, DRY_ALLOWED, DRY_LAST_N, DRY_MOST, XTC_PROBABILITY, XTC_THRESHOLD, N_SIGMA, DYNATEMP_RANGE,
- DYNATEMP_EXPONENT, MIROSTAT, MIROSTAT_TAU, MIROSTAT_ETA, MU, WINDOW, NUM_PROMPT) = range(16)
+(
+    DRY_MULTIPLIER,
+    DRY_BASE,
+    DRY_ALLOWED,
+    DRY_LAST_N,
+    DRY_MOST,
+    XTC_PROBABILITY,
+    XTC_THRESHOLD,
+    N_SIGMA,
+    DYNATEMP_RANGE,
+    DYNATEMP_EXPONENT,
+    MIROSTAT,
+    MIROSTAT_TAU,
+    MIROSTAT_ETA,
+    MU,
+    WINDOW,
+    NUM_PROMPT,
+) = range(16)
 NUM_EXTRAS = 16
 OFF = (0.0, 1.75, 2.0, 0.0, 0.0, 0.0, 0.1, 0.0, 0.0, 1.0, 0.0, 5.0, 0.1, 10.0, 0.0, 0.0)
-NUM_ESTIMATED = 100        # likeliest tokens from which mirostat 1 estimates Zipf's exponent
-MOST_KEPT = 1 << 15        # tokens of a text
+NUM_ESTIMATED = 100  # likeliest tokens from which mirostat 1 estimates Zipf's exponent
+MOST_KEPT = 1 << 15  # tokens of a text
 LEAST_HEAT = 1e-30
 MOST_MU = 1e6
 LEAST_EXPONENT = 1e-6
@@ -25,11 +41,11 @@ LEAST_EXPONENT = 1e-6
 class Extras:
     """Parameters and state of the rarer samplers. Each of R entries belongs to one row of the batch."""
 
-    numbers: Tensor        # [R, NUM_EXTRAS] float32
-    history: Tensor        # [R, P] int32, P a power of 2: the token at place p, where DRY or WINDOW asks, is at p % P;
-                           # -1 - token for one that breaks repetitions
-    breakers: Tensor       # [R, ceil(V / 32)] int32: a bit for each such token
-    heat: Tensor           # [R] float32, of no meaning between calls
+    numbers: Tensor  # [R, NUM_EXTRAS] float32
+    history: Tensor  # [R, P] int32, P a power of 2: the token at place p, where DRY or WINDOW asks, is at p % P;
+    # -1 - token for one that breaks repetitions
+    breakers: Tensor  # [R, ceil(V / 32)] int32: a bit for each such token
+    heat: Tensor  # [R] float32, of no meaning between calls
 
 
 NAMES = tuple(field.name for field in fields(Extras))
@@ -150,8 +166,9 @@ def find_dynamic_temperature(x: Tensor, temperature: Tensor, extras: Extras, row
     return heat
 
 
-def update_samplers(x: Tensor, heat: Tensor, wishes: Wishes, extras: Extras, rows: Tensor, positions: Tensor,
-                    tokens: Tensor) -> None:
+def update_samplers(
+    x: Tensor, heat: Tensor, wishes: Wishes, extras: Extras, rows: Tensor, positions: Tensor, tokens: Tensor
+) -> None:
     """Enter each row's new token where its samplers look for it; x [S, V] is what it was drawn from. Tokens that leave
     a row's WINDOW leave its counts, which have the new one already."""
     for s, (row, length, token) in enumerate(zip(rows.tolist(), positions.tolist(), tokens.tolist())):

@@ -15,8 +15,8 @@ from penstock.ops.rows import EachRow
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
-LEAST = 1e-12              # of a row's largest value
-MULTIPLE = 16              # the library multiplies 8-bit floats where both sizes are such
+LEAST = 1e-12  # of a row's largest value
+MULTIPLE = 16  # the library multiplies 8-bit floats where both sizes are such
 
 
 def fits(num_out: int, num_in: int) -> bool:
@@ -39,9 +39,17 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @op(tolerance={torch.float32: 5e-2, torch.bfloat16: 1e-1}, examples=_examples, rows=EachRow("x", "residual"))
-def fp8_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
-                activation: str | None = None, gated: bool = False, norm: Tensor | None = None, eps: float = 0.0,
-                ) -> Tensor:
+def fp8_product(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     """As `product`, for weight[O, C] of 8-bit floats times scale[O]. More rows than one are rounded to 8-bit floats,
     too, each with a scale of its own, so that a row gets what it would get alone among others."""
     y = x.float()

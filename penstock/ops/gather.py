@@ -18,8 +18,12 @@ def _examples() -> Iterator[Example]:
     yield {"at": integers(9, 6, 4), "x": normal(9, 6, 64)[:, 16:40]}
 
 
-@op(tolerance={torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}, examples=_examples, rows=EachRow("at"),
-    rowwise=True)
+@op(
+    tolerance={torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0},
+    examples=_examples,
+    rows=EachRow("at"),
+    rowwise=True,
+)
 def gather(at: Tensor, x: Tensor) -> Tensor:
     """Rows at[M] of x[T, C] → [M, C]."""
     return x[at]

@@ -11,7 +11,7 @@ from penstock.ops.example import integers, permutation
 from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachRow
 
-ROW, ID, POSITION = 0, 1, 2        # of `numbers`; then for each group an index into the row's table, and its block
+ROW, ID, POSITION = 0, 1, 2  # of `numbers`; then for each group an index into the row's table, and its block
 NUM_COMMON = 3
 
 
@@ -32,23 +32,46 @@ class _Written(EachRow):
 
 def _examples() -> Iterator[Example]:
     for seed, (num, num_rows, width, block) in enumerate([(1, 3, 5, 16), (4, 9, 40, 4), (7, 8, 300, 1), (3, 3, 2, 32)]):
-        numbers = torch.stack([permutation(seed, num_rows)[:num], integers(seed + 1, 90, num) - 20,
-                               integers(seed + 2, width * block, num), integers(seed + 3, width, num),
-                               integers(seed + 4, 70, num)]).to(torch.int32)
+        numbers = torch.stack(
+            [
+                permutation(seed, num_rows)[:num],
+                integers(seed + 1, 90, num) - 20,
+                integers(seed + 2, width * block, num),
+                integers(seed + 3, width, num),
+                integers(seed + 4, 70, num),
+            ]
+        ).to(torch.int32)
         numbers[1].clamp_(min=-1)
         numbers[3, ::2] = -1
         if num > 2:
             numbers[2, 1] = -1
-        yield {"numbers": numbers, "last": integers(seed + 5, 100, num_rows) - 1,
-               "table": integers(seed + 6, 50, num_rows, width).to(torch.int32), "group": 0, "block_size": block,
-               "ids": torch.zeros(num, dtype=torch.int64), "positions": torch.zeros(num, dtype=torch.int64),
-               "lengths": torch.zeros(num, dtype=torch.int32), "slots": torch.zeros(num, dtype=torch.int64),
-               "step_table": torch.full((num, width), -1, dtype=torch.int32)}
+        yield {
+            "numbers": numbers,
+            "last": integers(seed + 5, 100, num_rows) - 1,
+            "table": integers(seed + 6, 50, num_rows, width).to(torch.int32),
+            "group": 0,
+            "block_size": block,
+            "ids": torch.zeros(num, dtype=torch.int64),
+            "positions": torch.zeros(num, dtype=torch.int64),
+            "lengths": torch.zeros(num, dtype=torch.int32),
+            "slots": torch.zeros(num, dtype=torch.int64),
+            "step_table": torch.full((num, width), -1, dtype=torch.int32),
+        }
 
 
 @op(tolerance={torch.float32: 0.0}, examples=_examples, rows=_Written("numbers"))
-def single_inputs(numbers: Tensor, last: Tensor, table: Tensor, group: int, block_size: int, ids: Tensor,
-                  positions: Tensor, lengths: Tensor, slots: Tensor, step_table: Tensor) -> None:
+def single_inputs(
+    numbers: Tensor,
+    last: Tensor,
+    table: Tensor,
+    group: int,
+    block_size: int,
+    ids: Tensor,
+    positions: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    step_table: Tensor,
+) -> None:
     """From numbers[3 + 2 G, S] int32, the last token of every row and its blocks table[R, B] in this group, fill in
     ids, positions, lengths and slots [S] and the first blocks of step_table[S, B].
 

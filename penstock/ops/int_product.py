@@ -27,12 +27,12 @@ from penstock.ops.registry import Example, op
 from penstock.ops.rms_norm import rms_norm
 from penstock.ops.rows import EachRow
 
-PANEL = 8                      # outputs
-PAIR = 2 * GROUP               # inputs
-SPAN = 8                       # words
-TILES = (16, 32, 64, 128)      # rows that a GPU multiplies at a time
-FEW = 128                      # rows; for more the weight is widened first, a small one for half as many
-SCRATCH_BYTES = 128 << 20      # where it is, so much at a time
+PANEL = 8  # outputs
+PAIR = 2 * GROUP  # inputs
+SPAN = 8  # words
+TILES = (16, 32, 64, 128)  # rows that a GPU multiplies at a time
+FEW = 128  # rows; for more the weight is widened first, a small one for half as many
+SCRATCH_BYTES = 128 << 20  # where it is, so much at a time
 
 
 def num_panels(num_out: int) -> int:
@@ -43,8 +43,10 @@ def empty_ints(bits: int, num_out: int, width: int, device: torch.device | str =
     """Words and scales of a weight, yet to be filled."""
     size = num_panels(num_out), -(-width // PAIR)
     scales = (PANEL, 2) if bits == 8 else (2, PANEL, 2)
-    return (torch.empty((*size, PANEL, 2 * bits), dtype=torch.int32, device=device),
-            torch.empty((*size, *scales), dtype=torch.float16, device=device))
+    return (
+        torch.empty((*size, PANEL, 2 * bits), dtype=torch.int32, device=device),
+        torch.empty((*size, *scales), dtype=torch.float16, device=device),
+    )
 
 
 def int_example(seed: int, bits: int, num_out: int, width: int) -> tuple[Tensor, Tensor]:
@@ -81,7 +83,7 @@ def _in_panels(values: Tensor) -> Tensor:
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """Codes [O, G, 32] from 0 to 2^bits − 1 → words [N, P, 8, 2 · bits]."""
     panels = _in_panels(codes.to(torch.int32))
-    spans = panels.reshape(*panels.shape[:3], bits // 4, 16 // bits, SPAN, 2)         # … field, word, half
+    spans = panels.reshape(*panels.shape[:3], bits // 4, 16 // bits, SPAN, 2)  # … field, word, half
     words = torch.zeros((*spans.shape[:4], SPAN), dtype=torch.int32, device=codes.device)
     for field in range(16 // bits):
         for half in range(2):
@@ -103,9 +105,11 @@ def unpack_codes(words: Tensor) -> Tensor:
     """Words [N, P, 8, 2 · bits] → codes [8 N, 2 P, 32] from 0 to 2^bits − 1, int32."""
     bits = bits_of(words)
     spans = words.view(*words.shape[:3], -1, SPAN)
-    halves = [torch.stack([spans >> 16 * half + bits * field & (1 << bits) - 1 for half in range(2)], -1)
-              for field in range(16 // bits)]
-    codes = torch.stack(halves, 4)                       # panel, pair, output, span, field, word, half
+    halves = [
+        torch.stack([spans >> 16 * half + bits * field & (1 << bits) - 1 for half in range(2)], -1)
+        for field in range(16 // bits)
+    ]
+    codes = torch.stack(halves, 4)  # panel, pair, output, span, field, word, half
     return codes.transpose(1, 2).reshape(len(words) * PANEL, -1, GROUP)
 
 
@@ -121,11 +125,23 @@ def widened(words: Tensor, scales: Tensor, num_out: int, width: int) -> Tensor:
     return values.flatten(1)[:num_out, :width]
 
 
-@op(tolerance={torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}, examples=_examples,
-    rows=EachRow("x", "residual"))
-def int_product(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tensor | None = None,
-                residual: Tensor | None = None, activation: str | None = None, gated: bool = False,
-                norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+@op(
+    tolerance={torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3},
+    examples=_examples,
+    rows=EachRow("x", "residual"),
+)
+def int_product(
+    x: Tensor,
+    words: Tensor,
+    scales: Tensor,
+    num_out: int,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     """As `product`, for a weight [num_out, C] of integer codes and scales."""
     y = x.float()
     if eps > 0:

@@ -11,7 +11,7 @@ from penstock.ops.example import integers
 from penstock.ops.int_product import PANEL, int_example, widened
 from penstock.ops.registry import Example, op
 
-TOLERANCE = {torch.float16: 0.0}      # of the scales: values are exact before they are rounded to the dtype
+TOLERANCE = {torch.float16: 0.0}  # of the scales: values are exact before they are rounded to the dtype
 
 
 def _examples() -> Iterator[Example]:
@@ -20,8 +20,7 @@ def _examples() -> Iterator[Example]:
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 words, scales = int_example(seed, bits, num_rows, width)
                 ids = integers(seed, num_rows, 2 * count)[::2] if seed % 2 == 0 else integers(seed, num_rows, count)
-                yield {"ids": ids, "words": words, "scales": scales, "width": width,
-                       "dtype": dtype}
+                yield {"ids": ids, "words": words, "scales": scales, "width": width, "dtype": dtype}
 
 
 @op(tolerance=TOLERANCE, examples=_examples)

@@ -7,31 +7,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GROUP = 32                             # inputs that are rounded and multiplied together
-LANES = 16                             # outputs side by side in a panel
-SUPER = 8                              # groups that share a super-scale
-LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)     # of the IQ4 formats
+GROUP = 32  # inputs that are rounded and multiplied together
+LANES = 16  # outputs side by side in a panel
+SUPER = 8  # groups that share a super-scale
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of the IQ4 formats
 
 
 @dataclass(frozen=True)
 class Format:
     """A weight is scale · (code − offset) + minimum, with levels scale · LEVELS[code]."""
 
-    number: int                        # as in with_format of packed.h
+    number: int  # as in with_format of packed.h
     bits: int
     offset: int = 0
     minimum: bool = False
-    scales: int = 1                    # per group
-    supers: bool = False               # scales and minimums are int8 times a float16 for every 8 groups
+    scales: int = 1  # per group
+    supers: bool = False  # scales and minimums are int8 times a float16 for every 8 groups
     levels: bool = False
 
     @property
     def plane_bytes(self) -> dict[str, int]:
         """Bytes of each plane: per panel and group, `supers` per panel and 8 groups."""
         sets = 2 if self.minimum else 1
-        return {"codes": 512 if self.bits == 8 else 256, "high": {5: 64, 6: 128}.get(self.bits, 0),
-                "scales": LANES * sets * self.scales * (1 if self.supers else 2),
-                "supers": 2 * LANES * sets if self.supers else 0}
+        return {
+            "codes": 512 if self.bits == 8 else 256,
+            "high": {5: 64, 6: 128}.get(self.bits, 0),
+            "scales": LANES * sets * self.scales * (1 if self.supers else 2),
+            "supers": 2 * LANES * sets if self.supers else 0,
+        }
 
 
 FORMATS = {
@@ -66,11 +69,13 @@ class PackedWeight:
     def empty(cls, format: Format, num_out: int, width: int) -> PackedWeight:
         """Room for the matrix, to be written."""
         panels, groups = -(-num_out // LANES), -(-width // GROUP)
-        planes = {name: torch.empty(panels, -(-groups // SUPER) if name == "supers" else groups, size,
-                                    dtype=torch.uint8) for name, size in format.plane_bytes.items()}
+        planes = {
+            name: torch.empty(panels, -(-groups // SUPER) if name == "supers" else groups, size, dtype=torch.uint8)
+            for name, size in format.plane_bytes.items()
+        }
         if num_out % LANES:
             for plane in planes.values():
-                plane[-1].zero_()      # outputs that fill up the last panel
+                plane[-1].zero_()  # outputs that fill up the last panel
         return cls(format, num_out, width, **planes)
 
     @property
@@ -85,7 +90,7 @@ class PackedWeight:
         if minimum is not None:
             value = value + minimum
         rows = value.permute(0, 3, 1, 2, 4).reshape(panels * LANES, groups * GROUP)
-        return rows[:self.num_out, :self.width].contiguous()
+        return rows[: self.num_out, : self.width].contiguous()
 
 
 def _codes(weight: PackedWeight) -> Tensor:

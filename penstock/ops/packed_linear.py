@@ -14,7 +14,7 @@ from penstock.ops.registry import Example, op
 from penstock.ops.rms_norm import rms_norm
 from penstock.ops.rows import EachRow
 
-LIMITS = {8: 127.0, 16: 127.0 * 256.0}         # of the integers that activations are rounded to
+LIMITS = {8: 127.0, 16: 127.0 * 256.0}  # of the integers that activations are rounded to
 
 
 def packed_example(seed: int, format: Format, num_out: int, width: int) -> PackedWeight:
@@ -47,11 +47,17 @@ def _examples() -> Iterator[Example]:
             gated = seed in (4, 6)
             kind = {3: "relu", 4: "silu", 6: "gelu_tanh"}.get(seed)
             size = num_out // 2 if gated else num_out
-            yield {"x": normal(seed, num_rows, width), "parts": _parts(number, format, num_out, width, gated),
-                   "x_bits": (8, 0, 16, 8, 8, 16, 8)[seed], "bias": normal(seed + 5, num_out) if seed % 2 else None,
-                   "residual": normal(seed + 6, num_rows, size) if seed % 3 == 1 else None,
-                   "activation": kind, "gated": gated, "norm": normal(seed + 7, width) if seed % 2 else None,
-                   "eps": 1e-5}
+            yield {
+                "x": normal(seed, num_rows, width),
+                "parts": _parts(number, format, num_out, width, gated),
+                "x_bits": (8, 0, 16, 8, 8, 16, 8)[seed],
+                "bias": normal(seed + 5, num_out) if seed % 2 else None,
+                "residual": normal(seed + 6, num_rows, size) if seed % 3 == 1 else None,
+                "activation": kind,
+                "gated": gated,
+                "norm": normal(seed + 7, width) if seed % 2 else None,
+                "eps": 1e-5,
+            }
     yield {"x": normal(1, 0, 64), "parts": (packed_example(1, FORMATS["Q4_1"], 16, 64),), "x_bits": 8}
 
 
@@ -72,11 +78,18 @@ def rounded(x: Tensor, x_bits: int) -> Tensor:
     return (codes * (reach / limit) + middle).view(num_rows, num_groups * GROUP)[:, :width]
 
 
-@op(tolerance={torch.float32: 5e-5}, examples=_examples,
-    rows=EachRow("x", "residual"))
-def packed_linear(x: Tensor, parts: Sequence[PackedWeight], x_bits: int, bias: Tensor | None = None,
-                  residual: Tensor | None = None, activation: str | None = None, gated: bool = False,
-                  norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+@op(tolerance={torch.float32: 5e-5}, examples=_examples, rows=EachRow("x", "residual"))
+def packed_linear(
+    x: Tensor,
+    parts: Sequence[PackedWeight],
+    x_bits: int,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     """residual + act(x[T, C] · weightᵀ + bias) → [T, O]; the weight's parts lie on top of each other.
 
     With `norm`[C] the rows of x are first RMS-normed with these weights.

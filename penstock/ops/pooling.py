@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.ops.example import normal
 from penstock.ops.registry import Example, op
 
-LEAST = 1e-12            # of a row's length
+LEAST = 1e-12  # of a row's length
 
 
 class _Pooled:
@@ -34,10 +34,18 @@ def _examples() -> Iterator[Example]:
     for seed, (counts, width) in enumerate([([], 8), ([1], 384), ([5, 1, 70, 13], 31), ([130, 64, 16], 100)]):
         starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
         for first in (False, True):
-            yield {"hidden": normal(seed, sum(counts), width), "query_start": starts, "first": first,
-                   "normalize": seed % 2 == 0}
-    yield {"hidden": torch.zeros(3, 16), "query_start": torch.tensor([0, 3], dtype=torch.int32), "first": False,
-           "normalize": True}
+            yield {
+                "hidden": normal(seed, sum(counts), width),
+                "query_start": starts,
+                "first": first,
+                "normalize": seed % 2 == 0,
+            }
+    yield {
+        "hidden": torch.zeros(3, 16),
+        "query_start": torch.tensor([0, 3], dtype=torch.int32),
+        "first": False,
+        "normalize": True,
+    }
 
 
 @op(tolerance={torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}, examples=_examples, rows=_Pooled())

@@ -16,15 +16,26 @@ from penstock.ops.rope import rope
 from penstock.ops.rows import EachSlot
 
 
-def _example(seed: int, num_tokens: int, num_heads: int, num_kv_heads: int, size: int, block: int, dtype: torch.dtype,
-             rotated: int = 0, normed: str = "") -> Example:
+def _example(
+    seed: int,
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    size: int,
+    block: int,
+    dtype: torch.dtype,
+    rotated: int = 0,
+    normed: str = "",
+) -> Example:
     num_blocks = -(-num_tokens // block) + 2
     angles = normal(seed + 1, 50, rotated // 2, scale=2.0)
     example: Example = {
         "qkv": normal(seed, num_tokens, (num_heads + 2 * num_kv_heads) * size),
         **cache_pool(num_blocks, num_kv_heads, block, size, dtype),
-        "slots": permutation(seed, num_blocks * block)[:num_tokens], "positions": integers(seed, 50, num_tokens),
-        "eps": 1e-6} | {f"{name}_norm": normal(seed + 2, size) for name in normed}
+        "slots": permutation(seed, num_blocks * block)[:num_tokens],
+        "positions": integers(seed, 50, num_tokens),
+        "eps": 1e-6,
+    } | {f"{name}_norm": normal(seed + 2, size) for name in normed}
     return example | {"cos": angles.cos(), "sin": angles.sin()} if rotated else example
 
 
@@ -40,7 +51,9 @@ def _examples() -> Iterator[Example]:
     yield _example(8, 3, 2, 1, 30, 16, torch.int8, rotated=10)
     for seed, normed in ((9, ""), (10, "qk")):
         yield _example(seed, 7, 8, 2, 64, 16, torch.float32, rotated=64, normed=normed) | {
-            "source": normal(seed, 7, 1500, scale=3.0), "source_eps": 1e-5}
+            "source": normal(seed, 7, 1500, scale=3.0),
+            "source_eps": 1e-5,
+        }
 
 
 def over_source(qkv: Tensor, source: Tensor, source_eps: float) -> Tensor:
@@ -49,12 +62,27 @@ def over_source(qkv: Tensor, source: Tensor, source_eps: float) -> Tensor:
     return (qkv.float() * factor).to(qkv.dtype)
 
 
-@op(tolerance={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.int8: 1.0}, examples=_examples,
-    rows=EachSlot("qkv", "slots", "positions", "source"))
-def qkv_write(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, positions: Tensor,
-              q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0, cos: Tensor | None = None,
-              sin: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
-              source: Tensor | None = None, source_eps: float = 0.0) -> Tensor:
+@op(
+    tolerance={torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.int8: 1.0},
+    examples=_examples,
+    rows=EachSlot("qkv", "slots", "positions", "source"),
+)
+def qkv_write(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    source: Tensor | None = None,
+    source_eps: float = 0.0,
+) -> Tensor:
     """qkv[T, (H + 2 K) · D] → queries [T, H, D]; keys and values go to the caches, as in `cache_write`.
 
     With source[T, C], qkv are sums over rows of it that were not normed before: each is divided by its root mean square

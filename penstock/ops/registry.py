@@ -14,10 +14,10 @@ from penstock.ops.rows import EachRow, Rows
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Example = dict[str, Any]               # one call: argument name → value, the first one a tensor
+Example = dict[str, Any]  # one call: argument name → value, the first one a tensor
 
 OPS: dict[str, Op[Any, Any]] = {}
-REFERENCE_ONLY: set[str] = set()       # device types whose bodies are passed over
+REFERENCE_ONLY: set[str] = set()  # device types whose bodies are passed over
 
 
 class _Choice(threading.local):
@@ -43,7 +43,7 @@ class Body:
     """One way to compute an op on one kind of device."""
 
     function: Callable[..., Any]
-    exact: bool                        # what a row gets does not depend on what else is in the call
+    exact: bool  # what a row gets does not depend on what else is in the call
 
 
 class Op(Generic[P, R]):
@@ -52,15 +52,21 @@ class Op(Generic[P, R]):
     A device may have an exact body and a fast one, which then is the usual one.
     """
 
-    def __init__(self, reference: Callable[P, R], tolerance: Mapping[torch.dtype, float],
-                 examples: Callable[[], Iterable[Example]] | None, rows: Rows, rowwise: bool) -> None:
+    def __init__(
+        self,
+        reference: Callable[P, R],
+        tolerance: Mapping[torch.dtype, float],
+        examples: Callable[[], Iterable[Example]] | None,
+        rows: Rows,
+        rowwise: bool,
+    ) -> None:
         self.name = reference.__name__
         self.__doc__ = reference.__doc__
         self.reference = reference
         self.tolerance = dict(tolerance)
         self.examples = examples
         self.rows = rows
-        self.rowwise = rowwise         # the reference itself is exact on a GPU
+        self.rowwise = rowwise  # the reference itself is exact on a GPU
         self.bodies: dict[str, Body] = {}
         self.exact_bodies: dict[str, Body] = {}
 
@@ -70,8 +76,10 @@ class Op(Generic[P, R]):
         body = (self.exact_bodies if _CHOICE.exact else self.bodies).get(device)
         if body is None or device in REFERENCE_ONLY:
             if _CHOICE.exact and not self.rowwise and device not in REFERENCE_ONLY:
-                raise InvalidConfig(f"deterministic=True, but this model takes {self.name}, of which {device} has no "
-                                    "exact body: leave deterministic out, or set device=cpu")
+                raise InvalidConfig(
+                    f"deterministic=True, but this model takes {self.name}, of which {device} has no "
+                    "exact body: leave deterministic out, or set device=cpu"
+                )
             return self.reference(*args, **kwargs)
         result: R = body.function(*args, **kwargs)
         return result
@@ -98,8 +106,13 @@ class Op(Generic[P, R]):
         return register
 
 
-def op(*, tolerance: Mapping[torch.dtype, float], examples: Callable[[], Iterable[Example]] | None = None,
-       rows: Rows | None = None, rowwise: bool = False) -> Callable[[Callable[P, R]], Op[P, R]]:
+def op(
+    *,
+    tolerance: Mapping[torch.dtype, float],
+    examples: Callable[[], Iterable[Example]] | None = None,
+    rows: Rows | None = None,
+    rowwise: bool = False,
+) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Turn a reference into an op and enter it into OPS.
 
     `tolerance` bounds, per dtype of the first floating-point argument, how far a body may be from the reference,

@@ -12,7 +12,7 @@ from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachRow
 from penstock.ops.wishes import MOST_LOGPROBS, NUM_LOGPROBS, NUM_WISHES
 
-NUM_REPORTED = 2 + 2 * MOST_LOGPROBS       # log probability, rank; tokens; their log probabilities
+NUM_REPORTED = 2 + 2 * MOST_LOGPROBS  # log probability, rank; tokens; their log probabilities
 NO_TOKEN = -1
 
 
@@ -26,14 +26,18 @@ def _examples() -> Iterator[Example]:
         numbers = torch.zeros((7, NUM_WISHES))
         numbers[:, NUM_LOGPROBS] = torch.tensor([1.0, 0.0, 6.0, 21.0, MOST_LOGPROBS + 1.0, 2.0, 3.0])
         for dtype in (torch.float32, torch.bfloat16):
-            yield {"logits": normal(seed, num_rows, size, scale=3.0).to(dtype),
-                   "tokens": integers(seed, size, num_rows).long(),
-                   "rows": torch.tensor([4, 1, 2, 3, 0, 5, 6])[:num_rows], "numbers": numbers}
+            yield {
+                "logits": normal(seed, num_rows, size, scale=3.0).to(dtype),
+                "tokens": integers(seed, size, num_rows).long(),
+                "rows": torch.tensor([4, 1, 2, 3, 0, 5, 6])[:num_rows],
+                "numbers": numbers,
+            }
 
 
 @op(tolerance={torch.float32: 2e-5, torch.bfloat16: 2e-5}, examples=_examples, rows=_Reported("logits", "tokens"))
-def report(logits: Tensor, tokens: Tensor, rows: Tensor, numbers: Tensor, room: tuple[Tensor, Tensor] | None = None,
-           ) -> Tensor:
+def report(
+    logits: Tensor, tokens: Tensor, rows: Tensor, numbers: Tensor, room: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     """Of each row of logits[S, V] that asks for it in numbers[rows, NUM_LOGPROBS]: the log probability of tokens[s],
     its place among all from 1, and as many of the likeliest as are asked for, likeliest first, of equals the lowest id
     → [S, NUM_REPORTED] float32, with NO_TOKEN where a list ends. Rows that ask for nothing hold nothing of use.
@@ -52,7 +56,7 @@ def report(logits: Tensor, tokens: Tensor, rows: Tensor, numbers: Tensor, room: 
     order = x.sort(dim=-1, descending=True, stable=True).indices[:, :MOST_LOGPROBS]
     count = order.shape[1]
     listed = torch.arange(count, device=x.device) < numbers[rows.long(), NUM_LOGPROBS, None] - 1
-    ids, found = out[:, 2:2 + MOST_LOGPROBS], out[:, 2 + MOST_LOGPROBS:]
+    ids, found = out[:, 2 : 2 + MOST_LOGPROBS], out[:, 2 + MOST_LOGPROBS :]
     ids.fill_(NO_TOKEN)
     ids[:, :count] = torch.where(listed, order.float(), float(NO_TOKEN))
     found[:, :count] = torch.where(listed, values.gather(-1, order), 0.0)

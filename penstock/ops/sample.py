@@ -14,9 +14,9 @@ from penstock.ops.registry import Example, op
 from penstock.ops.rows import EachRow
 from penstock.ops.wishes import Wishes, counted, edited, kept
 
-BAD = -1                   # in place of a token where logits are no numbers
-NOTHING = -2               # where a mask leaves no token
-PIECE = 4096               # tokens under one sum
+BAD = -1  # in place of a token where logits are no numbers
+NOTHING = -2  # where a mask leaves no token
+PIECE = 4096  # tokens under one sum
 GOLDEN = 0x9E3779B9
 _WORD = (1 << 32) - 1
 
@@ -32,16 +32,29 @@ class _Sampled(EachRow):
 def _examples() -> Iterator[Example]:
     for seed, (num_rows, size) in enumerate([(0, 8), (1, 49152), (3, 1), (5, 31), (7, 1000), (4, 20000)]):
         rows = torch.arange(num_rows)
-        yield {"logits": normal(seed, num_rows, size, scale=3.0), "temperature": (rows % 3) * 0.5,
-               "keys": (rows + 1) * 0x9E3779B97F4A7C15 % (1 << 62), "positions": rows * 7 + seed}
+        yield {
+            "logits": normal(seed, num_rows, size, scale=3.0),
+            "temperature": (rows % 3) * 0.5,
+            "keys": (rows + 1) * 0x9E3779B97F4A7C15 % (1 << 62),
+            "positions": rows * 7 + seed,
+        }
         if num_rows > 1:
-            yield {"logits": normal(seed, num_rows, size), "temperature": torch.linspace(0, 2, 9),
-                   "keys": integers(seed, 1 << 40, 9), "positions": rows, "rows": permutation(seed, 9)[:num_rows],
-                   "last": torch.zeros(9, dtype=torch.int64)}
+            yield {
+                "logits": normal(seed, num_rows, size),
+                "temperature": torch.linspace(0, 2, 9),
+                "keys": integers(seed, 1 << 40, 9),
+                "positions": rows,
+                "rows": permutation(seed, 9)[:num_rows],
+                "last": torch.zeros(9, dtype=torch.int64),
+            }
     broken = normal(9, 5, 5000)
     broken[1, 4000], broken[2, 7], broken[3] = torch.nan, torch.inf, -torch.inf
-    yield {"logits": broken, "temperature": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]), "keys": torch.arange(5),
-           "positions": torch.arange(5)}
+    yield {
+        "logits": broken,
+        "temperature": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0]),
+        "keys": torch.arange(5),
+        "positions": torch.arange(5),
+    }
     few = torch.full((6, 9000), -torch.inf)
     few[:, [5, 4095, 8999]] = 1.0
     yield {"logits": few, "temperature": torch.ones(6), "keys": torch.arange(6), "positions": torch.arange(6)}
@@ -78,8 +91,16 @@ def _crossing(weights: Tensor, share: Tensor) -> Tensor:
 
 
 @op(tolerance={torch.float32: 0.0}, examples=_examples, rows=_Sampled("logits", "positions"))
-def sample(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, rows: Tensor | None = None,
-           last: Tensor | None = None, wishes: Wishes | None = None, extras: Extras | None = None) -> Tensor:
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    rows: Tensor | None = None,
+    last: Tensor | None = None,
+    wishes: Wishes | None = None,
+    extras: Extras | None = None,
+) -> Tensor:
     """A token of each row of logits[S, V], with the probabilities softmax(logits / temperature); the first likeliest
     where temperature[S] is 0 → [S] int64. What is drawn follows from the row's key and position alone: first a piece
     of the vocabulary, then a token of it.
@@ -119,8 +140,15 @@ def sample(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor,
     return chosen
 
 
-def _left(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, rows: Tensor, wishes: Wishes,
-          extras: Extras | None) -> tuple[Tensor, Tensor]:
+def _left(
+    logits: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    wishes: Wishes,
+    extras: Extras | None,
+) -> tuple[Tensor, Tensor]:
     """The logits that may be drawn, and the temperatures to draw with."""
     x = edited(logits, wishes, rows)
     if extras is None:

@@ -8,27 +8,27 @@ import torch
 from torch import Tensor
 
 TOP_K, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE, NUM_BIASED, MASKED, NUM_LOGPROBS = range(9)
-NUM_WISHES = 16                                        # columns, some of no use yet
-NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)     # NUM_LOGPROBS counts from 1; 0 asks for none
+NUM_WISHES = 16  # columns, some of no use yet
+NEUTRAL = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # NUM_LOGPROBS counts from 1; 0 asks for none
 MOST_BIASED = 512
 MOST_LOGPROBS = 32
-ROOM = 4096                                            # candidates looked at closely
+ROOM = 4096  # candidates looked at closely
 LARGEST = torch.finfo(torch.float32).max
-MOST_COUNTED = 32766                                   # in counts
+MOST_COUNTED = 32766  # in counts
 
 
 @dataclass(frozen=True)
 class Wishes:
     """Of R entries, which a step's rows name."""
 
-    numbers: Tensor        # [R, NUM_WISHES] float32
-    counts: Tensor         # [R, V] int16: twice how often a token was generated, and 1 if the prompt has it
-    words: Tensor          # [R, ceil(V / 32)] int32: a bit for each token that is allowed, where MASKED
-    biased: Tensor         # [R, MOST_BIASED] int32: tokens
-    bias: Tensor           # [R, MOST_BIASED] float32
-    edited: Tensor         # [R, V] float32, of no meaning between calls
-    near: Tensor           # [R, ROOM] float32, likewise
-    near_ids: Tensor       # [R, ROOM] int32, likewise
+    numbers: Tensor  # [R, NUM_WISHES] float32
+    counts: Tensor  # [R, V] int16: twice how often a token was generated, and 1 if the prompt has it
+    words: Tensor  # [R, ceil(V / 32)] int32: a bit for each token that is allowed, where MASKED
+    biased: Tensor  # [R, MOST_BIASED] int32: tokens
+    bias: Tensor  # [R, MOST_BIASED] float32
+    edited: Tensor  # [R, V] float32, of no meaning between calls
+    near: Tensor  # [R, ROOM] float32, likewise
+    near_ids: Tensor  # [R, ROOM] int32, likewise
 
 
 NAMES = tuple(field.name for field in fields(Wishes))
@@ -36,14 +36,22 @@ NAMES = tuple(field.name for field in fields(Wishes))
 
 def make_wishes(num_entries: int, vocab_size: int, device: torch.device | str = "cpu") -> Wishes:
     """Entries that ask for nothing."""
+
     def zeros(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.zeros((num_entries, width), dtype=dtype, device=device)
 
     numbers = zeros(NUM_WISHES)
-    numbers[:, :len(NEUTRAL)] = torch.tensor(NEUTRAL, device=device)
-    return Wishes(numbers, zeros(vocab_size, torch.int16), zeros(-(-vocab_size // 32), torch.int32),
-                  zeros(MOST_BIASED, torch.int32), zeros(MOST_BIASED), zeros(vocab_size), zeros(ROOM),
-                  zeros(ROOM, torch.int32))
+    numbers[:, : len(NEUTRAL)] = torch.tensor(NEUTRAL, device=device)
+    return Wishes(
+        numbers,
+        zeros(vocab_size, torch.int16),
+        zeros(-(-vocab_size // 32), torch.int32),
+        zeros(MOST_BIASED, torch.int32),
+        zeros(MOST_BIASED),
+        zeros(vocab_size),
+        zeros(ROOM),
+        zeros(ROOM, torch.int32),
+    )
 
 
 def wishes_bytes(vocab_size: int) -> int:
@@ -56,7 +64,7 @@ def edited(logits: Tensor, wishes: Wishes, rows: Tensor) -> Tensor:
     x = logits.float().clone()
     numbers = wishes.numbers[rows]
     for s, row in enumerate(rows.tolist()):
-        ids, bias = (values[row, :int(numbers[s, NUM_BIASED])] for values in (wishes.biased, wishes.bias))
+        ids, bias = (values[row, : int(numbers[s, NUM_BIASED])] for values in (wishes.biased, wishes.bias))
         x[s].index_add_(0, ids[ids < x.shape[1]].long(), bias[ids < x.shape[1]])
     counts = wishes.counts[rows].int()
     repetition = numbers[:, REPETITION, None]

@@ -20,14 +20,15 @@ class Dense:
     def num_bytes(self) -> int:
         return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
-               norm: RmsNorm | None = None) -> Tensor:
+    def matmul(
+        self, x: Tensor, residual: Tensor | None = None, activation: str | None = None, norm: RmsNorm | None = None
+    ) -> Tensor:
         x = x if norm is None else norm(x)
         return ops.linear(x, self.panels, self.num_out, self.bias, residual, activation)
 
     def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
         x = x if norm is None else norm(x)
-        if self.num_out % (2 * ops.PANEL):     # a panel would hold gates and values
+        if self.num_out % (2 * ops.PANEL):  # a panel would hold gates and values
             return ops.gated_activation(self.matmul(x), activation)
         return ops.linear(x, self.panels, self.num_out, self.bias, None, activation, True)
 

@@ -17,17 +17,15 @@ from penstock.quant import gguf_blocks as blocks
 from penstock.quant import gguf_superblocks as superblocks
 from penstock.quant.gguf_blocks import Bytes, Floats
 
-CHUNK_VALUES = 1 << 18      # values worked on at a time: temporaries stay within the processor's cache
-
-
+CHUNK_VALUES = 1 << 18  # values worked on at a time: temporaries stay within the processor's cache
 
 
 @dataclass(frozen=True)
 class GgmlType:
     name: str
-    block_size: int         # values in a block
+    block_size: int  # values in a block
     block_bytes: int
-    decode: Callable[[Bytes], Floats]    # [n, block_bytes] to [n, block_size]
+    decode: Callable[[Bytes], Floats]  # [n, block_bytes] to [n, block_size]
 
 
 GGML_TYPES: dict[int, GgmlType] = {
@@ -49,8 +47,24 @@ GGML_TYPES: dict[int, GgmlType] = {
 }
 
 UNSUPPORTED_TYPES: dict[int, str] = {
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8",
-    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
 }
 
 
@@ -71,9 +85,9 @@ def dequantize(raw: Bytes, ggml_type: int, shape: tuple[int, ...]) -> Floats:
     stored = raw.reshape(-1, kind.block_bytes)
     values = np.empty((len(stored), kind.block_size), dtype=np.float32)
     step = max(1, CHUNK_VALUES // kind.block_size)
-    with np.errstate(invalid="ignore", over="ignore"):      # a damaged scale may be infinite
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale may be infinite
         for start in range(0, len(stored), step):
-            values[start:start + step] = kind.decode(stored[start:start + step])
+            values[start : start + step] = kind.decode(stored[start : start + step])
     return values.reshape(shape)
 
 

@@ -39,7 +39,7 @@ def _signed_scales(packed: Bytes) -> Floats:
 def q3_k(stored: Bytes) -> Floats:
     scale = f16(stored[:, 108:110]) * _signed_scales(stored[:, 96:108])
     low = _grouped(fields(_grouped(stored[:, 32:96], 32), 2), 16)
-    high = _grouped(fields(stored[:, :32], 1), 16)                  # a clear bit takes 4 away
+    high = _grouped(fields(stored[:, :32], 1), 16)  # a clear bit takes 4 away
     values = (low | (high << np.uint8(2))).astype(np.float32) - np.float32(4)
     result: Floats = (scale[..., None] * values).reshape(-1, 256)
     return result

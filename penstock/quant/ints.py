@@ -26,7 +26,7 @@ class Ints:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, quantization: str, dtype: torch.dtype) -> None:
         self.num_out, self.num_in = weight.shape
-        self.dtype = dtype             # of rows
+        self.dtype = dtype  # of rows
         bits = BITS[quantization]
         self.words, self.scales = empty_ints(bits, self.num_out, self.num_in, weight.device)
         first = 0
@@ -40,14 +40,17 @@ class Ints:
     def num_bytes(self) -> int:
         return self.words.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
-               norm: RmsNorm | None = None) -> Tensor:
-        return ops.int_product(x, self.words, self.scales, self.num_out, self.bias, residual, activation, False,
-                               *norm_parts(norm))
+    def matmul(
+        self, x: Tensor, residual: Tensor | None = None, activation: str | None = None, norm: RmsNorm | None = None
+    ) -> Tensor:
+        return ops.int_product(
+            x, self.words, self.scales, self.num_out, self.bias, residual, activation, False, *norm_parts(norm)
+        )
 
     def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
-        return ops.int_product(x, self.words, self.scales, self.num_out, self.bias, None, activation, True,
-                               *norm_parts(norm))
+        return ops.int_product(
+            x, self.words, self.scales, self.num_out, self.bias, None, activation, True, *norm_parts(norm)
+        )
 
     def rows(self, ids: Tensor) -> Tensor:
         return ops.int_rows(ids, self.words, self.scales, self.num_in, self.dtype)

@@ -9,8 +9,8 @@ from penstock import ops
 from penstock.ops.product import defers, is_few
 from penstock.quant.scheme import RmsNorm
 
-FOLDED_ROWS = 4096       # at a time
-LEAST_EPS = 1e-30        # a product without a norm has 0
+FOLDED_ROWS = 4096  # at a time
+LEAST_EPS = 1e-30  # a product without a norm has 0
 
 
 class Matrix:
@@ -25,8 +25,9 @@ class Matrix:
     def num_bytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
-               norm: RmsNorm | None = None) -> Tensor:
+    def matmul(
+        self, x: Tensor, residual: Tensor | None = None, activation: str | None = None, norm: RmsNorm | None = None
+    ) -> Tensor:
         return ops.product(x, self.weight, self.bias, residual, activation, False, *norm_parts(norm))
 
     def unnormed(self, x: Tensor, norm: RmsNorm) -> tuple[Tensor, float] | None:
@@ -41,7 +42,7 @@ class Matrix:
     def fold(self, norm: Tensor) -> None:
         """Multiply each input's column by its weight in the norm before this product."""
         for first in range(0, self.num_out, FOLDED_ROWS):
-            rows = self.weight[first:first + FOLDED_ROWS]
+            rows = self.weight[first : first + FOLDED_ROWS]
             rows.copy_((rows.float() * norm).to(rows.dtype))
 
     def rows(self, ids: Tensor) -> Tensor:

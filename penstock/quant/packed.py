@@ -20,10 +20,10 @@ class Stored:
     """A matrix as a file of quantized blocks holds it: one row of bytes per output."""
 
     ggml_type: int
-    raw: np.ndarray                    # [O, bytes] uint8
+    raw: np.ndarray  # [O, bytes] uint8
     width: int
-    order: np.ndarray | None = None    # int64: the rows to take, in turn; all if absent
-    transposed: bool = False           # the checkpoint's own matrix is [C, O]
+    order: np.ndarray | None = None  # int64: the rows to take, in turn; all if absent
+    transposed: bool = False  # the checkpoint's own matrix is [C, O]
 
     @property
     def num_out(self) -> int:
@@ -74,17 +74,19 @@ class Packed:
     def num_bytes(self) -> int:
         return sum(part.num_bytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
-    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
-               norm: RmsNorm | None = None) -> Tensor:
+    def matmul(
+        self, x: Tensor, residual: Tensor | None = None, activation: str | None = None, norm: RmsNorm | None = None
+    ) -> Tensor:
         return self._product(x, residual, activation, False, norm)
 
     def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
-        if len(self.parts) > 1 or self.num_out % (2 * ops.PANEL):      # a gate and its value lie in unlike panels
+        if len(self.parts) > 1 or self.num_out % (2 * ops.PANEL):  # a gate and its value lie in unlike panels
             return ops.gated_activation(self.matmul(x, norm=norm), activation)
         return self._product(x, None, activation, True, norm)
 
-    def _product(self, x: Tensor, residual: Tensor | None, activation: str | None, gated: bool,
-                 norm: RmsNorm | None) -> Tensor:
+    def _product(
+        self, x: Tensor, residual: Tensor | None, activation: str | None, gated: bool, norm: RmsNorm | None
+    ) -> Tensor:
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
         return ops.packed_linear(x, self.parts, self.x_bits, self.bias, residual, activation, gated, weight, eps)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from penstock.quant.packed import Stored
 
 BLOCK = 32
-ROWS = 4096                            # worked on at a time
-SHRINKS = (1.0, 0.95, 0.9, 0.85)       # of a block's range, tried for the smallest squared error
+ROWS = 4096  # worked on at a time
+SHRINKS = (1.0, 0.95, 0.9, 0.85)  # of a block's range, tried for the smallest squared error
 
 
 def _blocks(weight: Tensor) -> Tensor:
@@ -55,8 +55,8 @@ def _int4(blocks: Tensor) -> Tensor:
     return best
 
 
-QUANTIZERS = {"int8": (8, 34, _int8), "int4": (3, 20, _int4)}       # GGUF type, bytes of a block
-PARTS_ON_GPU = 1 << 24                 # values worked on at a time
+QUANTIZERS = {"int8": (8, 34, _int8), "int4": (3, 20, _int4)}  # GGUF type, bytes of a block
+PARTS_ON_GPU = 1 << 24  # values worked on at a time
 
 
 def coded(weight: Tensor, quantization: str, multiple: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -65,7 +65,7 @@ def coded(weight: Tensor, quantization: str, multiple: int) -> Iterator[tuple[Te
     [R, G, 2]."""
     num_rows = max(1, PARTS_ON_GPU // weight.shape[1] // multiple) * multiple
     for first in range(0, len(weight), num_rows):
-        blocks = QUANTIZERS[quantization][2](_blocks(weight[first:first + num_rows]))
+        blocks = QUANTIZERS[quantization][2](_blocks(weight[first : first + num_rows]))
         if quantization == "int8":
             yield blocks[..., 2:].contiguous() ^ 128, blocks[..., :2].contiguous().view(torch.float16).squeeze(-1)
         else:
@@ -79,6 +79,6 @@ def quantize(weight: Tensor, quantization: str) -> Stored:
     num_blocks = -(-weight.shape[1] // BLOCK)
     raw = torch.empty(len(weight), num_blocks * block_bytes, dtype=torch.uint8)
     for first in range(0, len(weight), ROWS):
-        part = weight[first:first + ROWS]
-        raw[first:first + ROWS] = quantizer(_blocks(part)).view(len(part), -1)
+        part = weight[first : first + ROWS]
+        raw[first : first + ROWS] = quantizer(_blocks(part)).view(len(part), -1)
     return Stored(ggml_type, np.asarray(raw.numpy()), weight.shape[1])

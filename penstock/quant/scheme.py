@@ -25,8 +25,9 @@ class Scheme(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def matmul(self, x: Tensor, residual: Tensor | None = None, activation: str | None = None,
-               norm: RmsNorm | None = None) -> Tensor:
+    def matmul(
+        self, x: Tensor, residual: Tensor | None = None, activation: str | None = None, norm: RmsNorm | None = None
+    ) -> Tensor:
         """residual + act(norm(x)[T, C] · weightᵀ + bias) → [T, O]"""
 
     def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:

@@ -18,7 +18,7 @@ class Shape(NamedTuple):
 
     num_tokens: int
     num_sequences: int
-    num_logits: int                # rows of logits wanted
+    num_logits: int  # rows of logits wanted
 
 
 class Buffers:
@@ -27,17 +27,21 @@ class Buffers:
     def __init__(self, num_tokens: int, num_sequences: int, num_groups: int, table_width: int) -> None:
         self.ids = np.zeros(num_tokens, dtype=np.int64)
         self.positions = np.zeros(num_tokens, dtype=np.int64)
-        self.at = np.zeros(num_tokens, dtype=np.int64)          # tokens whose logits are wanted
+        self.at = np.zeros(num_tokens, dtype=np.int64)  # tokens whose logits are wanted
         self.query_start = np.zeros(num_sequences + 1, dtype=np.int32)
         self.lengths = np.zeros(num_sequences, dtype=np.int32)
         self.slots = [np.zeros(num_tokens, dtype=np.int64) for _ in range(num_groups)]
         self.tables = [np.full((num_sequences, table_width), -1, dtype=np.int32) for _ in range(num_groups)]
         self._at = torch.from_numpy(self.at)
-        self._whole = Step(torch.from_numpy(self.ids), torch.from_numpy(self.positions),
-                           [torch.from_numpy(slots) for slots in self.slots],
-                           [torch.from_numpy(table) for table in self.tables],
-                           torch.from_numpy(self.query_start), torch.from_numpy(self.lengths))
-        self._entered: list[tuple[DeviceRow, int] | None] = [None] * num_sequences     # whose tables lie here
+        self._whole = Step(
+            torch.from_numpy(self.ids),
+            torch.from_numpy(self.positions),
+            [torch.from_numpy(slots) for slots in self.slots],
+            [torch.from_numpy(table) for table in self.tables],
+            torch.from_numpy(self.query_start),
+            torch.from_numpy(self.lengths),
+        )
+        self._entered: list[tuple[DeviceRow, int] | None] = [None] * num_sequences  # whose tables lie here
 
     def fill(self, plan: Plan, rows: Sequence[DeviceRow], at: Sequence[int], block_size: int) -> Shape:
         """Write down the plan's rows, one after the other, and which of their tokens' logits are wanted."""
@@ -53,13 +57,13 @@ class Buffers:
                 raise RuntimeError(f"plan {plan.number} asks for tokens that its rows do not have")
             self._enter(s, device)
             for slots, table in zip(self.slots, device.tables):
-                slots[starts[s]:len(ids)] = _slots(table, begin, end, block_size)
+                slots[starts[s] : len(ids)] = _slots(table, begin, end, block_size)
             starts.append(len(ids))
         num_tokens, num_sequences = len(ids), len(rows)
         self.ids[:num_tokens] = ids
         self.positions[:num_tokens] = positions
-        self.at[:len(at)] = at
-        self.query_start[:num_sequences + 1] = starts
+        self.at[: len(at)] = at
+        self.query_start[: num_sequences + 1] = starts
         self.lengths[:num_sequences] = [row.start + row.count for row in plan.rows]
         return Shape(num_tokens, num_sequences, len(at))
 
@@ -78,7 +82,7 @@ class Buffers:
 
     def wanted(self, shape: Shape) -> torch.Tensor | None:
         """[M]: the tokens whose logits are wanted; None for every one."""
-        return None if shape.num_logits == shape.num_tokens else self._at[:shape.num_logits]
+        return None if shape.num_logits == shape.num_tokens else self._at[: shape.num_logits]
 
 
 def _slots(table: np.ndarray, begin: int, end: int, block_size: int) -> np.ndarray | int:

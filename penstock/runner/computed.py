@@ -11,12 +11,13 @@ Array = np.ndarray
 class Computed:
     """`hidden` [T, C], and if any were wanted `logits` [M, V] float32. A replayed step fills the same one again."""
 
-    def __init__(self, hidden: torch.Tensor, logits: torch.Tensor | None = None,
-                 likeliest: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, hidden: torch.Tensor, logits: torch.Tensor | None = None, likeliest: torch.Tensor | None = None
+    ) -> None:
         self.hidden = hidden
         self.logits = logits
         self._likeliest = likeliest
-        self._values: Array | None = None      # of `logits`, where they lie; made after the recording
+        self._values: Array | None = None  # of `logits`, where they lie; made after the recording
 
     @property
     def values(self) -> Array:

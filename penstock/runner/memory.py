@@ -14,8 +14,13 @@ from penstock.engine.plan import Move
 from penstock.errors import InvalidConfig
 from penstock.runner.step import LayerCache
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-          "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 HUGE_PAGE = 1 << 21
 CPU = torch.device("cpu")
 
@@ -27,7 +32,7 @@ def _room(num_bytes: int, device: torch.device) -> torch.Tensor:
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_bytes, dtype=torch.uint8)
     area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):            # a kernel without them
+    with suppress(OSError):  # a kernel without them
         area.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(area, dtype=torch.uint8)
 
@@ -35,8 +40,9 @@ def _room(num_bytes: int, device: torch.device) -> torch.Tensor:
 class BlockMemory:
     """`num_blocks` blocks of `grouping.block_bytes`; a block lies in one piece, so a move is one copy."""
 
-    def __init__(self, num_blocks: int, block_size: int, grouping: Grouping, kv_dtype: str,
-                 device: torch.device = CPU) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, grouping: Grouping, kv_dtype: str, device: torch.device = CPU
+    ) -> None:
         self.block_size = block_size
         self.grouping = grouping
         self.dtype = DTYPES[kv_dtype]
@@ -45,7 +51,7 @@ class BlockMemory:
             # On a GPU steps are filled up with rows of nobody, whose slot is -1: the last block is theirs.
             count = num_blocks if device.type == "cpu" else num_blocks + 1
             self.blocks = _room(count * grouping.block_bytes, device).view(count, grouping.block_bytes)
-        except (RuntimeError, TypeError, ValueError, OSError, OverflowError) as error:     # sizes past 64 bits too
+        except (RuntimeError, TypeError, ValueError, OSError, OverflowError) as error:  # sizes past 64 bits too
             size = num_blocks * grouping.block_bytes / 2**30
             raise InvalidConfig(f"a cache of {size:.1f} GiB cannot be had: lower kv_cache_tokens") from error
 

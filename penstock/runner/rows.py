@@ -16,10 +16,16 @@ class DeviceRow:
     """A sequence's tokens and sampling state, and its block table in each group."""
 
     def __init__(self, admission: Admission, num_groups: int, grammars: Grammars | None) -> None:
-        self.state = RowState(admission.request, admission.sibling, admission.tokens, len(admission.request.tokens),
-                              grammars, admission.mu)
-        self.tables = [np.empty(0, dtype=np.int32) for _ in range(num_groups)]     # -1: no block
-        self.version = 0               # grows when a table changes
+        self.state = RowState(
+            admission.request,
+            admission.sibling,
+            admission.tokens,
+            len(admission.request.tokens),
+            grammars,
+            admission.mu,
+        )
+        self.tables = [np.empty(0, dtype=np.int32) for _ in range(num_groups)]  # -1: no block
+        self.version = 0  # grows when a table changes
 
     def apply(self, row: Row) -> None:
         for g, changes in enumerate(row.blocks):
@@ -40,7 +46,7 @@ class DeviceRow:
     def inputs(self, row: Row) -> list[int]:
         """The tokens at the row's positions, guesses included."""
         start = row.start
-        known = self.state.tokens[start:start + row.count - len(row.draft)]
+        known = self.state.tokens[start : start + row.count - len(row.draft)]
         return known + [draft.token for draft in row.draft]
 
 
@@ -57,7 +63,7 @@ class Rows:
     def __init__(self, num_groups: int, grammars: Grammars | None = None) -> None:
         self.num_groups = num_groups
         self.grammars = grammars
-        self.num_admitted = 0          # since the start
+        self.num_admitted = 0  # since the start
         self._rows: dict[int, DeviceRow] = {}
 
     def __getitem__(self, row: int) -> DeviceRow:

@@ -25,7 +25,7 @@ from penstock.sampling.grammars import Grammars
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 
-SMALL = 64           # tokens: of larger steps Python is a small part, and their shapes seldom return
+SMALL = 64  # tokens: of larger steps Python is a small part, and their shapes seldom return
 
 
 class Runner:
@@ -46,7 +46,7 @@ class Runner:
                 with _torch():
                     self.memory.move(plan.moves)
             return self._embed(self.model, plan) if isinstance(self.model, Encoder) else self._sample(self.model, plan)
-        except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
+        except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             return Result(plan.number, error=f"{type(error).__name__}: {error}")
 
     def _embed(self, model: Encoder, plan: Plan) -> Result:
@@ -74,23 +74,29 @@ class Runner:
             result = RowResult()
             results.append(result)
             if row.prompt_logprobs:
-                self._prompt_logprobs(model, row, computed.hidden[end - row.count:end], result)
+                self._prompt_logprobs(model, row, computed.hidden[end - row.count : end], result)
             if row.output is Output.SAMPLE:
                 last = first + 1 + len(row.draft)
                 self._choose(row, device.state, computed.values[first:last], likeliest[first], result)
                 first = last
         return Result(plan.number, results, forward_s=middle - begin, sampling_s=time.perf_counter() - middle)
 
-    def _prepare(self, model: Decoder, plan: Plan, rows: Sequence[DeviceRow], at: Sequence[int],
-                 ) -> Callable[[], Computed]:
+    def _prepare(
+        self, model: Decoder, plan: Plan, rows: Sequence[DeviceRow], at: Sequence[int]
+    ) -> Callable[[], Computed]:
         """Fill in the step's numbers; what remains is the forward pass."""
         small = plan.num_tokens <= SMALL
         buffers = self._buffers if small else self._spacious(plan, rows)
         shape = buffers.fill(plan, rows, at, self.memory.block_size)
         if small:
             return partial(self.tapes.run, shape, partial(self._forward, model, buffers, shape))
-        return partial(self._forward, model, buffers, shape, None if any(row.prompt_logprobs for row in plan.rows)
-                       else _owners(plan))
+        return partial(
+            self._forward,
+            model,
+            buffers,
+            shape,
+            None if any(row.prompt_logprobs for row in plan.rows) else _owners(plan),
+        )
 
     def _spacious(self, plan: Plan, rows: Sequence[DeviceRow]) -> Buffers:
         """For one large step."""

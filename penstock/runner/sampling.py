@@ -32,14 +32,15 @@ def take(state: RowState, sampled: list[Sampled], result: RowResult) -> None:
         result.forced = any(one.forced for one in sampled) or state.finished and not state.guide.complete
 
 
-def prompt_logprobs(model: Decoder, sampler: Sampler, row: Row, state: RowState, hidden: torch.Tensor,
-                    result: RowResult) -> None:
+def prompt_logprobs(
+    model: Decoder, sampler: Sampler, row: Row, state: RowState, hidden: torch.Tensor, result: RowResult
+) -> None:
     """From the hidden states [count, C] of a part of the prompt; raises UnusableLogits."""
-    targets = state.tokens[row.start + 1:min(row.start + row.count + 1, state.num_prompt)]
+    targets = state.tokens[row.start + 1 : min(row.start + row.count + 1, state.num_prompt)]
     num = state.request.sampling.prompt_logprobs or 0
     for first in range(0, len(targets), LOGIT_ROWS):
-        part = targets[first:first + LOGIT_ROWS]
-        logits = model.logits(hidden[first:first + len(part)])
+        part = targets[first : first + LOGIT_ROWS]
+        logits = model.logits(hidden[first : first + len(part)])
         result.prompt_logprobs += tuple(sampler.prompt_logprobs(logits, part, num))
 
 

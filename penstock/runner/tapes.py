@@ -25,7 +25,7 @@ class Tapes(Generic[R]):
         self.num_recorded = 0
         self.num_replayed = 0
         self._arena = Arena()
-        self._known: OrderedDict[Hashable, Tape[R] | Obstacle | None] = OrderedDict()     # the last used one last
+        self._known: OrderedDict[Hashable, Tape[R] | Obstacle | None] = OrderedDict()  # the last used one last
         self._changes = library.changes
 
     @property

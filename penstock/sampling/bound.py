@@ -14,9 +14,9 @@ from penstock.sampling.plain import simplest
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_TEXTS = 4000         # looked at in all
-MAX_BRANCHES = 512       # ids that may follow one text
-MAX_FORCED = 1024        # bytes that must follow
+MAX_TEXTS = 4000  # looked at in all
+MAX_BRANCHES = 512  # ids that may follow one text
+MAX_FORCED = 1024  # bytes that must follow
 
 
 class Deadline:
@@ -30,8 +30,9 @@ class Deadline:
         return time.thread_time() > self._end
 
 
-def least_tokens(start: LLMatcher, lexicon: Lexicon, is_json: bool, deadline: Deadline,
-                 ) -> tuple[int, tuple[int, ...] | None]:
+def least_tokens(
+    start: LLMatcher, lexicon: Lexicon, is_json: bool, deadline: Deadline
+) -> tuple[int, tuple[int, ...] | None]:
     """No answer has fewer tokens than this; and one that has so many, if it was found.
 
     Every text of one token, then of two, and so on is tried, so what it says is proven. It ends where there are too
@@ -90,7 +91,7 @@ def least_plain_tokens(start: LLMatcher, lexicon: Lexicon, deadline: Deadline) -
                 copy, path = start.deep_copy(), lexicon.cover(after)
                 if path is None or not copy.consume_tokens(list(path)):
                     if _leads(matcher, lexicon.cover(spelled)):
-                        return length + 1, None      # another string or number was not as good
+                        return length + 1, None  # another string or number was not as good
                     continue
                 if copy.is_accepting():
                     return length + 1, path if len(path) == length + 1 else None
@@ -117,5 +118,5 @@ def _following(matcher: LLMatcher, lexicon: Lexicon) -> list[int] | None:
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
     if matcher.is_error():
         return None
-    found: list[int] = np.flatnonzero(np.unpackbits(bits, bitorder="little")[:lexicon.size]).tolist()
+    found: list[int] = np.flatnonzero(np.unpackbits(bits, bitorder="little")[: lexicon.size]).tolist()
     return found

@@ -15,10 +15,10 @@ from penstock.sampling.closing import Place
 from penstock.sampling.grammar import Grammar, GrammarFailed
 from penstock.sampling.grammars import CompiledGrammar
 
-PER_TOKEN = 8        # by which a token lengthens the way at most, on average
-MAX_STATES = 800     # looked at within a step
-CUTS = 12            # beginnings of the old way that a new token may stand for
-MAX_RESPELT = 64     # tokens of the old way that are spelt anew
+PER_TOKEN = 8  # by which a token lengthens the way at most, on average
+MAX_STATES = 800  # looked at within a step
+CUTS = 12  # beginnings of the old way that a new token may stand for
+MAX_RESPELT = 64  # tokens of the old way that are spelt anew
 ALWAYS = 1 << 60
 
 
@@ -27,7 +27,7 @@ class Way:
     """`path` leads to an end from the state in which it was found: the present one if `fresh`."""
 
     path: tuple[int, ...] | None
-    wake: int            # tokens left at which it is looked for again
+    wake: int  # tokens left at which it is looked for again
     fresh: bool = True
 
 
@@ -39,7 +39,7 @@ class Budget:
         self._closer = compiled.closer()
         self._tokens: list[int] = []
         self._ways = [self._way(compiled.closing_within(max_tokens), max_tokens)]
-        self._tried: tuple[int, int, Way] | None = None      # after how many tokens, which one, what then
+        self._tried: tuple[int, int, Way] | None = None  # after how many tokens, which one, what then
 
     @property
     def remaining(self) -> int:

@@ -24,17 +24,17 @@ from penstock.sampling.lexicon import Lexicon
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_STATES = 2000            # looked at in one search; one takes 20 to 100 µs
-MAX_BYTES = 1 << 14          # of an end
-BETWEEN = b'}],:1234567890"tfn-.eE[{'     # JSON outside its strings: what closes, then the shortest values
-WITHIN = b'"})];>\n@:.-/1234567890'       # any other text
-FREE = 110                   # bytes: where more may follow, any text goes, and few stand for all
+MAX_STATES = 2000  # looked at in one search; one takes 20 to 100 µs
+MAX_BYTES = 1 << 14  # of an end
+BETWEEN = b'}],:1234567890"tfn-.eE[{'  # JSON outside its strings: what closes, then the shortest values
+WITHIN = b'"})];>\n@:.-/1234567890'  # any other text
+FREE = 110  # bytes: where more may follow, any text goes, and few stand for all
 FREE_BYTES = b"\"\n'a1./)]}>|;,@"
-MANY = 8                     # letters: of more, one and a long word stand for all
-DEAREST = 3                  # the last in order costs no more than the one in this place
-PLACE = 8                    # what each place in the order costs
-AGAIN = 1                    # what a state costs that looks like one met before
-DEEPER = 4                   # and each bracket: what may contain itself is not gone into for ever
+MANY = 8  # letters: of more, one and a long word stand for all
+DEAREST = 3  # the last in order costs no more than the one in this place
+PLACE = 8  # what each place in the order costs
+AGAIN = 1  # what a state costs that looks like one met before
+DEEPER = 4  # and each bracket: what may contain itself is not gone into for ever
 MAX_LITERALS = 8
 QUOTE = ord('"')
 BLANKS = b" \t\n\r"
@@ -75,12 +75,12 @@ class Place:
 @dataclass(frozen=True, slots=True, order=True)
 class _Step:
     cost: int
-    remaining: int                                 # less for a longer text
+    remaining: int  # less for a longer text
     order: int
-    matcher: LLMatcher = field(compare=False)      # after `text`, before `more`
+    matcher: LLMatcher = field(compare=False)  # after `text`, before `more`
     text: bytes = field(compare=False)
     place: Place | None = field(compare=False)
-    more: bytes | None = field(compare=False)      # None: this state waited to be gone on from
+    more: bytes | None = field(compare=False)  # None: this state waited to be gone on from
 
 
 def literals(source: str) -> list[bytes]:
@@ -94,7 +94,7 @@ class Hints:
     whether such strings are long."""
 
     words: tuple[bytes, ...] = ()
-    strings: tuple[tuple[bytes, tuple[int, ...]], ...] = ()      # each with its ids
+    strings: tuple[tuple[bytes, tuple[int, ...]], ...] = ()  # each with its ids
     has_long_strings: bool = False
 
 
@@ -104,8 +104,9 @@ class Closer:
         self._hints = hints or Hints()
         self._bits = np.zeros(lexicon.mask_words, dtype=np.int32)
 
-    def search(self, start: LLMatcher, place: Place | None = None, most: int = MAX_STATES,
-               within_s: float = math.inf) -> bytes | None:
+    def search(
+        self, start: LLMatcher, place: Place | None = None, most: int = MAX_STATES, within_s: float = math.inf
+    ) -> bytes | None:
         """Bytes after which the grammar may end; None if none were found, after `most` states or `within_s` of this
         thread's time. `place` is given for JSON."""
         end = time.thread_time() + within_s
@@ -135,8 +136,18 @@ class Closer:
             following = [(more, min(index, DEAREST)) for index, more in enumerate(self._next(step.place))]
             for more, rank in [*self._hinted(step), *following]:
                 order += 1
-                heapq.heappush(steps, _Step(step.cost + PLACE * rank, -len(step.text) - len(more), order,
-                                            step.matcher, step.text, step.place, more))
+                heapq.heappush(
+                    steps,
+                    _Step(
+                        step.cost + PLACE * rank,
+                        -len(step.text) - len(more),
+                        order,
+                        step.matcher,
+                        step.text,
+                        step.place,
+                        more,
+                    ),
+                )
         return None
 
     def _hinted(self, step: _Step) -> list[tuple[bytes, int]]:
@@ -189,7 +200,7 @@ class Closer:
         while True:
             path = self.lexicon.cover(more[:MAX_BYTES])
             if path is None or len(text) + len(more) > MAX_BYTES or not matcher.consume_tokens(list(path)):
-                matcher.consume_token(self.lexicon.size)      # no such bytes: the matcher is of no more use
+                matcher.consume_token(self.lexicon.size)  # no such bytes: the matcher is of no more use
                 break
             text += more
             place = place.after(more) if place else None
@@ -199,12 +210,19 @@ class Closer:
             if not more or b"\xff" in more:
                 break
         deeper = len(place.commas) - len(step.place.commas) if place and step.place else 0
-        return replace(step, cost=step.cost + DEEPER * max(0, deeper), remaining=-len(text), matcher=matcher, text=text,
-                       place=place, more=None)
+        return replace(
+            step,
+            cost=step.cost + DEEPER * max(0, deeper),
+            remaining=-len(text),
+            matcher=matcher,
+            text=text,
+            place=place,
+            more=None,
+        )
 
     def _next(self, place: Place | None) -> list[bytes]:
         """Continuations to try in a state with these bits, the likeliest to close first."""
-        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[:self.lexicon.size]
+        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self.lexicon.size]
         singles = self.lexicon.bytes_alone
         possible = np.flatnonzero((singles >= 0) & (allowed[singles] > 0)).tolist()
         letters = [byte for byte in possible if byte in _LETTERS]

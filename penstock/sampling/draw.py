@@ -28,7 +28,7 @@ def crossing(weights: Array, target: float, how: Literal["exceed", "reach"], sum
     Blocks of 1,024 are summed first and only the block that crosses is walked.
     """
     block, rest = _step(_block_sums(weights) if sums is None else sums, target, how)
-    place, _ = _step(weights[block * BLOCK:(block + 1) * BLOCK], rest, how)
+    place, _ = _step(weights[block * BLOCK : (block + 1) * BLOCK], rest, how)
     return block * BLOCK + place
 
 

@@ -16,7 +16,7 @@ from penstock.sampling.arrays import Array
 from penstock.sampling.penalties import store
 from penstock.types import MAX_DRY_LENGTH, MAX_LOOKBACK, SamplingParams
 
-LARGEST_LOG = 88.7228391       # of a float32
+LARGEST_LOG = 88.7228391  # of a float32
 
 
 def most_repeated(base: float, allowed: int) -> int:
@@ -52,16 +52,19 @@ class Dry:
     """One row's text, and how long its end is repeated at each distance."""
 
     def __init__(self, sampling: SamplingParams, bits: bytes, tokens: Sequence[int]) -> None:
-        self._multiplier, self._base, self._allowed = (sampling.dry_multiplier, sampling.dry_base,
-                                                       sampling.dry_allowed_length)
+        self._multiplier, self._base, self._allowed = (
+            sampling.dry_multiplier,
+            sampling.dry_base,
+            sampling.dry_allowed_length,
+        )
         self._most = most_repeated(self._base, self._allowed)
         last_n = sampling.dry_penalty_last_n
         self._last_n = MAX_LOOKBACK if last_n < 0 else min(last_n, MAX_LOOKBACK)
         self._breaks = breaking(bits, 8 * len(bits))
         self._text = np.array(tokens, dtype=np.int64)
         self._length = len(tokens)
-        self._runs = np.zeros(len(tokens) + 1, dtype=np.int64)     # by distance back from the end
-        self._counted = 0                                          # the length of the text that they are of
+        self._runs = np.zeros(len(tokens) + 1, dtype=np.int64)  # by distance back from the end
+        self._counted = 0  # the length of the text that they are of
 
     def append(self, token: int) -> None:
         if self._length == len(self._text):
@@ -76,7 +79,7 @@ class Dry:
 
     @property
     def text(self) -> Array:
-        return self._text[:self._length]
+        return self._text[: self._length]
 
     def breaks(self, tokens: Array) -> Array:
         """A mask of those that are sequence breakers."""
@@ -116,7 +119,7 @@ class Dry:
 
     def _reach(self, window: int) -> int:
         """How many tokens there are after the last breaker."""
-        found = np.flatnonzero(self.breaks(self._text[self._length - window:self._length]))
+        found = np.flatnonzero(self.breaks(self._text[self._length - window : self._length]))
         return window - 1 - int(found[-1]) if len(found) else window
 
     def _count(self) -> None:
@@ -124,14 +127,14 @@ class Dry:
         if len(self._runs) < len(self._text) + 1:
             self._runs = np.concatenate((self._runs, np.zeros(len(self._text) + 1 - len(self._runs), dtype=np.int64)))
         if not self._counted:
-            runs = count_runs(self.text[-self._last_n - 1:].tobytes(), self._most)
+            runs = count_runs(self.text[-self._last_n - 1 :].tobytes(), self._most)
             self._runs[:] = 0
-            self._runs[:len(runs)] = runs
+            self._runs[: len(runs)] = runs
             self._counted = self._length
         for end in range(self._counted, self._length):
             self._runs[end] = 0
             first = max(0, end - self._last_n)
-            runs = self._runs[1:end + 1 - first]
+            runs = self._runs[1 : end + 1 - first]
             runs += 1
             runs *= self._text[first:end][::-1] == self._text[end]
         self._counted = self._length

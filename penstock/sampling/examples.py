@@ -13,18 +13,18 @@ from penstock.types import StructuredOutputsParams
 try:
     from re import _constants as ops
     from re import _parser as parser
-except ImportError:                                     # Python 3.10
+except ImportError:  # Python 3.10
     import sre_constants as ops  # type: ignore[no-redef]
     import sre_parse as parser  # type: ignore[no-redef]
 
-MAX_EXPRESSIONS = 16         # of a schema
-MAX_EXPRESSION = 1000        # characters of one
+MAX_EXPRESSIONS = 16  # of a schema
+MAX_EXPRESSION = 1000  # characters of one
 MAX_BRANCHES = 4
-MAX_LENGTH = 400             # of an example
+MAX_LENGTH = 400  # of an example
 MAX_SUFFIXES = 16
 MAX_EXAMPLES = 128
-MIN_LONG = 32                # characters that a string must have at least: a search by bytes goes on for too long
-LIKED = "a1A _-./:@#"        # of characters that will do, the first of these
+MIN_LONG = 32  # characters that a string must have at least: a search by bytes goes on for too long
+LIKED = "a1A _-./:@#"  # of characters that will do, the first of these
 _LENGTHS = re.compile(r'"minLength"\s*:\s*(\d{1,9})')
 
 
@@ -67,7 +67,7 @@ def examples(expression: str) -> list[str]:
         return []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")             # of sets within sets, which will mean something else one day
+            warnings.simplefilter("ignore")  # of sets within sets, which will mean something else one day
             parsed = list(parser.parse(expression))
     except (re.error, RecursionError, OverflowError):
         return []
@@ -136,8 +136,13 @@ def _has(op: Any, value: Any, char: str) -> bool:
         return bool(value[0] <= ord(char) <= value[1])
     if op is ops.CATEGORY:
         word, digit = char.isalnum() or char == "_", char.isdigit()
-        known = {ops.CATEGORY_DIGIT: digit, ops.CATEGORY_NOT_DIGIT: not digit, ops.CATEGORY_WORD: word,
-                 ops.CATEGORY_NOT_WORD: not word, ops.CATEGORY_SPACE: char.isspace(),
-                 ops.CATEGORY_NOT_SPACE: not char.isspace()}
+        known = {
+            ops.CATEGORY_DIGIT: digit,
+            ops.CATEGORY_NOT_DIGIT: not digit,
+            ops.CATEGORY_WORD: word,
+            ops.CATEGORY_NOT_WORD: not word,
+            ops.CATEGORY_SPACE: char.isspace(),
+            ops.CATEGORY_NOT_SPACE: not char.isspace(),
+        }
         return bool(known.get(value, False))
     return False

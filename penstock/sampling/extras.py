@@ -8,7 +8,7 @@ from penstock.sampling.dry import most_repeated
 from penstock.sampling.mirostat import MAX_MU
 from penstock.types import MAX_LOOKBACK, SamplingParams
 
-STRONGEST = 1e38             # that float32 holds
+STRONGEST = 1e38  # that float32 holds
 
 
 def extra_numbers(sampling: SamplingParams, mu: float | None, window: int, num_prompt: int) -> list[float]:

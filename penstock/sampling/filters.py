@@ -20,11 +20,12 @@ from penstock.types import SamplingParams
 
 FLOAT32 = np.finfo(np.float32)
 FLOORS = (2.0**-6, 2.0**-12)
-SLACK = 1e-5           # more than rounding makes of a logit's distance to the likeliest
+SLACK = 1e-5  # more than rounding makes of a logit's distance to the likeliest
 
 
-def candidates(logits: Array, top: float, sampling: SamplingParams, temperature: float | None = None,
-               ) -> tuple[Array | None, Array]:
+def candidates(
+    logits: Array, top: float, sampling: SamplingParams, temperature: float | None = None
+) -> tuple[Array | None, Array]:
     """Token ids, ascending (None: the whole vocabulary), and a weight for each; `top` is the largest logit.
     `temperature` is that of `sampling` unless another is given."""
     temperature = sampling.temperature if temperature is None else temperature

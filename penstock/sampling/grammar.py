@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_REASON_CHARS = 300
-MAX_MASKS_S = 2.0            # of an answer, and for each of its tokens MASK_S more
+MAX_MASKS_S = 2.0  # of an answer, and for each of its tokens MASK_S more
 MASK_S = 0.02
 
 
@@ -28,7 +28,7 @@ class GrammarFailed(NothingAllowed):
 def reason(text: str) -> str:
     """llguidance's message on one line, and not all of it where it is long."""
     line = " ".join(text.replace("<non-verbose/>", "").split())
-    return line if len(line) <= MAX_REASON_CHARS else line[:MAX_REASON_CHARS - 3] + "..."
+    return line if len(line) <= MAX_REASON_CHARS else line[: MAX_REASON_CHARS - 3] + "..."
 
 
 class Grammar:
@@ -42,8 +42,8 @@ class Grammar:
         self._start = start
         self.matcher = start.deep_copy()
         self._tokens: list[int] = []
-        self._mask_s = 0.0             # that all masks took
-        self._num_after = 0            # tokens since the one that ended it, that one included
+        self._mask_s = 0.0  # that all masks took
+        self._num_after = 0  # tokens since the one that ended it, that one included
         self._bits = np.zeros(lexicon.mask_words, dtype=np.int32)
 
     @property
@@ -78,8 +78,10 @@ class Grammar:
         self._mask_s += time.thread_time() - begin
         self._check()
         if self._mask_s > MAX_MASKS_S + MASK_S * len(self._tokens):
-            raise GrammarFailed(f"the grammar takes too long: {self._mask_s:.1f} s for {len(self._tokens) + 1} tokens; "
-                                "give a simpler one")
+            raise GrammarFailed(
+                f"the grammar takes too long: {self._mask_s:.1f} s for {len(self._tokens) + 1} tokens; "
+                "give a simpler one"
+            )
 
     def mask(self, logits: Array) -> None:
         """Rule out, in place, what the grammar does not allow next."""
@@ -88,9 +90,9 @@ class Grammar:
         self._compute_bits()
         ends = self._ends[self._ends < len(logits)]
         kept = logits[ends]
-        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[:min(len(logits), self.lexicon.size)]
-        np.copyto(logits[:len(allowed)], NEVER, where=allowed == 0)
-        logits[len(allowed):] = NEVER
+        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: min(len(logits), self.lexicon.size)]
+        np.copyto(logits[: len(allowed)], NEVER, where=allowed == 0)
+        logits[len(allowed) :] = NEVER
         logits[self._never[self._never < len(logits)]] = NEVER
         if self.matcher.is_accepting():
             logits[ends] = kept
@@ -115,8 +117,8 @@ class Grammar:
         self._num_after = max(0, self._num_after - count)
         if not back:
             return
-        del self._tokens[len(self._tokens) - back:]
-        if self.matcher.is_error() or not self.matcher.rollback(back):      # an error is for good
+        del self._tokens[len(self._tokens) - back :]
+        if self.matcher.is_error() or not self.matcher.rollback(back):  # an error is for good
             self.matcher = self._start.deep_copy()
             self.matcher.consume_tokens(self._tokens)
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 COMPILE_S = 10.0
-MAX_COMPILING = 4            # at once; others wait
-MAX_KEPT = 64                # beside those in use
+MAX_COMPILING = 4  # at once; others wait
+MAX_KEPT = 64  # beside those in use
 MIN_GROWTH, MAX_GROWTH = 32, 192
-ANY = 1 << 30                # tokens: a budget that every answer fits into
+ANY = 1 << 30  # tokens: a budget that every answer fits into
 Trial = Callable[[StructuredOutputsParams, int], GrammarFacts]
 
 
@@ -76,8 +76,9 @@ class CompiledGrammar:
 class Grammars:
     """One model's compiled grammars. Safe to use from several threads."""
 
-    def __init__(self, lexicon: Callable[[], Lexicon], trial: Trial | None = None,
-                 compile_s: float = COMPILE_S) -> None:
+    def __init__(
+        self, lexicon: Callable[[], Lexicon], trial: Trial | None = None, compile_s: float = COMPILE_S
+    ) -> None:
         """Without a `trial` grammars are tried in a thread of this process, which cannot be ended."""
         self.compile_s = compile_s
         self._make_lexicon = lexicon
@@ -85,7 +86,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(MAX_COMPILING)
         self._making: dict[StructuredOutputsParams, Future[CompiledGrammar]] = {}
-        self._kept: OrderedDict[StructuredOutputsParams, CompiledGrammar] = OrderedDict()     # the last used one last
+        self._kept: OrderedDict[StructuredOutputsParams, CompiledGrammar] = OrderedDict()  # the last used one last
         self._markers: dict[str, Marker] = {}
         self._used: WeakValueDictionary[StructuredOutputsParams, CompiledGrammar] = WeakValueDictionary()
 
@@ -93,8 +94,9 @@ class Grammars:
     def lexicon(self) -> Lexicon:
         return self._make_lexicon()
 
-    def compile(self, asked: StructuredOutputsParams, max_tokens: int | None = None,
-                facts: GrammarFacts | None = None) -> CompiledGrammar:
+    def compile(
+        self, asked: StructuredOutputsParams, max_tokens: int | None = None, facts: GrammarFacts | None = None
+    ) -> CompiledGrammar:
         """The compiled grammar; with `max_tokens`, refused where no answer can be so short. `facts` are of a trial that
         has been made already."""
         known = self._find(asked)
@@ -150,9 +152,10 @@ class Grammars:
         return CompiledGrammar(asked, start, self.lexicon, facts)
 
     def _try_here(self, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
-        self.lexicon.tokenizer      # noqa: B018  made once for all grammars: none of them is charged for it
+        self.lexicon.tokenizer  # noqa: B018  made once for all grammars: none of them is charged for it
         try:
             return on_large_stack(lambda: try_grammar(self.lexicon, asked, max_tokens), self.compile_s)
         except TimeoutError:
-            raise InvalidRequest(f"structured_outputs: the grammar was not compiled within {self.compile_s:g} s: give "
-                                 "a simpler one") from None
+            raise InvalidRequest(
+                f"structured_outputs: the grammar was not compiled within {self.compile_s:g} s: give a simpler one"
+            ) from None

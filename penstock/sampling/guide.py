@@ -13,7 +13,7 @@ class Guide:
         """`max_tokens` are those left, where some stand before what must match."""
         self.grammar = compiled.begin(request)
         self.budget = Budget(compiled, self.grammar, request.max_tokens if max_tokens is None else max_tokens)
-        self.forced: int | None = None       # no single token is ever forced; see ReasoningGuide
+        self.forced: int | None = None  # no single token is ever forced; see ReasoningGuide
 
     @property
     def finished(self) -> bool:

@@ -25,8 +25,9 @@ class Lexicon:
     each request's affair, and a model may have none.
     """
 
-    def __init__(self, spellings: Sequence[bytes], special: Mapping[int, bytes],
-                 encode: Callable[[str], list[int]]) -> None:
+    def __init__(
+        self, spellings: Sequence[bytes], special: Mapping[int, bytes], encode: Callable[[str], list[int]]
+    ) -> None:
         self.spellings = [b"" if id in special else spelled for id, spelled in enumerate(spellings)]
         self.special = dict(special)
         self._encode = encode
@@ -34,7 +35,7 @@ class Lexicon:
         for id, spelled in enumerate(self.spellings):
             if spelled:
                 self.ids.setdefault(spelled, id)
-        self._reach: dict[bytes, int] = {}      # of two bytes: the length of the longest id that begins with them
+        self._reach: dict[bytes, int] = {}  # of two bytes: the length of the longest id that begins with them
         for spelled in self.ids:
             self._reach[spelled[:2]] = max(self._reach.get(spelled[:2], 1), len(spelled))
         self.steps = lru_cache(maxsize=512)(self._steps)
@@ -53,8 +54,9 @@ class Lexicon:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         tokens = [self.special.get(id, spelled) for id, spelled in enumerate(self.spellings)]
-        return LLTokenizer(TokenizerWrapper(_Wrapped([*tokens, END], [*sorted(self.special), self.size], self)),
-                           n_vocab=self.size + 1)
+        return LLTokenizer(
+            TokenizerWrapper(_Wrapped([*tokens, END], [*sorted(self.special), self.size], self)), n_vocab=self.size + 1
+        )
 
     @cached_property
     def bytes_alone(self) -> Array:
@@ -116,7 +118,7 @@ class Lexicon:
         steps = [(0, -1, end)] * (end + 1)
         for begin in range(end - 1, -1, -1):
             best = (end + 1, -1, end)
-            for stop in range(min(end, begin + reach.get(data[begin:begin + 2], 1)), begin, -1):
+            for stop in range(min(end, begin + reach.get(data[begin : begin + 2], 1)), begin, -1):
                 count = steps[stop][0] + 1
                 if count < best[0] and (id := ids.get(data[begin:stop], -1)) >= 0:
                     best = (count, id, stop)

@@ -11,7 +11,7 @@ from penstock.ops import above
 from penstock.sampling.arrays import Array, UnusableLogits
 
 FOLD = 64
-ROOM = 2048            # places listed at a time: more are found by other means
+ROOM = 2048  # places listed at a time: more are found by other means
 
 
 DAMAGED = "the model's logits contain NaN or infinity: its weights or its arithmetic are damaged"
@@ -19,7 +19,7 @@ DAMAGED = "the model's logits contain NaN or infinity: its weights or its arithm
 
 def likeliest(values: Array) -> int:
     """The first token; also the check that every value is a number and at least one is possible."""
-    token = int(values.argmax())      # a NaN counts as the largest; of equals the lowest id is returned
+    token = int(values.argmax())  # a NaN counts as the largest; of equals the lowest id is returned
     top = float(values[token])
     if math.isfinite(top):
         return token
@@ -34,7 +34,7 @@ def first(values: Array, least: float, count: int) -> Array:
     """The `count` first tokens, ids ascending, where `least` is the value of the last of them."""
     kept = values > least
     equal = np.flatnonzero(values == least)
-    kept[equal[:count - np.count_nonzero(kept)]] = True
+    kept[equal[: count - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)
 
 
@@ -42,7 +42,7 @@ def at_least(values: Array, least: float) -> Array:
     """Tokens of this value or more, ids ascending."""
     found: Array = above(torch.from_numpy(values)[None], torch.tensor([least], dtype=torch.float32), ROOM)[0].numpy()
     count = int(found[0])
-    return found[1:1 + count].astype(np.int64) if count <= ROOM else np.flatnonzero(values >= np.float32(least))
+    return found[1 : 1 + count].astype(np.int64) if count <= ROOM else np.flatnonzero(values >= np.float32(least))
 
 
 def largest(values: Array, count: int) -> Array:
@@ -76,7 +76,7 @@ def _few(values: Array, count: int) -> Array | None:
     width = len(values) // FOLD
     if count > width:
         return None
-    maxima = values[:width * FOLD].reshape(FOLD, width).max(axis=0)
+    maxima = values[: width * FOLD].reshape(FOLD, width).max(axis=0)
     return at_least(values, float(np.partition(maxima, width - count)[width - count]))
 
 

@@ -31,8 +31,10 @@ class Marker:
             path = self._lexicon.cover(before.encode())
             path = None if path is None else (*path, special)
         if path is None:
-            raise InvalidRequest(f"the model's tokens cannot spell {shown(self.text.decode())}, which marks its "
-                                 "reasoning: leave thinking_token_budget out, or switch thinking off")
+            raise InvalidRequest(
+                f"the model's tokens cannot spell {shown(self.text.decode())}, which marks its "
+                "reasoning: leave thinking_token_budget out, or switch thinking off"
+            )
         return path
 
     def follow(self, matched: int, data: bytes) -> tuple[int, bytes | None]:
@@ -41,7 +43,7 @@ class Marker:
         text = self.text[:matched] + data
         at = text.find(self.text)
         if at >= 0:
-            return 0, text[at + len(self.text):]
+            return 0, text[at + len(self.text) :]
         for count in range(min(len(text), len(self.text) - 1), 0, -1):
             if text.endswith(self.text[:count]):
                 return count, None
@@ -57,8 +59,9 @@ class Marker:
         """Tokens that spell the next bytes of the marker, behind its first `matched`, or all of them and more."""
         if matched not in self._steps:
             rest = self.text[matched:]
-            self._steps[matched] = _ids([id for id, data in self._near
-                                         if rest.startswith(data) or data.startswith(rest)])
+            self._steps[matched] = _ids(
+                [id for id, data in self._near if rest.startswith(data) or data.startswith(rest)]
+            )
         return self._steps[matched]
 
 

@@ -14,7 +14,7 @@ from penstock.sampling.words import add, every_token, no_token, remove
 from penstock.types import Request
 
 NEVER = np.float32(-np.inf)
-MOST_TOKENS = 1 << 24        # no vocabulary has more; float32 counts to it
+MOST_TOKENS = 1 << 24  # no vocabulary has more; float32 counts to it
 
 
 def _ids(tokens: Sequence[int]) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.sampling.arrays import Array
 
-NUM_ESTIMATED = 100        # likeliest tokens from which version 1 estimates the law's exponent
+NUM_ESTIMATED = 100  # likeliest tokens from which version 1 estimates the law's exponent
 MAX_MU = 1e6
 MIN_EXPONENT = 1e-6
 

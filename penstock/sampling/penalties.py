@@ -49,7 +49,7 @@ class Penalties:
         self.presence = 0.0 if off else sampling.presence_penalty
         first = self.first
         self._everywhere = TokenCounts(tokens[first:]) if self.repetition != 1 else None
-        self._generated = TokenCounts(tokens[max(first, num_prompt):]) if self.frequency or self.presence else None
+        self._generated = TokenCounts(tokens[max(first, num_prompt) :]) if self.frequency or self.presence else None
 
     @property
     def active(self) -> bool:

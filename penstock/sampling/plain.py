@@ -9,11 +9,33 @@ from typing import Any
 from penstock.types import StructuredOutputsParams
 
 # Of a schema without these, any string is as good as the empty one and any number as good as 1.
-PARTICULAR = frozenset({"enum", "const", "pattern", "format", "minLength", "maxLength", "minimum", "maximum",
-                        "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "propertyNames", "patternProperties",
-                        "contentEncoding", "contentMediaType", "uniqueItems", "not", "oneOf", "if", "dependentSchemas"})
-_PARTS = re.compile(rb'"(?:\\.|[^"\\])*(?:\\\Z|(?P<end>"?))|-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|[ \t\r\n]+|.',
-                    re.DOTALL)
+PARTICULAR = frozenset(
+    {
+        "enum",
+        "const",
+        "pattern",
+        "format",
+        "minLength",
+        "maxLength",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "propertyNames",
+        "patternProperties",
+        "contentEncoding",
+        "contentMediaType",
+        "uniqueItems",
+        "not",
+        "oneOf",
+        "if",
+        "dependentSchemas",
+    }
+)
+_PARTS = re.compile(
+    rb'"(?:\\.|[^"\\])*(?:\\\Z|(?P<end>"?))|-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|[ \t\r\n]+|.', re.DOTALL
+)
 
 
 def is_plain(asked: StructuredOutputsParams) -> bool:
@@ -33,7 +55,7 @@ def simplest(text: bytes) -> tuple[bytes, bool]:
     this one is reached, too; and whether it ends within such a string."""
     parts: list[bytes] = []
     open_: list[bytes] = []
-    names = within = False               # the next string is a name; the text ends within a string
+    names = within = False  # the next string is a name; the text ends within a string
     for found in _PARTS.finditer(text):
         part = found[0]
         first = part[:1]
@@ -64,7 +86,7 @@ def closings(spelled: bytes) -> set[bytes]:
 
 def _string_end(spelled: bytes, begin: int) -> int:
     while begin < len(spelled):
-        if spelled[begin:begin + 1] == b'"':
+        if spelled[begin : begin + 1] == b'"':
             return begin
-        begin += 2 if spelled[begin:begin + 1] == b"\\" else 1
+        begin += 2 if spelled[begin : begin + 1] == b"\\" else 1
     return -1

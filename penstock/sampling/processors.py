@@ -18,18 +18,19 @@ import torch
 from penstock.ops import cpu
 from penstock.sampling.arrays import Array, NothingAllowed
 
-PROMPT_PARAMETERS = 3        # of a callable that is given the prompt, too
+PROMPT_PARAMETERS = 3  # of a callable that is given the prompt, too
 
 
 class ProcessorFailed(NothingAllowed):
     """A callable raised, or returned what are no logits."""
 
 
-def apply_processors(processors: Sequence[Callable[..., Any]], prompt: list[int], output: list[int],
-                     logits: Array) -> Array:
+def apply_processors(
+    processors: Sequence[Callable[..., Any]], prompt: list[int], output: list[int], logits: Array
+) -> Array:
     """New logits [V], one callable's result given to the next."""
     values = torch.from_numpy(logits.copy())
-    with torch.no_grad(), cpu.torch_alone():        # as within a step: one thread gives the same numbers everywhere
+    with torch.no_grad(), cpu.torch_alone():  # as within a step: one thread gives the same numbers everywhere
         for index, processor in enumerate(processors):
             name = f"logits_processors[{index}] ({_name(processor)})"
             texts = (list(prompt), list(output)) if _takes_prompt(processor) else (list(output),)
@@ -56,7 +57,7 @@ def _checked(found: Any, size: int, name: str) -> torch.Tensor:
 def _takes_prompt(processor: Callable[..., Any]) -> bool:
     try:
         return len(inspect.signature(processor).parameters) == PROMPT_PARAMETERS
-    except (TypeError, ValueError):       # a callable of C has no signature
+    except (TypeError, ValueError):  # a callable of C has no signature
         return False
 
 

@@ -20,14 +20,21 @@ from penstock.sampling.samplers import Samplers
 from penstock.sampling.thinking import ReasoningGuide
 from penstock.types import Request
 
-STRONGEST = 1e38             # a penalty that float32 holds
+STRONGEST = 1e38  # a penalty that float32 holds
 
 
 class RowState:
     """One row: filled at admission, extended by every token that is kept."""
 
-    def __init__(self, request: Request, sibling: int, tokens: Sequence[int], num_prompt: int,
-                 grammars: Grammars | None = None, mu: float | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        sibling: int,
+        tokens: Sequence[int],
+        num_prompt: int,
+        grammars: Grammars | None = None,
+        mu: float | None = None,
+    ) -> None:
         """`mu` is mirostat's after those tokens, where they are not only the prompt."""
         self.request = request
         self.sibling = sibling
@@ -38,12 +45,19 @@ class RowState:
         self._penalties = Penalties(request.sampling, self.tokens, num_prompt)
         self._counts = self._penalties.active
         self.samplers = Samplers(request, self.tokens, mu)
-        self.failure: str | None = None      # why no more tokens can be chosen
+        self.failure: str | None = None  # why no more tokens can be chosen
         self.guide = self._guide(grammars)
         sampling = request.sampling
-        self.unfiltered = (sampling.top_k <= 0 and sampling.min_p <= 0 and sampling.top_p >= 1
-                           and sampling.typical_p >= 1 and sampling.top_n_sigma <= 0 and not sampling.has_xtc
-                           and sampling.dynatemp_range <= 0 and not sampling.mirostat)
+        self.unfiltered = (
+            sampling.top_k <= 0
+            and sampling.min_p <= 0
+            and sampling.top_p >= 1
+            and sampling.typical_p >= 1
+            and sampling.top_n_sigma <= 0
+            and not sampling.has_xtc
+            and sampling.dynatemp_range <= 0
+            and not sampling.mirostat
+        )
         # Nothing is asked but a temperature.
         self.simple = (self.unfiltered or sampling.greedy) and self._is_plain()
         # A GPU can choose by itself, unless a grammar is near its end.
@@ -52,15 +66,27 @@ class RowState:
         self.plain = sampling.greedy and self._is_plain()
 
     def _is_plain(self) -> bool:
-        return (self.request.beam is None and self.num_logprobs is None and not self._masks.ever and not self._counts
-                and self.request.sampling.structured_outputs is None and self.request.reasoning is None
-                and not self._processors and self.samplers.dry is None)
+        return (
+            self.request.beam is None
+            and self.num_logprobs is None
+            and not self._masks.ever
+            and not self._counts
+            and self.request.sampling.structured_outputs is None
+            and self.request.reasoning is None
+            and not self._processors
+            and self.samplers.dry is None
+        )
 
     def _suits_device(self) -> bool:
         sampling = self.request.sampling
-        return (self.request.beam is None and not self._processors and (sampling.greedy or sampling.typical_p >= 1)
-                and (self.num_logprobs or 0) <= MOST_LOGPROBS and len(self._masks.bias[0]) <= MOST_BIASED
-                and not (self._counts and (self._penalties.window or 0) > MOST_COUNTED // 2))
+        return (
+            self.request.beam is None
+            and not self._processors
+            and (sampling.greedy or sampling.typical_p >= 1)
+            and (self.num_logprobs or 0) <= MOST_LOGPROBS
+            and len(self._masks.bias[0]) <= MOST_BIASED
+            and not (self._counts and (self._penalties.window or 0) > MOST_COUNTED // 2)
+        )
 
     def _guide(self, grammars: Grammars | None) -> Guide | ReasoningGuide | None:
         """Where the answer stands in its reasoning and its grammar, with the tokens it already has."""
@@ -69,15 +95,16 @@ class RowState:
             return None
         try:
             if grammars is None:
-                raise InvalidRequest("structured_outputs and thinking_token_budget need a tokenizer: do not set "
-                                     "skip_tokenizer_init")
+                raise InvalidRequest(
+                    "structured_outputs and thinking_token_budget need a tokenizer: do not set skip_tokenizer_init"
+                )
             guide: Guide | ReasoningGuide
             if block is not None:
                 guide = ReasoningGuide(self.request, block, grammars)
             else:
                 assert asked is not None
                 guide = Guide(grammars.compile(asked), self.request)
-            for token in self.tokens[self.num_prompt:]:
+            for token in self.tokens[self.num_prompt :]:
                 guide.append(token)
             return guide
         except (InvalidRequest, GrammarFailed) as error:
@@ -103,8 +130,9 @@ class RowState:
     def asks_extras(self) -> bool:
         """True if a GPU samples this row with the rarer samplers."""
         sampling = self.request.sampling
-        drawn = (self.samplers.mu is not None or sampling.top_n_sigma > 0 or sampling.has_xtc
-                 or sampling.dynatemp_range > 0)
+        drawn = (
+            self.samplers.mu is not None or sampling.top_n_sigma > 0 or sampling.has_xtc or sampling.dynatemp_range > 0
+        )
         return self.asks_device and (self.samplers.dry is not None or self.asks_window or drawn and not sampling.greedy)
 
     def extras(self) -> list[float]:
@@ -145,8 +173,11 @@ class RowState:
         if not self.asks_device:
             return list(NEUTRAL)
         sampling = self.request.sampling
-        filters = [0.0, 1.0, 0.0] if sampling.greedy or self.samplers.mu is not None else [
-            float(min(max(0, sampling.top_k), MOST_TOKENS)), float(sampling.top_p), float(sampling.min_p)]
+        filters = (
+            [0.0, 1.0, 0.0]
+            if sampling.greedy or self.samplers.mu is not None
+            else [float(min(max(0, sampling.top_k), MOST_TOKENS)), float(sampling.top_p), float(sampling.min_p)]
+        )
         asked = 0.0 if self.num_logprobs is None else self.num_logprobs + 1.0
         strengths = (min(strength, STRONGEST) for strength in self._penalties.strengths)
         return [*filters, *strengths, float(len(self._masks.bias[0])), float(self.masked), asked]
@@ -220,8 +251,9 @@ class RowState:
         if self.failure is not None:
             raise GrammarFailed(self.failure)
         if self._processors:
-            logits = apply_processors(self._processors, self.tokens[:self.num_prompt], self.tokens[self.num_prompt:],
-                                      logits)
+            logits = apply_processors(
+                self._processors, self.tokens[: self.num_prompt], self.tokens[self.num_prompt :], logits
+            )
         masked = self._masks.active(self.num_generated)
         if not masked and not self._counts and self.guide is None and self.samplers.dry is None:
             return logits

@@ -31,11 +31,11 @@ class Sampled:
 
     token: int
     logprobs: TokenLogprobs | None = None
-    candidates: tuple[tuple[int, float], ...] = ()   # beams: (token, log probability), likeliest first
+    candidates: tuple[tuple[int, float], ...] = ()  # beams: (token, log probability), likeliest first
     error: str | None = None
-    unfit: bool = False       # the error is the request's own fault
-    forced: bool = False      # taken so that the answer ends within its budget
-    mu: float | None = None   # mirostat's, after the token
+    unfit: bool = False  # the error is the request's own fault
+    forced: bool = False  # taken so that the answer ends within its budget
+    mu: float | None = None  # mirostat's, after the token
 
 
 class Sampler:
@@ -112,8 +112,8 @@ class Sampler:
 def _draw_any(logits: Array, top: float, temperature: float, share: float) -> int:
     """A draw from the whole vocabulary; only the piece that it falls into is looked at closely."""
     piece, rest = draw_piece(tempered_sums(logits, top, temperature), share)
-    weights = temper(logits[piece * BLOCK:(piece + 1) * BLOCK], top, temperature)
-    if not weights.any():      # what is left of a piece may be too small for another's rounding
+    weights = temper(logits[piece * BLOCK : (piece + 1) * BLOCK], top, temperature)
+    if not weights.any():  # what is left of a piece may be too small for another's rounding
         return draw(temper(logits, top, temperature), share)
     return piece * BLOCK + crossing(weights, rest, "exceed")
 
@@ -142,5 +142,7 @@ def nothing_allowed(row: RowState) -> str:
     allowed = "all" if sampling.allowed_token_ids is None else len(sampling.allowed_token_ids)
     grammar = "" if sampling.structured_outputs is None else "structured_outputs, "
     grammar += "logits_processors, " if sampling.logits_processors else ""
-    return (f"{grammar}allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
-            f"({sampling.min_tokens}) leave no token to choose: allow more tokens")
+    return (
+        f"{grammar}allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
+        f"({sampling.min_tokens}) leave no token to choose: allow more tokens"
+    )

@@ -17,7 +17,7 @@ class Samplers:
         sampling = request.sampling
         plain = request.beam is not None
         self.dry = Dry(sampling, request.dry_breakers, tokens) if sampling.has_dry and not plain else None
-        self._mus: list[float] = []         # after the text, and after each token appended to it
+        self._mus: list[float] = []  # after the text, and after each token appended to it
         if sampling.mirostat and not sampling.greedy and not plain:
             self._mus.append(first_mu(sampling.mirostat_tau) if mu is None else mu)
         self._length = len(tokens)
@@ -38,7 +38,7 @@ class Samplers:
         if self.dry is not None:
             self.dry.truncate(length)
         if self._mus:
-            del self._mus[len(self._mus) - (self._length - length):]
+            del self._mus[len(self._mus) - (self._length - length) :]
         self._length = length
 
     def edit(self, logits: Array) -> None:

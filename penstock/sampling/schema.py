@@ -14,8 +14,8 @@ from penstock.errors import InvalidRequest
 from penstock.sampling import schema_arrays, schema_logic, schema_objects, schema_text
 from penstock.sampling.schema_writer import Writer
 
-MAX_RELAXED = 32             # named; of others there is only the number
-MAX_WRITTEN = 1 << 22        # characters
+MAX_RELAXED = 32  # named; of others there is only the number
+MAX_WRITTEN = 1 << 22  # characters
 KEYWORDS = {**schema_logic.KEYWORDS, **schema_text.KEYWORDS, **schema_arrays.KEYWORDS, **schema_objects.KEYWORDS}
 
 
@@ -25,9 +25,11 @@ def write_schema(text: str, strict: bool, left_out: Collection[str] = ()) -> tup
     writer = Writer(json.loads(text), strict, KEYWORDS, frozenset(left_out))
     written = json.dumps(writer.write())
     if len(written) > MAX_WRITTEN:
-        raise InvalidRequest(f"structured_outputs: the schema is too large: written out it has {len(written)} "
-                             f"characters, and {MAX_WRITTEN} are compiled; give a simpler one")
+        raise InvalidRequest(
+            f"structured_outputs: the schema is too large: written out it has {len(written)} "
+            f"characters, and {MAX_WRITTEN} are compiled; give a simpler one"
+        )
     relaxed = tuple(writer.relaxed)
     if len(relaxed) > MAX_RELAXED:
-        relaxed = (*relaxed[:MAX_RELAXED - 1], f"and {len(relaxed) - MAX_RELAXED + 1} more")
+        relaxed = (*relaxed[: MAX_RELAXED - 1], f"and {len(relaxed) - MAX_RELAXED + 1} more")
     return written, relaxed

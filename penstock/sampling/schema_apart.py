@@ -11,8 +11,8 @@ EVERY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array
 APART_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "ipv4", "ipv6", "uuid"})
 STRING = frozenset({"minLength", "maxLength", "pattern", "format"})
 MAX_DEPTH = 6
-MAX_STEPS = 20_000           # in one schema
-MAX_ASKED = 5000             # of llguidance, in one schema
+MAX_STEPS = 20_000  # in one schema
+MAX_ASKED = 5000  # of llguidance, in one schema
 MAX_CONJUNCTS = 16
 
 
@@ -105,8 +105,12 @@ class Apart:
 
     def _objects_apart(self, ones: list[Schema], twos: list[Schema], depth: int) -> bool:
         names = {name: None for part in [*ones, *twos] for name in part.get("required", ()) if isinstance(name, str)}
-        return any(self.disjoint(one, two, depth + 1) for name in names
-                   for one in _properties(ones, name) for two in _properties(twos, name))
+        return any(
+            self.disjoint(one, two, depth + 1)
+            for name in names
+            for one in _properties(ones, name)
+            for two in _properties(twos, name)
+        )
 
     def _strings_apart(self, ones: list[Schema], twos: list[Schema]) -> bool:
         for one in ones:
@@ -114,8 +118,12 @@ class Apart:
                 formats = {one.get("format"), two.get("format")}
                 if len(formats) == 2 and formats <= APART_FORMATS:
                     return True
-                if "pattern" in one and "pattern" in two and self.may_ask() and \
-                        are_apart(one["pattern"], two["pattern"]):
+                if (
+                    "pattern" in one
+                    and "pattern" in two
+                    and self.may_ask()
+                    and are_apart(one["pattern"], two["pattern"])
+                ):
                     return True
         return False
 
@@ -134,13 +142,18 @@ class Apart:
                 return True
             if isinstance(value, dict) and any(name not in value for name in part.get("required", ())):
                 return True
-            if isinstance(value, dict) and any(self._fails(item, one, depth + 1) for name, item in value.items()
-                                               for one in _properties([part], name)):
+            if isinstance(value, dict) and any(
+                self._fails(item, one, depth + 1) for name, item in value.items() for one in _properties([part], name)
+            ):
                 return True
             if is_number(value) and (value < part.get("minimum", value) or value > part.get("maximum", value)):
                 return True
-            if isinstance(value, str) and STRING & set(part) and self.may_ask() and is_empty(
-                    {"type": "string", "const": value, **{key: part[key] for key in STRING if key in part}}):
+            if (
+                isinstance(value, str)
+                and STRING & set(part)
+                and self.may_ask()
+                and is_empty({"type": "string", "const": value, **{key: part[key] for key in STRING if key in part}})
+            ):
                 return True
         return False
 

@@ -9,7 +9,7 @@ from penstock.sampling.schema_logic import leave
 from penstock.sampling.schema_not import Schema, assertions, negate
 from penstock.sampling.schema_writer import Part, Path, Write, Writer
 
-MAX_DISTINCT = 4             # values, whose orders are written out: 65 of them
+MAX_DISTINCT = 4  # values, whose orders are written out: 65 of them
 MAX_CONTAINS = 64
 
 
@@ -80,8 +80,11 @@ def write_contains(writer: Writer, work: Part, value: Any, path: Path) -> None:
     if others is None or most < least:
         writer.relax("maxContains", work.path)
     else:
-        work.require(_when_array(work, {"prefixItems": [writer.schema(items, path)] * most,
-                                        "items": writer.schema(others, path)}))
+        work.require(
+            _when_array(
+                work, {"prefixItems": [writer.schema(items, path)] * most, "items": writer.schema(others, path)}
+            )
+        )
 
 
 def _when_array(work: Part, schema: Schema) -> Schema:
@@ -89,5 +92,11 @@ def _when_array(work: Part, schema: Schema) -> Schema:
 
 
 KEYWORDS: dict[str, Write] = {
-    "items": write_items, "prefixItems": write_prefix, "unevaluatedItems": write_unevaluated,
-    "uniqueItems": write_unique, "contains": write_contains, "minContains": leave, "maxContains": leave}
+    "items": write_items,
+    "prefixItems": write_prefix,
+    "unevaluatedItems": write_unevaluated,
+    "uniqueItems": write_unique,
+    "contains": write_contains,
+    "minContains": leave,
+    "maxContains": leave,
+}

@@ -7,8 +7,8 @@ from typing import Any
 from penstock.sampling.schema_not import Schema, assertions, negate
 from penstock.sampling.schema_writer import Part, Path, Write, Writer
 
-MAX_OPTIONS = 64             # of a oneOf or of cases, compared with each other
-MAX_NEGATED = 256            # of a oneOf, each option within each other that it may match with
+MAX_OPTIONS = 64  # of a oneOf or of cases, compared with each other
+MAX_NEGATED = 256  # of a oneOf, each option within each other that it may match with
 
 
 def write_reference(writer: Writer, work: Part, value: str, path: Path) -> None:
@@ -72,7 +72,7 @@ def _without_each_other(writer: Writer, options: list[Any]) -> list[list[Any]] |
     if len(options) > MAX_OPTIONS:
         return None
     for place, one in enumerate(options):
-        for other, two in enumerate(options[place + 1:], place + 1):
+        for other, two in enumerate(options[place + 1 :], place + 1):
             if not writer.apart.disjoint(one, two):
                 without[place].append(negate(two, writer.follow))
                 without[other].append(negate(one, writer.follow))
@@ -113,7 +113,7 @@ def _cases(writer: Writer, work: Part, parts: list[Any]) -> list[Schema]:
     if not 1 < len(cases) <= MAX_OPTIONS:
         return []
     met = [_condition(work, case) for case in cases]
-    apart = all(writer.apart.disjoint(one, two) for place, one in enumerate(met) for two in met[place + 1:])
+    apart = all(writer.apart.disjoint(one, two) for place, one in enumerate(met) for two in met[place + 1 :])
     return cases if apart and all(negate(case["if"], writer.follow) is not None for case in cases) else []
 
 
@@ -125,8 +125,9 @@ def _condition(work: Part, case: Schema) -> Any:
 
 def _write_cases(writer: Writer, work: Part, cases: list[Schema], path: Path) -> None:
     """One branch for each condition, and one for none of them."""
-    options = [{"allOf": [writer.schema(_condition(work, case), path), writer.schema(case["then"], path)]}
-               for case in cases]
+    options = [
+        {"allOf": [writer.schema(_condition(work, case), path), writer.schema(case["then"], path)]} for case in cases
+    ]
     none = [writer.schema(negate(case["if"], writer.follow), path) for case in cases]
     work.num_branches *= len(options) + 1
     work.require({"anyOf": [*options, {"allOf": none}]})
@@ -137,5 +138,12 @@ def leave(writer: Writer, work: Part, value: Any, path: Path) -> None:
 
 
 KEYWORDS: dict[str, Write] = {
-    "$ref": write_reference, "allOf": write_all_of, "anyOf": write_any_of, "oneOf": write_one_of, "not": write_not,
-    "if": write_if, "then": leave, "else": leave}
+    "$ref": write_reference,
+    "allOf": write_all_of,
+    "anyOf": write_any_of,
+    "oneOf": write_one_of,
+    "not": write_not,
+    "if": write_if,
+    "then": leave,
+    "else": leave,
+}

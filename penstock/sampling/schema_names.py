@@ -43,5 +43,8 @@ def name_expression(schema: Any, follow: Follow, depth: int = 0) -> str | list[s
 def _joined(options: list[str | list[str] | None]) -> str | None:
     if any(option is None for option in options) or "" in options:
         return "" if "" in options else None
-    return "|".join(f"(?:{option})" if isinstance(option, str) else f"(?:^(?:{'|'.join(map(escape, option))})$)"
-                    for option in options if option is not None)
+    return "|".join(
+        f"(?:{option})" if isinstance(option, str) else f"(?:^(?:{'|'.join(map(escape, option))})$)"
+        for option in options
+        if option is not None
+    )

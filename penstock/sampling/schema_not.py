@@ -12,23 +12,72 @@ from penstock.errors import InvalidRequest, shown
 Schema = dict[str, Any]
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 # What is not among these says nothing about an instance.
-ASSERTIONS = frozenset({
-    "$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "const", "enum", "type", "items", "additionalItems",
-    "prefixItems", "unevaluatedItems", "contains", "minContains", "maxContains", "minItems", "maxItems", "uniqueItems",
-    "properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames", "required",
-    "dependencies", "dependentRequired", "dependentSchemas", "minProperties", "maxProperties", "minLength", "maxLength",
-    "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+ASSERTIONS = frozenset(
+    {
+        "$ref",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "const",
+        "enum",
+        "type",
+        "items",
+        "additionalItems",
+        "prefixItems",
+        "unevaluatedItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "unevaluatedProperties",
+        "propertyNames",
+        "required",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "minProperties",
+        "maxProperties",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+    }
+)
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
-_LISTS, _MAPS = ("allOf", "anyOf", "oneOf", "enum", "prefixItems"), ("properties", "patternProperties", "dependencies",
-                                                                    "dependentRequired", "dependentSchemas")
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains",
-           "maxContains")
+_LISTS, _MAPS = (
+    ("allOf", "anyOf", "oneOf", "enum", "prefixItems"),
+    ("properties", "patternProperties", "dependencies", "dependentRequired", "dependentSchemas"),
+)
+_COUNTS = (
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
+)
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 MAX_DEPTH = 8
-MAX_COUNT = 1 << 62          # a larger one says nothing more
+MAX_COUNT = 1 << 62  # a larger one says nothing more
 MAX_VALUES = 256
-MAX_CHARS = 4096             # of all strings that one expression rules out
-MAX_LENGTH = 200             # of one: each of its characters is a group within a group
+MAX_CHARS = 4096  # of all strings that one expression rules out
+MAX_LENGTH = 200  # of one: each of its characters is a group within a group
 Follow = Callable[[str], Any]
 
 
@@ -38,8 +87,11 @@ def as_list(value: Any) -> list[Any]:
 
 def assertions(schema: Schema) -> Schema:
     """All that says something about an instance, in the words of draft 2020-12."""
-    said = {key: value for key, value in schema.items() if key in ASSERTIONS
-            and (key != "format" or not isinstance(value, str) or value in FORMATS)}
+    said = {
+        key: value
+        for key, value in schema.items()
+        if key in ASSERTIONS and (key != "format" or not isinstance(value, str) or value in FORMATS)
+    }
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(said.get(exclusive), bool):
             is_exclusive = said.pop(exclusive)
@@ -50,7 +102,7 @@ def assertions(schema: Schema) -> Schema:
         if "additionalItems" in said:
             said["items"] = said.pop("additionalItems")
     said.pop("additionalItems", None)
-    if isinstance(said.get("required"), bool):               # draft 03: of the property, not of the object
+    if isinstance(said.get("required"), bool):  # draft 03: of the property, not of the object
         del said["required"]
     for key, value in said.items():
         if not _is_shaped(key, value):
@@ -99,11 +151,20 @@ def any_of(options: list[Any]) -> Any:
 
 
 def _negate_keyword(key: str, value: Any, follow: Follow, depth: int) -> list[Any] | None:
-    bounds = {"minimum": "exclusiveMaximum", "maximum": "exclusiveMinimum", "exclusiveMinimum": "maximum",
-              "exclusiveMaximum": "minimum"}
-    counts = {"minLength": ("string", "maxLength", -1), "maxLength": ("string", "minLength", 1),
-              "minItems": ("array", "maxItems", -1), "maxItems": ("array", "minItems", 1),
-              "minProperties": ("object", "maxProperties", -1), "maxProperties": ("object", "minProperties", 1)}
+    bounds = {
+        "minimum": "exclusiveMaximum",
+        "maximum": "exclusiveMinimum",
+        "exclusiveMinimum": "maximum",
+        "exclusiveMaximum": "minimum",
+    }
+    counts = {
+        "minLength": ("string", "maxLength", -1),
+        "maxLength": ("string", "minLength", 1),
+        "minItems": ("array", "maxItems", -1),
+        "maxItems": ("array", "minItems", 1),
+        "minProperties": ("object", "maxProperties", -1),
+        "maxProperties": ("object", "minProperties", 1),
+    }
     if key in bounds:
         return [{"type": "number", bounds[key]: value}]
     if key in counts:
@@ -118,8 +179,12 @@ def _negate_keyword(key: str, value: Any, follow: Follow, depth: int) -> list[An
         return [{"type": "object", "properties": {name: False}} for name in value]
     if key == "not":
         return [value]
-    several = {"allOf": lambda options: options, "anyOf": lambda options: [{"allOf": options}],
-               "properties": None, "$ref": None}
+    several = {
+        "allOf": lambda options: options,
+        "anyOf": lambda options: [{"allOf": options}],
+        "properties": None,
+        "$ref": None,
+    }
     if key not in several:
         return None
     if key == "$ref":

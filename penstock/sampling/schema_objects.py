@@ -10,7 +10,7 @@ from penstock.sampling.schema_not import Schema, any_of, assertions
 from penstock.sampling.schema_strings import are_apart, refusal
 from penstock.sampling.schema_writer import Part, Path, Write, Writer
 
-MAX_SETS = 64                # of properties, one of which must be there
+MAX_SETS = 64  # of properties, one of which must be there
 MAX_DEPTH = 8
 DEPENDING = frozenset({"anyOf", "oneOf", "if", "dependentSchemas", "additionalProperties", "unevaluatedProperties"})
 COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies"})
@@ -27,8 +27,11 @@ def write_additional(writer: Writer, work: Part, value: Any, path: Path) -> None
 def write_patterns(writer: Writer, work: Part, value: Schema, path: Path) -> None:
     """llguidance takes expressions that it can read, no two of which match the same name."""
     written = {name: writer.schema(one, (*path, name)) for name, one in value.items()}
-    unread = [name for name in value if "patternProperties" in writer.left_out
-              or refusal({"type": "object", "patternProperties": {name: True}})]
+    unread = [
+        name
+        for name in value
+        if "patternProperties" in writer.left_out or refusal({"type": "object", "patternProperties": {name: True}})
+    ]
     for name in unread:
         writer.relax("patternProperties", work.path, f"{name} cannot be matched")
     if unread:
@@ -55,8 +58,11 @@ def write_names(writer: Writer, work: Part, value: Any, path: Path) -> None:
     if expression is None or isinstance(expression, str) and not is_alone:
         writer.relax("propertyNames", work.path)
         return
-    names: Schema = {"patternProperties": {expression: True}} if isinstance(expression, str) else \
-        {"properties": dict.fromkeys(expression, True)}
+    names: Schema = (
+        {"patternProperties": {expression: True}}
+        if isinstance(expression, str)
+        else {"properties": dict.fromkeys(expression, True)}
+    )
     names["additionalProperties"] = False
     work.require({"type": "object", **names} if work.is_object else names)
 
@@ -79,8 +85,14 @@ def _write_dependency(writer: Writer, work: Part, name: str, needed: Any, path: 
         work.require(writer.schema(needed, (*path, name)))
     elif work.may_branch(2):
         type = {"type": "object"} if work.is_object else {}
-        work.require({"anyOf": [{**type, "properties": {name: False}},
-                                {"allOf": [{**type, "required": [name]}, writer.schema(needed, (*path, name))]}]})
+        work.require(
+            {
+                "anyOf": [
+                    {**type, "properties": {name: False}},
+                    {"allOf": [{**type, "required": [name]}, writer.schema(needed, (*path, name))]},
+                ]
+            }
+        )
     else:
         writer.relax(str(path[-1]), work.path, "there are too many cases")
 
@@ -103,7 +115,7 @@ def write_least(writer: Writer, work: Part, value: int, path: Path) -> None:
     if not names:
         work.written["minProperties"] = value
     else:
-        sets = list(islice(combinations(names, min(missing, len(names) + 1)), MAX_SETS + 1))     # none of more than all
+        sets = list(islice(combinations(names, min(missing, len(names) + 1)), MAX_SETS + 1))  # none of more than all
         options: list[Schema] = [{"required": list(one)} for one in sets]
         if missing == 1 and _has_free_names(work):
             options.append({"properties": dict.fromkeys(names, False), "minProperties": value})
@@ -141,8 +153,14 @@ def write_most(writer: Writer, work: Part, value: int, path: Path) -> None:
         return
     known = {name: True for name in (*names, *required)}
     type = {"type": "object"} if work.is_object else {}
-    work.require({"anyOf": [{**type, "properties": {**known, **dict.fromkeys(one, False)},
-                             "additionalProperties": False} for one in sets]})
+    work.require(
+        {
+            "anyOf": [
+                {**type, "properties": {**known, **dict.fromkeys(one, False)}, "additionalProperties": False}
+                for one in sets
+            ]
+        }
+    )
 
 
 def write_unevaluated(writer: Writer, work: Part, value: Any, path: Path) -> None:
@@ -191,7 +209,14 @@ def _known(writer: Writer, said: Any, depth: int = 0) -> dict[str, None] | None:
 
 
 KEYWORDS: dict[str, Write] = {
-    "properties": write_properties, "additionalProperties": write_additional, "patternProperties": write_patterns,
-    "propertyNames": write_names, "dependentRequired": write_dependent_required,
-    "dependentSchemas": write_dependent_schemas, "dependencies": write_dependent_schemas,
-    "minProperties": write_least, "maxProperties": write_most, "unevaluatedProperties": write_unevaluated}
+    "properties": write_properties,
+    "additionalProperties": write_additional,
+    "patternProperties": write_patterns,
+    "propertyNames": write_names,
+    "dependentRequired": write_dependent_required,
+    "dependentSchemas": write_dependent_schemas,
+    "dependencies": write_dependent_schemas,
+    "minProperties": write_least,
+    "maxProperties": write_most,
+    "unevaluatedProperties": write_unevaluated,
+}

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 from penstock.errors import InvalidRequest, shown
 
 Schema = dict[str, Any]
-LITERAL = frozenset({"const", "enum", "default", "examples", "example"})       # JSON in them is no schema
+LITERAL = frozenset({"const", "enum", "default", "examples", "example"})  # JSON in them is no schema
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
@@ -25,7 +25,7 @@ class References:
         self.root = root
         self._resources: dict[str, tuple[str | int, ...]] = {"": ()}
         self._anchors: dict[tuple[str, str], tuple[str | int, ...]] = {}
-        self._found: list[tuple[Schema, str]] = []            # schemas with a reference, and the URI they stand under
+        self._found: list[tuple[Schema, str]] = []  # schemas with a reference, and the URI they stand under
         self._targets: dict[str, Any] = {"#": root}
         self._is_draft_4 = isinstance(root, dict) and "draft-04" in str(root.get("$schema"))
         self._walk()
@@ -35,8 +35,10 @@ class References:
     def follow(self, reference: str) -> Any:
         """The schema that a reference of one form leads to."""
         if reference not in self._targets:
-            raise InvalidRequest(f"structured_outputs: the reference {shown(reference)} leads nowhere in the schema: "
-                                 "nothing is fetched from elsewhere; put what it names into $defs")
+            raise InvalidRequest(
+                f"structured_outputs: the reference {shown(reference)} leads nowhere in the schema: "
+                "nothing is fetched from elsewhere; put what it names into $defs"
+            )
         return self._targets[reference]
 
     def _walk(self) -> None:
@@ -50,8 +52,11 @@ class References:
             base = self._note(part, path, base)
             if any(isinstance(part.get(name), str) for name in REFERENCES):
                 self._found.append((part, base))
-            todo += [(value, (*path, key), base) for key, value in part.items()
-                     if key not in LITERAL and isinstance(value, (dict, list))]
+            todo += [
+                (value, (*path, key), base)
+                for key, value in part.items()
+                if key not in LITERAL and isinstance(value, (dict, list))
+            ]
 
     def _note(self, part: Schema, path: tuple[str | int, ...], base: str) -> str:
         for name in ("$id", "id"):

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.sampling.grammar import reason
 
 MAX_KEPT = 2048
-MAX_KEPT_CHARS = 2048        # of one
+MAX_KEPT_CHARS = 2048  # of one
 
 
 def _refusal(schema: str) -> str:

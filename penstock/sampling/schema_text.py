@@ -7,7 +7,7 @@ from typing import Any
 from penstock.sampling.schema_strings import refusal
 from penstock.sampling.schema_writer import Part, Path, Write, Writer
 
-MAX_LENGTH = 4096            # characters that a string must have: each is a state of llguidance's
+MAX_LENGTH = 4096  # characters that a string must have: each is a state of llguidance's
 LENGTHS = ("minLength", "maxLength")
 
 
@@ -40,5 +40,9 @@ def write_format(writer: Writer, work: Part, value: str, path: Path) -> None:
         work.written["format"] = value
 
 
-KEYWORDS: dict[str, Write] = {"pattern": write_pattern, "minLength": write_length, "maxLength": write_length,
-                              "format": write_format}
+KEYWORDS: dict[str, Write] = {
+    "pattern": write_pattern,
+    "minLength": write_length,
+    "maxLength": write_length,
+    "format": write_format,
+}

@@ -9,8 +9,15 @@ from collections.abc import Iterable
 from typing import Any
 
 _FAMILIES = {
-    "object": ("properties", "patternProperties", "additionalProperties", "required", "propertyNames", "minProperties",
-               "maxProperties"),
+    "object": (
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "required",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+    ),
     "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"),
     "string": ("pattern", "minLength", "maxLength"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -32,7 +39,7 @@ def add_types(text: str) -> str:
     if not isinstance(schema, dict):
         return text
     negates = bool(_NEGATING.search(text))
-    if negates and _REFERRING.search(text):                  # what a part is referred to for is not known
+    if negates and _REFERRING.search(text):  # what a part is referred to for is not known
         _add_type(schema, _FAMILIES)
     else:
         _walk(schema, [] if negates else list(_DEFINITIONS))
@@ -65,10 +72,13 @@ def _add_type(schema: dict[str, Any], kinds: Iterable[str]) -> None:
     if _NAMED & schema.keys():
         return
     spoken_of = [kind for kind, keywords in _FAMILIES.items() if any(_has(schema, key) for key in keywords)]
-    if len(spoken_of) == 1 and spoken_of[0] in kinds and (
-            spoken_of[0] in ("object", "array") or not _ELSEWHERE & schema.keys()):
+    if (
+        len(spoken_of) == 1
+        and spoken_of[0] in kinds
+        and (spoken_of[0] in ("object", "array") or not _ELSEWHERE & schema.keys())
+    ):
         schema["type"] = spoken_of[0]
 
 
 def _has(schema: dict[str, Any], key: str) -> bool:
-    return key in schema and not (key == "required" and isinstance(schema[key], bool))      # draft 03's
+    return key in schema and not (key == "required" and isinstance(schema[key], bool))  # draft 03's

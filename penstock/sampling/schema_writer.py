@@ -12,13 +12,26 @@ from penstock.sampling.schema_not import Schema, as_list, assertions
 from penstock.sampling.schema_refs import LITERAL, References, pointer
 
 Path = tuple[str | int, ...]
-MAX_SCHEMAS = 30_000         # written in all: parts may be written several times
-MAX_STEPS = 300_000          # from part to part, in looking for circles
+MAX_SCHEMAS = 30_000  # written in all: parts may be written several times
+MAX_STEPS = 300_000  # from part to part, in looking for circles
 MAX_DEPTH = 100
-MAX_PLACE = 160              # characters of a place that are told
-MAX_BRANCHES = 128           # ways through one schema: llguidance writes each of them out
-PLAIN = frozenset({"type", "const", "enum", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-                   "multipleOf", "minItems", "maxItems"})
+MAX_PLACE = 160  # characters of a place that are told
+MAX_BRANCHES = 128  # ways through one schema: llguidance writes each of them out
+PLAIN = frozenset(
+    {
+        "type",
+        "const",
+        "enum",
+        "required",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minItems",
+        "maxItems",
+    }
+)
 
 
 @dataclass
@@ -59,16 +72,17 @@ class Part:
 class Writer:
     """Writes one schema. `relaxed` names what was left out of it, with its place."""
 
-    def __init__(self, root: Any, strict: bool, keywords: Mapping[str, Write], left_out: frozenset[str] = frozenset(),
-                 ) -> None:
+    def __init__(
+        self, root: Any, strict: bool, keywords: Mapping[str, Write], left_out: frozenset[str] = frozenset()
+    ) -> None:
         self.strict = strict
         self.left_out = left_out
         self.relaxed: dict[str, None] = {}
         self.references = References(root)
         self.apart = Apart(self.follow)
-        self.num_branches = 1                # of the schema that was written last
+        self.num_branches = 1  # of the schema that was written last
         self._keywords = keywords
-        self._definitions: dict[int, tuple[str, Schema, Path]] = {}      # by the schema's identity
+        self._definitions: dict[int, tuple[str, Schema, Path]] = {}  # by the schema's identity
         self._circular: dict[str, bool] = {}
         self._num_schemas = self._num_steps = 0
 
@@ -76,7 +90,7 @@ class Writer:
         root = self.schema(self.references.root, ())
         definitions: Schema = {}
         while len(definitions) < len(self._definitions):
-            for name, part, path in list(self._definitions.values())[len(definitions):]:
+            for name, part, path in list(self._definitions.values())[len(definitions) :]:
                 definitions[name] = self.schema(part, path, is_definition=True)
         if isinstance(root, bool):
             return {} if root else {"allOf": [False]}
@@ -88,15 +102,19 @@ class Writer:
         place = place if len(place) <= MAX_PLACE else "..." + place[-MAX_PLACE:]
         if self.strict:
             why = f" ({why})" if why else ""
-            raise InvalidRequest(f"structured_outputs: {keyword} at {place} cannot be enforced{why}: take it out, or "
-                                 "let it be relaxed with strict: false")
+            raise InvalidRequest(
+                f"structured_outputs: {keyword} at {place} cannot be enforced{why}: take it out, or "
+                "let it be relaxed with strict: false"
+            )
         self.relaxed[f"{keyword} at {place}"] = None
 
     def schema(self, part: Any, path: Path, max_branches: int = MAX_BRANCHES, is_definition: bool = False) -> Any:
         self._num_schemas += 1
         if self._num_schemas > MAX_SCHEMAS or len(path) > MAX_DEPTH:
-            raise InvalidRequest(f"structured_outputs: the schema is too large: written out it has more than "
-                                 f"{MAX_SCHEMAS} parts, or more than {MAX_DEPTH} within each other; give a simpler one")
+            raise InvalidRequest(
+                f"structured_outputs: the schema is too large: written out it has more than "
+                f"{MAX_SCHEMAS} parts, or more than {MAX_DEPTH} within each other; give a simpler one"
+            )
         self.num_branches = 1
         if isinstance(part, bool):
             return part
@@ -128,8 +146,9 @@ class Writer:
         seen: set[str] = set()
         while True:
             if reference in seen:
-                raise InvalidRequest(f"structured_outputs: the reference {reference} leads back to itself and to no "
-                                     "schema: mend it")
+                raise InvalidRequest(
+                    f"structured_outputs: the reference {reference} leads back to itself and to no schema: mend it"
+                )
             seen.add(reference)
             found = self.references.follow(reference)
             said = found if isinstance(found, dict) else {}
@@ -168,8 +187,9 @@ class Writer:
             part = todo.pop()
             self._num_steps += 1
             if self._num_steps > MAX_STEPS:
-                raise InvalidRequest("structured_outputs: the schema has too many references within each other: give a "
-                                     "simpler one")
+                raise InvalidRequest(
+                    "structured_outputs: the schema has too many references within each other: give a simpler one"
+                )
             if isinstance(part, dict):
                 if isinstance(part.get("$ref"), str):
                     found = self.follow(part["$ref"])
@@ -178,8 +198,11 @@ class Writer:
                     if id(found) not in seen:
                         seen.add(id(found))
                         todo.append(found)
-                todo += [value for key, value in part.items() if isinstance(value, (dict, list))
-                         and key not in LITERAL and key not in ("$defs", "definitions")]
+                todo += [
+                    value
+                    for key, value in part.items()
+                    if isinstance(value, (dict, list)) and key not in LITERAL and key not in ("$defs", "definitions")
+                ]
             elif isinstance(part, list):
                 todo += [one for one in part if isinstance(one, (dict, list))]
         return False

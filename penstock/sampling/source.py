@@ -15,11 +15,11 @@ from penstock.sampling.schema_types import add_types
 from penstock.sampling.tags import TagGrammar
 from penstock.types import StructuredOutputsParams
 
-MAX_DEFINITIONS = 2000       # rules or references that may stand in each other: each costs the compiler stack
+MAX_DEFINITIONS = 2000  # rules or references that may stand in each other: each costs the compiler stack
 # Between JSON tokens: enough for a deeply indented text, too little to fill an answer with.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 HAIR = 1e-9
-LEAST = float(-2**63)
+LEAST = float(-(2**63))
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)"\s*:\s*("(?:[^"\\]|\\.)*")')
 _INLINE = re.compile(r"%json\s*(?=\{)")
 _RULE = re.compile(r"^\s*[\w.%?!@-]+\s*(?:\[[^\]]*\])?\s*(?:::=|:)", re.MULTILINE)
@@ -34,8 +34,9 @@ class Source:
     relaxed: tuple[str, ...] = ()
 
 
-def write_grammar(asked: StructuredOutputsParams, special: Mapping[int, bytes] | None = None,
-                  left_out: Collection[str] = ()) -> Source:
+def write_grammar(
+    asked: StructuredOutputsParams, special: Mapping[int, bytes] | None = None, left_out: Collection[str] = ()
+) -> Source:
     """`special` has the texts of special tokens; the keywords `left_out` of a schema are relaxed."""
     from llguidance import LLMatcher
 
@@ -73,8 +74,10 @@ def _write_tags(asked: StructuredOutputsParams, special: Mapping[int, bytes]) ->
 def _write_schema(schema: str, strict: bool, left_out: Collection[str] = ()) -> tuple[str, tuple[str, ...]]:
     _limit("different references", len(set(_REFERENCE.findall(schema))))
     if _has_least(json.loads(schema)):
-        raise InvalidRequest("structured_outputs: a number about -2**63 stands in the schema, which cannot be read: "
-                             "use one over -9223372036854775000")
+        raise InvalidRequest(
+            "structured_outputs: a number about -2**63 stands in the schema, which cannot be read: "
+            "use one over -9223372036854775000"
+        )
     written, relaxed = write_schema(add_types(schema), strict, left_out)
     return _nudged(written), relaxed
 
@@ -88,14 +91,14 @@ def _write_inline(lark: str, strict: bool) -> tuple[str, tuple[str, ...]]:
         if found.start() < end:
             continue
         try:
-            schema, length = json.JSONDecoder().raw_decode(lark[found.end():])
+            schema, length = json.JSONDecoder().raw_decode(lark[found.end() :])
         except ValueError:
             continue
-        written, left_out = _write_schema(lark[found.end():found.end() + length], strict)
+        written, left_out = _write_schema(lark[found.end() : found.end() + length], strict)
         if isinstance(schema, dict) and "x-guidance" in schema:
             written = json.dumps({**json.loads(written), "x-guidance": schema["x-guidance"]})
         relaxed |= dict.fromkeys(left_out)
-        parts += [lark[end:found.end()], written]
+        parts += [lark[end : found.end()], written]
         end = found.end() + length
     return "".join([*parts, lark[end:]]), tuple(relaxed)[:MAX_RELAXED]
 
@@ -131,13 +134,17 @@ def _nudge(part: Any) -> None:
         if isinstance(value, (dict, list)) and key not in ("const", "enum", "default", "examples"):
             _nudge(value)
         elif bound and part.get("type") != "integer" and _is_whole(value):
-            part[key] = max(value + HAIR, math.nextafter(value, math.inf)) if bound > 0 else \
-                min(value - HAIR, math.nextafter(value, -math.inf))
+            part[key] = (
+                max(value + HAIR, math.nextafter(value, math.inf))
+                if bound > 0
+                else min(value - HAIR, math.nextafter(value, -math.inf))
+            )
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**52 \
-        and value == int(value)
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**52 and value == int(value)
+    )
 
 
 def _limit(what: str, count: int) -> None:
@@ -158,8 +165,9 @@ def _lark(grammar: str) -> str:
         resolve(rules)
         lark = gbnf_to_lark(grammar)
     except Exception as error:
-        raise InvalidRequest(f"structured_outputs: the GBNF grammar cannot be read ({error}): mend it, or give Lark"
-                             ) from error
+        raise InvalidRequest(
+            f"structured_outputs: the GBNF grammar cannot be read ({error}): mend it, or give Lark"
+        ) from error
     if rules["start"].alternatives.is_terminal():
         lark = re.sub(r"^start:", "start: WHOLE\nWHOLE:", lark, count=1, flags=re.MULTILINE)
     return lark

@@ -18,8 +18,23 @@ Format = Mapping[str, Any]
 MAX_DEPTH = 32
 MAX_REPEATS = 1000
 TEXT = "TEXT"
-_NAMES = {"const_string", "json_schema", "regex", "grammar", "any_text", "sequence", "or", "optional", "plus", "star",
-          "repeat", "tag", "triggered_tags", "tags_with_separator", "dispatch"}
+_NAMES = {
+    "const_string",
+    "json_schema",
+    "regex",
+    "grammar",
+    "any_text",
+    "sequence",
+    "or",
+    "optional",
+    "plus",
+    "star",
+    "repeat",
+    "tag",
+    "triggered_tags",
+    "tags_with_separator",
+    "dispatch",
+}
 
 
 def literal_words(source: str) -> list[bytes]:
@@ -31,8 +46,9 @@ def literal_words(source: str) -> list[bytes]:
         part = todo.pop()
         if isinstance(part, dict):
             ends = part.get("end")
-            found |= dict.fromkeys(end for end in (ends if isinstance(ends, list) else [ends])
-                                   if isinstance(end, str) and end)
+            found |= dict.fromkeys(
+                end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, str) and end
+            )
             if isinstance(part.get("value"), str):
                 found[part["value"]] = None
             if isinstance(part.get("begin"), str):
@@ -54,7 +70,7 @@ class TagGrammar:
         self._layout = dict(layout)
         self._to_lark = to_lark
         self._rules: list[str] = []
-        self._others: list[dict[str, str]] = []         # grammars by themselves
+        self._others: list[dict[str, str]] = []  # grammars by themselves
         longest = sorted(special, key=len, reverse=True)
         self._markers = re.compile("(" + "|".join(map(re.escape, longest)) + ")") if longest else None
 
@@ -75,13 +91,18 @@ class TagGrammar:
     def _format(self, form: Any, ends: Sequence[str], depth: int) -> str:
         kind = form.get("type") if isinstance(form, dict) else None
         if not isinstance(kind, str) or kind not in _NAMES or depth > MAX_DEPTH:
-            raise InvalidRequest(f"structural_tag: a format of type {shown(kind)} is not supported: give one of "
-                                 f"{', '.join(sorted(_NAMES))}, at most {MAX_DEPTH} within each other")
+            raise InvalidRequest(
+                f"structural_tag: a format of type {shown(kind)} is not supported: give one of "
+                f"{', '.join(sorted(_NAMES))}, at most {MAX_DEPTH} within each other"
+            )
         if kind == "any_text":
             _refuse_others(form, ("type", "excludes"))
             excludes = form.get("excludes") or []
-            _require(isinstance(excludes, list) and all(one in ends for one in excludes), excludes,
-                     "only texts that end the part it stands in, as excludes")
+            _require(
+                isinstance(excludes, list) and all(one in ends for one in excludes),
+                excludes,
+                "only texts that end the part it stands in, as excludes",
+            )
             return self._until(ends)
         if kind in ("triggered_tags", "dispatch"):
             return self._triggered(form if kind == "triggered_tags" else _dispatched(form), ends, depth)
@@ -94,8 +115,11 @@ class TagGrammar:
         if kind == "const_string":
             return self._rule(self._text(_string(form, "value")))
         if kind == "json_schema":
-            _require(form.get("style", "json") == "json" and not form.get("any_order"), form.get("style"),
-                     "JSON in the schema's order")
+            _require(
+                form.get("style", "json") == "json" and not form.get("any_order"),
+                form.get("style"),
+                "JSON in the schema's order",
+            )
             schema = form.get("json_schema", {})
             if isinstance(schema, bool):
                 schema = {} if schema else {"not": {}}
@@ -116,9 +140,13 @@ class TagGrammar:
         if kind == "tags_with_separator":
             return self._separated(form, depth)
         least, most = {"optional": (0, 1), "plus": (1, ""), "star": (0, "")}.get(
-            kind, (form.get("min", 0), form.get("max", "")))
-        _require(all(count == "" or isinstance(count, int) and 0 <= count <= MAX_REPEATS for count in (least, most)),
-                 [least, most], f"counts of 0 to {MAX_REPEATS}")
+            kind, (form.get("min", 0), form.get("max", ""))
+        )
+        _require(
+            all(count == "" or isinstance(count, int) and 0 <= count <= MAX_REPEATS for count in (least, most)),
+            [least, most],
+            f"counts of 0 to {MAX_REPEATS}",
+        )
         return self._rule(f"{self._format(form.get('content'), (), depth + 1)}{{{least},{most}}}")
 
     def _rest(self, form: Format, depth: int) -> str:
@@ -156,7 +184,7 @@ class TagGrammar:
         for trigger in triggers:
             _require(isinstance(trigger, str) and trigger != "", trigger, "a text as trigger")
             begun = [tag for tag in tags if _string(tag, "begin").startswith(trigger)]
-            rests = [f"{self._text(tag['begin'][len(trigger):])} {self._rest(tag, depth)}" for tag in begun]
+            rests = [f"{self._text(tag['begin'][len(trigger) :])} {self._rest(tag, depth)}" for tag in begun]
             if rests:
                 options.append(self._rule(f"{self._until([trigger])} {self._rule(' | '.join(rests))}"))
         begins = tuple(trigger for trigger in triggers if isinstance(trigger, str))
@@ -166,8 +194,9 @@ class TagGrammar:
         first = self._rule(" | ".join(self._one("tag", tag, depth + 1) for tag in tags))
         close = self._until(ends)
         if form.get("at_least_one"):
-            return self._rule(f"{first} {self._any(ends)}" if form.get("stop_after_first") else
-                              f"{first} {within}* {close}")
+            return self._rule(
+                f"{first} {self._any(ends)}" if form.get("stop_after_first") else f"{first} {within}* {close}"
+            )
         if form.get("stop_after_first"):
             return self._rule(f"{within} {self._any(ends)} | {close}")
         return self._rule(f"{within}* {close}")
@@ -190,8 +219,9 @@ class TagGrammar:
     def _text(self, text: str) -> str:
         """A text; special tokens in it as such, since characters alone would not make them."""
         parts = self._markers.split(text) if self._markers else [text]
-        return " ".join(f"<[{self._special[part]}]>" if part in self._special else json.dumps(part)
-                        for part in parts if part)
+        return " ".join(
+            f"<[{self._special[part]}]>" if part in self._special else json.dumps(part) for part in parts if part
+        )
 
     def _until(self, ends: Sequence[str]) -> str:
         """Any text up to the first of `ends`, with it."""
@@ -209,9 +239,15 @@ class TagGrammar:
 def _modern(asked: Any) -> Format:
     """vLLM's older form in the newer words."""
     _require(isinstance(asked, dict) and "structures" in asked, asked, "format, or structures and triggers")
-    tags = [{"type": "tag", "begin": _string(one, "begin"), "end": one.get("end", ""),
-             "content": {"type": "json_schema", "json_schema": one.get("schema", {})}}
-            for one in _list(asked, "structures")]
+    tags = [
+        {
+            "type": "tag",
+            "begin": _string(one, "begin"),
+            "end": one.get("end", ""),
+            "content": {"type": "json_schema", "json_schema": one.get("schema", {})},
+        }
+        for one in _list(asked, "structures")
+    ]
     return {"type": "triggered_tags", "triggers": _list(asked, "triggers"), "tags": tags}
 
 
@@ -221,8 +257,12 @@ def _dispatched(form: Format) -> Format:
     for rule in rules:
         _require(isinstance(rule, list) and len(rule) == 2, rule, "a pair of a text and a format")
     tags = [{"type": "tag", "begin": begin, "content": content, "end": ""} for begin, content in rules]
-    return {"type": "triggered_tags", "triggers": [rule[0] for rule in rules], "tags": tags,
-            "stop_after_first": form.get("loop") is False}
+    return {
+        "type": "triggered_tags",
+        "triggers": [rule[0] for rule in rules],
+        "tags": tags,
+        "stop_after_first": form.get("loop") is False,
+    }
 
 
 def _refuse_others(form: Format, known: Sequence[str]) -> None:

@@ -20,12 +20,12 @@ from penstock.sampling.masks import NEVER
 from penstock.sampling.words import add, every_token, no_token, remove
 from penstock.types import ReasoningBlock, Request
 
-MIN_ANSWER_TOKENS = 16       # kept for the answer, beyond twice its shortest form
-ANSWER_SHARE = 4             # one part in so many of all tokens is kept for the answer
+MIN_ANSWER_TOKENS = 16  # kept for the answer, beyond twice its shortest form
+ANSWER_SHARE = 4  # one part in so many of all tokens is kept for the answer
 
 
 class Phase(Enum):
-    MAYBE = auto()           # nothing but what may become the opening marker
+    MAYBE = auto()  # nothing but what may become the opening marker
     THINKING = auto()
     ANSWER = auto()
 
@@ -34,9 +34,9 @@ class Place(NamedTuple):
     """There is one for every token, and most are the one before."""
 
     phase: Phase
-    begin: int = 0           # of the phase: how many tokens stand before it
-    matched: int = 0         # bytes of the marker that may come next
-    num_closing: int = 0     # tokens of reasoning that were forced
+    begin: int = 0  # of the phase: how many tokens stand before it
+    matched: int = 0  # bytes of the marker that may come next
+    num_closing: int = 0  # tokens of reasoning that were forced
 
 
 class ReasoningGuide:
@@ -187,9 +187,9 @@ class ReasoningGuide:
                 after = Place(Phase.THINKING, place.begin, matched, num_closing)
                 return place if after == place else after, b""
             return Place(Phase.ANSWER, len(self._tokens) + 1), behind
-        text = self._begin.text[:place.matched] + (data if place.matched else data.lstrip())
+        text = self._begin.text[: place.matched] + (data if place.matched else data.lstrip())
         if text.startswith(self._begin.text):
-            matched = self._end.follow(0, text[len(self._begin.text):])[0]
+            matched = self._end.follow(0, text[len(self._begin.text) :])[0]
             return Place(Phase.THINKING, len(self._tokens) + 1, matched), b""
         if self._begin.text.startswith(text):
             return Place(Phase.MAYBE, matched=len(text)), b""
@@ -203,7 +203,7 @@ class ReasoningGuide:
     def truncate(self, count: int) -> None:
         """Forget the last `count` tokens."""
         length = len(self._tokens) - count
-        del self._tokens[length:], self._places[length + 1:]
+        del self._tokens[length:], self._places[length + 1 :]
         place = self._place
         if self._compiled is None:
             return
@@ -213,7 +213,7 @@ class ReasoningGuide:
             self._guide.truncate(count)
         else:
             self._begin_guide(place.begin)
-            for token in self._tokens[place.begin:]:
+            for token in self._tokens[place.begin :]:
                 if self._guide is not None and (place.phase is Phase.ANSWER or self._guide.accepts(token)):
                     self._guide.append(token)
                 else:

@@ -22,11 +22,11 @@ from penstock.types import GrammarFacts, StructuredOutputsParams
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-SEARCH_S = 2.0               # of this thread, for a short answer; a grammar that needs more is left to its budget
-PROVE_S = 2.0                # for the least number of tokens: what is proven by then holds
-STACK_BYTES = 512 << 20      # of the thread that compiles: the compiler goes into itself for each rule within a rule
-MAX_FORCED = 1 << 14         # bytes
-MAX_LEXER_STATES = 50_000    # of 1 to 2 kB each
+SEARCH_S = 2.0  # of this thread, for a short answer; a grammar that needs more is left to its budget
+PROVE_S = 2.0  # for the least number of tokens: what is proven by then holds
+STACK_BYTES = 512 << 20  # of the thread that compiles: the compiler goes into itself for each rule within a rule
+MAX_FORCED = 1 << 14  # bytes
+MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each
 UNMERGED = {"min/maxProperties only supported": "minProperties", "patternProperty regexes": "patternProperties"}
 Made = TypeVar("Made")
 
@@ -55,8 +55,10 @@ def compile_start(asked: StructuredOutputsParams, lexicon: Lexicon) -> tuple[LLM
         start = _start(source, lexicon)
     num_forced = len(start.compute_ff_bytes())
     if num_forced > MAX_FORCED:
-        raise InvalidRequest(f"structured_outputs: every answer begins with the same {num_forced} bytes: at most "
-                             f"{MAX_FORCED} are compiled; put them into the prompt")
+        raise InvalidRequest(
+            f"structured_outputs: every answer begins with the same {num_forced} bytes: at most "
+            f"{MAX_FORCED} are compiled; put them into the prompt"
+        )
     if start.is_error():
         raise InvalidRequest(f"structured_outputs cannot be compiled: {reason(start.get_error())}")
     return start, source.relaxed
@@ -73,7 +75,7 @@ def _start(source: Source, lexicon: Lexicon) -> LLMatcher:
     limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
     start = LLMatcher(lexicon.tokenizer, source.grammar, log_level=0, limits=limits)
     if not start.is_error():
-        start.compute_bitmask()      # the first of a grammar takes longest
+        start.compute_bitmask()  # the first of a grammar takes longest
     return start
 
 
@@ -87,8 +89,9 @@ def find_closing(asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexi
     return None if found is None else lexicon.cover(found)
 
 
-def prove_least(asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon,
-                closing: tuple[int, ...] | None) -> tuple[int, tuple[int, ...] | None]:
+def prove_least(
+    asked: StructuredOutputsParams, start: LLMatcher, lexicon: Lexicon, closing: tuple[int, ...] | None
+) -> tuple[int, tuple[int, ...] | None]:
     """No answer has fewer tokens than this; and one that has so many, if it was found."""
     if asked.choice is not None and closing is not None:
         return len(closing), closing

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-HEADER = struct.Struct("<I?")      # the body's bytes; whether the sender ends after it
+HEADER = struct.Struct("<I?")  # the body's bytes; whether the sender ends after it
 MAX_BYTES = (1 << 32) - 1
 _encoder = msgspec.msgpack.Encoder()
 

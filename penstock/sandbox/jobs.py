@@ -17,7 +17,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     origin: str
     folder: str | None = None
     metadata: dict[str, Any] | None = None
-    template: str | None = None                 # in place of its own chat templates
+    template: str | None = None  # in place of its own chat templates
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
@@ -26,8 +26,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     number: int
     more_bytes: int
     niceness: int = 0
-    cpu_s: float | None = None      # of all its jobs together
-    grammars: bool = False          # make what all grammars share before forking
+    cpu_s: float | None = None  # of all its jobs together
+    grammars: bool = False  # make what all grammars share before forking
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -91,7 +91,7 @@ class DecodeIds(msgspec.Struct, frozen=True, tag=True):
 class SpellIds(msgspec.Struct, frozen=True, tag=True):
     """The text of ids, or each id's by itself, where spelling takes the tokenizer's own decoder."""
 
-    ids: bytes                                  # 32-bit numbers
+    ids: bytes  # 32-bit numbers
     alone: bool
 
 
@@ -107,7 +107,7 @@ class CompileGrammar(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ids(msgspec.Struct, frozen=True, tag=True):
-    ids: bytes                                  # 32-bit numbers
+    ids: bytes  # 32-bit numbers
     text: str | None = None
 
 
@@ -134,12 +134,21 @@ class Tried(msgspec.Struct, frozen=True, tag=True):
 class Refusal(msgspec.Struct, frozen=True, tag=True):
     """Why there is no result. `at_least` tokens, where there are too many."""
 
-    kind: str                                   # request, model, too_long
+    kind: str  # request, model, too_long
     message: str
     at_least: int = 0
 
 
 Control = Load | Fork | Kill
-Job = (EncodeText | EncodeChat | RenderChat | EncodeInfill | EncodeWords | DecodeIds | SpellIds | DescribeTokens
-       | CompileGrammar)
+Job = (
+    EncodeText
+    | EncodeChat
+    | RenderChat
+    | EncodeInfill
+    | EncodeWords
+    | DecodeIds
+    | SpellIds
+    | DescribeTokens
+    | CompileGrammar
+)
 Reply = Ids | Words | Text | Texts | Described | Tried | Refusal

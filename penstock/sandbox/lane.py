@@ -52,7 +52,7 @@ def serve(program: LocalProgram, lexicon: Lexicon | None, sock: socket.socket, o
         die_with_parent()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not os.environ.get("PENSTOCK_DEBUG"):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)       # a library that runs out of memory says so there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)  # a library that runs out of memory says so there
         limit_memory(order.more_bytes)
         limit_time(order.cpu_s)
         step_back(order.niceness)
@@ -91,7 +91,7 @@ def _reply(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
         return Refusal("request", "it takes more memory than it is given: send less, or something simpler")
     except RecursionError:
         return Refusal("request", "it is nested too deeply: send something simpler")
-    except Exception as error:      # of a library, or our own: the client is told, and this process goes on
+    except Exception as error:  # of a library, or our own: the client is told, and this process goes on
         return Refusal("request", f"it cannot be read ({type(error).__name__}): send something simpler")
 
 

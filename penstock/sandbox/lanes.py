@@ -16,15 +16,17 @@ PART_BYTES = 1 << 18
 class Lane:
     """One sandboxed process. Whatever disturbs a call ends it."""
 
-    def __init__(self, sandbox: Sandbox, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
-                 ) -> None:
+    def __init__(
+        self, sandbox: Sandbox, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._sandbox, self._number = sandbox, number
         self._reader, self._writer = reader, writer
         self.usable = True
 
     @classmethod
-    async def begin(cls, sandbox: Sandbox, more_bytes: int, niceness: int = 0, cpu_s: float | None = None,
-                    grammars: bool = False) -> Lane:
+    async def begin(
+        cls, sandbox: Sandbox, more_bytes: int, niceness: int = 0, cpu_s: float | None = None, grammars: bool = False
+    ) -> Lane:
         forking = asyncio.ensure_future(asyncio.to_thread(sandbox.fork, more_bytes, niceness, cpu_s, grammars))
         try:
             number, sock = await asyncio.shield(forking)
@@ -40,14 +42,14 @@ class Lane:
             return await asyncio.wait_for(self._exchange(data), within_s)
         except asyncio.TimeoutError:
             self.end()
-            raise TimeoutError from None        # its own class before Python 3.11
+            raise TimeoutError from None  # its own class before Python 3.11
         except BaseException:
             self.end()
             raise
 
     async def _exchange(self, data: bytearray) -> bytes:
-        for begin in range(0, len(data), PART_BYTES):       # a transport copies what it cannot send at once
-            self._writer.write(data[begin:begin + PART_BYTES])
+        for begin in range(0, len(data), PART_BYTES):  # a transport copies what it cannot send at once
+            self._writer.write(data[begin : begin + PART_BYTES])
             await self._writer.drain()
         try:
             size, ends = frames.HEADER.unpack(await self._reader.readexactly(frames.HEADER.size))
@@ -75,8 +77,9 @@ def _abandon(sandbox: Sandbox, forking: asyncio.Future[tuple[int, socket.socket]
 class Lanes:
     """A few lanes that jobs share, each job in the first that is free."""
 
-    def __init__(self, sandbox: Sandbox, count: int, more_bytes: int, niceness: int, within_s: float,
-                 max_waiting: int) -> None:
+    def __init__(
+        self, sandbox: Sandbox, count: int, more_bytes: int, niceness: int, within_s: float, max_waiting: int
+    ) -> None:
         self._sandbox, self._more_bytes, self._niceness, self._within_s = sandbox, more_bytes, niceness, within_s
         self._slots = Slots(count, max_waiting, "texts to encode")
         self._idle: list[Lane] = []
@@ -84,7 +87,7 @@ class Lanes:
     async def call(self, data: bytearray, tenant: str) -> bytes:
         async with self._slots.turn(tenant):
             while self._idle:
-                with contextlib.suppress(ConnectionError):      # it may have died while it was idle
+                with contextlib.suppress(ConnectionError):  # it may have died while it was idle
                     return await self._call(self._idle.pop(), data)
             return await self._call(await Lane.begin(self._sandbox, self._more_bytes, self._niceness), data)
 

@@ -9,5 +9,8 @@ from penstock.text.tokenizer import Tokenizer
 
 
 def make_lexicon(tokenizer: Tokenizer) -> Lexicon:
-    return Lexicon(tokenizer.spellings(), {id: tokenizer.token_text(id).encode() for id in tokenizer.special_ids},
-                   partial(tokenizer.encode, add_special_tokens=False))
+    return Lexicon(
+        tokenizer.spellings(),
+        {id: tokenizer.token_text(id).encode() for id in tokenizer.special_ids},
+        partial(tokenizer.encode, add_special_tokens=False),
+    )

@@ -12,12 +12,12 @@ from pathlib import Path
 from penstock.errors import InvalidRequest
 
 MIB = 1 << 20
-LOAD_BYTES = 3 << 30        # for a tokenizer with its vocabulary; 262,144 ids take some 400 MB
-LOAD_S = 60.0               # of computing
-TEXT_BYTES = 1 << 30        # for encoding a text, beside what the tokenizer takes
+LOAD_BYTES = 3 << 30  # for a tokenizer with its vocabulary; 262,144 ids take some 400 MB
+LOAD_S = 60.0  # of computing
+TEXT_BYTES = 1 << 30  # for encoding a text, beside what the tokenizer takes
 GRAMMAR_BYTES = 1536 * MIB  # for a grammar, its thread's stack of 512 MiB among them
-RENDER_S = 5.0              # for a chat template, of computing
-KEPT_BYTES = 128 * MIB      # a lane that has grown by more is not used again
+RENDER_S = 5.0  # for a chat template, of computing
+KEPT_BYTES = 128 * MIB  # a lane that has grown by more is not used again
 
 
 def data_bytes(key: str = "VmData:") -> int:
@@ -48,9 +48,11 @@ def limit_time(cpu_s: float | None) -> None:
 @contextlib.contextmanager
 def rendering() -> Iterator[None]:
     """Within, Python code ends with an error once it has computed for RENDER_S."""
+
     def end(number: int, frame: object) -> None:
-        raise InvalidRequest(f"the model's chat template did not end within {RENDER_S:g} s on these messages: send "
-                             "fewer")
+        raise InvalidRequest(
+            f"the model's chat template did not end within {RENDER_S:g} s on these messages: send fewer"
+        )
 
     before = signal.signal(signal.SIGPROF, end)
     signal.setitimer(signal.ITIMER_PROF, RENDER_S)

@@ -23,7 +23,7 @@ from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Ref
 from penstock.sandbox.limits import LOAD_S
 from penstock.text.facts import TokenizerFacts
 
-LOAD_PATIENCE = 3       # times the limit of computing, for a machine that is busy with other things
+LOAD_PATIENCE = 3  # times the limit of computing, for a machine that is busy with other things
 FORK_S, FIRST_GRAMMAR_S = 10.0, 60.0
 COMMAND = python_command("penstock.sandbox.zygote")
 _numbers = itertools.count(1)
@@ -37,8 +37,8 @@ class Sandbox:
     """One model's zygote. Safe to use from several threads; every call may take a while."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()              # over a question and its answer
-        self._sending = threading.Lock()            # over one message
+        self._lock = threading.RLock()  # over a question and its answer
+        self._sending = threading.Lock()  # over one message
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -57,8 +57,14 @@ class Sandbox:
             # the death of the thread that starts it would end it, so only the main one's does
             dies_too = threading.current_thread() is threading.main_thread()
             command = [*COMMAND, str(theirs.fileno()), str(int(dies_too))]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                             pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
         except OSError as error:
             ours.close()
             raise SandboxFailed(f"no process can be started for the tokenizer: {error.strerror}") from None
@@ -66,14 +72,21 @@ class Sandbox:
             theirs.close()
         self._control = ours
 
-    def load(self, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file",
-             template: str | None = None) -> TokenizerFacts:
+    def load(
+        self, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file", template: str | None = None
+    ) -> TokenizerFacts:
         """Read a tokenizer, from a folder or from a GGUF file's metadata; `template` takes the place of its own chat
         templates. Raises InvalidModel for one that cannot be read, or not within the limits of memory and time."""
         if isinstance(source, Mapping):
-            self._load = Load(origin, metadata={key: _plain(value) for key, value in source.items()
-                                                if key.startswith(("tokenizer.", "general.architecture"))},
-                              template=template)
+            self._load = Load(
+                origin,
+                metadata={
+                    key: _plain(value)
+                    for key, value in source.items()
+                    if key.startswith(("tokenizer.", "general.architecture"))
+                },
+                template=template,
+            )
         else:
             self._load = Load(origin, folder=os.fspath(source), template=template)
         with self._lock:
@@ -85,19 +98,23 @@ class Sandbox:
             reply = self._ask(self._load, LOAD_PATIENCE * LOAD_S, Loaded | Refusal)
         except TimeoutError:
             self._end()
-            raise InvalidModel(f"{self._load.origin}: the tokenizer did not load within {LOAD_S:g} s; download the "
-                               "model again") from None
+            raise InvalidModel(
+                f"{self._load.origin}: the tokenizer did not load within {LOAD_S:g} s; download the model again"
+            ) from None
         except OSError:
             status = self._end()
-            raise InvalidModel(f"{self._load.origin}: the process that loaded the tokenizer ended ({_how(status)}): it "
-                               "takes too much memory or is damaged; download the model again") from None
+            raise InvalidModel(
+                f"{self._load.origin}: the process that loaded the tokenizer ended ({_how(status)}): it "
+                "takes too much memory or is damaged; download the model again"
+            ) from None
         if isinstance(reply, Refusal):
             raise InvalidModel(reply.message)
         assert isinstance(reply, Loaded)
         return reply.facts
 
-    def fork(self, more_bytes: int, niceness: int = 0, cpu_s: float | None = None, grammars: bool = False,
-             ) -> tuple[int, socket.socket]:
+    def fork(
+        self, more_bytes: int, niceness: int = 0, cpu_s: float | None = None, grammars: bool = False
+    ) -> tuple[int, socket.socket]:
         """A new lane: its number and its socket. A zygote that died is started again first."""
         with self._lock:
             for is_last in (False, True):
@@ -167,7 +184,7 @@ class Sandbox:
         if process is None:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(0.2)        # it may be about to end by itself, and how tells why
+            return process.wait(0.2)  # it may be about to end by itself, and how tells why
         process.kill()
         process.wait()
         return None

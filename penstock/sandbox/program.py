@@ -39,9 +39,9 @@ from penstock.types import GrammarFacts, StructuredOutputsParams
 
 TEXT_S = 60.0
 MANY_BYTES = 1 << 22
-BYTES_PER_BYTE, S_PER_BYTE = 256, 1e-5       # that a tokenizer without words takes for a long text
-GRAMMAR_S = 10          # of computing
-PATIENCE = 6            # times that much, for a machine that is busy with other things
+BYTES_PER_BYTE, S_PER_BYTE = 256, 1e-5  # that a tokenizer without words takes for a long text
+GRAMMAR_S = 10  # of computing
+PATIENCE = 6  # times that much, for a machine that is busy with other things
 Kind = TypeVar("Kind")
 
 
@@ -59,8 +59,14 @@ class SandboxedProgram:
             raise InvalidRequest(f"a prompt must be a string, not {type(text).__name__}")
         return ids_of(self._text(EncodeText(text, add_special_tokens, max_tokens), Ids).ids)
 
-    def encode_chat(self, messages: Sequence[Message], values: Mapping[str, Any], max_tokens: int | None = None,
-                    parse_special: bool = False, template: str | None = None) -> tuple[list[int], str]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        values: Mapping[str, Any],
+        max_tokens: int | None = None,
+        parse_special: bool = False,
+        template: str | None = None,
+    ) -> tuple[list[int], str]:
         reply = self._text(EncodeChat(plain(messages), plain(values), max_tokens, parse_special, template), Ids)
         return ids_of(reply.ids), reply.text or ""
 
@@ -116,7 +122,7 @@ class SandboxedProgram:
             try:
                 body = None
                 if lane is not None and len(data) <= MANY_BYTES:
-                    with contextlib.suppress(ConnectionError):      # it may have died while it was idle
+                    with contextlib.suppress(ConnectionError):  # it may have died while it was idle
                         body = self._exchange(lane, data, TEXT_S)
                 if body is None:
                     # the text is the caller's own: a long one gets as much as it needs
@@ -153,10 +159,12 @@ def _ask(sock: socket.socket, data: bytearray, within_s: float) -> tuple[bytes, 
 
 def text_refusal(error: BaseException, within_s: float = TEXT_S) -> InvalidRequest:
     if isinstance(error, TimeoutError):
-        return InvalidRequest(f"the model's tokenizer or chat template did not end within {within_s:g} s on this "
-                              "text: shorten it")
-    return InvalidRequest(f"the model's tokenizer or chat template takes more than {TEXT_BYTES >> 20} MiB on this "
-                          "text: shorten it")
+        return InvalidRequest(
+            f"the model's tokenizer or chat template did not end within {within_s:g} s on this text: shorten it"
+        )
+    return InvalidRequest(
+        f"the model's tokenizer or chat template takes more than {TEXT_BYTES >> 20} MiB on this text: shorten it"
+    )
 
 
 def grammar_refusal(error: BaseException) -> InvalidRequest:
@@ -164,8 +172,12 @@ def grammar_refusal(error: BaseException) -> InvalidRequest:
     return InvalidRequest(f"structured_outputs: the grammar was not compiled within {limit}: give a simpler one")
 
 
-def load_sandboxed(source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file",
-                   sandbox: Sandbox | None = None, template: str | None = None) -> Tokenizer:
+def load_sandboxed(
+    source: str | PathLike[str] | Mapping[str, Any],
+    origin: str = "GGUF file",
+    sandbox: Sandbox | None = None,
+    template: str | None = None,
+) -> Tokenizer:
     """A tokenizer whose programs run in a process of their own; `template` takes the place of its chat templates."""
     sandbox = sandbox or Sandbox()
     try:

@@ -30,17 +30,17 @@ from penstock.sandbox.slots import Slots
 from penstock.text.infill import Gap, Room
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
-SHORT_BYTES = 1 << 16           # of a job; longer ones wait for one another
+SHORT_BYTES = 1 << 16  # of a job; longer ones wait for one another
 SHORT_LANES, LONG_LANES = 2, 1
 SHORT_S = 15.0
 LONG_NICENESS, GRAMMAR_NICENESS, SLOW_NICENESS = 10, 5, 15
 MAX_WAITING = 1024
-QUICK_S = 0.4                   # that a grammar may compute before it waits among the slow ones
+QUICK_S = 0.4  # that a grammar may compute before it waits among the slow ones
 QUICK_GRAMMARS, SLOW_GRAMMARS = 4, 2
 MIN_PATIENCE_S = 20.0
-MAX_SLOW = 16                   # that wait
-MAX_KEPT = 1024                 # grammars whose trial is remembered
-MAX_KEPT_CHARS = 1 << 24        # of their sources
+MAX_SLOW = 16  # that wait
+MAX_KEPT = 1024  # grammars whose trial is remembered
+MAX_KEPT_CHARS = 1 << 24  # of their sources
 
 
 class TextService:
@@ -62,15 +62,22 @@ class TextService:
         reply = unpacked(await self._run(EncodeText(text, add_special_tokens, max_tokens), tenant), Ids)
         return ids_of(reply.ids)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any],
-                          max_tokens: int | None, parse_special: bool, tenant: str = "", template: str | None = None,
-                          ) -> tuple[list[int], str]:
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        values: Mapping[str, Any],
+        max_tokens: int | None,
+        parse_special: bool,
+        tenant: str = "",
+        template: str | None = None,
+    ) -> tuple[list[int], str]:
         job = EncodeChat([dict(one) for one in messages], dict(values), max_tokens, parse_special, template)
         reply = unpacked(await self._run(job, tenant), Ids)
         return ids_of(reply.ids), reply.text or ""
 
-    async def encode_infill(self, gap: Gap, room: Room | None, add_special_tokens: bool, max_tokens: int | None,
-                            tenant: str = "") -> list[int]:
+    async def encode_infill(
+        self, gap: Gap, room: Room | None, add_special_tokens: bool, max_tokens: int | None, tenant: str = ""
+    ) -> list[int]:
         job = EncodeInfill(gap, room, add_special_tokens, max_tokens)
         return ids_of(unpacked(await self._run(job, tenant), Ids).ids)
 

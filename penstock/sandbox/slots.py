@@ -38,7 +38,7 @@ class Slots:
             await mine
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():
-                self._release()             # the turn came and nobody takes it
+                self._release()  # the turn came and nobody takes it
             else:
                 self._leave(tenant, mine)
             raise

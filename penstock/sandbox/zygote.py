@@ -37,7 +37,7 @@ class Zygote:
         self._decoder = msgspec.msgpack.Decoder(Control)
         self._program: LocalProgram | None = None
         self._lexicon: Lexicon | None = None
-        self._lanes: dict[int, int] = {}            # process ids by number
+        self._lanes: dict[int, int] = {}  # process ids by number
 
     def run(self) -> None:
         while True:
@@ -62,14 +62,18 @@ class Zygote:
         limit_memory(LOAD_BYTES)
         limit_time(LOAD_S)
         try:
-            self._program = LocalProgram.load(command.folder or command.metadata or {}, command.origin,
-                                              command.template)
+            self._program = LocalProgram.load(
+                command.folder or command.metadata or {}, command.origin, command.template
+            )
             facts = Loaded(self._program.facts())
         except PenstockError as error:
             return Refusal("model", str(error))
         except MemoryError:
-            return Refusal("model", f"{command.origin}: the tokenizer takes more than {LOAD_BYTES >> 20} MiB to load; "
-                                    "download the model again")
+            return Refusal(
+                "model",
+                f"{command.origin}: the tokenizer takes more than {LOAD_BYTES >> 20} MiB to load; "
+                "download the model again",
+            )
         finally:
             limit_time(0.0)
         gc.collect()
@@ -101,9 +105,9 @@ class Zygote:
 
         try:
             lexicon = make_lexicon(Tokenizer.of(program))
-            lexicon.tokenizer       # noqa: B018  made once, before forking
+            lexicon.tokenizer  # noqa: B018  made once, before forking
         except PenstockError:
-            return None             # the lane says why
+            return None  # the lane says why
         gc.collect()
         gc.freeze()
         return lexicon
@@ -121,7 +125,7 @@ def main() -> int:
     if sys.argv[2] == "1":
         die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"      # no threads: they would not survive a fork
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads: they would not survive a fork
     Zygote(socket.socket(fileno=int(sys.argv[1]))).run()
     return 0
 

@@ -42,7 +42,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    if not request.path_params["name"]:                 # /v1/models/
+    if not request.path_params["name"]:  # /v1/models/
         return await models(request)
     catalog, name = server_of(request).catalog, request.path_params["name"]
     found = catalog.find(name)
@@ -55,8 +55,15 @@ def source_of(model: ServedModel, request: Request) -> str:
 
 
 def _card(model: ServedModel, name: str, request: Request) -> dict[str, Any]:
-    card: dict[str, Any] = {"id": name, "object": "model", "created": model.created, "owned_by": "penstock",
-                            "root": source_of(model, request), "parent": None, "loaded": model.loaded}
+    card: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "penstock",
+        "root": source_of(model, request),
+        "parent": None,
+        "loaded": model.loaded,
+    }
     if model.loaded:
         card["max_model_len"] = model.facts.max_model_len
         card["kind"] = "embedding" if model.facts.is_encoder else "chat" if _chats(model) else "completion"
@@ -71,28 +78,41 @@ async def info(request: Request) -> Response:
     """Every setting of every model, and why it is so. Tenants are told which models there are."""
     server = server_of(request)
     if not sees_all(request):
-        told = [{"name": one.name, "loaded": one.loaded, **(_public_facts(one) if one.loaded else {})}
-                for one in server.catalog]
+        told = [
+            {"name": one.name, "loaded": one.loaded, **(_public_facts(one) if one.loaded else {})}
+            for one in server.catalog
+        ]
         return json_response({"version": VERSION, "models": told})
     shown = []
     for one in server.catalog:
         entry: dict[str, Any] = {"name": one.name, "model": one.model, "loaded": one.loaded}
         if one.loaded:
             facts = one.facts
-            entry |= {**_public_facts(one), "path": str(one.path),
-                      "num_bytes": facts.num_bytes, "kv_cache_bytes": facts.kv_cache_bytes, "load_s": facts.load_s,
-                      "pid": one.running.pid, "num_restarts": one.running.num_restarts, "stats": one.running.stats,
-                      "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings],
-                      "defaults": [{"name": each.name, "value": each.value, "why": each.why}
-                                   for each in one.found_defaults.settings]}
+            entry |= {
+                **_public_facts(one),
+                "path": str(one.path),
+                "num_bytes": facts.num_bytes,
+                "kv_cache_bytes": facts.kv_cache_bytes,
+                "load_s": facts.load_s,
+                "pid": one.running.pid,
+                "num_restarts": one.running.num_restarts,
+                "stats": one.running.stats,
+                "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings],
+                "defaults": [
+                    {"name": each.name, "value": each.value, "why": each.why} for each in one.found_defaults.settings
+                ],
+            }
         shown.append(entry)
     return json_response({"version": VERSION, "uptime_s": time.time() - server.begun_s, "models": shown})
 
 
 def _public_facts(model: ServedModel) -> dict[str, Any]:
     facts = model.facts
-    return {"architecture": facts.architecture, "quantization": facts.quantization,
-            "max_model_len": facts.max_model_len}
+    return {
+        "architecture": facts.architecture,
+        "quantization": facts.quantization,
+        "max_model_len": facts.max_model_len,
+    }
 
 
 async def running(request: Request) -> Response:
@@ -104,11 +124,19 @@ async def running(request: Request) -> Response:
             continue
         for state, flights in (("running", one.engine.flights.values()), ("waiting", one.admission)):
             for flight in flights:
-                rows.append({"id": flight.request.id, "model": one.name, "state": state, "tenant": flight.tenant,
-                             "age_s": round(time.monotonic() - flight.begun_s, 3),
-                             "num_prompt_tokens": len(flight.request.tokens),
-                             "num_output_tokens": sum(len(tokens) for tokens in flight.outputs.values()),
-                             "max_tokens": flight.request.max_tokens, "num_siblings": flight.request.num_siblings})
+                rows.append(
+                    {
+                        "id": flight.request.id,
+                        "model": one.name,
+                        "state": state,
+                        "tenant": flight.tenant,
+                        "age_s": round(time.monotonic() - flight.begun_s, 3),
+                        "num_prompt_tokens": len(flight.request.tokens),
+                        "num_output_tokens": sum(len(tokens) for tokens in flight.outputs.values()),
+                        "max_tokens": flight.request.max_tokens,
+                        "num_siblings": flight.request.num_siblings,
+                    }
+                )
     return json_response({"pid": server.pid, "uptime_s": time.time() - server.begun_s, "requests": rows})
 
 
@@ -136,5 +164,6 @@ def _is_route(request: Request, path: str) -> bool:
 
 
 async def wrong_method(request: Request, error: Exception) -> Response:
-    return ApiError(405, f"{request.url.path[:200]} does not take {request.method}", code="method_not_allowed",
-                    ).response(request.url.path)
+    return ApiError(
+        405, f"{request.url.path[:200]} does not take {request.method}", code="method_not_allowed"
+    ).response(request.url.path)

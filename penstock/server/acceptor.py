@@ -18,18 +18,23 @@ from penstock.server.descriptors import max_connections
 
 log = logging.getLogger("penstock.server")
 
-MAX_ACCEPTED_AT_ONCE = 32       # before others get the event loop
+MAX_ACCEPTED_AT_ONCE = 32  # before others get the event loop
 HANDSHAKE_S = 10.0
-PAUSE_S = 0.2                   # when the system itself has no descriptor left
+PAUSE_S = 0.2  # when the system itself has no descriptor left
 WARN_EVERY_S = 60.0
 
 
 class Acceptor:
     """Accepts from one listening socket. It is closed and waited for as an asyncio.Server is."""
 
-    def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol],
-                 context: ssl.SSLContext | None, access: Access | None = None) -> None:
-        self.context = context              # may be exchanged: later connections get the new one
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        context: ssl.SSLContext | None,
+        access: Access | None = None,
+    ) -> None:
+        self.context = context  # may be exchanged: later connections get the new one
         self._listener, self._make_protocol = listener, make_protocol
         self._loop = asyncio.get_running_loop()
         self._max_connections = max_connections()
@@ -60,8 +65,10 @@ class Acceptor:
                 self._num_refused += 1
                 if self._access is not None:
                     self._access.refuse_connection("descriptors")
-                self._warn(f"{self._num_refused} connections refused: {self._max_connections} files are open; raise "
-                           "the limit with `ulimit -n` before the start")
+                self._warn(
+                    f"{self._num_refused} connections refused: {self._max_connections} files are open; raise "
+                    "the limit with `ulimit -n` before the start"
+                )
             else:
                 task = self._loop.create_task(self._begin(connection))
                 self._handshakes.add(task)
@@ -75,7 +82,7 @@ class Acceptor:
         options: dict[str, Any] = {"ssl_handshake_timeout": HANDSHAKE_S} if self.context else {}
         try:
             await self._loop.connect_accepted_socket(self._make_protocol, connection, ssl=self.context, **options)
-        except (OSError, asyncio.TimeoutError):         # also ssl.SSLError
+        except (OSError, asyncio.TimeoutError):  # also ssl.SSLError
             connection.close()
         except BaseException:
             connection.close()
@@ -111,14 +118,16 @@ class AcceptingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        self._acceptors = [Acceptor(listener, self._make_protocol, self._context, self._access)
-                           for listener in sockets or []]
-        self.servers += self._acceptors                 # type: ignore[arg-type]
+        self._acceptors = [
+            Acceptor(listener, self._make_protocol, self._context, self._access) for listener in sockets or []
+        ]
+        self.servers += self._acceptors  # type: ignore[arg-type]
 
     def _make_protocol(self) -> asyncio.Protocol:
         make: Any = self.config.http_protocol_class
-        protocol: asyncio.Protocol = make(config=self.config, server_state=self.server_state,
-                                          app_state=self.lifespan.state)
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
         return protocol
 
     def use_certificates(self, context: ssl.SSLContext | None) -> None:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(ACCESS)
 
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-QUIET = frozenset({"/health", "/health/live", "/health/ready", "/version", "/metrics"})     # asked every few seconds
-OTHER = "other"                 # of routes and methods that the server does not have
+QUIET = frozenset({"/health", "/health/live", "/health/ready", "/version", "/metrics"})  # asked every few seconds
+OTHER = "other"  # of routes and methods that the server does not have
 MAX_PATH_CHARS = 200
-REFUSED = "refused_on_the_wire"     # in a request's scope: counted there, and its answer is not sent
+REFUSED = "refused_on_the_wire"  # in a request's scope: counted there, and its answer is not sent
 
 
 class Access:
@@ -35,8 +35,9 @@ class Access:
     def refuse_connection(self, reason: str) -> None:
         self._metrics.connection_refused(reason)
 
-    def refuse(self, client: tuple[str, int] | None, path: str, status: int, seconds: float, scope: Scope | None,
-               ) -> None:
+    def refuse(
+        self, client: tuple[str, int] | None, path: str, status: int, seconds: float, scope: Scope | None
+    ) -> None:
         """A refusal before the application, or in its place where it has the request's `scope` already."""
         method, route = "-", OTHER
         if scope is not None:
@@ -46,11 +47,28 @@ class Access:
 
     def answer(self, scope: Scope, route: str | None, status: int, seconds: float, is_whole: bool) -> None:
         """`is_whole` says that the answer was sent to its end."""
-        self._note(scope.get("client"), scope["method"], scope["path"], route or OTHER, status, seconds, is_whole,
-                   scope.get(USAGE))
+        self._note(
+            scope.get("client"),
+            scope["method"],
+            scope["path"],
+            route or OTHER,
+            status,
+            seconds,
+            is_whole,
+            scope.get(USAGE),
+        )
 
-    def _note(self, client: Sequence[Any] | None, method: str, path: str, route: str, status: int, seconds: float,
-              is_whole: bool = True, usage: Usage | None = None) -> None:
+    def _note(
+        self,
+        client: Sequence[Any] | None,
+        method: str,
+        path: str,
+        route: str,
+        status: int,
+        seconds: float,
+        is_whole: bool = True,
+        usage: Usage | None = None,
+    ) -> None:
         self._metrics.http(route, method if method in METHODS else OTHER, status)
         if not self._is_logged or route in QUIET and status < 400:
             return
@@ -59,9 +77,21 @@ class Access:
         plain = quote(path[:MAX_PATH_CHARS], safe="/:@{}[]()+,;=!*~$&'")
         tokens = {} if usage is None else {"prompt_tokens": usage.num_prompt, "completion_tokens": usage.num_output}
         told = f", {usage.num_prompt} tokens in, {usage.num_output} out" if usage is not None else ""
-        log.info("%s", f'{peer} "{quote(method)} {plain}" {status}, {ms} ms{told}{"" if is_whole else ", cut off"}',
-                 extra={FIELDS: {"client": peer, "method": quote(method), "path": plain, "status": status, "ms": ms,
-                                 **tokens, "cut_off": not is_whole}})
+        log.info(
+            "%s",
+            f'{peer} "{quote(method)} {plain}" {status}, {ms} ms{told}{"" if is_whole else ", cut off"}',
+            extra={
+                FIELDS: {
+                    "client": peer,
+                    "method": quote(method),
+                    "path": plain,
+                    "status": status,
+                    "ms": ms,
+                    **tokens,
+                    "cut_off": not is_whole,
+                }
+            },
+        )
 
 
 class Accounted:
@@ -71,7 +101,7 @@ class Accounted:
         self._app, self._access, self._routes = app, access, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or IDENTITY in scope:        # a batch asks within the server
+        if scope["type"] != "http" or IDENTITY in scope:  # a batch asks within the server
             return await self._app(scope, receive, send)
         status, is_whole, begun_s = 500, False, time.monotonic()
 

@@ -23,7 +23,7 @@ from penstock.server.line import Line, Tenant
 from penstock.server.order import make_order
 
 OUTPUT_COST = 2.0
-MEMORY_S = 30.0             # over which the pace is measured
+MEMORY_S = 30.0  # over which the pace is measured
 MOST_RETRY_S = 60
 
 
@@ -53,22 +53,28 @@ class Admission:
     """The limits hold for the next prompt of each client request; the further prompts of a body have as much room
     again, and the first such body of a tenant always has room, so that none is refused for its own size alone."""
 
-    def __init__(self, max_requests: int, max_tokens: int, weights: Mapping[str, float] | None = None,
-                 clock: Callable[[], float] = time.monotonic, policy: str = "fcfs") -> None:
+    def __init__(
+        self,
+        max_requests: int,
+        max_tokens: int,
+        weights: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        policy: str = "fcfs",
+    ) -> None:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.num_refused = 0
         self.pace = Pace(clock)
         self.order = make_order(policy)
-        self.weights: Mapping[str, float] = {} if weights is None else weights      # changes when keys are read again
-        self._tenants: dict[str, Tenant] = {}           # those that wait
+        self.weights: Mapping[str, float] = {} if weights is None else weights  # changes when keys are read again
+        self._tenants: dict[str, Tenant] = {}  # those that wait
         self._spent: dict[str, float] = {}
-        self._order: list[tuple[float, str]] = []       # a heap; what a tenant has spent may have grown since
-        self._ordered: set[str] = set()                 # who is in it
-        self._level = 0.0                               # what the tenant that went last had spent
+        self._order: list[tuple[float, str]] = []  # a heap; what a tenant has spent may have grown since
+        self._ordered: set[str] = set()  # who is in it
+        self._level = 0.0  # what the tenant that went last had spent
         self._num_lines = 0
         self._num_flights = 0
-        self.num_tokens = 0                             # of the prompts that are next in their requests
+        self.num_tokens = 0  # of the prompts that are next in their requests
         self._num_all_tokens = 0
 
     def __len__(self) -> int:
@@ -136,31 +142,45 @@ class Admission:
             if name in self._tenants and (newest is None or own > shares[name] * problem.limit):
                 raise self._refuse(str(problem))
             if newest is None:
-                break                       # each tenant has room for one
+                break  # each tenant has room for one
             self._displace(newest)
         tenant = self._tenants.get(name)
         if len(flights) > 1 and tenant is not None and tenant.num_flights > tenant.num_lines:
             num_waiting, num_tokens = self._num_flights - self._num_lines, self._num_all_tokens - self.num_tokens
             if num_waiting + len(flights) - 1 > self.max_requests or num_tokens + num_further > self.max_tokens:
-                raise self._refuse(f"{num_waiting} further prompts of requests wait, this one has {len(flights)}, the "
-                                   f"limits are {self.max_requests} and {self.max_tokens} tokens")
+                raise self._refuse(
+                    f"{num_waiting} further prompts of requests wait, this one has {len(flights)}, the "
+                    f"limits are {self.max_requests} and {self.max_tokens} tokens"
+                )
 
     def _lack(self, num_tokens: int) -> _Lack | None:
         """The limit that stands in the way of one more prompt."""
         if self._num_lines >= self.max_requests:
-            return _Lack(f"{self._num_lines} requests wait, the limit is {self.max_requests}", self.max_requests, 1,
-                         lambda tenant: tenant.num_lines)
+            return _Lack(
+                f"{self._num_lines} requests wait, the limit is {self.max_requests}",
+                self.max_requests,
+                1,
+                lambda tenant: tenant.num_lines,
+            )
         if self._num_lines and self.num_tokens + num_tokens > self.max_tokens:
-            return _Lack(f"prompts of {self.num_tokens} tokens wait, the limit is {self.max_tokens}", self.max_tokens,
-                         num_tokens, lambda tenant: tenant.num_tokens)
+            return _Lack(
+                f"prompts of {self.num_tokens} tokens wait, the limit is {self.max_tokens}",
+                self.max_tokens,
+                num_tokens,
+                lambda tenant: tenant.num_tokens,
+            )
         return None
 
-    def _newest_over(self, counts: Mapping[str, int], shares: Mapping[str, float], limit: int, but: str,
-                     ) -> Line | None:
+    def _newest_over(self, counts: Mapping[str, int], shares: Mapping[str, float], limit: int, but: str) -> Line | None:
         """The newest request, not yet begun, of the tenant that is furthest over its share."""
-        over = {name: count / (shares[name] * limit) for name, count in counts.items()
-                if name != but and count > shares[name] * limit and self._tenants[name].num_lines > 1
-                and self._tenants[name].newest_fresh is not None}
+        over = {
+            name: count / (shares[name] * limit)
+            for name, count in counts.items()
+            if name != but
+            and count > shares[name] * limit
+            and self._tenants[name].num_lines > 1
+            and self._tenants[name].newest_fresh is not None
+        }
         return self._tenants[max(over, key=over.__getitem__)].newest_fresh if over else None
 
     def _displace(self, line: Line) -> None:

@@ -61,14 +61,22 @@ from penstock.version import VERSION
 log = logging.getLogger("penstock.server")
 
 READS: list[tuple[str, Handler, str]] = [
-    ("/health", about.ready, "health"), ("/health/live", about.live, "health"),
-    ("/health/ready", about.ready, "health"), ("/version", about.version, "health"),
-    ("/v1/models", about.models, "models"), ("/v1/models/{name:path}", about.model, "models"),
-    ("/info", about.info, "about"), ("/metrics", about.metrics, "about"), ("/admin/running", about.running, "about"),
-    ("/v1/responses/{id}", response, "OpenAI"), ("/v1/responses/{id}/input_items", input_items, "OpenAI"),
-    ("/v1/files", files, "OpenAI"), ("/v1/files/{id}", file, "OpenAI"),
+    ("/health", about.ready, "health"),
+    ("/health/live", about.live, "health"),
+    ("/health/ready", about.ready, "health"),
+    ("/version", about.version, "health"),
+    ("/v1/models", about.models, "models"),
+    ("/v1/models/{name:path}", about.model, "models"),
+    ("/info", about.info, "about"),
+    ("/metrics", about.metrics, "about"),
+    ("/admin/running", about.running, "about"),
+    ("/v1/responses/{id}", response, "OpenAI"),
+    ("/v1/responses/{id}/input_items", input_items, "OpenAI"),
+    ("/v1/files", files, "OpenAI"),
+    ("/v1/files/{id}", file, "OpenAI"),
     ("/v1/files/{id}/content", file_content, "OpenAI"),
-    ("/v1/batches", batches, "OpenAI"), ("/v1/batches/{id}", batch, "OpenAI"),
+    ("/v1/batches", batches, "OpenAI"),
+    ("/v1/batches/{id}", batch, "OpenAI"),
     *ollama.READS,
 ]
 PAGES: list[tuple[str, Handler]] = [("/docs", docs.docs), ("/docs/{name}", docs.asset)]
@@ -85,9 +93,12 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/messages", messages, MessagesBody, "Anthropic"),
     ("/v1/messages/count_tokens", count_tokens, CountTokensBody, "Anthropic"),
     ("/infill", infill, InfillBody, "llama-server"),
-    ("/tokenize", tokenize, TokenizeBody, "tokens"), ("/detokenize", detokenize, DetokenizeBody, "tokens"),
-    ("/score", score, ScoreBody, "embeddings"), ("/v1/score", score, ScoreBody, "embeddings"),
-    ("/rerank", rerank, RerankBody, "embeddings"), ("/v1/rerank", rerank, RerankBody, "embeddings"),
+    ("/tokenize", tokenize, TokenizeBody, "tokens"),
+    ("/detokenize", detokenize, DetokenizeBody, "tokens"),
+    ("/score", score, ScoreBody, "embeddings"),
+    ("/v1/score", score, ScoreBody, "embeddings"),
+    ("/rerank", rerank, RerankBody, "embeddings"),
+    ("/v1/rerank", rerank, RerankBody, "embeddings"),
     ("/admin/reset_prefix_cache", about.reset_prefix_cache, None, "about"),
     *ollama.WRITES,
     *tgi.WRITES,
@@ -101,6 +112,7 @@ DELETES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
 
 def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastAPI:
     """`folder` is for files and batches; without one there are none."""
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if kept is not None:
@@ -110,8 +122,9 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
             await kept.close()
         await server.close()
 
-    app = FastAPI(title="Penstock", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None,
-                  openapi_url="/openapi.json")
+    app = FastAPI(
+        title="Penstock", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url="/openapi.json"
+    )
     app.state.server = server
     app.state.responses = ResponseStore()
     app.state.background = Background(app.state.responses)
@@ -126,21 +139,32 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
         app.add_api_route(path, handler, methods=["GET"], include_in_schema=False, response_model=None)
     for method, table in (("POST", WRITES), ("DELETE", DELETES)):
         for path, handler, body, tag in table:
-            app.add_api_route(path, handler, methods=[method], tags=[tag], response_model=None, name=handler.__name__,
-                              openapi_extra=described(body) if body else None)
+            app.add_api_route(
+                path,
+                handler,
+                methods=[method],
+                tags=[tag],
+                response_model=None,
+                name=handler.__name__,
+                openapi_extra=described(body) if body else None,
+            )
     app.openapi = lambda: document(app, bodies)  # type: ignore[method-assign]
     app.add_exception_handler(404, about.not_found)
     app.add_exception_handler(405, about.wrong_method)
     app.add_middleware(_Errors, server=server)
     app.add_middleware(Notices)
     app.add_middleware(Gate, ring=ring, routes=app.routes)
-    app.add_middleware(Limits, max_body_bytes=server.config.max_body_mb * MIB,
-                       max_upload_bytes=None if kept is None else kept.files.max_file_bytes + MAX_FORM_BYTES)
+    app.add_middleware(
+        Limits,
+        max_body_bytes=server.config.max_body_mb * MIB,
+        max_upload_bytes=None if kept is None else kept.files.max_file_bytes + MAX_FORM_BYTES,
+    )
     origins = read_origins(server.config.allowed_origins)
     app.add_middleware(Refuser, check=OriginCheck(origins))
-    if origins:                                 # outside: a preflight has no key, and refusals are for pages to read
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"],
-                           allow_private_network=True)
+    if origins:  # outside: a preflight has no key, and refusals are for pages to read
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], allow_private_network=True
+        )
     app.add_middleware(Refuser, check=HostCheck(make_hosts(server.config)))
     app.add_middleware(AnthropicErrors)
     app.add_middleware(Accounted, access=server.access, routes=app.routes)
@@ -166,13 +190,18 @@ class _Errors:
         except Exception as error:
             known = as_api_error(error)
             if known.status >= 500:
-                log.error("%s %s failed: %s", scope.get("method"), shown(scope.get("path")), " ".join(
-                    str(error)[:MAX_MESSAGE_CHARS].split()), exc_info=not known.code)
+                log.error(
+                    "%s %s failed: %s",
+                    scope.get("method"),
+                    shown(scope.get("path")),
+                    " ".join(str(error)[:MAX_MESSAGE_CHARS].split()),
+                    exc_info=not known.code,
+                )
             if known.status in (429, 503):
                 self._server.metrics.refused(known.status)
             if begun:
                 raise
-            known.__traceback__ = known.__context__ = None      # they hold the body
+            known.__traceback__ = known.__context__ = None  # they hold the body
             refusal = known.response(scope["path"])
         finally:
             await release(scope)

@@ -19,9 +19,9 @@ class Calling:
 
     tools: list[dict[str, Any]]
     parser: str
-    is_forced: bool = False             # the answer is a call
-    is_named: bool = False              # the client named the function
-    is_narrowed: bool = False           # the prompt describes more tools
+    is_forced: bool = False  # the answer is a call
+    is_named: bool = False  # the client named the function
+    is_narrowed: bool = False  # the prompt describes more tools
     is_parallel: bool = True
 
     @classmethod
@@ -33,12 +33,18 @@ class Calling:
         if isinstance(choice, AllowedChoice):
             names = choice.names
             allowed = [tool for tool in tools if tool["function"]["name"] in names]
-            return cls(allowed, parser, choice.allowed_tools.mode == "required", is_narrowed=len(allowed) < len(tools),
-                       is_parallel=is_parallel)
+            return cls(
+                allowed,
+                parser,
+                choice.allowed_tools.mode == "required",
+                is_narrowed=len(allowed) < len(tools),
+                is_parallel=is_parallel,
+            )
         return cls(tools, parser, choice == "required", is_parallel=is_parallel)
 
-    def form(self, asked: StructuredOutputsParams | None, special: Mapping[str, int],
-             ) -> tuple[StructuredOutputsParams | None, bool]:
+    def form(
+        self, asked: StructuredOutputsParams | None, special: Mapping[str, int]
+    ) -> tuple[StructuredOutputsParams | None, bool]:
         """The constraint on the whole answer, and whether it allows any text. `asked` is the constraint on its text.
 
         A forced call leaves no text to constrain. With a JSON schema the answer is JSON or tool calls; with a regex,

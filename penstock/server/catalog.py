@@ -21,15 +21,20 @@ from penstock.server.stand_ins import MAX_NAME_CHARS, stands_in
 
 LOOK_S = 1.0
 MAX_PREFIX_BYTES = 4 * MIB
-LEAST_IDLE_S = 1.0          # a request has opened its model a little before the model knows of it
+LEAST_IDLE_S = 1.0  # a request has opened its model a little before the model knows of it
 
 
 class Catalog:
     """The first model is the default: it answers where a body names none, and is unloaded only when told so."""
 
-    def __init__(self, models: Sequence[ServedModel], keep_alive_s: float = math.inf,
-                 make: Callable[[str, str], ServedModel] | None = None, budget_bytes: int | None = None,
-                 aliases: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        keep_alive_s: float = math.inf,
+        make: Callable[[str, str], ServedModel] | None = None,
+        budget_bytes: int | None = None,
+        aliases: Sequence[str] = (),
+    ) -> None:
         """`make` is for models that come later: from a name and what it means. `aliases` are further names of the
         first model; `*` is every name that is no other's."""
         self._aliases = tuple(dict.fromkeys(aliases))
@@ -70,9 +75,13 @@ class Catalog:
         if model is None and not is_exact and self._takes(name):
             model = self._default
         if model is None:
-            raise ApiError(404, f"the model {shown(name)} does not exist here: the models are "
-                                f"{', '.join(name for one in self for name in self.names_of(one))}", param="model",
-                           code="model_not_found")
+            raise ApiError(
+                404,
+                f"the model {shown(name)} does not exist here: the models are "
+                f"{', '.join(name for one in self for name in self.names_of(one))}",
+                param="model",
+                code="model_not_found",
+            )
         return model
 
     def names_of(self, model: ServedModel) -> list[str]:
@@ -113,8 +122,12 @@ class Catalog:
                 used -= other.num_bytes
                 await other.close()
         if used and used + need > budget:
-            raise Busy(f"{model.name} needs about {need / GIB:.2f} GiB, and {used / GIB:.2f} of the budget of "
-                       f"{budget / GIB:.2f} are in use: try again later, or raise --memory-budget-gb", 10, 503)
+            raise Busy(
+                f"{model.name} needs about {need / GIB:.2f} GiB, and {used / GIB:.2f} of the budget of "
+                f"{budget / GIB:.2f} are in use: try again later, or raise --memory-budget-gb",
+                10,
+                503,
+            )
 
     def add(self, name: str) -> ServedModel:
         """A further model, loaded on first use."""
@@ -128,8 +141,11 @@ class Catalog:
 
     def check_removable(self, model: ServedModel) -> None:
         if model is self._default:
-            raise ApiError(409, f"{model.name} is the server's default model and stays as long as the server runs: "
-                                "stop the server first")
+            raise ApiError(
+                409,
+                f"{model.name} is the server's default model and stays as long as the server runs: "
+                "stop the server first",
+            )
 
     async def remove(self, model: ServedModel) -> None:
         self.check_removable(model)
@@ -155,22 +171,43 @@ class Catalog:
         await asyncio.gather(*(model.close() for model in self))
 
 
-def make_catalog(models: Mapping[str, str], options: Mapping[str, Any], config: ServerConfig, ring: KeyRing,
-                 folder: Path, command: Sequence[str] = WORKER) -> Catalog:
+def make_catalog(
+    models: Mapping[str, str],
+    options: Mapping[str, Any],
+    config: ServerConfig,
+    ring: KeyRing,
+    folder: Path,
+    command: Sequence[str] = WORKER,
+) -> Catalog:
     """`folder` holds the lines to the engines."""
+
     def make(name: str, model: str) -> ServedModel:
-        admission = Admission(config.max_queued_requests, config.max_queued_tokens, ring.weights(),
-                              policy=options.get("scheduling_policy", "fcfs"))
+        admission = Admission(
+            config.max_queued_requests,
+            config.max_queued_tokens,
+            ring.weights(),
+            policy=options.get("scheduling_policy", "fcfs"),
+        )
         own = options if name == next(iter(models)) else {**options, "chat_template": None}
-        return ServedModel(name, model, own, folder, admission, hang_s=config.hang_timeout, command=command,
-                           tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser,
-                           public=public)
+        return ServedModel(
+            name,
+            model,
+            own,
+            folder,
+            admission,
+            hang_s=config.hang_timeout,
+            command=command,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+            public=public,
+        )
 
     public = [_read(path) for path in config.public_prefix]
     keep_alive_s = math.inf if config.keep_alive is None else config.keep_alive
     budget = None if config.memory_budget_gb is None else int(config.memory_budget_gb * GIB)
-    return Catalog([make(name, model) for name, model in models.items()], keep_alive_s, make, budget,
-                   config.served_model_name)
+    return Catalog(
+        [make(name, model) for name, model in models.items()], keep_alive_s, make, budget, config.served_model_name
+    )
 
 
 def _read(path: str) -> str:

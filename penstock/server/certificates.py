@@ -24,13 +24,16 @@ def make_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | 
         context.load_cert_chain(certfile, keyfile, password=_refuse_password)
     except InvalidConfig:
         raise
-    except (OSError, ValueError) as error:              # also ssl.SSLError
+    except (OSError, ValueError) as error:  # also ssl.SSLError
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-        raise InvalidConfig(f"ssl_certfile={certfile} and ssl_keyfile={keyfile} cannot be used ({reason}): give a "
-                            "certificate and its own private key, both in PEM") from None
+        raise InvalidConfig(
+            f"ssl_certfile={certfile} and ssl_keyfile={keyfile} cannot be used ({reason}): give a "
+            "certificate and its own private key, both in PEM"
+        ) from None
     return context
 
 
 def _refuse_password() -> str:
-    raise InvalidConfig("ssl_keyfile is encrypted with a password: give a private key without one, as `openssl pkey` "
-                        "writes it")
+    raise InvalidConfig(
+        "ssl_keyfile is encrypted with a password: give a private key without one, as `openssl pkey` writes it"
+    )

@@ -51,8 +51,13 @@ async def chat_completions(request: Request) -> Response:
 
 def _check_template(request: Request, body: ChatBody, model: ServedModel) -> None:
     if body.chat_template is not None and not server_of(request).config.trust_request_chat_template:
-        raise ApiError(400, "chat_template is not taken from requests here: leave it out, or start the server with "
-                            "--trust-request-chat-template", param="chat_template", code="unsupported_parameter")
+        raise ApiError(
+            400,
+            "chat_template is not taken from requests here: leave it out, or start the server with "
+            "--trust-request-chat-template",
+            param="chat_template",
+            code="unsupported_parameter",
+        )
     template = body.chat_template or (model.tokenizer.chat_template if model.tokenizer else None) or ""
     if body.documents and "documents" not in template:
         warn(request, "documents were ignored: the chat template does not look at them")
@@ -65,8 +70,11 @@ class ChatAnswer:
         self.body = body
         self.conversation = conversation
         self.generation = generation
-        self.head = {"id": body.request_id or new_id("chatcmpl-"), "created": now(),
-                     "model": body.model or generation.model.name}
+        self.head = {
+            "id": body.request_id or new_id("chatcmpl-"),
+            "created": now(),
+            "model": body.model or generation.model.name,
+        }
         count = body.n or 1
         self.turns = [Turn(conversation) for _ in range(count)]
 
@@ -82,14 +90,23 @@ class ChatAnswer:
     def _whole(self) -> dict[str, Any]:
         choices = [self._choice(index, turn) for index, turn in enumerate(self.turns)]
         usage = self.generation.usage
-        answer = {**self.head, "object": "chat.completion", "choices": choices, "usage": self._usage(),
-                  "service_tier": "default", "system_fingerprint": self.generation.model.fingerprint,
-                  "timings": self.generation.times.timings(usage), **self.generation.relaxed,
-                  "prompt_logprobs": None, "prompt_token_ids": None}
+        answer = {
+            **self.head,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": self._usage(),
+            "service_tier": "default",
+            "system_fingerprint": self.generation.model.fingerprint,
+            "timings": self.generation.times.timings(usage),
+            **self.generation.relaxed,
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
+        }
         if self.body.prompt_logprobs is not None:
             positions = self.turns[0].prompt_logprobs
-            answer["prompt_logprobs"] = None if positions is None else prompt_logprobs(
-                named(positions, self.generation.model.tokenizer))
+            answer["prompt_logprobs"] = (
+                None if positions is None else prompt_logprobs(named(positions, self.generation.model.tokenizer))
+            )
         if self.body.return_token_ids:
             answer["prompt_token_ids"] = self._prompt_ids()
         return answer
@@ -112,8 +129,14 @@ class ChatAnswer:
             message["reasoning"] = message["reasoning_content"] = turn.reasoning
         if turn.calls:
             message["tool_calls"] = [call.openai() for call in turn.calls]
-        choice = {"index": index, "message": message, "logprobs": None, "finish_reason": turn.finish_reason,
-                  "stop_reason": turn.stop_reason, "token_ids": None}
+        choice = {
+            "index": index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": turn.finish_reason,
+            "stop_reason": turn.stop_reason,
+            "token_ids": None,
+        }
         if self.body.logprobs:
             choice["logprobs"] = {"content": chat_logprobs(turn.logprobs, self.body.top_logprobs or 0), "refusal": None}
         if turn.forced_closing:
@@ -126,9 +149,12 @@ class ChatAnswer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         options = self.body.stream_options
-        head = {**self.head, "object": "chat.completion.chunk",
-                "system_fingerprint": self.generation.model.fingerprint,
-                **({"prompt_token_ids": None} if self.body.return_token_ids else {})}
+        head = {
+            **self.head,
+            "object": "chat.completion.chunk",
+            "system_fingerprint": self.generation.model.fingerprint,
+            **({"prompt_token_ids": None} if self.body.return_token_ids else {}),
+        }
         begun = [False] * len(self.turns)
         async with contextlib.aclosing(self.generation.stream()) as items:
             async for _, batch in items:
@@ -137,8 +163,9 @@ class ChatAnswer:
                     yield chunks
         usage = self.generation.usage
         if options is not None and options.include_usage:
-            yield sse.event({**head, "choices": [], "usage": self._usage(),
-                             "timings": self.generation.times.timings(usage)})
+            yield sse.event(
+                {**head, "choices": [], "usage": self._usage(), "timings": self.generation.times.timings(usage)}
+            )
         yield sse.DONE
 
     def _chunks(self, head: dict[str, Any], batch: list[StreamDelta], begun: list[bool]) -> bytes:
@@ -146,8 +173,9 @@ class ChatAnswer:
         for item in batch:
             if not begun[item.index]:
                 first = {**head, "prompt_token_ids": self._prompt_ids()} if self.body.return_token_ids else head
-                chunks.append(self._chunk(head if any(begun) else first, item.index,
-                                          {"role": "assistant", "content": ""}))
+                chunks.append(
+                    self._chunk(head if any(begun) else first, item.index, {"role": "assistant", "content": ""})
+                )
                 begun[item.index] = True
             chunks += self._pieces(head, item)
         return b"".join(chunks)
@@ -167,8 +195,9 @@ class ChatAnswer:
             extras["token_ids"] = list(item.token_ids)
         if extras and not deltas:
             deltas = [{"content": ""}]
-        chunks = [self._chunk(head, item.index, delta, **(extras if at == 0 else {}))
-                  for at, delta in enumerate(deltas)]
+        chunks = [
+            self._chunk(head, item.index, delta, **(extras if at == 0 else {})) for at, delta in enumerate(deltas)
+        ]
         if item.finish_reason is not None:
             end: dict[str, Any] = {"finish_reason": turn.finish_reason, "stop_reason": turn.stop_reason}
             if turn.forced_closing:

@@ -34,8 +34,9 @@ class Said(Body):
 class Part(Said):
     """A piece of a message's content; only text is understood."""
 
-    PASSED: ClassVar[frozenset[str]] = frozenset({"annotations", "cache_control", "citations", "id", "logprobs",
-                                                  "prompt_cache_breakpoint"})
+    PASSED: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "cache_control", "citations", "id", "logprobs", "prompt_cache_breakpoint"}
+    )
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
     refusal: str | None = None
@@ -60,9 +61,22 @@ class ToolCall(Said):
 
 
 class Message(Said):
-    PASSED: ClassVar[frozenset[str]] = frozenset({
-        "annotations", "audio", "cache_control", "function_call", "id", "parsed", "provider_specific_fields",
-        "reasoning", "reasoning_details", "refusal", "thinking_blocks", "type"})
+    PASSED: ClassVar[frozenset[str]] = frozenset(
+        {
+            "annotations",
+            "audio",
+            "cache_control",
+            "function_call",
+            "id",
+            "parsed",
+            "provider_specific_fields",
+            "reasoning",
+            "reasoning_details",
+            "refusal",
+            "thinking_blocks",
+            "type",
+        }
+    )
     role: Role
     content: str | list[Annotated[Part, BeforeValidator(_known_part)]] | None = None
     name: str | None = None
@@ -80,7 +94,7 @@ class Message(Said):
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:
-        if self.content is None and self.role not in ("assistant", "tool"):     # those said, or gave back, nothing
+        if self.content is None and self.role not in ("assistant", "tool"):  # those said, or gave back, nothing
             raise ValueError(f"a message of role {self.role} needs content")
         return self
 
@@ -122,7 +136,7 @@ class NamedFunction(Body):
 
 
 class NamedChoice(Body):
-    type: Literal["function"] = "function"          # huggingface_hub leaves it out
+    type: Literal["function"] = "function"  # huggingface_hub leaves it out
     function: NamedFunction
 
 

@@ -10,7 +10,7 @@ from penstock.server.fields import MOST_TOP_LOGPROBS, WHOLE, SamplingBody
 from penstock.server.structure import StructureBody
 
 MOST_PROMPTS = 2048
-MOST_GAPS = 64              # prompts with a suffix, which is encoded for each
+MOST_GAPS = 64  # prompts with a suffix, which is encoded for each
 DEFAULT_TOKENS = 16
 
 Kind = TypeVar("Kind")
@@ -22,7 +22,7 @@ class CompletionBody(SamplingBody, StructureBody):
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
-    max_tokens: int | None = Field(DEFAULT_TOKENS, ge=-2, le=WHOLE)       # below 0: as many as fit
+    max_tokens: int | None = Field(DEFAULT_TOKENS, ge=-2, le=WHOLE)  # below 0: as many as fit
     suffix: str | None = None
     add_special_tokens: bool = True
     thinking_token_budget: int | None = Field(None, ge=-1, le=WHOLE)
@@ -38,8 +38,10 @@ class CompletionBody(SamplingBody, StructureBody):
         if self.suffix and self.echo:
             raise ValueError("echo is not supported with a suffix: the prompt is not the text before the answer alone")
         if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:
-            raise ValueError(f"best_of={self.best_of} over n={self.n or 1} cannot be streamed, because the best are "
-                             "known at the end only")
+            raise ValueError(
+                f"best_of={self.best_of} over n={self.n or 1} cannot be streamed, because the best are "
+                "known at the end only"
+            )
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise ValueError(f"best_of={self.best_of} is below n={self.n}")
         if self.max_tokens == 0 and not self.echo:
@@ -55,5 +57,5 @@ class CompletionBody(SamplingBody, StructureBody):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]                # type: ignore[list-item]
-        return list(self.prompt)                # type: ignore[arg-type]
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]

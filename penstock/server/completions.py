@@ -50,8 +50,10 @@ async def completions(request: Request) -> Response:
         prompts = await unless_gone(request, _encode_gaps(body, model, tenant))
     else:
         cut = body.truncate_prompt_tokens is not None
-        prompts = await unless_gone(request, model.encode_all(body.prompts(), cut=cut, tenant=tenant,
-                                                              add_special_tokens=body.add_special_tokens))
+        prompts = await unless_gone(
+            request,
+            model.encode_all(body.prompts(), cut=cut, tenant=tenant, add_special_tokens=body.add_special_tokens),
+        )
     if params.thinking_token_budget is not None:
         prompts = await _find_reasoning(request, model, params, prompts)
     generation = await begin(request, model, body, [(encoded, params) for encoded in prompts])
@@ -61,14 +63,18 @@ async def completions(request: Request) -> Response:
     return json_response(await unless_gone(request, answer.whole()))
 
 
-async def _find_reasoning(request: Request, model: ServedModel, params: SamplingParams, prompts: list[Encoded],
-                          ) -> list[Encoded]:
+async def _find_reasoning(
+    request: Request, model: ServedModel, params: SamplingParams, prompts: list[Encoded]
+) -> list[Encoded]:
     """With the reasoning that their answers may begin with, which has a budget."""
     tokenizer = model.tokenizer
     kind = (model.reasoning_parser or detect_kind(tokenizer.chat_template)) if tokenizer else None
     if tokenizer is None or kind is None:
-        warn(request, f"a budget of {params.thinking_token_budget} tokens for thinking has no effect: the model marks "
-                      "no reasoning")
+        warn(
+            request,
+            f"a budget of {params.thinking_token_budget} tokens for thinking has no effect: the model marks "
+            "no reasoning",
+        )
         return prompts
 
     def find() -> list[Encoded]:
@@ -81,13 +87,20 @@ async def _encode_gaps(body: CompletionBody, model: ServedModel, tenant: str) ->
     """A cut prompt has the text that is nearest to the gap."""
     most = body.truncate_prompt_tokens
     room = None if most is None else Room(most, most)
-    return [await encode_gap(model, Gap(str(prompt), body.suffix or ""), room, tenant=tenant,
-                             add_special_tokens=body.add_special_tokens) for prompt in body.prompts()]
+    return [
+        await encode_gap(
+            model, Gap(str(prompt), body.suffix or ""), room, tenant=tenant, add_special_tokens=body.add_special_tokens
+        )
+        for prompt in body.prompts()
+    ]
 
 
 def _params(body: CompletionBody, model: ServedModel) -> SamplingParams:
-    more: dict[str, Any] = {"best_of": body.best_of, "structured_outputs": structure(body),
-                            "thinking_token_budget": body.thinking_token_budget}
+    more: dict[str, Any] = {
+        "best_of": body.best_of,
+        "structured_outputs": structure(body),
+        "thinking_token_budget": body.thinking_token_budget,
+    }
     if body.echo and body.logprobs is not None:
         more["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     longest = 1 if body.max_tokens == 0 else body.max_tokens
@@ -97,9 +110,13 @@ def _params(body: CompletionBody, model: ServedModel) -> SamplingParams:
 class CompletionAnswer:
     def __init__(self, body: CompletionBody, prompts: list[Encoded], generation: Generation) -> None:
         self.body, self.prompts, self.generation = body, prompts, generation
-        self.head = {"id": body.request_id or new_id("cmpl-"), "object": "text_completion", "created": now(),
-                     "model": body.model or generation.model.name,
-                     "system_fingerprint": generation.model.fingerprint}
+        self.head = {
+            "id": body.request_id or new_id("cmpl-"),
+            "object": "text_completion",
+            "created": now(),
+            "model": body.model or generation.model.name,
+            "system_fingerprint": generation.model.fingerprint,
+        }
         self.num_each = body.n or 1
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
 
@@ -117,23 +134,51 @@ class CompletionAnswer:
             output = flight.collector.output()
             self._prompt_logprobs[number] = named(output.prompt_logprobs or [], self.generation.model.tokenizer)
             for one in output.outputs:
-                choice = self._choice(number, one.index, one.text, one.token_ids, one.logprobs or [],
-                                      one.finish_reason, one.stop_reason, first=True)
+                choice = self._choice(
+                    number,
+                    one.index,
+                    one.text,
+                    one.token_ids,
+                    one.logprobs or [],
+                    one.finish_reason,
+                    one.stop_reason,
+                    first=True,
+                )
                 if one.forced_closing:
                     choice["forced_closing"] = True
                 choices.append({"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None, **choice})
         usage = self.generation.usage
-        return {**self.head, "choices": choices, "usage": usage.openai(),
-                "timings": self.generation.times.timings(usage), **self.generation.relaxed}
+        return {
+            **self.head,
+            "choices": choices,
+            "usage": usage.openai(),
+            "timings": self.generation.times.timings(usage),
+            **self.generation.relaxed,
+        }
 
-    def _choice(self, number: int, sibling: int, text: str, token_ids: list[int], logprobs: list[TokenLogprobs],
-                finish_reason: str | None, stop_reason: int | str | None, *, first: bool, offset: int = 0,
-                ) -> dict[str, Any]:
+    def _choice(
+        self,
+        number: int,
+        sibling: int,
+        text: str,
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs],
+        finish_reason: str | None,
+        stop_reason: int | str | None,
+        *,
+        first: bool,
+        offset: int = 0,
+    ) -> dict[str, Any]:
         body = self.body
         if body.max_tokens == 0:
             text, token_ids, logprobs, finish_reason = "", [], [], finish_reason and "length"
-        choice: dict[str, Any] = {"index": number * self.num_each + sibling, "text": text, "logprobs": None,
-                                  "finish_reason": finish_reason, "stop_reason": stop_reason}
+        choice: dict[str, Any] = {
+            "index": number * self.num_each + sibling,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
         echoed = self._prompt_text(number) if body.echo and first else ""
         choice["text"] = echoed + text
         if body.logprobs is not None:
@@ -169,17 +214,19 @@ class CompletionAnswer:
     # streamed
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        begun: dict[tuple[int, int], int] = {}          # characters so far
+        begun: dict[tuple[int, int], int] = {}  # characters so far
         async with contextlib.aclosing(self.generation.stream()) as items:
             async for number, batch in items:
                 num_first = sum((number, item.index) not in begun for item in batch)
-                yield await shaped(self.generation.num_in(batch, num_first),
-                                   partial(self._chunks, number, batch, begun))
+                yield await shaped(
+                    self.generation.num_in(batch, num_first), partial(self._chunks, number, batch, begun)
+                )
         options = self.body.stream_options
         usage = self.generation.usage
         if options is not None and options.include_usage:
-            yield sse.event({**self.head, "choices": [], "usage": usage.openai(),
-                             "timings": self.generation.times.timings(usage)})
+            yield sse.event(
+                {**self.head, "choices": [], "usage": usage.openai(), "timings": self.generation.times.timings(usage)}
+            )
         yield sse.DONE
 
     def _chunks(self, number: int, batch: list[StreamDelta], begun: dict[tuple[int, int], int]) -> bytes:
@@ -190,8 +237,17 @@ class CompletionAnswer:
         first = key not in begun
         if item.prompt_logprobs is not None:
             self._prompt_logprobs[number] = named(item.prompt_logprobs, self.generation.model.tokenizer)
-        choice = self._choice(number, item.index, item.text, list(item.token_ids), list(item.logprobs),
-                              item.finish_reason, item.stop_reason, first=first, offset=begun.get(key, 0))
+        choice = self._choice(
+            number,
+            item.index,
+            item.text,
+            list(item.token_ids),
+            list(item.logprobs),
+            item.finish_reason,
+            item.stop_reason,
+            first=first,
+            offset=begun.get(key, 0),
+        )
         begun[key] = begun.get(key, 0) + len(choice["text"])
         if item.forced_closing:
             choice["forced_closing"] = True

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from penstock.server.state import Server
     from penstock.types import SamplingParams
 
-PLACE = "body_place"            # in a request's scope: the room that its body takes
-IDENTITY = "client_identity"    # in a request's scope: its Client
-USAGE = "usage"                 # in a request's scope: its tokens, once they are counted
+PLACE = "body_place"  # in a request's scope: the room that its body takes
+IDENTITY = "client_identity"  # in a request's scope: its Client
+USAGE = "usage"  # in a request's scope: its tokens, once they are counted
 LOOK_S = 0.25
-MAX_LOOP_LOGPROBS = 5_000       # log probabilities of an answer that are put into its form on the loop
+MAX_LOOP_LOGPROBS = 5_000  # log probabilities of an answer that are put into its form on the loop
 Typed = TypeVar("Typed", bound=BaseModel)
 Made = TypeVar("Made")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -97,9 +97,13 @@ async def _next_message(request: Request, place: Place) -> Message:
         while True:
             done, _ = await asyncio.wait([waiting], timeout=LOOK_S)
             if place.is_overdue:
-                raise ApiError(408, f"the body took more than {SLOW_S:.0f} s, or {TRICKLE_S:.0f} s for its next "
-                                    f"{TRICKLE_BYTES // 1024} KiB, and others wait for room: send it faster, or in "
-                                    "smaller parts", headers={"Connection": "close"})
+                raise ApiError(
+                    408,
+                    f"the body took more than {SLOW_S:.0f} s, or {TRICKLE_S:.0f} s for its next "
+                    f"{TRICKLE_BYTES // 1024} KiB, and others wait for room: send it faster, or in "
+                    "smaller parts",
+                    headers={"Connection": "close"},
+                )
             if done:
                 return waiting.result()
     finally:
@@ -157,17 +161,23 @@ async def unless_gone(request: Request, work: Awaitable[Made]) -> Made:
             raise ApiError(499, "the client went away")
         return task.result()
     except (ApiError, PenstockError) as error:
-        error.__traceback__ = None          # where a refusal comes from says nothing, and its frames hold the body
+        error.__traceback__ = None  # where a refusal comes from says nothing, and its frames hold the body
         raise
     finally:
         gone.cancel()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        del task                    # it holds its exception, which holds this frame and all that called it
+        del task  # it holds its exception, which holds this frame and all that called it
 
 
-async def begin(request: Request, model: ServedModel, body: SamplingBody,
-                prompts: Sequence[tuple[Encoded, SamplingParams]], *, pool: bool = False) -> Generation:
+async def begin(
+    request: Request,
+    model: ServedModel,
+    body: SamplingBody,
+    prompts: Sequence[tuple[Encoded, SamplingParams]],
+    *,
+    pool: bool = False,
+) -> Generation:
     """Queue a request's prompts, unless the client goes away while they are prepared. The body's room is free then."""
     generating = server_of(request).generate(model, client_of(request), body, prompts, pool=pool)
     generation = await unless_gone(request, generating)
@@ -180,8 +190,9 @@ async def begin(request: Request, model: ServedModel, body: SamplingBody,
     return generation
 
 
-def _warn_of_length(request: Request, model: ServedModel, generation: Generation,
-                    prompts: Sequence[tuple[Encoded, SamplingParams]]) -> None:
+def _warn_of_length(
+    request: Request, model: ServedModel, generation: Generation, prompts: Sequence[tuple[Encoded, SamplingParams]]
+) -> None:
     """Say so where an answer ends before the length that was asked for."""
     for flight, (_, params) in zip(generation.flights, prompts):
         asked, room = params.max_tokens, model.taking.longest - len(flight.request.tokens)
@@ -195,9 +206,12 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def event_stream(request: Request, events: AsyncGenerator[bytes, None],
-                       failed: Callable[[ApiError], bytes] = lambda error: sse.event(error.body()) + sse.DONE,
-                       media_type: str = sse.MEDIA_TYPE) -> Response:
+async def event_stream(
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    failed: Callable[[ApiError], bytes] = lambda error: sse.event(error.body()) + sse.DONE,
+    media_type: str = sse.MEDIA_TYPE,
+) -> Response:
     """A stream of events. What fails before the first of them is an ordinary error response; later it is an event."""
     try:
         first = await unless_gone(request, _first(events))

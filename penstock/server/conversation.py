@@ -24,7 +24,7 @@ from penstock.text.tools import TOOL_PARSERS, ToolParser, detect_parser
 from penstock.text.tools.describe import describe, normalized, supports_tools
 from penstock.types import SamplingParams, StructuredOutputsParams
 
-MAX_MESSAGES_ON_LOOP = 500          # a message, or a call in it, takes some 10 µs
+MAX_MESSAGES_ON_LOOP = 500  # a message, or a call in it, takes some 10 µs
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,17 @@ class Conversation:
 
     encoded: Encoded
     params: SamplingParams
-    parser: str | None = None           # of tool calls, where the model may make them
-    named: bool = False                 # the client named the function to call
-    reasoning: str | None = None        # how it is marked, where the answer may have some
-    most_calls: int | None = None       # those beyond it are passed over
-    is_exact: bool = False              # the text must match something: it begins right behind the reasoning
-    is_open: bool = False               # the text may be any, though calls in it must match
+    parser: str | None = None  # of tool calls, where the model may make them
+    named: bool = False  # the client named the function to call
+    reasoning: str | None = None  # how it is marked, where the answer may have some
+    most_calls: int | None = None  # those beyond it are passed over
+    is_exact: bool = False  # the text must match something: it begins right behind the reasoning
+    is_open: bool = False  # the text may be any, though calls in it must match
 
     @classmethod
-    async def prepare(cls, body: ChatBody, model: ServedModel, tenant: str = "",
-                      defaults: SamplingParams | None = None) -> Conversation:
+    async def prepare(
+        cls, body: ChatBody, model: ServedModel, tenant: str = "", defaults: SamplingParams | None = None
+    ) -> Conversation:
         """`defaults` are the sampling values that the body leaves open, if not the model's."""
         tokenizer = model.tokenizer
         template = body.chat_template or (tokenizer.chat_template if tokenizer else None)
@@ -52,24 +53,37 @@ class Conversation:
         model.taking.check_length(sum(message.num_chars for message in body.messages), cut)
         tools = _tools(body)
         parser = (model.tool_call_parser or detect_parser(template)) if tools else None
-        messages, values = await make_input(body.messages, template, tools, body.add_generation_prompt,
-                                            body.continue_final_message, body.chat_template_kwargs,
-                                            body.reasoning_effort)
+        messages, values = await make_input(
+            body.messages,
+            template,
+            tools,
+            body.add_generation_prompt,
+            body.continue_final_message,
+            body.chat_template_kwargs,
+            body.reasoning_effort,
+        )
         if body.documents is not None:
             values["documents"] = [{"text": one} if isinstance(one, str) else one for one in body.documents]
         encoded = await model.encode_messages(messages, values, cut=cut, tenant=tenant, template=body.chat_template)
         kind = model.reasoning_parser or detect_kind(template)
         block = find_block(kind, encoded.prompt or "", values)
         if block is not None and body.continue_final_message and not block.is_open:
-            block = None                                # the answer has begun
+            block = None  # the answer has begun
         form, special = structure(body), _special_ids(tokenizer) if parser or kind else {}
         is_any, calling = form is None, Calling.of(body, tools, parser) if parser else None
         if calling is not None:
             form, is_any = calling.form(form, special)
         params = _params(body, defaults or model.defaults, form, _reads_special(parser, kind, special))
-        return cls(replace(encoded, reasoning=block), params, parser, calling is not None and calling.is_named,
-                   kind if is_any or block is not None else None, 1 if body.parallel_tool_calls is False else None,
-                   is_exact=not is_any, is_open=is_any and form is not None)
+        return cls(
+            replace(encoded, reasoning=block),
+            params,
+            parser,
+            calling is not None and calling.is_named,
+            kind if is_any or block is not None else None,
+            1 if body.parallel_tool_calls is False else None,
+            is_exact=not is_any,
+            is_open=is_any and form is not None,
+        )
 
     def new_splitter(self) -> ReasoningSplitter | None:
         return new_splitter(self.reasoning, self.encoded.prompt or "", self.is_exact)
@@ -99,13 +113,21 @@ async def make_input(said: Sequence[Message], *arguments: Any) -> tuple[list[dic
     return await asyncio.to_thread(template_input, said, *arguments)
 
 
-def template_input(said: Sequence[Message], template: str, tools: list[dict[str, Any]], add_generation_prompt: bool,
-                   continue_final_message: bool, more: Mapping[str, Any] | None, effort: str | None = None,
-                   ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def template_input(
+    said: Sequence[Message],
+    template: str,
+    tools: list[dict[str, Any]],
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    more: Mapping[str, Any] | None,
+    effort: str | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Messages and variables as the template takes them; tools are described in words where it knows none."""
     messages = [message.plain() for message in said]
-    values: dict[str, Any] = {"add_generation_prompt": add_generation_prompt and not continue_final_message,
-                              "continue_final_message": continue_final_message}
+    values: dict[str, Any] = {
+        "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        "continue_final_message": continue_final_message,
+    }
     if effort is not None:
         values |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     if "messages" in (more or {}):
@@ -129,15 +151,18 @@ def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 def _reads_special(parser: str | None, kind: str | None, special: Mapping[str, int]) -> bool:
     """True if markers of tool calls or reasoning may be special tokens."""
     marks = REASONING[kind] if kind is not None else None
-    return bool(special) and (parser is not None or marks is not None and not special.keys().isdisjoint(
-        (marks.begin, marks.end)))
+    return bool(special) and (
+        parser is not None or marks is not None and not special.keys().isdisjoint((marks.begin, marks.end))
+    )
 
 
-def _params(body: ChatBody, defaults: SamplingParams, form: StructuredOutputsParams | None, keep_special: bool,
-            ) -> SamplingParams:
+def _params(
+    body: ChatBody, defaults: SamplingParams, form: StructuredOutputsParams | None, keep_special: bool
+) -> SamplingParams:
     longest = body.max_completion_tokens or body.max_tokens
     more: dict[str, Any] = {"structured_outputs": form, "thinking_token_budget": body.thinking_token_budget}
     if keep_special and body.skip_special_tokens is None:
         more["skip_special_tokens"] = False
-    return sampling_params(body, defaults, max_tokens=longest,
-                           logprobs=(body.top_logprobs or 0) if body.logprobs else None, **more)
+    return sampling_params(
+        body, defaults, max_tokens=longest, logprobs=(body.top_logprobs or 0) if body.logprobs else None, **more
+    )

@@ -16,17 +16,19 @@ from penstock.server.room import SMALL_BYTES
 from penstock.server.unknown import UnknownKeys
 
 # In a body, but for its texts; each bounds what decoding takes of memory. 2048 lists of 512 token ids have 2^20 commas.
-MAX_OPENED = 200_000                # { and [
-MAX_QUOTES = 300_000                # two for each text
+MAX_OPENED = 200_000  # { and [
+MAX_QUOTES = 300_000  # two for each text
 MAX_COMMAS = 1_250_000
-SLICE_BYTES = 1 << 18               # looked at at once: other threads run in between
+SLICE_BYTES = 1 << 18  # looked at at once: other threads run in between
 
-_SURROGATE = re.compile(rb"\\u[dD][89abAB]")      # the first half of a character beyond U+FFFF
+_SURROGATE = re.compile(rb"\\u[dD][89abAB]")  # the first half of a character beyond U+FFFF
 # an escaped half of a character without the other
-_LONE = re.compile(rb"(?<!\\)\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|"
-                   rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})")
-HALF_BYTES = 6                      # of such a half
-COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")         # gzip, zstd
+_LONE = re.compile(
+    rb"(?<!\\)\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|"
+    rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
+HALF_BYTES = 6  # of such a half
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # gzip, zstd
 Typed = TypeVar("Typed", bound=BaseModel)
 
 
@@ -36,14 +38,15 @@ def decode(raw: bytearray, kind: type[Typed], max_text_bytes: int, unknown: Unkn
     `max_text_bytes` is what the body's texts may take once they are decoded. `unknown` learns of keys passed over.
     """
     if raw.startswith(BOM_UTF8):
-        del raw[:len(BOM_UTF8)]
+        del raw[: len(BOM_UTF8)]
     if len(raw) > SMALL_BYTES:
         check_size(raw, max_text_bytes)
     values = _decode(raw)
     raw.clear()
     if not isinstance(values, dict):
-        raise ApiError(400, f"the body is a JSON {_NAMES.get(type(values), 'number')}: send an object",
-                       code="invalid_value")
+        raise ApiError(
+            400, f"the body is a JSON {_NAMES.get(type(values), 'number')}: send an object", code="invalid_value"
+        )
     try:
         return kind.model_validate(values, context=Budget(unknown=unknown or UnknownKeys()))
     except ValidationError as error:
@@ -56,7 +59,7 @@ def check_size(raw: bytearray, max_text_bytes: int) -> None:
     """Refuse what would take far more memory than it has bytes."""
     found = Marks(raw.count(b"{") + raw.count(b"["), raw.count(b'"') - raw.count(b'\\"'), raw.count(b","))
     if found.excess() is not None:
-        found = count_marks(raw)                            # texts may have any number of them
+        found = count_marks(raw)  # texts may have any number of them
         if (excess := found.excess()) is not None:
             raise ApiError(400, f"the body has {excess}; send less at once", code="invalid_json")
     if not raw.isascii() or b"\\u" in raw:
@@ -67,14 +70,17 @@ def check_size(raw: bytearray, max_text_bytes: int) -> None:
 class Marks:
     """How often a body has the marks that make values of it."""
 
-    num_opened: int = 0                 # { and [
+    num_opened: int = 0  # { and [
     num_quotes: int = 0
     num_commas: int = 0
 
     def excess(self) -> str | None:
         """The first of the limits that is exceeded, and by how many."""
-        for count, most, name in ((self.num_opened, MAX_OPENED, "objects and lists"),
-                                  (self.num_quotes, MAX_QUOTES, "quotes"), (self.num_commas, MAX_COMMAS, "commas")):
+        for count, most, name in (
+            (self.num_opened, MAX_OPENED, "objects and lists"),
+            (self.num_quotes, MAX_QUOTES, "quotes"),
+            (self.num_commas, MAX_COMMAS, "commas"),
+        ):
             if count > most:
                 return f"{count} {name}: the limit is {most}"
         return None
@@ -84,13 +90,16 @@ def count_marks(raw: bytearray) -> Marks:
     """Count the marks outside of texts, up to the slice in which there are too many."""
     found, inside, start = Marks(), 0, 0
     while start < len(raw) and found.excess() is None:
-        part = bytes(raw[start:start + SLICE_BYTES])
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:               # an escape that goes on
-            part += raw[start + SLICE_BYTES:start + SLICE_BYTES + 1]
+        part = bytes(raw[start : start + SLICE_BYTES])
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # an escape that goes on
+            part += raw[start + SLICE_BYTES : start + SLICE_BYTES + 1]
         pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(pieces[inside::2])
-        found = Marks(found.num_opened + outside.count(b"{") + outside.count(b"["),
-                      found.num_quotes + len(pieces) - 1, found.num_commas + outside.count(b","))
+        found = Marks(
+            found.num_opened + outside.count(b"{") + outside.count(b"["),
+            found.num_quotes + len(pieces) - 1,
+            found.num_commas + outside.count(b","),
+        )
         inside ^= (len(pieces) - 1) & 1
         start += max(1, len(part))
     return found
@@ -102,15 +111,19 @@ def _check_text(raw: bytearray, max_text_bytes: int) -> None:
         return
     num_chars, width = 0, 2
     for start in range(0, len(raw), SLICE_BYTES):
-        part = raw[start:start + SLICE_BYTES + 11]          # a character that is cut off is whole in one of two parts
+        part = raw[start : start + SLICE_BYTES + 11]  # a character that is cut off is whole in one of two parts
         text = part.decode("utf-8", "ignore")
         num_chars += min(len(text), SLICE_BYTES)
         if len(text.encode("utf-16-le")) > 2 * len(text) or _SURROGATE.search(part):
             width = 4
     if width * num_chars > max_text_bytes:
-        raise ApiError(413, f"the body has {num_chars} characters, some of which take {width} bytes in memory: the "
-                            f"limit for such bodies is {max_text_bytes // width}; send less at once, or start the "
-                            "server with a larger --max-body-mb", code="body_too_large")
+        raise ApiError(
+            413,
+            f"the body has {num_chars} characters, some of which take {width} bytes in memory: the "
+            f"limit for such bodies is {max_text_bytes // width}; send less at once, or start the "
+            "server with a larger --max-body-mb",
+            code="body_too_large",
+        )
 
 
 def _decode(raw: bytearray) -> Any:
@@ -146,8 +159,8 @@ def _lone_half(raw: bytearray, error: str) -> str | None:
     if not any(word in error for word in ("surrogate", "escape", "truncated")):
         return None
     for start in range(0, len(raw), SLICE_BYTES):
-        begin = max(0, start - HALF_BYTES)                          # with both neighbours of what begins in the slice
-        for found in _LONE.finditer(raw[begin:start + SLICE_BYTES + 2 * HALF_BYTES]):
+        begin = max(0, start - HALF_BYTES)  # with both neighbours of what begins in the slice
+        for found in _LONE.finditer(raw[begin : start + SLICE_BYTES + 2 * HALF_BYTES]):
             at = begin + found.start()
             if start <= at < start + SLICE_BYTES:
                 return f"{found[0].decode()} (byte {at}) is half of a surrogate pair; send both halves, or leave it out"

@@ -11,24 +11,28 @@ import resource
 
 from penstock.errors import InvalidConfig
 
-MAX_DESCRIPTORS = 65536         # more is not asked for, whatever the system would give
+MAX_DESCRIPTORS = 65536  # more is not asked for, whatever the system would give
 MIN_DESCRIPTORS = 128
-RESERVED_DESCRIPTORS = 256      # an engine takes about 12, a request to a process of its own about 6
+RESERVED_DESCRIPTORS = 256  # an engine takes about 12, a request to a process of its own about 6
 MIN_RESERVED = 64
 
 
 def raise_limit() -> int:
     """Raise the soft limit of open files as far as the system allows; the limit that now holds."""
-    soft, hard = (MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
-                  for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    soft, hard = (
+        MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     wanted = min(MAX_DESCRIPTORS, hard)
     if soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     limit = _limit()
     if limit < MIN_DESCRIPTORS:
-        raise InvalidConfig(f"the limit of open files is {limit}, the server needs {MIN_DESCRIPTORS}: raise it with "
-                            f"`ulimit -n {MIN_DESCRIPTORS}` or more")
+        raise InvalidConfig(
+            f"the limit of open files is {limit}, the server needs {MIN_DESCRIPTORS}: raise it with "
+            f"`ulimit -n {MIN_DESCRIPTORS}` or more"
+        )
     return limit
 
 

@@ -14,9 +14,14 @@ ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css
 
 
 async def docs(request: Request) -> Response:
-    page = get_swagger_ui_html(openapi_url="/openapi.json", title="Penstock", swagger_favicon_url="data:,",
-                               swagger_js_url="/docs/swagger-ui-bundle.js", swagger_css_url="/docs/swagger-ui.css")
-    page.headers["Content-Security-Policy"] = "frame-ancestors 'none'"      # no other page lays itself over it
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="Penstock",
+        swagger_favicon_url="data:,",
+        swagger_js_url="/docs/swagger-ui-bundle.js",
+        swagger_css_url="/docs/swagger-ui.css",
+    )
+    page.headers["Content-Security-Policy"] = "frame-ancestors 'none'"  # no other page lays itself over it
     return page
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 # Clients send these to every server that speaks a like API.
-REAL = frozenset("""
+REAL = frozenset(
+    """
 audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens max_tokens messages metadata
 modalities model moderation n parallel_tool_calls prediction presence_penalty prompt_cache_key prompt_cache_options
 prompt_cache_retention reasoning_effort response_format safety_identifier seed service_tier stop store stream
@@ -50,7 +51,8 @@ num_retries organization tags
 disable_reasoning document_ids enable_search enable_thinking exclude_domains guardrails include_domains partial
 prefix presence_context_penalty prompt_mode random_seed reasoning_split safe_prompt safety_model safety_settings
 search_parameters stop_strings thinking_budget tool_stream
-""".split())
+""".split()
+)
 
 _NO_MEDIA = "models here read text only; leave it out"
 _NO_ADAPTERS = "this server has no adapters; leave it out"
@@ -62,13 +64,29 @@ _MESSAGE = "say it in a message, or in the prompt"
 
 # What an answer would be another one without, and what to send instead.
 DECISIVE: Mapping[str, str] = {
-    "adapter_id": _NO_ADAPTERS, "lora": _NO_ADAPTERS, "lora_path": _NO_ADAPTERS, "lora_request": _NO_ADAPTERS,
-    "images": _NO_MEDIA, "image_data": _NO_MEDIA, "multimodal_data": _NO_MEDIA,
-    "use_beam_search": _NO_BEAMS, "num_beams": _NO_BEAMS,
-    "max_new_tokens": _LENGTH, "max_length": _LENGTH, "num_predict": _LENGTH, "max_output_tokens": _LENGTH,
-    "stop_sequences": _STOP, "stop_strings": _STOP, "stop_words": _STOP,
-    "regex": _FORM, "ebnf": _FORM, "format": _FORM, "json_mode": _FORM,
-    "system": _MESSAGE, "system_prompt": _MESSAGE, "instructions": _MESSAGE,
+    "adapter_id": _NO_ADAPTERS,
+    "lora": _NO_ADAPTERS,
+    "lora_path": _NO_ADAPTERS,
+    "lora_request": _NO_ADAPTERS,
+    "images": _NO_MEDIA,
+    "image_data": _NO_MEDIA,
+    "multimodal_data": _NO_MEDIA,
+    "use_beam_search": _NO_BEAMS,
+    "num_beams": _NO_BEAMS,
+    "max_new_tokens": _LENGTH,
+    "max_length": _LENGTH,
+    "num_predict": _LENGTH,
+    "max_output_tokens": _LENGTH,
+    "stop_sequences": _STOP,
+    "stop_strings": _STOP,
+    "stop_words": _STOP,
+    "regex": _FORM,
+    "ebnf": _FORM,
+    "format": _FORM,
+    "json_mode": _FORM,
+    "system": _MESSAGE,
+    "system_prompt": _MESSAGE,
+    "instructions": _MESSAGE,
     "do_sample": "answers are sampled; give temperature=0 for the likeliest tokens",
     "echo": "prompts are told again by /v1/completions alone; leave it out",
     "enable_thinking": "give chat_template_kwargs={'enable_thinking': …}",

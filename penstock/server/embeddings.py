@@ -58,11 +58,24 @@ async def embeddings(request: Request) -> Response:
     vectors, num_tokens, name = await embed(request, body, inputs)
     if body.dimensions is not None and vectors and body.dimensions > len(vectors[0]):
         raise InvalidRequest(f"dimensions={body.dimensions} is more than the model's {len(vectors[0])}")
-    data = [{"object": "embedding", "index": index, "embedding": _shown(_shortened(vector, body.dimensions),
-                                                                       body.encoding_format)}
-            for index, vector in enumerate(vectors)]
-    return json_response({"object": "list", "data": data, "model": body.model or name, "id": new_id("embd-"),
-                          "created": now(), "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens}})
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _shown(_shortened(vector, body.dimensions), body.encoding_format),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    return json_response(
+        {
+            "object": "list",
+            "data": data,
+            "model": body.model or name,
+            "id": new_id("embd-"),
+            "created": now(),
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+    )
 
 
 async def score(request: Request) -> Response:
@@ -72,11 +85,21 @@ async def score(request: Request) -> Response:
     if not first or len(first) not in (1, len(second)):
         raise InvalidRequest(f"text_1 has {len(first)} texts and text_2 {len(second)}: give one, or as many as text_2")
     vectors, num_tokens, name = await embed(request, body, [*first, *second])
-    ones, twos = vectors[:len(first)], vectors[len(first):]
-    data = [{"index": index, "object": "score", "score": cosine(ones[index % len(ones)], two)}
-            for index, two in enumerate(twos)]
-    return json_response({"id": new_id("score-"), "object": "list", "created": now(), "model": body.model or name,
-                          "data": data, "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens}})
+    ones, twos = vectors[: len(first)], vectors[len(first) :]
+    data = [
+        {"index": index, "object": "score", "score": cosine(ones[index % len(ones)], two)}
+        for index, two in enumerate(twos)
+    ]
+    return json_response(
+        {
+            "id": new_id("score-"),
+            "object": "list",
+            "created": now(),
+            "model": body.model or name,
+            "data": data,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+    )
 
 
 async def rerank(request: Request) -> Response:
@@ -84,11 +107,23 @@ async def rerank(request: Request) -> Response:
     texts = [one if isinstance(one, str) else one.get("text", "") for one in body.documents]
     vectors, num_tokens, name = await embed(request, body, [body.query, *texts])
     scores = [cosine(vectors[0], vector) for vector in vectors[1:]]
-    order = sorted(range(len(texts)), key=lambda index: -scores[index])[:body.top_n]
-    results = [{"index": index, "relevance_score": scores[index],
-                **({"document": {"text": texts[index]}} if body.return_documents else {})} for index in order]
-    return json_response({"id": new_id("rerank-"), "model": body.model or name, "results": results,
-                          "usage": {"total_tokens": num_tokens, "prompt_tokens": num_tokens}})
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
+    results = [
+        {
+            "index": index,
+            "relevance_score": scores[index],
+            **({"document": {"text": texts[index]}} if body.return_documents else {}),
+        }
+        for index in order
+    ]
+    return json_response(
+        {
+            "id": new_id("rerank-"),
+            "model": body.model or name,
+            "results": results,
+            "usage": {"total_tokens": num_tokens, "prompt_tokens": num_tokens},
+        }
+    )
 
 
 async def embed(request: Request, body: PoolBody, inputs: list[str | list[int]]) -> tuple[list[list[float]], int, str]:
@@ -122,8 +157,8 @@ def _inputs(given: str | list[int] | list[str] | list[list[int]]) -> list[str | 
     if not given:
         raise InvalidRequest("input is empty: give a text, a list of texts, or token ids")
     if isinstance(given[0], int):
-        return [given]                          # type: ignore[list-item]
-    return list(given)                          # type: ignore[arg-type]
+        return [given]  # type: ignore[list-item]
+    return list(given)  # type: ignore[arg-type]
 
 
 def _shortened(vector: list[float], length: int | None) -> list[float]:

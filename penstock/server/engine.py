@@ -21,31 +21,40 @@ from penstock.server.vitals import WATCH_S, Backoff, Vitals
 
 log = logging.getLogger("penstock.engine")
 
-MAX_FIRST_STARTS = 8        # of an engine that has never been ready; later ones are tried for ever
+MAX_FIRST_STARTS = 8  # of an engine that has never been ready; later ones are tried for ever
 
 
 class RemoteEngine:
     """`run` is the one task that starts processes and waits for their ends; everything else is called beside it."""
 
-    def __init__(self, name: str, model: str, options: Mapping[str, Any], folder: Path, admission: Admission, *,
-                 hang_s: float = 60.0, command: Sequence[str] = WORKER,
-                 on_found: Callable[[Found], None] = lambda found: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        options: Mapping[str, Any],
+        folder: Path,
+        admission: Admission,
+        *,
+        hang_s: float = 60.0,
+        command: Sequence[str] = WORKER,
+        on_found: Callable[[Found], None] = lambda found: None,
+    ) -> None:
         self.name, self.model, self.options = name, model, dict(options)
         self.admission = admission
         self.facts: Ready | None = None
-        self.failure: str | None = None             # why there will be no engine
+        self.failure: str | None = None  # why there will be no engine
         self.stats: dict[str, float] = {}
         self.num_restarts = 0
-        self._before: dict[str, float] = {}         # counters of the processes that died
+        self._before: dict[str, float] = {}  # counters of the processes that died
         self._folder, self._command, self._on_found = folder, command, on_found
         self._process: EngineProcess | None = None
-        self._loaded = asyncio.Event()              # ready or failed for good
+        self._loaded = asyncio.Event()  # ready or failed for good
         self._up = False
         self._closing = asyncio.Event()
         self.traffic = Traffic(admission, self._send)
         self._vitals = Vitals(hang_s)
         self._backoff = Backoff()
-        self._failed: str | None = None             # why the present process cannot load the model
+        self._failed: str | None = None  # why the present process cannot load the model
         self._next_try_s: float | None = None
 
     @property
@@ -114,7 +123,7 @@ class RemoteEngine:
         try:
             self._process = await EngineProcess.start(self.model, self.options, self._folder, self._command)
             try:
-                if not self._closing.is_set():          # meanwhile
+                if not self._closing.is_set():  # meanwhile
                     await self._process.watch(self._take)
             finally:
                 self._process.kill()
@@ -142,8 +151,13 @@ class RemoteEngine:
             vitals, process = self._vitals, self._process
             hangs = vitals.look()
             if process is not None and process.status is None and hangs and self._next_try_s is None:
-                log.error("engine %s (process %d) hangs: no sign of life for %.1f s, step of %.1f s; restarting it",
-                          self.name, process.pid, vitals.silent_s, vitals.step_s)
+                log.error(
+                    "engine %s (process %d) hangs: no sign of life for %.1f s, step of %.1f s; restarting it",
+                    self.name,
+                    process.pid,
+                    vitals.silent_s,
+                    vitals.step_s,
+                )
                 process.kill()
             elif self._up:
                 self._go_on()
@@ -211,14 +225,21 @@ class RemoteEngine:
         self.stats = {}
         delay_s = self._backoff.fail()
         if self.facts is None and self._backoff.num_failures >= MAX_FIRST_STARTS:
-            self.failure = (f"the engine process of {self.name} ended {MAX_FIRST_STARTS} times before it was ready "
-                            f"({end}): see what it wrote to standard error; too little memory is the usual cause")
+            self.failure = (
+                f"the engine process of {self.name} ended {MAX_FIRST_STARTS} times before it was ready "
+                f"({end}): see what it wrote to standard error; too little memory is the usual cause"
+            )
             return
         self.traffic.lose(was_ready)
         self._next_try_s = time.monotonic() + delay_s if delay_s else None
-        log.error("engine %s ended (%s)%s; starting a new one%s, %d requests go on", self.name, end,
-                  f": {self._failed}" if self._failed else "", f" in {delay_s:g} s" if delay_s else "",
-                  len(self.flights))
+        log.error(
+            "engine %s ended (%s)%s; starting a new one%s, %d requests go on",
+            self.name,
+            end,
+            f": {self._failed}" if self._failed else "",
+            f" in {delay_s:g} s" if delay_s else "",
+            len(self.flights),
+        )
 
     async def close(self) -> None:
         """End the process; requests in flight get an error."""

@@ -23,20 +23,36 @@ from penstock.errors import (
 )
 from penstock.server.unknown import UNKNOWN, UNSUPPORTED
 
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-         404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error",
-         415: "invalid_request_error", 429: "rate_limit_error", 431: "invalid_request_error"}
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+}
 
 
 WHOLE_LIMIT = f"the limit is {2**63 - 1}, the largest of 64 bits; send a smaller one"
-MAX_MESSAGE_CHARS = 1_000       # no failure tells a client, or the log, more than this
+MAX_MESSAGE_CHARS = 1_000  # no failure tells a client, or the log, more than this
 
 
 class ApiError(Exception):
     """A failure with its HTTP status. A long message is cut, so that nobody's input comes back whole."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-                 headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         message = _cut(message, MAX_MESSAGE_CHARS)
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
@@ -55,7 +71,7 @@ class ApiError(Exception):
         return Response(msgspec.json.encode(body), status, self.headers, "application/json")
 
 
-Shape = Callable[[ApiError], tuple[int, dict[str, Any]]]       # the status and the body
+Shape = Callable[[ApiError], tuple[int, dict[str, Any]]]  # the status and the body
 
 
 def openai_shape(error: ApiError) -> tuple[int, dict[str, Any]]:
@@ -79,8 +95,14 @@ SHAPES: dict[str, Shape] = {"/api/": ollama_shape, "/generate": tgi_shape, "/": 
 
 
 def _shape(path: str) -> Shape:
-    return next((shape for beginning, shape in SHAPES.items()
-                 if path == beginning or beginning != "/" and path.startswith(beginning)), openai_shape)
+    return next(
+        (
+            shape
+            for beginning, shape in SHAPES.items()
+            if path == beginning or beginning != "/" and path.startswith(beginning)
+        ),
+        openai_shape,
+    )
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -88,8 +110,12 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Busy):
-        return ApiError(error.status, str(error), code="rate_limit_exceeded" if error.status == 429 else "unavailable",
-                        headers={"Retry-After": str(error.retry_after_s)})
+        return ApiError(
+            error.status,
+            str(error),
+            code="rate_limit_exceeded" if error.status == 429 else "unavailable",
+            headers={"Retry-After": str(error.retry_after_s)},
+        )
     if isinstance(error, DeadlinePassed):
         return ApiError(408, str(error), code="timeout")
     if isinstance(error, PromptTooLong):
@@ -113,8 +139,12 @@ def invalid_body(error: ValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"missing required parameter: {param!r}", param=param, code="missing_required_parameter")
     told = _told(first)
-    return ApiError(400, f"{param}={shown(first.get('input'))}: {told}" if param else told, param=param or None,
-                    code="invalid_value")
+    return ApiError(
+        400,
+        f"{param}={shown(first.get('input'))}: {told}" if param else told,
+        param=param or None,
+        code="invalid_value",
+    )
 
 
 def _unknown(error: ErrorDetails) -> ApiError:
@@ -143,19 +173,24 @@ def _told(error: ErrorDetails) -> str:
     return PLAIN_WORDS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
 
 
-PLAIN_WORDS = {"model_type": "Input should be an object", "dict_type": "Input should be an object",
-               "model_attributes_type": "Input should be an object", "list_type": "Input should be an array",
-               "int_parsing_size": WHOLE_LIMIT}
+PLAIN_WORDS = {
+    "model_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "model_attributes_type": "Input should be an object",
+    "list_type": "Input should be an array",
+    "int_parsing_size": WHOLE_LIMIT,
+}
 
 
-MEMBERS = ("str", "int", "float", "bool")           # no field has such a name
+MEMBERS = ("str", "int", "float", "bool")  # no field has such a name
 
 
 def _path(parts: tuple[int | str, ...]) -> list[str]:
     """Without the names that pydantic gives the members of a union. A client's own key is cut."""
-    return [_cut(str(part)) for part in parts
-            if isinstance(part, int) or part.isidentifier() and part not in MEMBERS][:6]
+    return [_cut(str(part)) for part in parts if isinstance(part, int) or part.isidentifier() and part not in MEMBERS][
+        :6
+    ]
 
 
 def _cut(text: str, most: int = SHOWN_CHARS) -> str:
-    return text if len(text) <= most else text[:most - 3] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."

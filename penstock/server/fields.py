@@ -32,11 +32,11 @@ MOST_TOP_LOGPROBS = 20
 MOST_STOPS = 16
 MAX_STOP_CHARS = 1_000
 MAX_STOP_IDS = 1_024
-MAX_ALLOWED_IDS = 1 << 18       # as many as the largest vocabularies have
+MAX_ALLOWED_IDS = 1 << 18  # as many as the largest vocabularies have
 MAX_BAD_WORDS = 1_000
 MAX_BAD_WORD_CHARS = 200
 MAX_BIASES = 10_000
-MAX_SAMPLERS = 32               # also characters of a name
+MAX_SAMPLERS = 32  # also characters of a name
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
 WHOLE = 2**31 - 1
@@ -50,7 +50,7 @@ def _not_nothing(length: int) -> int:
     return length
 
 
-Length = Annotated[int, Field(ge=-2, le=WHOLE), AfterValidator(_not_nothing)]       # below 0: as many as fit
+Length = Annotated[int, Field(ge=-2, le=WHOLE), AfterValidator(_not_nothing)]  # below 0: as many as fit
 
 
 class Body(Record):
@@ -58,9 +58,9 @@ class Body(Record):
     names it: one that is misspelt or decides the answer always, any other where the server is told so."""
 
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=False)
-    PASSED: ClassVar[frozenset[str]] = frozenset()          # passed over without a word
-    DECISIVE: ClassVar[Mapping[str, str]] = {}              # refused, if they ask for something: by name, and why
-    IS_LOOSE: ClassVar[bool] = False                        # never refused for what is merely unknown
+    PASSED: ClassVar[frozenset[str]] = frozenset()  # passed over without a word
+    DECISIVE: ClassVar[Mapping[str, str]] = {}  # refused, if they ask for something: by name, and why
+    IS_LOOSE: ClassVar[bool] = False  # never refused for what is merely unknown
 
     @model_validator(mode="wrap")
     @classmethod
@@ -76,7 +76,7 @@ class Body(Record):
             refuse_unknown(values, known)
         passed = unknown.judge(values, known, cls.DECISIVE, cls.PASSED)
         made = handler(values)
-        unknown.add(passed)                                 # a union may try several bodies
+        unknown.add(passed)  # a union may try several bodies
         return made
 
 
@@ -88,8 +88,11 @@ def _keys(body: type[BaseModel]) -> frozenset[str]:
 @cache
 def _nulls(body: type[BaseModel]) -> frozenset[str]:
     """The keys for which null means the same as none: those that have a default, and a default other than null."""
-    return frozenset(field.alias or name for name, field in body.model_fields.items()
-                     if not field.is_required() and field.get_default(call_default_factory=True) is not None)
+    return frozenset(
+        field.alias or name
+        for name, field in body.model_fields.items()
+        if not field.is_required() and field.get_default(call_default_factory=True) is not None
+    )
 
 
 def _drop_nulls(values: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def undocumented(schema: dict[str, Any], names: Iterable[str]) -> None:
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: bool | None = None         # without effect: chunks are never padded
+    include_obfuscation: bool | None = None  # without effect: chunks are never padded
 
 
 class SamplingBody(Body):
@@ -137,8 +140,7 @@ class SamplingBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = Field(None, max_length=MAX_ALLOWED_IDS)
-    bad_words: list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS)]] | None = Field(
-        None, max_length=MAX_BAD_WORDS)
+    bad_words: list[Annotated[str, Field(max_length=MAX_BAD_WORD_CHARS)]] | None = Field(None, max_length=MAX_BAD_WORDS)
     prompt_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     truncate_prompt_tokens: int | None = Field(None, ge=1, le=WHOLE)
     priority: int = Field(0, ge=-WHOLE, le=WHOLE)
@@ -156,7 +158,8 @@ class SamplingBody(Body):
     dry_allowed_length: int | None = Field(None, ge=0, le=MAX_DRY_LENGTH)
     dry_penalty_last_n: int | None = Field(None, ge=-1, le=WHOLE)
     dry_sequence_breakers: list[Annotated[str, Field(max_length=MAX_BREAKER_CHARS)]] | None = Field(
-        None, max_length=MAX_BREAKERS)
+        None, max_length=MAX_BREAKERS
+    )
     xtc_probability: float | None = Field(None, ge=0, le=1)
     xtc_threshold: float | None = Field(None, ge=0, le=1)
     mirostat: int | None = Field(None, ge=0, le=2)
@@ -165,8 +168,11 @@ class SamplingBody(Body):
     top_n_sigma: float | None = Field(None, ge=-1e6, le=1e6)
     dynatemp_range: float | None = Field(None, ge=0, le=1e6)
     dynatemp_exponent: float | None = Field(None, ge=0, le=1e6)
-    samplers: Annotated[str, Field(max_length=MAX_SAMPLERS)] | Annotated[
-        list[Annotated[str, Field(max_length=MAX_SAMPLERS)]], Field(max_length=MAX_SAMPLERS)] | None = None
+    samplers: (
+        Annotated[str, Field(max_length=MAX_SAMPLERS)]
+        | Annotated[list[Annotated[str, Field(max_length=MAX_SAMPLERS)]], Field(max_length=MAX_SAMPLERS)]
+        | None
+    ) = None
     # without effect: prefixes are always found again, wherever they were computed, and give the same answer
     cache_prompt: bool | None = None
     id_slot: int | None = None
@@ -209,16 +215,47 @@ class SamplingBody(Body):
 
 
 SYNONYMS = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-PLAIN = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop", "top_k", "min_p",
-         "typical_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
-         "skip_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs", "truncate_prompt_tokens",
-         "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-         "dry_sequence_breakers", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta",
-         "top_n_sigma", "dynatemp_range", "dynatemp_exponent")
+PLAIN = (
+    "n",
+    "temperature",
+    "top_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "seed",
+    "stop",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "repeat_last_n",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "top_n_sigma",
+    "dynatemp_range",
+    "dynatemp_exponent",
+)
 
 
-def sampling_params(body: SamplingBody, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None,
-                    **more: Any) -> SamplingParams:
+def sampling_params(
+    body: SamplingBody, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None, **more: Any
+) -> SamplingParams:
     """The body's values over the model's own. A negative `max_tokens` is as many as fit, a seed of -1 another each
     time."""
     given = {name: value for name in PLAIN if (value := getattr(body, name)) is not None}

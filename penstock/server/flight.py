@@ -14,8 +14,8 @@ from penstock.server.line import Line
 from penstock.text.tokenizer import Tokenizer
 from penstock.types import Delta, Request, StreamDelta
 
-_NOTHING: list[int] = []    # never changed
-STARTED_COST = 8            # of taking a part back that has made tokens; 1 before
+_NOTHING: list[int] = []  # never changed
+STARTED_COST = 8  # of taking a part back that has made tokens; 1 before
 
 
 class Part:
@@ -24,15 +24,15 @@ class Part:
 
     def __init__(self, flight: Flight, siblings: Iterable[int]) -> None:
         self.flight = flight
-        self.siblings = set(siblings)               # those that go on
+        self.siblings = set(siblings)  # those that go on
         self.id = ""
-        self.num_tokens = 0                         # since it was begun
-        self.num_deaths = 0                         # of engines that had it, one after another without much progress
-        self.num_trials_lost = 0                    # deaths of engines while it alone was on trial
-        self.num_strikes = 0                        # such deaths before its first token, one after another
-        self.max_group = 1 << 30                    # how many others may be on trial with it
-        self.trial_s = 0.0                          # how long a trial lasts that shows nothing; 0: not tried yet
-        self.recall_cost = 0                        # of the times it had to make way
+        self.num_tokens = 0  # since it was begun
+        self.num_deaths = 0  # of engines that had it, one after another without much progress
+        self.num_trials_lost = 0  # deaths of engines while it alone was on trial
+        self.num_strikes = 0  # such deaths before its first token, one after another
+        self.max_group = 1 << 30  # how many others may be on trial with it
+        self.trial_s = 0.0  # how long a trial lasts that shows nothing; 0: not tried yet
+        self.recall_cost = 0  # of the times it had to make way
         self._first, self._num_begun = min(self.siblings), 0
 
     def split(self, size: int) -> Part | None:
@@ -66,20 +66,27 @@ class Part:
 class Flight:
     """Kept by the API process from admission to the last token, so that no engine's death loses a word of it."""
 
-    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, *, tenant: str = "",
-                 deadline_s: float | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        prompt: str | None,
+        tokenizer: Tokenizer | None,
+        *,
+        tenant: str = "",
+        deadline_s: float | None = None,
+    ) -> None:
         self.request = request
         self.tenant = tenant
-        self.deadline_s = deadline_s                # by time.monotonic()
+        self.deadline_s = deadline_s  # by time.monotonic()
         self.collector = Collector(request, prompt, tokenizer)
         self.collector.listener = self._push
         self.collector.adds_prompt_texts = False
-        self.outputs = dict.fromkeys(range(request.num_siblings), _NOTHING)     # of the siblings that go on
-        self.mus: dict[int, float] = {}             # mirostat's after those
-        self.parts = deque([Part(self, range(request.num_siblings))])       # that wait
+        self.outputs = dict.fromkeys(range(request.num_siblings), _NOTHING)  # of the siblings that go on
+        self.mus: dict[int, float] = {}  # mirostat's after those
+        self.parts = deque([Part(self, range(request.num_siblings))])  # that wait
         self.line: Line | None = None
-        self.prefix_keys: tuple[int, ...] | None = None     # of its prompt's blocks, once they are compared
-        self.is_charged = False                     # for its prompt
+        self.prefix_keys: tuple[int, ...] | None = None  # of its prompt's blocks, once they are compared
+        self.is_charged = False  # for its prompt
         self.begun_s = time.monotonic()
         self._items: asyncio.Queue[StreamDelta | PenstockError | None] = asyncio.Queue()
         self._num_cached: int | None = None
@@ -116,8 +123,11 @@ class Flight:
         if ends_here or delta.finish_reason is not None:
             del self.outputs[delta.sibling]
         if delta.error is not None:
-            self.fail(InvalidRequest(delta.error) if delta.unfit else
-                      PenstockError(f"the model failed on this request: {delta.error}"))
+            self.fail(
+                InvalidRequest(delta.error)
+                if delta.unfit
+                else PenstockError(f"the model failed on this request: {delta.error}")
+            )
         elif self.request.pool and not self.outputs:
             self._items.put_nowait(None)
         return ends_here

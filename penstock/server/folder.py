@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock.errors import InvalidConfig
 
 FOLDER = "penstock-sockets-"
-MAX_SOCKET_PATH = 107                                       # bytes: sun_path of sockaddr_un, less its null
+MAX_SOCKET_PATH = 107  # bytes: sun_path of sockaddr_un, less its null
 LONGEST_NAME = "/" + FOLDER + "12345678" + "/999999.engine"
 
 
@@ -41,18 +41,20 @@ def _make() -> tuple[Path, int]:
             continue
         _clear_left(place)
         folder = Path(place, FOLDER + secrets.token_hex(4))
-        atexit.register(_remove, folder, os.getpid())       # before it is there: a signal may come at any line
+        atexit.register(_remove, folder, os.getpid())  # before it is there: a signal may come at any line
         try:
             folder.mkdir(mode=0o700)
             return folder, _lock(folder)
         except OSError as error:
             tried.append(f"{place}: {error.strerror}")
-    raise InvalidConfig(f"the engines' sockets have no place ({'; '.join(tried)}): set TMPDIR to a writable folder "
-                        f"whose path has at most {MAX_SOCKET_PATH - len(LONGEST_NAME)} bytes")
+    raise InvalidConfig(
+        f"the engines' sockets have no place ({'; '.join(tried)}): set TMPDIR to a writable folder "
+        f"whose path has at most {MAX_SOCKET_PATH - len(LONGEST_NAME)} bytes"
+    )
 
 
 def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:                        # not a fork of it
+    if os.getpid() == owner:  # not a fork of it
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -66,7 +68,7 @@ def _lock(folder: Path) -> int:
     """Lock a new folder. One that a starting server took for left over, before it was locked, is made again."""
     while True:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):          # a filesystem without locks: nobody can clear it, either
+        with contextlib.suppress(OSError):  # a filesystem without locks: nobody can clear it, either
             fcntl.flock(handle, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(folder)):

@@ -21,9 +21,9 @@ from penstock.server.descriptors import max_connections
 from penstock.server.seats import Seats
 from penstock.server.wire import KEEP_ALIVE_S, SOCKET_BUFFER_BYTES, Connection
 
-TICKS_PER_SWEEP = 10        # of uvicorn's, which are 0.1 s
+TICKS_PER_SWEEP = 10  # of uvicorn's, which are 0.1 s
 TICKS_PER_LOOK = 5
-Ends = tuple[str, int, str, int]                # an address and its port, and those of the other end
+Ends = tuple[str, int, str, int]  # an address and its port, and those of the other end
 
 
 class FrontState(ServerState):
@@ -31,7 +31,7 @@ class FrontState(ServerState):
         super().__init__()
         self.access = access
         most = max_connections()
-        self.seats = Seats(most - most // 8)        # the acceptor, which can only refuse, shall not come before
+        self.seats = Seats(most - most // 8)  # the acceptor, which can only refuse, shall not come before
 
 
 class Front(AcceptingServer):
@@ -42,7 +42,7 @@ class Front(AcceptingServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in sockets or ():
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)      # its connections' too
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)  # its connections' too
         await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
@@ -94,7 +94,7 @@ def held_ends(files: Iterable[str] = ("/proc/self/net/tcp", "/proc/self/net/tcp6
 def _parse(field: str) -> tuple[str, int]:
     """From an address as the kernel prints it: words in the machine's order, a port."""
     address, _, port = field.partition(":")
-    words = [int(address[at:at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
+    words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
     return _plain(str(ipaddress.ip_address(b"".join(words)))), int(port, 16)
 
 
@@ -107,6 +107,19 @@ def _plain(address: str) -> str:
 def make_front(app: Any, context: ssl.SSLContext | None, access: Access | None = None) -> Front:
     """`access` is told of what never reaches the application."""
     # The peer is who connects: what a forwarding header says is believed by nobody.
-    return Front(uvicorn.Config(app, http=Connection, ws="none", log_config=None, access_log=False, lifespan="on",
-                                proxy_headers=False, timeout_graceful_shutdown=2, timeout_keep_alive=KEEP_ALIVE_S,
-                                server_header=False), context, access)
+    return Front(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            proxy_headers=False,
+            timeout_graceful_shutdown=2,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            server_header=False,
+        ),
+        context,
+        access,
+    )

@@ -8,17 +8,21 @@ from penstock.server.model import ServedModel
 from penstock.text.infill import Gap, Marks, Room, trim
 from penstock.types import SamplingParams
 
-HALVES_TOKENS = 2048        # of the text on both sides, where it is cut
-ANSWER_TOKENS = 256         # kept free for an answer whose length is not given
+HALVES_TOKENS = 2048  # of the text on both sides, where it is cut
+ANSWER_TOKENS = 256  # kept free for an answer whose length is not given
 
 
 def find_marks(model: ServedModel, param: str) -> Marks:
     """The model's tokens for filling in; refused where it has none."""
     marks = model.tokenizer.infill if model.tokenizer is not None else None
     if marks is None:
-        raise ApiError(400, f"{model.name!r} does not support insert: its vocabulary has no tokens for filling in "
-                            "between two texts; use a code model that has them (Qwen-Coder, StarCoder, CodeLlama, "
-                            "DeepSeek-Coder, CodeGemma, Codestral), or leave the text after the gap out", param=param)
+        raise ApiError(
+            400,
+            f"{model.name!r} does not support insert: its vocabulary has no tokens for filling in "
+            "between two texts; use a code model that has them (Qwen-Coder, StarCoder, CodeLlama, "
+            "DeepSeek-Coder, CodeGemma, Codestral), or leave the text after the gap out",
+            param=param,
+        )
     return marks
 
 
@@ -28,8 +32,9 @@ def room_for(model: ServedModel, num_answer: int | None, num_halves: int | None 
     return Room(num_tokens, min(num_tokens, num_halves or num_tokens))
 
 
-async def encode_gap(model: ServedModel, gap: Gap, room: Room | None, *, add_special_tokens: bool = True,
-                     tenant: str = "") -> Encoded:
+async def encode_gap(
+    model: ServedModel, gap: Gap, room: Room | None, *, add_special_tokens: bool = True, tenant: str = ""
+) -> Encoded:
     """A prompt, cut to `room`; without that refused where it is too long."""
     intake = model.taking
     if room is not None:
@@ -37,8 +42,9 @@ async def encode_gap(model: ServedModel, gap: Gap, room: Room | None, *, add_spe
     else:
         intake.check_length(len(gap.prefix) + len(gap.suffix), cut=False)
     with intake.explain_too_long(False):
-        tokens = await model.text.encode_infill(gap, room, add_special_tokens, None if room else intake.limit(False),
-                                                tenant)
+        tokens = await model.text.encode_infill(
+            gap, room, add_special_tokens, None if room else intake.limit(False), tenant
+        )
     return intake.encoded(tokens, gap.prefix)
 
 

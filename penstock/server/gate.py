@@ -14,9 +14,9 @@ from penstock.server.errors import ApiError
 from penstock.server.hosts import is_local
 from penstock.server.keys import ADMIN, OPEN, KeyRing
 
-OTHERS_LOAD = frozenset({"/metrics"})       # what all tenants together do: not for one of them
-SEES_ALL = "sees_all"                       # in a request's scope
-ROUTE = "route_path"                        # in a request's scope: the path of its route as declared, or None
+OTHERS_LOAD = frozenset({"/metrics"})  # what all tenants together do: not for one of them
+SEES_ALL = "sees_all"  # in a request's scope
+ROUTE = "route_path"  # in a request's scope: the path of its route as declared, or None
 
 
 class Gate:
@@ -24,7 +24,7 @@ class Gate:
         self._app, self._ring, self._routes = app, ring, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or IDENTITY in scope:        # a batch asks as the tenant whose it is
+        if scope["type"] != "http" or IDENTITY in scope:  # a batch asks as the tenant whose it is
             return await self._app(scope, receive, send)
         route = scope[ROUTE] = find_route(self._routes, scope)
         if route not in OPEN:
@@ -39,8 +39,12 @@ class Gate:
 
     def _denied(self, client: Client | None, route: str | None) -> ApiError | None:
         if client is None:
-            return ApiError(401, "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: "
-                                 "KEY'", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            return ApiError(
+                401,
+                "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
         if route in ADMIN and not client.is_admin or route in OTHERS_LOAD and self._ring.closed and not client.is_admin:
             return admin_only()
         return None
@@ -56,9 +60,13 @@ def find_route(routes: Sequence[BaseRoute], scope: Scope) -> str | None:
 
 
 def admin_only() -> ApiError:
-    return ApiError(403, "this is for the admin: send the admin key, which the server takes from PENSTOCK_ADMIN_KEY or "
-                         "--admin-key-file; a server without any key answers this on its own machine only, by the name "
-                         "localhost", code="admin_only")
+    return ApiError(
+        403,
+        "this is for the admin: send the admin key, which the server takes from PENSTOCK_ADMIN_KEY or "
+        "--admin-key-file; a server without any key answers this on its own machine only, by the name "
+        "localhost",
+        code="admin_only",
+    )
 
 
 def sees_all(request: Request) -> bool:

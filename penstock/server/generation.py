@@ -29,9 +29,12 @@ class Usage:
         self.num_output += len(item.token_ids)
 
     def openai(self) -> dict[str, object]:
-        return {"prompt_tokens": self.num_prompt, "completion_tokens": self.num_output,
-                "total_tokens": self.num_prompt + self.num_output,
-                "prompt_tokens_details": {"cached_tokens": self.num_cached}}
+        return {
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": self.num_output,
+            "total_tokens": self.num_prompt + self.num_output,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }
 
 
 @dataclass
@@ -48,11 +51,17 @@ class Times:
         first = self.first_s or end
         prompt_ms, predicted_ms = 1e3 * (first - self.begun_s), 1e3 * (end - first)
         computed, produced = usage.num_prompt - usage.num_cached, usage.num_output
-        return {"cache_n": usage.num_cached, "prompt_n": computed, "prompt_ms": prompt_ms,
-                "prompt_per_token_ms": prompt_ms / max(1, computed),
-                "prompt_per_second": 1e3 * computed / max(prompt_ms, 1e-3), "predicted_n": produced,
-                "predicted_ms": predicted_ms, "predicted_per_token_ms": predicted_ms / max(1, produced),
-                "predicted_per_second": 1e3 * produced / max(predicted_ms, 1e-3)}
+        return {
+            "cache_n": usage.num_cached,
+            "prompt_n": computed,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": prompt_ms / max(1, computed),
+            "prompt_per_second": 1e3 * computed / max(prompt_ms, 1e-3),
+            "predicted_n": produced,
+            "predicted_ms": predicted_ms,
+            "predicted_per_token_ms": predicted_ms / max(1, produced),
+            "predicted_per_second": 1e3 * produced / max(predicted_ms, 1e-3),
+        }
 
 
 class Generation:
@@ -71,18 +80,24 @@ class Generation:
     @property
     def relaxed(self) -> dict[str, list[str]]:
         """A field of the answer that says what of a schema was not enforced; none where all of it was."""
-        named = dict.fromkeys(one for flight in self.flights if flight.request.grammar is not None
-                              for one in flight.request.grammar.relaxed)
+        named = dict.fromkeys(
+            one
+            for flight in self.flights
+            if flight.request.grammar is not None
+            for one in flight.request.grammar.relaxed
+        )
         return {"relaxed": list(named)} if named else {}
 
     @property
     def num_logprobs(self) -> int:
         """Log probabilities in the whole answer, at most; those of a prompt once for each of its answers."""
         requests = [flight.request for flight in self.flights]
-        most = max((request.sampling.logprobs + 1 for request in requests if request.sampling.logprobs is not None),
-                   default=0)
-        return most * self.usage.num_output + sum(num_prompt_logprobs(request.sampling, len(request.tokens))
-                                                  for request in requests)
+        most = max(
+            (request.sampling.logprobs + 1 for request in requests if request.sampling.logprobs is not None), default=0
+        )
+        return most * self.usage.num_output + sum(
+            num_prompt_logprobs(request.sampling, len(request.tokens)) for request in requests
+        )
 
     def num_in(self, batch: Sequence[StreamDelta], num_first: int = 0) -> int:
         """Log probabilities in the events of a batch, `num_first` of which show the prompt's."""
@@ -122,7 +137,7 @@ class Generation:
                 self._server.metrics.ended(self.model.name, "abort")
             self.abort()
             for flight in self.flights:
-                flight.collector.listener = None        # else only the collector of garbage frees them
+                flight.collector.listener = None  # else only the collector of garbage frees them
             self._server.metrics.finished(self.model.name, self)
 
     async def _merged(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
@@ -157,8 +172,9 @@ class Generation:
             flight.fail(error)
 
 
-async def _pour(index: int, flight: Flight,
-                queue: asyncio.Queue[tuple[int, list[StreamDelta] | BaseException | None]]) -> None:
+async def _pour(
+    index: int, flight: Flight, queue: asyncio.Queue[tuple[int, list[StreamDelta] | BaseException | None]]
+) -> None:
     try:
         async for batch in _until_deadline(flight):
             queue.put_nowait((index, batch))
@@ -179,6 +195,8 @@ async def _until_deadline(flight: Flight) -> AsyncIterator[list[StreamDelta]]:
         except StopAsyncIteration:
             return
         except asyncio.TimeoutError:
-            raise DeadlinePassed(f"the request did not end within its time of {flight.timeout_s:g} s: give it more "
-                                 "(timeout), or ask for fewer tokens") from None
+            raise DeadlinePassed(
+                f"the request did not end within its time of {flight.timeout_s:g} s: give it more "
+                "(timeout), or ask for fewer tokens"
+            ) from None
         yield batch

@@ -75,8 +75,10 @@ def _checked(entry: str) -> str:
     """A name of --allowed-hosts; a port behind it says nothing."""
     found = split_host(entry.strip())
     if found is None or not (_NAME.fullmatch(found[0]) or parse_address(found[0])):
-        raise InvalidConfig(f"allowed_hosts={shown(entry)} is no host: give a name or an address, *.NAME for all names "
-                            "under one, or * for all")
+        raise InvalidConfig(
+            f"allowed_hosts={shown(entry)} is no host: give a name or an address, *.NAME for all names "
+            "under one, or * for all"
+        )
     return str(parse_address(found[0]) or found[0])
 
 
@@ -92,9 +94,13 @@ def is_local(scope: Scope) -> bool:
     """True where a process on this machine asks: by a name that only this machine has, and with no proxy between."""
     hosts = [split_host(host) for host in hosts_of(scope)]
     client = scope.get("client")
-    return (client is not None and is_loopback(client[0]) and bool(hosts)
-            and all(host is not None and is_loopback(host[0]) for host in hosts)
-            and not any(name in FORWARDING for name, _ in scope["headers"]))
+    return (
+        client is not None
+        and is_loopback(client[0])
+        and bool(hosts)
+        and all(host is not None and is_loopback(host[0]) for host in hosts)
+        and not any(name in FORWARDING for name, _ in scope["headers"])
+    )
 
 
 class HostCheck:
@@ -111,8 +117,12 @@ class HostCheck:
         for one in named:
             host = split_host(one)
             if host is None or not self._hosts.allows(host[0]):
-                return ApiError(403, f"this server does not go by the name {shown(one)}: start it with "
-                                     "--allowed-hosts NAME if it should", code="unknown_host")
+                return ApiError(
+                    403,
+                    f"this server does not go by the name {shown(one)}: start it with "
+                    "--allowed-hosts NAME if it should",
+                    code="unknown_host",
+                )
         return None
 
 

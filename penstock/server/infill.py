@@ -28,8 +28,18 @@ from penstock.server.logprobs import finite
 from penstock.server.structure import structure
 from penstock.types import StreamDelta, TokenLogprobs
 
-SETTINGS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "stop",
-            "seed", "ignore_eos")
+SETTINGS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "seed",
+    "ignore_eos",
+)
 
 
 async def infill(request: Request) -> Response:
@@ -38,8 +48,13 @@ async def infill(request: Request) -> Response:
     marks = find_marks(model, "input_suffix")
     room = room_for(model, body.num_answer, HALVES_TOKENS)
     prompt = await unless_gone(request, encode_gap(model, body.gap, room, tenant=client_of(request).tenant))
-    params = sampling_params(body, model.defaults, max_tokens=body.num_answer, logprobs=body.n_probs or None,
-                             structured_outputs=structure(body))
+    params = sampling_params(
+        body,
+        model.defaults,
+        max_tokens=body.num_answer,
+        logprobs=body.n_probs or None,
+        structured_outputs=structure(body),
+    )
     answer = InfillAnswer(body, await begin(request, model, body, [(prompt, end_with_gap(params, marks))]))
     if body.stream:
         return await event_stream(request, answer.events(), lambda error: sse.event(error.body()))
@@ -63,8 +78,10 @@ class InfillAnswer:
         output = self._generation.flights[0].collector.output().outputs[0]
         text = "" if self._is_silent else output.text
         self._has_new_line = "\n" in text
-        told = {**self._said(text, list(output.token_ids)),
-                **self._end(output.finish_reason, output.stop_reason, prompt)}
+        told = {
+            **self._said(text, list(output.token_ids)),
+            **self._end(output.finish_reason, output.stop_reason, prompt),
+        }
         if self._body.n_probs:
             told["completion_probabilities"] = self._probabilities(list(output.token_ids), output.logprobs or [])
         return told
@@ -91,27 +108,50 @@ class InfillAnswer:
 
     def _said(self, text: str, ids: list[int]) -> dict[str, Any]:
         usage = self._generation.usage
-        return {"index": 0, "content": text, "tokens": ids if self._body.return_tokens or self._body.stream else [],
-                "id_slot": 0, "tokens_predicted": 0 if self._is_silent else usage.num_output,
-                "tokens_evaluated": usage.num_prompt}
+        return {
+            "index": 0,
+            "content": text,
+            "tokens": ids if self._body.return_tokens or self._body.stream else [],
+            "id_slot": 0,
+            "tokens_predicted": 0 if self._is_silent else usage.num_output,
+            "tokens_evaluated": usage.num_prompt,
+        }
 
     def _end(self, reason: str | None, stop: int | str | None, prompt: str) -> dict[str, Any]:
         generation = self._generation
         sampling, usage = generation.flights[0].request.sampling, generation.usage
         word = stop if isinstance(stop, str) else ""
         settings = {name: getattr(sampling, name) for name in SETTINGS}
-        return {"stop": True, "model": generation.model.name,
-                "generation_settings": {**settings, "n_predict": self._body.max_tokens, "stream": self._body.stream,
-                                        "repeat_penalty": sampling.repetition_penalty},
-                "prompt": prompt, "has_new_line": self._has_new_line, "truncated": False,
-                "stop_type": "limit" if reason == "length" else "word" if word else "eos", "stopping_word": word,
-                "tokens_cached": usage.num_prompt + usage.num_output, "timings": generation.times.timings(usage),
-                **generation.relaxed}
+        return {
+            "stop": True,
+            "model": generation.model.name,
+            "generation_settings": {
+                **settings,
+                "n_predict": self._body.max_tokens,
+                "stream": self._body.stream,
+                "repeat_penalty": sampling.repetition_penalty,
+            },
+            "prompt": prompt,
+            "has_new_line": self._has_new_line,
+            "truncated": False,
+            "stop_type": "limit" if reason == "length" else "word" if word else "eos",
+            "stopping_word": word,
+            "tokens_cached": usage.num_prompt + usage.num_output,
+            "timings": generation.times.timings(usage),
+            **generation.relaxed,
+        }
 
     def _probabilities(self, ids: list[int], positions: list[TokenLogprobs]) -> list[dict[str, Any]]:
-        return [{**self._token(id, position), "top_logprobs": [
-            self._token(other, position) for other in sorted(position, key=lambda id: -position[id].logprob)
-            [:self._body.n_probs]]} for id, position in zip(ids, positions)]
+        return [
+            {
+                **self._token(id, position),
+                "top_logprobs": [
+                    self._token(other, position)
+                    for other in sorted(position, key=lambda id: -position[id].logprob)[: self._body.n_probs]
+                ],
+            }
+            for id, position in zip(ids, positions)
+        ]
 
     def _token(self, id: int, position: TokenLogprobs) -> dict[str, Any]:
         text = position[id].decoded_token or ""

@@ -17,7 +17,7 @@ MAX_NAME_CHARS = 4096
 class InfillFile(Body):
     """Another file, which stands before the text."""
 
-    IS_LOOSE: ClassVar[bool] = True             # editors send when they saw it, and more
+    IS_LOOSE: ClassVar[bool] = True  # editors send when they saw it, and more
     text: str
     filename: str = Field("tmp", max_length=MAX_NAME_CHARS)
 
@@ -30,7 +30,7 @@ class InfillBody(SamplingBody, StructureBody):
     input_suffix: str
     input_extra: list[InfillFile] = Field([], max_length=MAX_FILES)
     prompt: str = ""
-    n_predict: int | None = Field(None, ge=-2, le=WHOLE)        # 0: the prompt is computed, and nothing is said
+    n_predict: int | None = Field(None, ge=-2, le=WHOLE)  # 0: the prompt is computed, and nothing is said
     max_tokens: int | None = Field(None, ge=-2, le=WHOLE)
     return_tokens: bool = False
 
@@ -43,8 +43,11 @@ class InfillBody(SamplingBody, StructureBody):
 
     @property
     def gap(self) -> Gap:
-        return Gap(self.input_prefix + self.prompt, self.input_suffix,
-                   tuple((file.filename, file.text) for file in self.input_extra))
+        return Gap(
+            self.input_prefix + self.prompt,
+            self.input_suffix,
+            tuple((file.filename, file.text) for file in self.input_extra),
+        )
 
     @property
     def num_answer(self) -> int | None:

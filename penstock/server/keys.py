@@ -69,8 +69,10 @@ def _parse(text: str, source: str) -> list[Key]:
     lines = [line.strip() for line in re.split(r"[\r\n]+", text)]
     keys = [_parse_line(line, source) for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise InvalidConfig(f"{source} has no key in it, which would let everyone in: write lines {FORM}, or leave it "
-                            "out to accept everyone")
+        raise InvalidConfig(
+            f"{source} has no key in it, which would let everyone in: write lines {FORM}, or leave it "
+            "out to accept everyone"
+        )
     return keys
 
 
@@ -100,7 +102,7 @@ def _name(secret: str) -> str:
 
 
 def _encode(secret: str) -> bytes:
-    return secret.encode(errors="surrogateescape")          # bytes of a command line that are no text
+    return secret.encode(errors="surrogateescape")  # bytes of a command line that are no text
 
 
 class KeyRing:
@@ -160,8 +162,11 @@ def make_ring(config: ServerConfig) -> KeyRing:
     """Read all keys, and say how the admin routes are reached."""
     ring = KeyRing(*_read_all(config))
     if ring.closed and not ring.has_admin:
-        log.info("there are API keys and no admin key: admin routes, pulls, unloading and /metrics are closed to "
-                 "everyone; set %s or --admin-key-file to reach them", ADMIN_VARIABLE)
+        log.info(
+            "there are API keys and no admin key: admin routes, pulls, unloading and /metrics are closed to "
+            "everyone; set %s or --admin-key-file to reach them",
+            ADMIN_VARIABLE,
+        )
     return ring
 
 

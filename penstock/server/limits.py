@@ -48,9 +48,12 @@ class Limits:
             if length.isdigit() and (len(length) > MAX_LENGTH_DIGITS or int(length) > self._max_bytes(scope)):
                 return self._too_large(scope)
             if name == b"content-encoding" and not _is_plain(value):
-                return ApiError(415, f"Content-Encoding: {shown(value.decode('latin-1'))} is not understood: send the "
-                                     "body uncompressed", code="unknown_encoding",
-                                headers={"Accept-Encoding": "identity"})
+                return ApiError(
+                    415,
+                    f"Content-Encoding: {shown(value.decode('latin-1'))} is not understood: send the body uncompressed",
+                    code="unknown_encoding",
+                    headers={"Accept-Encoding": "identity"},
+                )
         return None
 
     def _max_bytes(self, scope: Scope) -> int:
@@ -59,8 +62,13 @@ class Limits:
 
     def _too_large(self, scope: Scope) -> ApiError:
         flag = "--max-files-mb" if scope.get("path") == UPLOADS else "--max-body-mb"
-        return ApiError(413, f"the body is larger than {self._max_bytes(scope)} bytes: shorten it, or start the server "
-                             f"with a larger {flag}", code="body_too_large", headers={"Connection": "close"})
+        return ApiError(
+            413,
+            f"the body is larger than {self._max_bytes(scope)} bytes: shorten it, or start the server "
+            f"with a larger {flag}",
+            code="body_too_large",
+            headers={"Connection": "close"},
+        )
 
 
 def _is_plain(codings: bytes) -> bool:
@@ -68,5 +76,10 @@ def _is_plain(codings: bytes) -> bool:
 
 
 def too_many_headers() -> ApiError:
-    return ApiError(431, f"the request has too many headers: the limit is {MAX_HEADERS}, of {MAX_HEADER_BYTES} bytes "
-                         "in all; send fewer or shorter", code="headers_too_large", headers={"Connection": "close"})
+    return ApiError(
+        431,
+        f"the request has too many headers: the limit is {MAX_HEADERS}, of {MAX_HEADER_BYTES} bytes "
+        "in all; send fewer or shorter",
+        code="headers_too_large",
+        headers={"Connection": "close"},
+    )

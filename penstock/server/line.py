@@ -20,7 +20,7 @@ class Line:
         self.flights: OrderedDict[Flight, None] = OrderedDict.fromkeys(flights)
         self.priority = flights[0].request.priority
         self.has_begun = False
-        self.num_passed = 0                 # times that a later one was taken before it
+        self.num_passed = 0  # times that a later one was taken before it
         self._counted = 0, 0
 
     @property
@@ -43,7 +43,7 @@ class Level:
 
     def __init__(self) -> None:
         self.lines: OrderedDict[Line, None] = OrderedDict()
-        self.fresh: OrderedDict[Line, None] = OrderedDict()      # of which nothing has begun
+        self.fresh: OrderedDict[Line, None] = OrderedDict()  # of which nothing has begun
 
 
 class Tenant:
@@ -54,10 +54,10 @@ class Tenant:
         self._order = order
         self.num_lines = 0
         self.num_flights = 0
-        self.num_tokens = 0             # of the first prompt of every line
+        self.num_tokens = 0  # of the first prompt of every line
         self._levels: dict[int, Level] = {}
-        self._priorities: list[int] = []            # a heap of all levels' keys, and some that are gone
-        self._known: set[int] = set()               # what is in it
+        self._priorities: list[int] = []  # a heap of all levels' keys, and some that are gone
+        self._known: set[int] = set()  # what is in it
 
     def __iter__(self) -> Iterator[Flight]:
         for priority in sorted(self._levels):

@@ -12,16 +12,21 @@ import sys
 import threading
 
 ACCESS = "penstock.access"
-FIELDS = "fields"               # of a record: what JSON has besides the message
-MAX_WAITING = 10_000            # lines that have not been written
-PATIENCE_S = 1.0                # for a reader of the log that does not read
+FIELDS = "fields"  # of a record: what JSON has besides the message
+MAX_WAITING = 10_000  # lines that have not been written
+PATIENCE_S = 1.0  # for a reader of the log that does not read
 CLOSE_S = 2.0
 
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        entry = {"time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"), "level": record.levelname.lower(),
-                 "logger": record.name, "message": record.getMessage(), **getattr(record, FIELDS, {})}
+        entry = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
@@ -57,15 +62,24 @@ class LateHandler(logging.Handler):
                 self.num_dropped += 1
             elif self.num_dropped:
                 told, self.num_dropped = self.num_dropped, 0
-                self._write(logging.LogRecord(ACCESS, logging.WARNING, "", 0, "%d lines of requests were not written: "
-                                              "nobody read the log", (told,), None))
+                self._write(
+                    logging.LogRecord(
+                        ACCESS,
+                        logging.WARNING,
+                        "",
+                        0,
+                        "%d lines of requests were not written: nobody read the log",
+                        (told,),
+                        None,
+                    )
+                )
 
     def _write(self, record: logging.LogRecord) -> bool:
         try:
             if not select.select([], [self._descriptor], [], PATIENCE_S)[1]:
                 return False
             os.write(self._descriptor, (self.format(record) + "\n").encode(errors="backslashreplace"))
-        except (OSError, ValueError):           # a full disk, a descriptor that was closed
+        except (OSError, ValueError):  # a full disk, a descriptor that was closed
             return False
         return True
 
@@ -77,7 +91,7 @@ def set_up_log(form: str) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("penstock").setLevel(logging.INFO)
     access = logging.getLogger(ACCESS)
-    with contextlib.suppress(AttributeError, OSError, ValueError):         # no standard error
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # no standard error
         late = LateHandler(sys.stderr.fileno())
         late.setFormatter(formatter)
         access.handlers, access.propagate = [late], False

@@ -6,7 +6,7 @@ import ctypes
 import sys
 from typing import Any
 
-M_MMAP_THRESHOLD = -3           # of glibc's mallopt
+M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 LARGE_BYTES = 1 << 20
 
 _library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None

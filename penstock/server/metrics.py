@@ -14,41 +14,61 @@ if TYPE_CHECKING:
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
-CONNECTION_REFUSALS = ("seats", "descriptors")      # too many of them, or of files that are open
+CONNECTION_REFUSALS = ("seats", "descriptors")  # too many of them, or of files that are open
 
 # metric: (help, the engine's own name for it)
-GAUGES = {"penstock:num_requests_running": ("Sequences in the running batch.", "num_running"),
-          "penstock:kv_cache_usage_perc": ("Share of cache blocks in use, 0 to 1.", "")}
-COUNTERS = {"penstock:num_preemptions": ("Sequences that lost their blocks to others.", "num_preemptions"),
-            "penstock:prompt_tokens": ("Tokens of prompts.", "num_prompt_tokens"),
-            "penstock:generation_tokens": ("Tokens generated.", "num_output_tokens"),
-            "penstock:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "num_prompt_tokens"),
-            "penstock:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
-            "penstock:engine_steps": ("Steps.", "num_steps")}
+GAUGES = {
+    "penstock:num_requests_running": ("Sequences in the running batch.", "num_running"),
+    "penstock:kv_cache_usage_perc": ("Share of cache blocks in use, 0 to 1.", ""),
+}
+COUNTERS = {
+    "penstock:num_preemptions": ("Sequences that lost their blocks to others.", "num_preemptions"),
+    "penstock:prompt_tokens": ("Tokens of prompts.", "num_prompt_tokens"),
+    "penstock:generation_tokens": ("Tokens generated.", "num_output_tokens"),
+    "penstock:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "num_prompt_tokens"),
+    "penstock:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
+    "penstock:engine_steps": ("Steps.", "num_steps"),
+}
 
 
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         names = ["model_name"]
-        self._ended = Counter("penstock:request_success", "Answers that ended, by reason.",
-                              [*names, "finished_reason"], registry=self.registry)
-        self._refused = Counter("penstock:requests_refused", "Requests refused, by HTTP status.", ["status"],
-                                registry=self.registry)
-        self._http = Counter("penstock:http_requests", "Requests answered or refused, by route, method and status.",
-                             ["route", "method", "status"], registry=self.registry)
-        self._connections = Counter("penstock:connections_refused", "Connections refused, by reason.", ["reason"],
-                                    registry=self.registry)
+        self._ended = Counter(
+            "penstock:request_success",
+            "Answers that ended, by reason.",
+            [*names, "finished_reason"],
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "penstock:requests_refused", "Requests refused, by HTTP status.", ["status"], registry=self.registry
+        )
+        self._http = Counter(
+            "penstock:http_requests",
+            "Requests answered or refused, by route, method and status.",
+            ["route", "method", "status"],
+            registry=self.registry,
+        )
+        self._connections = Counter(
+            "penstock:connections_refused", "Connections refused, by reason.", ["reason"], registry=self.registry
+        )
         for reason in CONNECTION_REFUSALS:
             self._connections.labels(reason)
         self._first = self._seconds("penstock:time_to_first_token_seconds", "From arrival to the first token.")
         self._between = self._seconds("penstock:inter_token_latency_seconds", "Between an answer's tokens.")
         self._whole = self._seconds("penstock:e2e_request_latency_seconds", "From arrival to the last token.")
         self._per_token = self._seconds("penstock:time_per_output_token_seconds", "Per token after the first.")
-        self._prompts = Histogram("penstock:request_prompt_tokens", "Tokens of a prompt.", names, buckets=TOKENS,
-                                  registry=self.registry)
-        self._outputs = Histogram("penstock:request_generation_tokens", "Tokens of a request's answers.", names,
-                                  buckets=TOKENS, registry=self.registry)
+        self._prompts = Histogram(
+            "penstock:request_prompt_tokens", "Tokens of a prompt.", names, buckets=TOKENS, registry=self.registry
+        )
+        self._outputs = Histogram(
+            "penstock:request_generation_tokens",
+            "Tokens of a request's answers.",
+            names,
+            buckets=TOKENS,
+            registry=self.registry,
+        )
 
     def _seconds(self, name: str, help: str) -> Histogram:
         return Histogram(name, help, ["model_name"], buckets=SECONDS, registry=self.registry)

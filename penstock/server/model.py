@@ -29,27 +29,39 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.types import Request, SamplingParams
 from penstock.version import VERSION
 
-PART_IDS = 4096         # spelled before others have their turn at the event loop
-PROMPTS_AT_ONCE = 64    # of one request, in line for the tokenizer
+PART_IDS = 4096  # spelled before others have their turn at the event loop
+PROMPTS_AT_ONCE = 64  # of one request, in line for the tokenizer
 
 
 class ServedModel:
     """Opened on first use; `open` may be called any number of times."""
 
-    def __init__(self, name: str, model: str, options: Mapping[str, Any], folder: Path, admission: Admission, *,
-                 hang_s: float, command: Sequence[str] = WORKER, tool_call_parser: str | None = None,
-                 reasoning_parser: str | None = None, public: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        options: Mapping[str, Any],
+        folder: Path,
+        admission: Admission,
+        *,
+        hang_s: float,
+        command: Sequence[str] = WORKER,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        public: Sequence[str] = (),
+    ) -> None:
         self.name, self.model = name, model
         self.tool_call_parser, self.reasoning_parser = tool_call_parser, reasoning_parser
         self.created = int(time.time())
         self._num_bytes = 0
         self._public_texts = tuple(public)
-        self._public: list[list[int]] = []          # token ids that all tenants share as prefixes
+        self._public: list[list[int]] = []  # token ids that all tenants share as prefixes
         self._used_s = time.monotonic()
-        self.keep_alive_s = math.inf                # idle time after which it is unloaded
-        self.resting = False                        # unloaded, to be loaded again when it is asked for
-        self._make_engine = partial(RemoteEngine, name, model, options, folder, admission, hang_s=hang_s,
-                                    command=command, on_found=self._found)
+        self.keep_alive_s = math.inf  # idle time after which it is unloaded
+        self.resting = False  # unloaded, to be loaded again when it is asked for
+        self._make_engine = partial(
+            RemoteEngine, name, model, options, folder, admission, hang_s=hang_s, command=command, on_found=self._found
+        )
         self.admission = admission
         self.engine: RemoteEngine | None = None
         self.path: Path | None = None
@@ -65,7 +77,7 @@ class ServedModel:
         self.tokenizer: Tokenizer | None = None
         self.intake: Intake | None = None
         self.defaults = SamplingParams()
-        self.found_defaults = Defaults(())          # the same with their reasons
+        self.found_defaults = Defaults(())  # the same with their reasons
 
     # life
 
@@ -89,7 +101,7 @@ class ServedModel:
         """Load the model unless it is loaded, and wait for it."""
         self.resting = False
         if self._ready is None or self._ready.done() and (self._ready.cancelled() or self._ready.exception()):
-            self._close_text()                      # of a try that failed
+            self._close_text()  # of a try that failed
             self.engine = self._make_engine()
             self._task = asyncio.ensure_future(self.engine.run())
             self._ready = asyncio.ensure_future(self._prepare(self.engine))
@@ -105,7 +117,7 @@ class ServedModel:
             try:
                 found = await self._facts
             except BaseException:
-                await engine.close()                # without its tokenizer it is of no use
+                await engine.close()  # without its tokenizer it is of no use
                 raise
             assert self._sandbox is not None
             self.tokenizer = Tokenizer.from_facts(found, SandboxedProgram(self._sandbox), str(self.path))
@@ -113,9 +125,16 @@ class ServedModel:
         found_defaults = self.found_defaults = from_wire(facts.defaults, facts.defaults_recommended)
         self.defaults = found_defaults.params.clone(max_tokens=None)
         seed = self._seed if self._seed is not None else int.from_bytes(os.urandom(8), "little")
-        self.intake = Intake(self.tokenizer, facts.vocab_size, facts.max_model_len, facts.kv_cache_tokens,
-                             facts.generation_config, seed, parse_special=self._parse_special,
-                             max_output_tokens=found_defaults.max_tokens)
+        self.intake = Intake(
+            self.tokenizer,
+            facts.vocab_size,
+            facts.max_model_len,
+            facts.kv_cache_tokens,
+            facts.generation_config,
+            seed,
+            parse_special=self._parse_special,
+            max_output_tokens=found_defaults.max_tokens,
+        )
         self._public = [tokens for text in self._public_texts for tokens in await self._public_tokens(text)]
 
     async def _public_tokens(self, text: str) -> list[list[int]]:
@@ -124,7 +143,7 @@ class ServedModel:
         if self.tokenizer is not None:
             found.append((await self.encode(text)).tokens)
         if self.tokenizer is not None and self.tokenizer.chat_template is not None:
-            with contextlib.suppress(InvalidRequest):       # a template may want a user too
+            with contextlib.suppress(InvalidRequest):  # a template may want a user too
                 system = [{"role": "system", "content": text}]
                 found.append((await self.encode_messages(system, {"add_generation_prompt": False})).tokens)
         return found
@@ -139,7 +158,7 @@ class ServedModel:
             self._facts = asyncio.ensure_future(self._load_text(source, found.path))
 
     async def _load_text(self, source: str | Mapping[str, Any], origin: str) -> TokenizerFacts:
-        self._sandbox = sandbox = Sandbox()         # on the main thread, with which it dies
+        self._sandbox = sandbox = Sandbox()  # on the main thread, with which it dies
         return await asyncio.to_thread(sandbox.load, source, origin, self._template)
 
     def _close_text(self) -> None:
@@ -207,8 +226,15 @@ class ServedModel:
             raise InvalidRequest(f"{self.name} was loaded without a tokenizer: give token ids")
         return self._text
 
-    async def encode(self, prompt: Prompt, *, cut: bool = False, add_special_tokens: bool = True, tenant: str = "",
-                     may_be_empty: bool = False) -> Encoded:
+    async def encode(
+        self,
+        prompt: Prompt,
+        *,
+        cut: bool = False,
+        add_special_tokens: bool = True,
+        tenant: str = "",
+        may_be_empty: bool = False,
+    ) -> Encoded:
         intake = self.taking
         if not isinstance(prompt, str):
             return intake.encode(prompt, cut=cut)
@@ -218,24 +244,34 @@ class ServedModel:
             tokens = await self.text.encode(prompt, add_special_tokens, intake.limit(cut), tenant)
         return Encoded(tokens, prompt) if may_be_empty else intake.encoded(tokens, prompt)
 
-    async def encode_all(self, prompts: Sequence[Prompt], *, cut: bool = False, add_special_tokens: bool = True,
-                         tenant: str = "") -> list[Encoded]:
+    async def encode_all(
+        self, prompts: Sequence[Prompt], *, cut: bool = False, add_special_tokens: bool = True, tenant: str = ""
+    ) -> list[Encoded]:
         """Many prompts, few at a time in each of the tokenizer's processes."""
         encoded: list[Encoded] = []
         for at in range(0, len(prompts), PROMPTS_AT_ONCE):
-            some = prompts[at:at + PROMPTS_AT_ONCE]
-            encoded += await asyncio.gather(*(
-                self.encode(one, cut=cut, add_special_tokens=add_special_tokens, tenant=tenant) for one in some))
+            some = prompts[at : at + PROMPTS_AT_ONCE]
+            encoded += await asyncio.gather(
+                *(self.encode(one, cut=cut, add_special_tokens=add_special_tokens, tenant=tenant) for one in some)
+            )
         return encoded
 
-    async def encode_messages(self, messages: Messages, values: Mapping[str, Any], *, cut: bool = False,
-                              add_special_tokens: bool = False, tenant: str = "", template: str | None = None,
-                              ) -> Encoded:
+    async def encode_messages(
+        self,
+        messages: Messages,
+        values: Mapping[str, Any],
+        *,
+        cut: bool = False,
+        add_special_tokens: bool = False,
+        tenant: str = "",
+        template: str | None = None,
+    ) -> Encoded:
         """`template` takes the place of the model's own."""
         intake = self.taking
         with intake.explain_too_long(cut):
-            tokens, text = await self.text.encode_chat(messages, values, intake.limit(cut), intake.parse_special,
-                                                       tenant, template)
+            tokens, text = await self.text.encode_chat(
+                messages, values, intake.limit(cut), intake.parse_special, tenant, template
+            )
         if add_special_tokens:
             return await self.encode(text, cut=cut, tenant=tenant)
         return intake.encoded(tokens, text)
@@ -254,7 +290,7 @@ class ServedModel:
             return await self.text.spell(ids, alone=True)
         texts: list[str] = []
         for begin in range(0, len(ids), PART_IDS):
-            texts += [self.tokenizer.token_text(id) for id in ids[begin:begin + PART_IDS]]
+            texts += [self.tokenizer.token_text(id) for id in ids[begin : begin + PART_IDS]]
             await asyncio.sleep(0)
         return texts
 
@@ -265,7 +301,7 @@ class ServedModel:
             return (await self.text.spell(ids, alone=False))[0]
         stream, parts = self.tokenizer.spelling.stream(), []
         for begin in range(0, len(ids), PART_IDS):
-            parts.append(stream.push(ids[begin:begin + PART_IDS]))
+            parts.append(stream.push(ids[begin : begin + PART_IDS]))
             await asyncio.sleep(0)
         return "".join([*parts, stream.finish()])
 
@@ -276,7 +312,7 @@ class ServedModel:
         if asked is not None:
             num_prompt = min(len(encoded.tokens), params.truncate_prompt_tokens or len(encoded.tokens))
             max_tokens = self.taking.max_tokens(num_prompt, params)
-            max_tokens -= encoded.reasoning is not None and encoded.reasoning.is_open      # its end marker
+            max_tokens -= encoded.reasoning is not None and encoded.reasoning.is_open  # its end marker
             facts = await self.text.try_grammar(asked, max_tokens, tenant)
             facts.require_fit(max_tokens)
         breakers = await asyncio.to_thread(self.taking.dry_breakers, params) if params.has_dry else b""
@@ -284,15 +320,38 @@ class ServedModel:
 
     # requests
 
-    def request(self, encoded: Encoded, params: SamplingParams, prepared: Prepared, *, priority: int = 0,
-                salt: str = "", pool: bool = False, tenant: str = "") -> Request:
+    def request(
+        self,
+        encoded: Encoded,
+        params: SamplingParams,
+        prepared: Prepared,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        pool: bool = False,
+        tenant: str = "",
+    ) -> Request:
         if pool != self.facts.is_encoder:
-            raise InvalidRequest(f"{self.name} " + (
-                "generates text and makes no embeddings: use an embedding model" if pool else
-                "is an embedding model and generates no text: use /v1/embeddings"))
+            raise InvalidRequest(
+                f"{self.name} "
+                + (
+                    "generates text and makes no embeddings: use an embedding model"
+                    if pool
+                    else "is an embedding model and generates no text: use /v1/embeddings"
+                )
+            )
         num_public = self._num_public(encoded.tokens) if salt and not pool else 0
-        return self.taking.request(encoded.tokens, params, priority=priority, salt=salt, num_public=num_public,
-                                   pool=pool, prepared=prepared, tenant=tenant, reasoning=encoded.reasoning)
+        return self.taking.request(
+            encoded.tokens,
+            params,
+            priority=priority,
+            salt=salt,
+            num_public=num_public,
+            pool=pool,
+            prepared=prepared,
+            tenant=tenant,
+            reasoning=encoded.reasoning,
+        )
 
 
 def _common(one: Sequence[int], two: Sequence[int]) -> int:

@@ -10,11 +10,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("penstock.server")
 
-NOTICES = "notices"             # in a request's scope: its warnings so far
-MAX_NOTICES = 8                 # of a request
+NOTICES = "notices"  # in a request's scope: its warnings so far
+MAX_NOTICES = 8  # of a request
 MAX_NOTICE_CHARS = 300
 WINDOW_S = 60.0
-MAX_LINES = 20                  # in the log in that time, no text twice
+MAX_LINES = 20  # in the log in that time, no text twice
 
 
 def warn(request: Request, text: str) -> None:
@@ -33,9 +33,9 @@ def add_notice(scope: Scope, text: str) -> None:
 
 def _plain(text: str) -> str:
     """In printable ASCII, as headers are."""
-    told = " ".join(text[:MAX_NOTICE_CHARS + 1].split()).encode("ascii", "backslashreplace").decode()
+    told = " ".join(text[: MAX_NOTICE_CHARS + 1].split()).encode("ascii", "backslashreplace").decode()
     told = "".join(char if char.isprintable() else "?" for char in told)
-    return told if len(told) <= MAX_NOTICE_CHARS else told[:MAX_NOTICE_CHARS - 3] + "..."
+    return told if len(told) <= MAX_NOTICE_CHARS else told[: MAX_NOTICE_CHARS - 3] + "..."
 
 
 class _Journal:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from penstock.server.flight import STARTED_COST, Flight, Part
 from penstock.server.line import Line
 
-MAX_RECALL_COST = 64        # after which a part is left where it is
+MAX_RECALL_COST = 64  # after which a part is left where it is
 
 
 class Occupancy:
     def __init__(self) -> None:
-        self._parts: dict[str, Part] = {}           # by their ids, the oldest first
+        self._parts: dict[str, Part] = {}  # by their ids, the oldest first
         self._tenants: Counter[str] = Counter()
         self._lines: Counter[Line | None] = Counter()
         self.num_rows = 0
@@ -57,33 +57,42 @@ class Occupancy:
     def _count(self, part: Part, change: int) -> None:
         self.num_rows += change
         for counts, key in ((self._tenants, part.flight.tenant), (self._lines, part.flight.line)):
-            counts[key] += change                   # type: ignore[index]
-            if counts[key] <= 0:                    # type: ignore[index]
-                del counts[key]                     # type: ignore[arg-type]
+            counts[key] += change  # type: ignore[index]
+            if counts[key] <= 0:  # type: ignore[index]
+                del counts[key]  # type: ignore[arg-type]
 
-    def find_recalls(self, flight: Flight, shares: Mapping[str, float], max_rows: int,
-                     is_held: Callable[[Part], bool]) -> list[Part]:
+    def find_recalls(
+        self, flight: Flight, shares: Mapping[str, float], max_rows: int, is_held: Callable[[Part], bool]
+    ) -> list[Part]:
         """Parts to take back, the newest first, so that `flight` finds a row: those of the tenant furthest over its
         share, if its own is below; within its tenant those of the request that has most, if its own has none."""
         if self.num_rows < max_rows:
             return []
         size = len(flight.parts[0].siblings) if flight.parts else 1
-        over = {name: count / shares[name] for name, count in self._tenants.items()
-                if name != flight.tenant and count > shares[name] * max_rows}
+        over = {
+            name: count / shares[name]
+            for name, count in self._tenants.items()
+            if name != flight.tenant and count > shares[name] * max_rows
+        }
         own = self._tenants[flight.tenant]
         if over and (not own or own + size <= shares[flight.tenant] * max_rows):
             worst = max(over, key=over.__getitem__)
             floor = shares[worst] * max_rows
-            return self._newest(lambda part: part.flight.tenant == worst and not is_held(part),
-                                self._tenants[worst], floor, max_rows - size)
+            return self._newest(
+                lambda part: part.flight.tenant == worst and not is_held(part),
+                self._tenants[worst],
+                floor,
+                max_rows - size,
+            )
         if flight.line in self._lines:
             return []
         lines = {part.flight.line for part in self if part.flight.tenant == flight.tenant}
         line = max(lines, key=lambda one: self._lines[one], default=None)
         if line is None:
             return []
-        return self._newest(lambda part: part.flight.line is line and not is_held(part), self._lines[line], 1,
-                            max_rows - size)
+        return self._newest(
+            lambda part: part.flight.line is line and not is_held(part), self._lines[line], 1, max_rows - size
+        )
 
     def _newest(self, fits: Callable[[Part], bool], has: int, floor: float, max_rows: int) -> list[Part]:
         """Until so few rows are taken; whose they are keeps `floor` of them."""

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from penstock.server.flight import Flight
     from penstock.server.line import Line
 
-PASSES = 16                 # a request overtaken this often is overtaken no more
-LOOK_AHEAD = 128            # requests among which one is chosen
-BLOCK_TOKENS = 16           # that one key of a prefix stands for
-MAX_KEYS = 4096             # of a prompt: as many blocks of it as are compared
+PASSES = 16  # a request overtaken this often is overtaken no more
+LOOK_AHEAD = 128  # requests among which one is chosen
+BLOCK_TOKENS = 16  # that one key of a prefix stands for
+MAX_KEYS = 4096  # of a prompt: as many blocks of it as are compared
 MIN_KNOWN_TOKENS = 8192
 
 
@@ -78,7 +78,7 @@ class LongestPrefix(_Overtaking):
     which knows, chooses again among the few that it has."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, None] = OrderedDict()        # keys of blocks, the last used at the end
+        self._known: OrderedDict[int, None] = OrderedDict()  # keys of blocks, the last used at the end
         self._max_known = MIN_KNOWN_TOKENS // BLOCK_TOKENS
 
     def open(self, cache_tokens: int) -> None:
@@ -87,7 +87,7 @@ class LongestPrefix(_Overtaking):
 
     def begin(self, line: Line, lines: Iterable[Line]) -> None:
         super().begin(line, lines)
-        for key in reversed(_keys(line.first)):         # so that no block is forgotten before those behind it
+        for key in reversed(_keys(line.first)):  # so that no block is forgotten before those behind it
             self._known[key] = None
             self._known.move_to_end(key)
         while len(self._known) > self._max_known:
@@ -102,14 +102,17 @@ def _keys(flight: Flight) -> tuple[int, ...]:
     if flight.prefix_keys is None:
         tokens, key, keys = flight.request.tokens, hash((flight.tenant, flight.request.salt)), []
         for begin in range(0, min(len(tokens), MAX_KEYS * BLOCK_TOKENS) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-            key = hash((key, tokens[begin:begin + BLOCK_TOKENS]))
+            key = hash((key, tokens[begin : begin + BLOCK_TOKENS]))
             keys.append(key)
         flight.prefix_keys = tuple(keys)
     return flight.prefix_keys
 
 
 ORDERS: dict[str, type[ByTurn] | type[ShortestFirst] | type[LongestPrefix]] = {
-    "fcfs": ByTurn, "priority": ByTurn, "sjf": ShortestFirst, "lpm": LongestPrefix,
+    "fcfs": ByTurn,
+    "priority": ByTurn,
+    "sjf": ShortestFirst,
+    "lpm": LongestPrefix,
 }
 
 

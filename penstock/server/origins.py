@@ -37,11 +37,15 @@ class OriginCheck:
     def __call__(self, scope: Scope) -> ApiError | None:
         origins, sites = _values(scope, b"origin"), _values(scope, b"sec-fetch-site")
         if not origins and not sites:
-            return None                                 # no browser
+            return None  # no browser
         if not self._allows(scope, origins, sites):
             told = origins[0].decode("latin-1") if origins else "another site"
-            return ApiError(403, f"pages of {shown(told)} may not call this server: start it with --allowed-origins "
-                                 "ORIGIN if they should", code="origin_not_allowed")
+            return ApiError(
+                403,
+                f"pages of {shown(told)} may not call this server: start it with --allowed-origins "
+                "ORIGIN if they should",
+                code="origin_not_allowed",
+            )
         if scope["method"] not in READS and not _is_json(scope):
             return ApiError(415, "a page must send its body as Content-Type: application/json", code="not_json")
         return None
@@ -76,8 +80,9 @@ def _is_own(origin: str, scope: Scope) -> bool:
         return False
     if kind != scope.get("scheme", "http") and not (kind == "https" and _has_proxy(scope, *named)):
         return False
-    return all(one is not None and one[0] == named[0] and (one[1] or PORTS[kind]) == (named[1] or PORTS[kind])
-               for one in hosts)
+    return all(
+        one is not None and one[0] == named[0] and (one[1] or PORTS[kind]) == (named[1] or PORTS[kind]) for one in hosts
+    )
 
 
 def _has_proxy(scope: Scope, host: str, port: int | None) -> bool:
@@ -93,8 +98,11 @@ def _has_proxy(scope: Scope, host: str, port: int | None) -> bool:
 
 def _is_visit(scope: Scope) -> bool:
     """True where somebody follows a link to here: the other page sees nothing of the answer."""
-    return (scope["method"] in ("GET", "HEAD") and _values(scope, b"sec-fetch-mode") == [b"navigate"]
-            and _values(scope, b"sec-fetch-dest") == [b"document"])
+    return (
+        scope["method"] in ("GET", "HEAD")
+        and _values(scope, b"sec-fetch-mode") == [b"navigate"]
+        and _values(scope, b"sec-fetch-dest") == [b"document"]
+    )
 
 
 def _is_json(scope: Scope) -> bool:
@@ -103,4 +111,3 @@ def _is_json(scope: Scope) -> bool:
     lengths = _values(scope, b"content-length")
     is_empty = not _values(scope, b"transfer-encoding") and all(length == b"0" for length in lengths)
     return all(_JSON.fullmatch(kind) for kind in kinds) and (bool(kinds) or is_empty)
-

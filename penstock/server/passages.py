@@ -19,7 +19,7 @@ Kind = Literal["reasoning", "text", "call"]
 class Passage:
     kind: Kind
     index: int
-    id: str = ""                        # of a call, and its name
+    id: str = ""  # of a call, and its name
     name: str = ""
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

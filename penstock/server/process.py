@@ -21,16 +21,17 @@ from penstock.server.room import undisturbed
 WORKER = python_command("penstock.worker")
 STOP_S = 5.0
 _numbers = itertools.count(1)
-LAST_WORDS_MS = 20          # after its death, for what is still in the line
-MAX_LOOP_BYTES = 256 * 1024         # of a report that is decoded on the loop
-MAX_UNBROKEN_BYTES = 16 * 1024      # of one after which others come first
+LAST_WORDS_MS = 20  # after its death, for what is still in the line
+MAX_LOOP_BYTES = 256 * 1024  # of a report that is decoded on the loop
+MAX_UNBROKEN_BYTES = 16 * 1024  # of one after which others come first
 
 
 class EngineProcess:
     """Made and started at once; `watch` hands on what it reports until it dies."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sockets: list[zmq.asyncio.Socket], paths: list[Path],
-                 ) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, sockets: list[zmq.asyncio.Socket], paths: list[Path]
+    ) -> None:
         self._process = process
         self._sockets = sockets
         self._paths = paths
@@ -38,8 +39,9 @@ class EngineProcess:
         self._decoder = msgspec.msgpack.Decoder(Report)
 
     @classmethod
-    async def start(cls, model: str, options: Mapping[str, Any], folder: Path,
-                    command: Sequence[str] = WORKER) -> EngineProcess:
+    async def start(
+        cls, model: str, options: Mapping[str, Any], folder: Path, command: Sequence[str] = WORKER
+    ) -> EngineProcess:
         """`folder` is private to this user and holds the lines' sockets."""
         number = next(_numbers)
         paths = [folder / f"{number}.engine", folder / f"{number}.beat"]
@@ -47,15 +49,20 @@ class EngineProcess:
         try:
             for path in paths:
                 sockets.append(_bind(path))
-            process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE,
-                                                           start_new_session=True)
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            )
         except BaseException:
             _close(sockets, paths)
             raise
-        task = {"model": model, "options": dict(options), "endpoint": f"ipc://{paths[0]}",
-                "beat_endpoint": f"ipc://{paths[1]}"}
+        task = {
+            "model": model,
+            "options": dict(options),
+            "endpoint": f"ipc://{paths[0]}",
+            "beat_endpoint": f"ipc://{paths[1]}",
+        }
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):      # it died already: `watch` tells
+        with contextlib.suppress(ConnectionError):  # it died already: `watch` tells
             process.stdin.write(msgspec.json.encode(task) + b"\n")
             await process.stdin.drain()
         return cls(process, sockets, paths)
@@ -79,7 +86,7 @@ class EngineProcess:
             await asyncio.wait([dead, *readers], return_when=asyncio.FIRST_COMPLETED)
             for reader in readers:
                 if reader.done():
-                    reader.result()         # a report that cannot be taken is our own fault
+                    reader.result()  # a report that cannot be taken is our own fault
         finally:
             for reader in readers:
                 reader.cancel()
@@ -93,7 +100,7 @@ class EngineProcess:
             raw = await socket.recv()
             take(await self._decoded(raw))
             if len(raw) > MAX_UNBROKEN_BYTES:
-                await asyncio.sleep(0)      # the next may be there already
+                await asyncio.sleep(0)  # the next may be there already
 
     async def _decoded(self, raw: bytes) -> Report:
         """A large one is decoded off the loop; the next is read after it."""

@@ -11,12 +11,12 @@ from pydantic_core import CoreSchema, core_schema
 
 from penstock.server.unknown import UnknownKeys
 
-MAX_ENTRIES = 1_000             # of a map from names to plain values, unless its field says otherwise
-MAX_FREE_VALUES = 100_000       # in all the JSON of a body whose form is free: schemas, arguments, template values
+MAX_ENTRIES = 1_000  # of a map from names to plain values, unless its field says otherwise
+MAX_FREE_VALUES = 100_000  # in all the JSON of a body whose form is free: schemas, arguments, template values
 MAX_FREE_CHARS = 4 << 20
 MAX_FREE_DEPTH = 64
 
-_MAPS_FAIL_FAST = "fail_fast" in signature(core_schema.dict_schema).parameters      # older releases: lists alone
+_MAPS_FAIL_FAST = "fail_fast" in signature(core_schema.dict_schema).parameters  # older releases: lists alone
 # where schemas stand in a schema
 _INNER = ("schema", "fields", "items_schema", "keys_schema", "values_schema", "choices", "extras_schema", "definitions")
 
@@ -82,18 +82,18 @@ def _bounded(schema: Any, source: Any) -> Any:
         return type(schema)(_bounded(one, source) for one in schema)
     if not isinstance(schema, dict) or _is_done(schema) or _is_other(schema, source):
         return schema
-    if not isinstance(schema.get("type"), str):         # by the names of fields, of which one may be "type", or tags
+    if not isinstance(schema.get("type"), str):  # by the names of fields, of which one may be "type", or tags
         return {name: _bounded(one, source) for name, one in schema.items()}
     made = {key: _bounded(value, source) if key in _INNER else value for key, value in schema.items()}
     if schema["type"] == "list":
         made["fail_fast"] = True
     elif schema["type"] == "any" or schema["type"] == "dict" and schema["values_schema"]["type"] == "any":
-        return core_schema.with_info_before_validator_function(_within_budget, schema)     # type: ignore[arg-type]
+        return core_schema.with_info_before_validator_function(_within_budget, schema)  # type: ignore[arg-type]
     elif schema["type"] == "dict":
         few = _Few(made.setdefault("max_length", MAX_ENTRIES))
         if _MAPS_FAIL_FAST:
             made["fail_fast"] = True
-        return core_schema.no_info_before_validator_function(few, made)                    # type: ignore[arg-type]
+        return core_schema.no_info_before_validator_function(few, made)  # type: ignore[arg-type]
     return made
 
 

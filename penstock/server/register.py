@@ -21,7 +21,7 @@ from penstock.hub import home
 
 log = logging.getLogger("penstock.server")
 
-_held: list[IO[str]] = []           # open to the end of the process: whoever waits for that waits for the lock
+_held: list[IO[str]] = []  # open to the end of the process: whoever waits for that waits for the lock
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ServerRecord:
     pid: int
     url: str
     models: list[str]
-    started_s: float                # by time.time()
+    started_s: float  # by time.time()
 
 
 class RunningServer:
@@ -84,7 +84,7 @@ def running_servers() -> list[RunningServer]:
     found = []
     for path in sorted(folder().glob("*.json")) if folder().is_dir() else []:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            file = open(path, encoding="utf-8")         # noqa: SIM115 - kept by RunningServer
+            file = open(path, encoding="utf-8")  # noqa: SIM115 - kept by RunningServer
             if _lockable(file):
                 path.unlink(missing_ok=True)
                 file.close()

@@ -63,7 +63,11 @@ def refusal(error: ApiError, path: str) -> bytes:
     body, status = bytes(response.body), response.status_code
     if f"{path}/".startswith(f"{ANTHROPIC_PATH}/"):
         body = msgspec.json.encode(error_body(error.status, error.message, new_id("req_")))
-    headers = {**error.headers, "Content-Type": "application/json", "Content-Length": str(len(body)),
-               "Connection": "close"}
+    headers = {
+        **error.headers,
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+    }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return STATUS_LINE[status] + lines.encode("latin-1") + b"\r\n" + body

@@ -12,15 +12,15 @@ from penstock.errors import Busy
 from penstock.machine import held_collector
 from penstock.server.memory import give_back, keep_large_apart
 
-SMALL_BYTES = 64 * 1024         # a body up to this takes no room, and is read on the loop
-MAX_LIGHT_BYTES = 1 << 20       # a body up to this may take of the bytes set aside
-SHARED_PART = 4                 # of the largest body, the part that all bodies share
+SMALL_BYTES = 64 * 1024  # a body up to this takes no room, and is read on the loop
+MAX_LIGHT_BYTES = 1 << 20  # a body up to this may take of the bytes set aside
+SHARED_PART = 4  # of the largest body, the part that all bodies share
 MIN_SHARED_BYTES = 8 << 20
 MAX_WAIT_S = 30.0
-SLOW_S = 10.0                   # a body may take this long while others wait
-TRICKLE_S = 2.0                 # and this long for its next TRICKLE_BYTES
+SLOW_S = 10.0  # a body may take this long while others wait
+TRICKLE_S = 2.0  # and this long for its next TRICKLE_BYTES
 TRICKLE_BYTES = 128 * 1024
-PATIENCE_S = 0.5                # for room that a trickling body holds
+PATIENCE_S = 0.5  # for room that a trickling body holds
 
 Made = TypeVar("Made")
 
@@ -36,8 +36,8 @@ class BodyRoom:
         self.max_body_bytes = max_body_bytes
         self._shared_bytes = min(max_body_bytes, max(MIN_SHARED_BYTES, max_body_bytes // SHARED_PART))
         self._apart_bytes = self._shared_bytes // 2
-        self._places: dict[Place, None] = {}        # those that hold room, oldest first
-        self._waiting: dict[Place, Wait] = {}       # first come first
+        self._places: dict[Place, None] = {}  # those that hold room, oldest first
+        self._waiting: dict[Place, Wait] = {}  # first come first
         self._changed = asyncio.Condition()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
         keep_large_apart()
@@ -58,11 +58,15 @@ class BodyRoom:
             async with self._changed:
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._take(place, num_bytes)), MAX_WAIT_S)
         except asyncio.TimeoutError:
-            raise Busy(f"other large bodies are being read, and there was no room for this one within "
-                       f"{MAX_WAIT_S:.0f} s: try again, or send less at once", 5, 503) from None
+            raise Busy(
+                f"other large bodies are being read, and there was no room for this one within "
+                f"{MAX_WAIT_S:.0f} s: try again, or send less at once",
+                5,
+                503,
+            ) from None
         finally:
             self._waiting.pop(place, None)
-            if self._waiting:               # they may have what was kept for this one
+            if self._waiting:  # they may have what was kept for this one
                 await self._tell()
 
     def _take(self, place: Place, num_bytes: int) -> bool:
@@ -81,8 +85,11 @@ class BodyRoom:
     def _fits_apart(self, place: Place, num_bytes: int) -> bool:
         others = [one for one in self._places if one.is_apart and one is not place]
         own = sum(one.num_bytes for one in others if one.tenant == place.tenant)
-        return num_bytes <= MAX_LIGHT_BYTES and own + num_bytes <= self._apart_bytes // 2 \
+        return (
+            num_bytes <= MAX_LIGHT_BYTES
+            and own + num_bytes <= self._apart_bytes // 2
             and sum(one.num_bytes for one in others) + num_bytes <= self._apart_bytes
+        )
 
     def _fits(self, place: Place) -> bool:
         """Room is left for the place behind what is held and what those before it wait for."""
@@ -132,9 +139,9 @@ class Place:
         self.room = room
         self.tenant = tenant
         self.num_bytes = 0
-        self.is_apart = False           # in the bytes set aside for light bodies
+        self.is_apart = False  # in the bytes set aside for light bodies
         self.begun_s = time.monotonic()
-        self._mark_s, self._mark_bytes = self.begun_s, 0        # of its last progress
+        self._mark_s, self._mark_bytes = self.begun_s, 0  # of its last progress
 
     async def hold(self, num_bytes: int) -> None:
         """Hold room for so many bytes; it grows by doubling."""
@@ -144,7 +151,7 @@ class Place:
             begin_s = time.monotonic()
             most = MAX_LIGHT_BYTES if num_bytes <= MAX_LIGHT_BYTES else self.room.max_body_bytes
             await self.room.grow(self, min(2 * num_bytes, most, self.room.max_body_bytes))
-            self._mark_s += time.monotonic() - begin_s          # it could not get on
+            self._mark_s += time.monotonic() - begin_s  # it could not get on
 
     @property
     def is_overdue(self) -> bool:
@@ -152,8 +159,12 @@ class Place:
         if not self.num_bytes:
             return False
         now_s = time.monotonic()
-        return now_s - self._mark_s > TRICKLE_S and self.room.is_wanted(PATIENCE_S) \
-            or now_s - self.begun_s > SLOW_S and self.room.is_wanted(SLOW_S)
+        return (
+            now_s - self._mark_s > TRICKLE_S
+            and self.room.is_wanted(PATIENCE_S)
+            or now_s - self.begun_s > SLOW_S
+            and self.room.is_wanted(SLOW_S)
+        )
 
     async def leave(self) -> None:
         await self.room.leave(self)

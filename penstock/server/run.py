@@ -30,22 +30,26 @@ from penstock.server.state import Server
 
 log = logging.getLogger("penstock.server")
 
-BACKLOG = 2048              # connections that wait to be accepted
+BACKLOG = 2048  # connections that wait to be accepted
 BUSY_LINE_S = 5.0
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
-def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerConfig,
-          command: Sequence[str] = WORKER) -> int:
+def serve(
+    models: Mapping[str, str], options: Mapping[str, Any], config: ServerConfig, command: Sequence[str] = WORKER
+) -> int:
     """Serve until told to stop; the exit status. `models` are names and what each means."""
     hold_few_heaps()
     raise_limit()
     context = make_context(config.ssl_certfile, config.ssl_keyfile)
     ring = make_ring(config)
-    make_hosts(config), read_origins(config.allowed_origins)        # refused now, not when the engine has started
+    make_hosts(config), read_origins(config.allowed_origins)  # refused now, not when the engine has started
     leave_on_signals()
-    with (_listening(config) as listener, private_folder() as folder,
-          data_folder(config.data_folder, config.port, folder) as data):
+    with (
+        _listening(config) as listener,
+        private_folder() as folder,
+        data_folder(config.data_folder, config.port, folder) as data,
+    ):
         if not ring.closed and config.host not in LOCAL:
             log.warning("listening on %s without --api-key: whoever reaches this port can use it", config.host)
         catalog = make_catalog(models, options, config, ring, folder, command)
@@ -57,10 +61,17 @@ def serve(models: Mapping[str, str], options: Mapping[str, Any], config: ServerC
 
 
 class _Run:
-    def __init__(self, config: ServerConfig, catalog: Catalog, ring: KeyRing, listener: socket.socket,
-                 context: ssl.SSLContext | None, data: Path) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        catalog: Catalog,
+        ring: KeyRing,
+        listener: socket.socket,
+        context: ssl.SSLContext | None,
+        data: Path,
+    ) -> None:
         self.config, self.catalog, self.ring, self.listener, self.context = config, catalog, ring, listener, context
-        self._data = data                               # the folder of files and batches
+        self._data = data  # the folder of files and batches
         self.metrics = Metrics()
         self.metrics.watch(catalog)
         self.server = Server(config, catalog, self.metrics)
@@ -69,7 +80,7 @@ class _Run:
 
     async def main(self) -> int:
         loading = asyncio.ensure_future(self.catalog.start())
-        await asyncio.sleep(0)                          # the engine's process starts before the slow imports below
+        await asyncio.sleep(0)  # the engine's process starts before the slow imports below
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         for number in STOPPING:
@@ -141,8 +152,15 @@ class _Run:
         width = max(len(name) for name, _, _ in facts.settings)
         for name, value, why in [*facts.settings, *([] if facts.is_encoder else facts.defaults)]:
             log.info("  %-*s %-10s %s", width, name, value, why)
-        log.info("%s: %s %s, %.0f MB, loaded in %.1f s, cache for %d tokens", model.name, facts.architecture,
-                 facts.quantization, facts.num_bytes / 1e6, facts.load_s, facts.kv_cache_tokens)
+        log.info(
+            "%s: %s %s, %.0f MB, loaded in %.1f s, cache for %d tokens",
+            model.name,
+            facts.architecture,
+            facts.quantization,
+            facts.num_bytes / 1e6,
+            facts.load_s,
+            facts.kv_cache_tokens,
+        )
         log.info("listening on %s", self.url)
 
     @property
@@ -165,11 +183,16 @@ class _Run:
                 out, prompt, cached, steps = (value - before.get(key, 0.0) for key, value in now.items())
                 before |= now
                 if steps > 0:
-                    log.info("%s: %.1f tokens/s out, %.1f in (%.0f %% cached), %d running, %d waiting, cache %.0f %% "
-                             "used", model.name, out / BUSY_LINE_S, prompt / BUSY_LINE_S,
-                             100 * cached / prompt if prompt else 0, engine.stats.get("num_running", 0),
-                             len(engine.admission), 100 * engine.stats.get("num_used_blocks", 0)
-                             / max(1, engine.stats.get("num_blocks", 1)))
+                    log.info(
+                        "%s: %.1f tokens/s out, %.1f in (%.0f %% cached), %d running, %d waiting, cache %.0f %% used",
+                        model.name,
+                        out / BUSY_LINE_S,
+                        prompt / BUSY_LINE_S,
+                        100 * cached / prompt if prompt else 0,
+                        engine.stats.get("num_running", 0),
+                        len(engine.admission),
+                        100 * engine.stats.get("num_used_blocks", 0) / max(1, engine.stats.get("num_blocks", 1)),
+                    )
 
 
 @contextlib.contextmanager
@@ -180,13 +203,14 @@ def _listening(config: ServerConfig) -> Iterator[socket.socket]:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(info[4])
-            listener.listen(BACKLOG)        # at once: two sockets may be bound to one port, but only one may listen
+            listener.listen(BACKLOG)  # at once: two sockets may be bound to one port, but only one may listen
         except BaseException:
             listener.close()
             raise
-    except (OSError, ValueError) as error:              # ValueError: a host that is no name at all
+    except (OSError, ValueError) as error:  # ValueError: a host that is no name at all
         reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidConfig(f"cannot listen on {shown(config.host)} port {config.port}: {reason}; choose another with "
-                            "--host or --port") from None
+        raise InvalidConfig(
+            f"cannot listen on {shown(config.host)} port {config.port}: {reason}; choose another with --host or --port"
+        ) from None
     with listener:
         yield listener

@@ -17,7 +17,7 @@ class Script:
 
     def __init__(self) -> None:
         self._lines: list[_Line] = []
-        self._names: dict[str, str] = {}            # of the functions called, by call
+        self._names: dict[str, str] = {}  # of the functions called, by call
 
     def say(self, role: str, text: str, *, join: bool = False) -> None:
         """`join` puts a user's text to the user's message before it."""
@@ -29,7 +29,8 @@ class Script:
     def call(self, id: str, name: str, arguments: str) -> None:
         self._names[id] = name
         self._line("assistant").calls.append(
-            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        )
 
     def result(self, id: str, text: str) -> None:
         line = self._line("tool", join=False)

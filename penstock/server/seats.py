@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Protocol
 
-PEER_SHARE = 0.75           # of all connections, for one address: a reverse proxy is one too
+PEER_SHARE = 0.75  # of all connections, for one address: a reverse proxy is one too
 
 
 class Seated(Protocol):
@@ -38,7 +38,7 @@ class Seats:
     def __init__(self, max_total: int, max_per_peer: int | None = None) -> None:
         self.max_total = max_total
         self.max_per_peer = max(1, int(max_total * PEER_SHARE)) if max_per_peer is None else max_per_peer
-        self._taken: dict[str, dict[Seated, None]] = {}         # by peer, oldest first
+        self._taken: dict[str, dict[Seated, None]] = {}  # by peer, oldest first
         self._total = 0
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ import signal
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 RELOADING = signal.SIGHUP
-LEFT = 128                  # plus the signal's number: the exit status of a server that had not begun
+LEFT = 128  # plus the signal's number: the exit status of a server that had not begun
 
 
 def leave_on_signals() -> None:

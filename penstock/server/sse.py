@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-END = b"\n\n"                  # of an event, and in none
+END = b"\n\n"  # of an event, and in none
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 MEDIA_TYPE = "text/event-stream"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-MAX_NAME_CHARS = 256            # answers repeat the name that the client used
+MAX_NAME_CHARS = 256  # answers repeat the name that the client used
 
 _NAMES = frozenset({"default", "dummy", "local-model", "tgi"})
 _BEGINNINGS = ("babbage-", "chatgpt-", "claude-", "davinci-", "gpt-", "text-davinci-", "text-embedding-")
-_REASONERS = re.compile(r"o[1-9](?:-.*)?")                  # OpenAI's o3, o4-mini
-_OPEN = ("gpt-j", "gpt-neo", "gpt-oss", "gpt-sw3")          # somebody may really want one of these
+_REASONERS = re.compile(r"o[1-9](?:-.*)?")  # OpenAI's o3, o4-mini
+_OPEN = ("gpt-j", "gpt-neo", "gpt-oss", "gpt-sw3")  # somebody may really want one of these
 
 
 def stands_in(name: str) -> bool:

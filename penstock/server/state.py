@@ -22,8 +22,8 @@ from penstock.server.model import ServedModel
 from penstock.types import SamplingParams
 
 DRAIN_S = 0.05
-BATCH_PRIORITY = 1 << 30    # of a batch's requests: behind what others of their tenant wait for
-LAST_EVENTS_S = 1.0         # for the error events of answers that were cut off
+BATCH_PRIORITY = 1 << 30  # of a batch's requests: behind what others of their tenant wait for
+LAST_EVENTS_S = 1.0  # for the error events of answers that were cut off
 
 
 class Server:
@@ -41,21 +41,38 @@ class Server:
     def ready(self) -> bool:
         return not self.draining and self.catalog.ready
 
-    async def generate(self, model: ServedModel, client: Client, body: SamplingBody,
-                       prompts: Sequence[tuple[Encoded, SamplingParams]], *, pool: bool = False) -> Generation:
+    async def generate(
+        self,
+        model: ServedModel,
+        client: Client,
+        body: SamplingBody,
+        prompts: Sequence[tuple[Encoded, SamplingParams]],
+        *,
+        pool: bool = False,
+    ) -> Generation:
         """Queue all prompts of a request, or none of them."""
         prepared = [await model.prepare(encoded, params, client.tenant) for encoded, params in prompts]
         if self.draining:
             raise Busy("the server is stopping and takes no more requests", 5, 503)
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
-        requests = [model.request(encoded, params, ready, priority=BATCH_PRIORITY if client.is_batch else body.priority,
-                                  salt=_salt(client.tenant, body.cache_salt or encoded.salt), pool=pool,
-                                  tenant=client.tenant)
-                    for (encoded, params), ready in zip(prompts, prepared)]
+        requests = [
+            model.request(
+                encoded,
+                params,
+                ready,
+                priority=BATCH_PRIORITY if client.is_batch else body.priority,
+                salt=_salt(client.tenant, body.cache_salt or encoded.salt),
+                pool=pool,
+                tenant=client.tenant,
+            )
+            for (encoded, params), ready in zip(prompts, prepared)
+        ]
         check_prompt_logprobs((request.sampling, len(request.tokens)) for request in requests)
         deadline_s = None if timeout is None else time.monotonic() + timeout
-        flights = [Flight(request, encoded.prompt, model.tokenizer, tenant=client.tenant, deadline_s=deadline_s)
-                   for request, (encoded, _) in zip(requests, prompts)]
+        flights = [
+            Flight(request, encoded.prompt, model.tokenizer, tenant=client.tenant, deadline_s=deadline_s)
+            for request, (encoded, _) in zip(requests, prompts)
+        ]
         model.touch()
         model.running.submit(*flights)
         return Generation(model, flights, self)

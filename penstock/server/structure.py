@@ -73,11 +73,19 @@ class StructureBody(Body):
 
 def structure(body: StructureBody) -> StructuredOutputsParams | None:
     """The one constraint that a body asks for."""
-    asked = {"response_format": _response_format(body.response_format), "structured_outputs": _structured(body),
-             **{f"guided_{kind}": _loose(**{kind: value}) for kind in ("json", "regex", "choice", "grammar")
-                if (value := getattr(body, f"guided_{kind}")) is not None}}
-    asked |= {"grammar": _loose(grammar=body.grammar) if body.grammar else None,
-              "json_schema": None if body.json_schema is None else _loose(json=body.json_schema)}
+    asked = {
+        "response_format": _response_format(body.response_format),
+        "structured_outputs": _structured(body),
+        **{
+            f"guided_{kind}": _loose(**{kind: value})
+            for kind in ("json", "regex", "choice", "grammar")
+            if (value := getattr(body, f"guided_{kind}")) is not None
+        },
+    }
+    asked |= {
+        "grammar": _loose(grammar=body.grammar) if body.grammar else None,
+        "json_schema": None if body.json_schema is None else _loose(json=body.json_schema),
+    }
     given = {name: value for name, value in asked.items() if value is not None}
     if len(given) > 1:
         raise InvalidRequest(f"{' and '.join(given)} each fix the answer's form: give one of them")
@@ -88,11 +96,19 @@ def _structured(body: StructureBody) -> StructuredOutputsParams | None:
     asked = body.structured_outputs
     if asked is None:
         return None
-    values: dict[str, Any] = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice,
-                              "grammar": asked.grammar, "json_object": asked.json_object,
-                              "structural_tag": asked.structural_tag}
-    return _loose(asked.strict, disable_any_whitespace=asked.disable_any_whitespace,
-                  **{name: value for name, value in values.items() if value is not None})
+    values: dict[str, Any] = {
+        "json": asked.json_,
+        "regex": asked.regex,
+        "choice": asked.choice,
+        "grammar": asked.grammar,
+        "json_object": asked.json_object,
+        "structural_tag": asked.structural_tag,
+    }
+    return _loose(
+        asked.strict,
+        disable_any_whitespace=asked.disable_any_whitespace,
+        **{name: value for name, value in values.items() if value is not None},
+    )
 
 
 def _loose(strict: bool | None = None, **values: Any) -> StructuredOutputsParams:

@@ -18,7 +18,8 @@ from penstock.server.fields import MAX_MESSAGES, MAX_TOOLS, Body
 
 class TokenizeBody(Body):
     DECISIVE: ClassVar[Mapping[str, str]] = {
-        "chat_template": "the model's own is used; give the prompt that yours makes, with add_special_tokens=false"}
+        "chat_template": "the model's own is used; give the prompt that yours makes, with add_special_tokens=false"
+    }
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
@@ -52,13 +53,25 @@ async def tokenize(request: Request) -> Response:
             raise InvalidRequest(f"{model.name} has no chat template: give a prompt")
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
         model.taking.check_length(sum(message.num_chars for message in body.messages), cut=True)
-        messages, values = await make_input(body.messages, tokenizer.chat_template, tools, body.add_generation_prompt,
-                                            body.continue_final_message, body.chat_template_kwargs)
-        encoding = model.encode_messages(messages, values, cut=True, tenant=tenant,
-                                         add_special_tokens=bool(body.add_special_tokens))
+        messages, values = await make_input(
+            body.messages,
+            tokenizer.chat_template,
+            tools,
+            body.add_generation_prompt,
+            body.continue_final_message,
+            body.chat_template_kwargs,
+        )
+        encoding = model.encode_messages(
+            messages, values, cut=True, tenant=tenant, add_special_tokens=bool(body.add_special_tokens)
+        )
     else:
-        encoding = model.encode(body.prompt or "", cut=True, add_special_tokens=body.add_special_tokens is not False,
-                                tenant=tenant, may_be_empty=True)
+        encoding = model.encode(
+            body.prompt or "",
+            cut=True,
+            add_special_tokens=body.add_special_tokens is not False,
+            tenant=tenant,
+            may_be_empty=True,
+        )
     tokens = (await unless_gone(request, encoding)).tokens
     answer = {"count": len(tokens), "max_model_len": model.facts.max_model_len, "tokens": tokens}
     answer["token_strs"] = await model.token_texts(tokens) if body.return_token_strs else None

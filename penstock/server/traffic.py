@@ -18,9 +18,9 @@ from penstock.types import Delta
 
 log = logging.getLogger("penstock.engine")
 
-MAX_PART_SIBLINGS = 8       # that enter an engine together and share their prompt's state from the first
-PARTS = 8                   # that there is room for in an engine, at least
-AHEAD = 8                   # sequences that an engine has beyond those it can run, so that it never waits for one
+MAX_PART_SIBLINGS = 8  # that enter an engine together and share their prompt's state from the first
+PARTS = 8  # that there is room for in an engine, at least
+AHEAD = 8  # sequences that an engine has beyond those it can run, so that it never waits for one
 
 
 class Traffic:
@@ -29,10 +29,10 @@ class Traffic:
     def __init__(self, admission: Admission, send: Callable[[Add | Abort], None]) -> None:
         self.admission = admission
         self.trials = Trials()
-        self.parts = Occupancy()                    # in the engine
-        self.flights: dict[str, Flight] = {}        # of which at least a part has begun
-        self._held: deque[Part] = deque()           # lost with an engine, not yet in the next
-        self._max_rows: int | None = None           # of the engine that there is
+        self.parts = Occupancy()  # in the engine
+        self.flights: dict[str, Flight] = {}  # of which at least a part has begun
+        self._held: deque[Part] = deque()  # lost with an engine, not yet in the next
+        self._max_rows: int | None = None  # of the engine that there is
         self._send = send
 
     def open(self, max_rows: int, cache_tokens: int = 0) -> None:
@@ -69,7 +69,7 @@ class Traffic:
         part.num_tokens += len(delta.tokens)
         self.admission.charge(flight.tenant, num_output=len(delta.tokens))
         if not self._tell(part, delta):
-            self._drop(flight)                      # one failure ends the request; its siblings still run
+            self._drop(flight)  # one failure ends the request; its siblings still run
             self._end(flight)
             return
         if delta.sibling not in flight.outputs:
@@ -88,8 +88,9 @@ class Traffic:
                 self._send(Abort(part.id, delta.sibling, "stop"))
         except Exception as error:
             log.exception("the text of an answer cannot be made")
-            part.flight.fail(EngineFailed(f"the text of the answer could not be made ({type(error).__name__}): see the "
-                                          "server's log"))
+            part.flight.fail(
+                EngineFailed(f"the text of the answer could not be made ({type(error).__name__}): see the server's log")
+            )
             return False
         return delta.error is None
 
@@ -107,8 +108,10 @@ class Traffic:
         lost, condemned = self.trials.lose(self.parts.clear(), was_ready)
         self._held.extend(lost)
         for part in condemned:
-            self._fail(part.flight, EngineFailed("this request ended the engine process each time it was tried; it is "
-                                                 "not tried again"))
+            self._fail(
+                part.flight,
+                EngineFailed("this request ended the engine process each time it was tried; it is not tried again"),
+            )
 
     def fail_all(self, error: PenstockError) -> None:
         self._max_rows = None
@@ -171,7 +174,7 @@ class Traffic:
             return
         outputs, request = part.outputs, part.begin()
         if self.admission.is_shared:
-            request = replace(request, priority=0)      # among tenants it decides nothing
+            request = replace(request, priority=0)  # among tenants it decides nothing
         self.parts.add(part)
         self._send(Add(request, outputs, part.flight.mus or None))
 

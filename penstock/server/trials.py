@@ -15,17 +15,17 @@ from collections.abc import Iterable, Iterator
 from penstock.server.flight import Part
 
 SUSPECT_DEATHS = 2
-SOLID_TOKENS = 8            # of progress after which a part is no suspect
+SOLID_TOKENS = 8  # of progress after which a part is no suspect
 MAX_STRIKES = 3
-MAX_TRIALS_LOST = 12        # for parts that come a little further each time
-QUIET_S = 1.0               # for which an engine must have lived before a trial: the control of the experiment
-TRIAL_S = 5.0               # the first that shows nothing; each further one lasts twice as long
+MAX_TRIALS_LOST = 12  # for parts that come a little further each time
+QUIET_S = 1.0  # for which an engine must have lived before a trial: the control of the experiment
+TRIAL_S = 5.0  # the first that shows nothing; each further one lasts twice as long
 
 
 class Trials:
     def __init__(self) -> None:
-        self._suspects: deque[Part] = deque()       # not in the engine
-        self._tried: dict[Part, float] = {}         # in the engine, and when their trial ends by itself
+        self._suspects: deque[Part] = deque()  # not in the engine
+        self._tried: dict[Part, float] = {}  # in the engine, and when their trial ends by itself
         self._may_begin_s = 0.0
 
     def __len__(self) -> int:

@@ -30,9 +30,9 @@ class Turn:
         self.calls: list[Call] = []
         self.logprobs: list[TokenLogprobs] = []
         self.token_ids: list[int] = []
-        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None        # without names
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # without names
         self.stop_reason: int | str | None = None
-        self.num_reasoning_tokens = 0           # with those of the markers
+        self.num_reasoning_tokens = 0  # with those of the markers
         self._forced_closing = False
         self._finish_reason: str | None = None
 
@@ -102,8 +102,16 @@ class Turn:
             return {"reasoning_content": event.text}
         if isinstance(event, CallBegin):
             self.calls.append(Call(event.id, event.name))
-            return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function",
-                                    "function": {"name": event.name, "arguments": ""}}]}
+            return {
+                "tool_calls": [
+                    {
+                        "index": event.index,
+                        "id": event.id,
+                        "type": "function",
+                        "function": {"name": event.name, "arguments": ""},
+                    }
+                ]
+            }
         assert isinstance(event, CallArguments)
         self.calls[event.index].arguments += event.text
         return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}

@@ -14,11 +14,11 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from penstock.errors import shown
 from penstock.server.elsewhere import REAL, why_decisive
 
-MAX_KEYS = 8                    # unknown keys of a body that are looked at and named
-MAX_KEY_CHARS = 40              # a longer one is no misspelling
+MAX_KEYS = 8  # unknown keys of a body that are looked at and named
+MAX_KEY_CHARS = 40  # a longer one is no misspelling
 MAX_EDITS = 2
-CHARS_PER_EDIT = 2              # short keys may have fewer: "stp" one, "n" none
-UNKNOWN, UNSUPPORTED = "unknown_key", "unsupported_key"         # the types of their errors
+CHARS_PER_EDIT = 2  # short keys may have fewer: "stp" one, "n" none
+UNKNOWN, UNSUPPORTED = "unknown_key", "unsupported_key"  # the types of their errors
 
 
 @dataclass
@@ -27,11 +27,12 @@ class UnknownKeys:
 
     refuses: bool = False
     names: dict[str, None] = field(default_factory=dict)
-    has_more: bool = False                      # than are named
+    has_more: bool = False  # than are named
     _judged: set[tuple[frozenset[str], str]] = field(default_factory=set)
 
-    def judge(self, values: Mapping[str, Any], known: frozenset[str], decisive: Mapping[str, str],
-              passed: frozenset[str]) -> list[str]:
+    def judge(
+        self, values: Mapping[str, Any], known: frozenset[str], decisive: Mapping[str, str], passed: frozenset[str]
+    ) -> list[str]:
         """The keys of a record that are to be passed over, if few; an error for the first that must not be."""
         found = list(islice(_unknown(values, known | passed if passed else known), MAX_KEYS + 1))
         for key in found[:MAX_KEYS]:
@@ -78,7 +79,7 @@ def _unknown(values: Mapping[str, Any], known: frozenset[str]) -> Iterator[str]:
 
 
 def _error(kind: str, key: str, told: str) -> ValidationError:
-    error = PydanticCustomError(kind, "{told}", {"told": told})         # type: ignore[arg-type]
+    error = PydanticCustomError(kind, "{told}", {"told": told})  # type: ignore[arg-type]
     return ValidationError.from_exception_data("body", [InitErrorDetails(type=error, loc=(key,), input=None)])
 
 
@@ -93,7 +94,7 @@ def _find(key: str, known: frozenset[str]) -> str | None:
     found = [(0, one) for one in known if _plain(one) == plain]
     for one in known:
         most = _may_edit(key, one)
-        if abs(len(one) - len(key)) <= most and len(set(one) ^ set(key)) <= 2 * most:    # an edit changes two at most
+        if abs(len(one) - len(key)) <= most and len(set(one) ^ set(key)) <= 2 * most:  # an edit changes two at most
             edits = count_edits(key, one)
             found += [(edits, one)] if edits <= most else []
     return min(found, default=(0, None))[1]
@@ -116,9 +117,10 @@ def count_edits(one: str, two: str) -> int:
     for at in range(1, len(one) + 1):
         row = [min(far, at)] + [far] * len(two)
         for column in range(max(1, at - MAX_EDITS), min(len(two), at + MAX_EDITS) + 1):
-            row[column] = min(above[column] + 1, row[column - 1] + 1,
-                              above[column - 1] + (one[at - 1] != two[column - 1]), far)
-            if at > 1 and column > 1 and one[at - 2:at] == two[column - 1] + two[column - 2]:
+            row[column] = min(
+                above[column] + 1, row[column - 1] + 1, above[column - 1] + (one[at - 1] != two[column - 1]), far
+            )
+            if at > 1 and column > 1 and one[at - 2 : at] == two[column - 1] + two[column - 2]:
                 row[column] = min(row[column], before[column - 2] + 1)
         if min(row) >= far:
             return far

@@ -9,10 +9,10 @@ from penstock.engine.ipc import BEAT_S
 from penstock.engine.messages import Beat
 
 WATCH_S = 0.25
-MAX_LATE_S = 1.0            # for the watch itself: beyond, the API process stood still and knows nothing of the engine
-CONFIRMATIONS = 3           # looks, one after another and in time, that must agree
-MIN_LOAD_SILENCE_S = 20.0   # importing and mapping large libraries holds the interpreter's lock
-HEALTHY_S = 5.0             # of life after which an engine without work counts as healthy
+MAX_LATE_S = 1.0  # for the watch itself: beyond, the API process stood still and knows nothing of the engine
+CONFIRMATIONS = 3  # looks, one after another and in time, that must agree
+MIN_LOAD_SILENCE_S = 20.0  # importing and mapping large libraries holds the interpreter's lock
+HEALTHY_S = 5.0  # of life after which an engine without work counts as healthy
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
 

@@ -26,22 +26,22 @@ from penstock.server.seats import Seats, peer_of
 
 log = logging.getLogger("penstock.server")
 
-HEADER_S = 10.0                     # for a request's head, from its first byte or from the connection's begin
-BODY_S = 30.0                       # for a request's body, and a second more for each MIN_BODY_RATE bytes of it
+HEADER_S = 10.0  # for a request's head, from its first byte or from the connection's begin
+BODY_S = 30.0  # for a request's body, and a second more for each MIN_BODY_RATE bytes of it
 MIN_BODY_RATE = 1024
 KEEP_ALIVE_S = 30
-UNREAD_S = 60.0                     # for a client to take MIN_READ_BYTES of what waits for it
+UNREAD_S = 60.0  # for a client to take MIN_READ_BYTES of what waits for it
 MIN_READ_BYTES = 16 * 1024
-LINGER_S = 10.0                     # reading on after an early answer: who is cut off while sending never sees it
+LINGER_S = 10.0  # reading on after an early answer: who is cut off while sending never sees it
 MAX_DISCARDED = 1 << 28
 MAX_PIPELINED = 16
-SLICE_BYTES = 64 * 1024             # parsed in one callback of the loop
-CHUNK_COST = 16                     # a chunked body may be so much larger than its content: one byte a chunk takes 6
-SOCKET_BUFFER_BYTES = 256 * 1024    # in the kernel, for one client's unread answer
-TCP_CLOSED = 7                      # of linux/tcp_states.h
-OLD_VERSIONS = ("0.9", "1.0")       # of HTTP, without chunks
+SLICE_BYTES = 64 * 1024  # parsed in one callback of the loop
+CHUNK_COST = 16  # a chunked body may be so much larger than its content: one byte a chunk takes 6
+SOCKET_BUFFER_BYTES = 256 * 1024  # in the kernel, for one client's unread answer
+TCP_CLOSED = 7  # of linux/tcp_states.h
+OLD_VERSIONS = ("0.9", "1.0")  # of HTTP, without chunks
 
-IDLE, HEAD, BODY = "idle", "head", "body"       # what of the latest request has come
+IDLE, HEAD, BODY = "idle", "head", "body"  # what of the latest request has come
 
 
 class _Exit:
@@ -57,29 +57,34 @@ class _Exit:
 
 
 class Connection(HttpToolsProtocol):
-    def __init__(self, config: Config, server_state: Any, app_state: dict[str, Any],
-                 _loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        server_state: Any,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._seats: Seats = server_state.seats
         self._access: Access | None = server_state.access
         self._peer = ""
         self._phase = HEAD
-        self._since_s = self.loop.time()            # of the phase
-        self._has_begun = False                     # something of the latest request has come
+        self._since_s = self.loop.time()  # of the phase
+        self._has_begun = False  # something of the latest request has come
         self._num_messages = 0
         self._num_headers = 0
         self._num_head_bytes = 0
-        self._num_raw_bytes = 0                     # of the phase, as far as they came in parts of their own
+        self._num_raw_bytes = 0  # of the phase, as far as they came in parts of their own
         self._num_body_bytes = 0
         self._num_discarded = 0
         self._running: RequestResponseCycle | None = None
         self._unfed = b""
         self._refusal: ApiError | None = None
-        self._is_repeated = False                   # the head that is parsed, without its upgrade
-        self._stopped = False                       # nothing more is parsed
-        self._ended = False                         # the client's side
+        self._is_repeated = False  # the head that is parsed, without its upgrade
+        self._stopped = False  # nothing more is parsed
+        self._ended = False  # the client's side
         self._lingering = False
-        self._left_s = 0.0                          # since when the client should be gone
+        self._left_s = 0.0  # since when the client should be gone
         self._unread: tuple[int, float] | None = None
         self.was_probed = False
 
@@ -93,8 +98,16 @@ class Connection(HttpToolsProtocol):
             self._stopped = True
             if self._access is not None:
                 self._access.refuse_connection("seats")
-            transport.write(refusal(ApiError(503, "the server has no more connections to give: close some, or try "
-                                                  "again", headers={"Retry-After": "1"}), ""))
+            transport.write(
+                refusal(
+                    ApiError(
+                        503,
+                        "the server has no more connections to give: close some, or try again",
+                        headers={"Retry-After": "1"},
+                    ),
+                    "",
+                )
+            )
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -186,7 +199,7 @@ class Connection(HttpToolsProtocol):
             try:
                 return self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0]:]
+                data = data[upgrade.args[0] :]
             if self._stopped or self._refusal is not None:
                 return
             self.parser = httptools.HttpRequestParser(self)
@@ -211,8 +224,9 @@ class Connection(HttpToolsProtocol):
         if self._phase == HEAD and self._num_raw_bytes > MAX_HEADER_BYTES:
             self._refusal = too_many_headers()
         elif self._phase == BODY and self._num_raw_bytes > MAX_HEADER_BYTES + CHUNK_COST * self._num_body_bytes:
-            self._refusal = ApiError(400, "the chunks of the body have more around them than in them",
-                                     code="invalid_http")
+            self._refusal = ApiError(
+                400, "the chunks of the body have more around them than in them", code="invalid_http"
+            )
 
     def _enter(self, phase: str) -> None:
         self._phase, self._since_s, self._num_raw_bytes = phase, self.loop.time(), 0
@@ -236,7 +250,7 @@ class Connection(HttpToolsProtocol):
         if self._is_repeated:
             return
         self._num_headers += 1
-        if self._counted(len(name) + len(value)) and self._phase == HEAD:       # trailers are no headers
+        if self._counted(len(name) + len(value)) and self._phase == HEAD:  # trailers are no headers
             super().on_header(name, value)
 
     def _counted(self, num_bytes: int) -> bool:
@@ -315,8 +329,13 @@ class Connection(HttpToolsProtocol):
             return
         path = self.url.partition(b"?")[0].decode("latin-1") if self._num_messages else ""
         if self._access is not None:
-            self._access.refuse(self.client, path, error.status, self.loop.time() - self._since_s,
-                                self.cycle.scope if unanswered else None)       # type: ignore[arg-type]
+            self._access.refuse(
+                self.client,
+                path,
+                error.status,
+                self.loop.time() - self._since_s,
+                self.cycle.scope if unanswered else None,
+            )  # type: ignore[arg-type]
         self.transport.write(refusal(error, path))
         if self._ended:
             self.transport.close()
@@ -357,7 +376,7 @@ class Connection(HttpToolsProtocol):
             if now_s - self._left_s > LINGER_S:
                 self.transport.close()
         elif self.flow.read_paused:
-            self._since_s = now_s - self._num_body_bytes / MIN_BODY_RATE        # it is our turn to read
+            self._since_s = now_s - self._num_body_bytes / MIN_BODY_RATE  # it is our turn to read
         elif now_s - self._since_s > BODY_S + self._num_body_bytes / MIN_BODY_RATE:
             self._refuse(_late("body", BODY_S))
 
@@ -405,8 +424,12 @@ def _unknown_coding(headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
     given = b", ".join(value for name, value in headers if name == b"transfer-encoding")
     if given.strip().lower() in (b"", b"chunked"):
         return None
-    return ApiError(501, f"Transfer-Encoding: {shown(given.decode('latin-1'))} is not understood: send the body plain, "
-                         "chunked or with its Content-Length", code="unknown_transfer_encoding")
+    return ApiError(
+        501,
+        f"Transfer-Encoding: {shown(given.decode('latin-1'))} is not understood: send the body plain, "
+        "chunked or with its Content-Length",
+        code="unknown_transfer_encoding",
+    )
 
 
 def _late(part: str, seconds: float) -> ApiError:

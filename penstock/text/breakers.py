@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-SEPARATOR = b"\xff"            # no part of any text
-MAX_KEPT = 64                  # strings, and lists of them, whose ids are remembered
+SEPARATOR = b"\xff"  # no part of any text
+MAX_KEPT = 64  # strings, and lists of them, whose ids are remembered
 
 
 class TokenSearch:

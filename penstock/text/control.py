@@ -20,9 +20,9 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.errors import InvalidModel, InvalidRequest
 
-PLAIN = "_-.:"               # signs in names, which no control token begins with
+PLAIN = "_-.:"  # signs in names, which no control token begins with
 SECRET_NAME = "\ufdef[0-9a-f]{32}\ufdef"
-MARKS = [chr(code) for code in range(0xFDD0, 0xFDEF)]       # noncharacters: never in a text that is exchanged
+MARKS = [chr(code) for code in range(0xFDD0, 0xFDEF)]  # noncharacters: never in a text that is exchanged
 # Added tokens that templates write and messages may repeat: what a model thought, called and was answered.
 REPEATED = re.compile(r"</?(?:think|thinking|reasoning|answer|response|tools?|tool_calls?|tool_responses?)>")
 
@@ -36,16 +36,21 @@ class ControlTokens:
         self._vocab_size = vocab_size
         written = "\n".join(templates)
         added = backend.get_added_tokens_decoder()
-        self._tokens = {token.content: (id, token) for id, token in added.items() if token.content.strip() and (
-            token.special or token.content in written and not REPEATED.fullmatch(token.content))}
+        self._tokens = {
+            token.content: (id, token)
+            for id, token in added.items()
+            if token.content.strip()
+            and (token.special or token.content in written and not REPEATED.fullmatch(token.content))
+        }
         self._whole = re.compile(_either(self._tokens)) if self._tokens else None
-        signs = {char for text in self._tokens for char in text
-                 if not (char.isalnum() or char.isspace() or char in PLAIN)}
+        signs = {
+            char for text in self._tokens for char in text if not (char.isalnum() or char.isspace() or char in PLAIN)
+        }
         self._signs = re.compile("[" + "".join(map(re.escape, sorted({*signs, "&"}))) + "]")
         begins = {text[0] for text in self._tokens} or {"<"}
         self._begins = re.compile("[" + "".join(map(re.escape, sorted(begins))) + "]")
         self._normalizes = any(token.normalized for _, token in self._tokens.values())
-        self._ids: dict[int, int] = {}              # of the secret names: the ids that they stand for
+        self._ids: dict[int, int] = {}  # of the secret names: the ids that they stand for
         self._names: dict[str, str] = {}
 
     def read(self, value: Any, render: Callable[[Any], str]) -> tuple[str, str | None]:
@@ -61,13 +66,16 @@ class ControlTokens:
         marker = Marker(self._mark(value), self._whole, self._begins, self._names)
         hidden, shown, found = marker.read(render(marker.mark(value)))
         if expected is not None and found != expected:
-            raise InvalidRequest("a message spells a control token in a way that the model's chat template makes one "
-                                 "of: leave it out, or start with --parse-special-tokens")
+            raise InvalidRequest(
+                "a message spells a control token in a way that the model's chat template makes one "
+                "of: leave it out, or start with --parse-special-tokens"
+            )
         return shown, hidden
 
     def _expected(self, value: Any, render: Callable[[Any], str]) -> list[str] | None:
         """The control tokens that the template writes where users write none; None if it takes no such messages."""
         assert self._whole is not None
+
         def plain(text: str) -> str:
             return self._signs.sub("x", text)
 
@@ -79,7 +87,7 @@ class ControlTokens:
     def _mark(self, value: Any) -> str:
         texts = list(strings(value))
         for mark in MARKS:
-            spelled = f"\\u{ord(mark):04x}"         # as JSON in ASCII has it
+            spelled = f"\\u{ord(mark):04x}"  # as JSON in ASCII has it
             if not any(mark in text or spelled in text.lower() for text in texts):
                 return mark
         raise InvalidRequest("the messages have every noncharacter from U+FDD0 to U+FDEE: leave one of them out")
@@ -90,14 +98,18 @@ class ControlTokens:
         filler = f"\ufdef{secrets.token_hex(16)}\ufdef"
         backend.add_tokens([AddedToken(filler, special=False, normalized=False)])
         free = backend.token_to_id(filler)
-        if free is not None and free < size:        # ids have holes, and the library fills them
-            backend.add_tokens([AddedToken(f"{filler}{number}", special=False, normalized=False)
-                                for number in range(size - free)])
+        if free is not None and free < size:  # ids have holes, and the library fills them
+            backend.add_tokens(
+                [AddedToken(f"{filler}{number}", special=False, normalized=False) for number in range(size - free)]
+            )
         names = {text: f"\ufdef{secrets.token_hex(16)}\ufdef" for text in self._tokens}
         backend.add_special_tokens([_copy(text, token, special=True) for text, (_, token) in self._tokens.items()])
         backend.add_tokens([_copy(names[text], token, special=False) for text, (_, token) in self._tokens.items()])
-        self._ids = {secret: self._tokens[text][0] for text, name in names.items()
-                     if (secret := backend.token_to_id(name)) is not None and secret >= size}
+        self._ids = {
+            secret: self._tokens[text][0]
+            for text, name in names.items()
+            if (secret := backend.token_to_id(name)) is not None and secret >= size
+        }
         if len(self._ids) < len(names):
             raise InvalidModel("the tokenizer takes no further tokens: start with --parse-special-tokens")
         self._names = names
@@ -124,8 +136,9 @@ class ControlTokens:
 
 
 def _copy(text: str, token: AddedToken, special: bool) -> AddedToken:
-    return AddedToken(text, single_word=False, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False,
-                      special=special)
+    return AddedToken(
+        text, single_word=False, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=special
+    )
 
 
 class Marker:

@@ -54,9 +54,9 @@ def byte_of_char() -> Mapping[str, int]:
 class Decoder:
     """How a backend's tokens become text, read from its decoder's own description."""
 
-    kind: str                                       # bytes, pieces, pairs
-    replace: tuple[tuple[str, str], ...] = ()       # pieces: in each token, first by second
-    strips: bool = False                            # pieces: a space at the very start of the text is dropped
+    kind: str  # bytes, pieces, pairs
+    replace: tuple[tuple[str, str], ...] = ()  # pieces: in each token, first by second
+    strips: bool = False  # pieces: a space at the very start of the text is dropped
 
     @classmethod
     def of(cls, backend: Backend) -> Decoder:
@@ -101,8 +101,8 @@ class Spelling:
 
     backend: Tokens
     decoder: Decoder
-    aliases: Mapping[int, int] = field(default_factory=dict)   # ids of the same text: the one the backend knows
-    added: frozenset[int] = frozenset()                        # ids matched in raw text, so spelled as they stand
+    aliases: Mapping[int, int] = field(default_factory=dict)  # ids of the same text: the one the backend knows
+    added: frozenset[int] = frozenset()  # ids matched in raw text, so spelled as they stand
     known: dict[int, str | bytes] = field(default_factory=dict)
 
     def __getitem__(self, id: int) -> str | bytes:
@@ -208,7 +208,7 @@ class PairStream:
                 continue
             before = [] if self._last is None else [self._last]
             text = decode(before + [id], skip_special_tokens=False)
-            parts.append(text[len(decode(before, skip_special_tokens=False)):])
+            parts.append(text[len(decode(before, skip_special_tokens=False)) :])
             self._last = id
         return "".join(parts)
 

@@ -18,7 +18,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    index: int                  # of the call within the answer, from 0
+    index: int  # of the call within the answer, from 0
     id: str
     name: str
 

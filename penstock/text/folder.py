@@ -92,8 +92,9 @@ def _byte_level(folder: Path, settings: Mapping[str, Any]) -> tuple[Backend, dic
 def _sentencepiece(path: Path) -> tuple[Backend, dict[str, Any]]:
     pieces, bos, eos = read_model(path)
     backend = spm.build(pieces, str(path))
-    named = {name: pieces.texts[id] for name, id in (("bos_token", bos), ("eos_token", eos))
-             if 0 <= id < len(pieces.texts)}
+    named = {
+        name: pieces.texts[id] for name, id in (("bos_token", bos), ("eos_token", eos)) if 0 <= id < len(pieces.texts)
+    }
     return backend, {**named, "add_bos_token": True}
 
 
@@ -140,8 +141,9 @@ def _ids(first: Mapping[str, Any], second: Mapping[str, Any], key: str) -> list[
     return [id for id in ids if 0 <= id < 2**32]
 
 
-def _affixes(backend: Backend, settings: Mapping[str, Any],
-             named: Mapping[str, str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _affixes(
+    backend: Backend, settings: Mapping[str, Any], named: Mapping[str, str]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     def ids(name: str) -> tuple[int, ...]:
         id = backend.token_to_id(named.get(name, ""))
         return (id,) if settings.get(f"add_{name}") is True and id is not None else ()
@@ -155,8 +157,10 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(written, list):
         written = {entry.get("name"): entry.get("template") for entry in written if isinstance(entry, dict)}
     templates = written if isinstance(written, dict) else {"default": written}
-    templates = {**templates, "default": _json(folder / "chat_template.json").get("chat_template")
-                 or templates.get("default")}
+    templates = {
+        **templates,
+        "default": _json(folder / "chat_template.json").get("chat_template") or templates.get("default"),
+    }
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _text(path)
     if (folder / "chat_template.jinja").exists():

@@ -26,7 +26,7 @@ from penstock.text.metadata import KEY, Metadata
 from penstock.text.splits import BY_ARCHITECTURE, SPLITTINGS, Splitting
 from penstock.text.vocabulary import REMEDY, TURN_ENDS, Vocabulary, add_tokens, refusing
 
-MERGED_PIECES = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})      # names of `pre`
+MERGED_PIECES = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})  # names of `pre`
 _log = logging.getLogger(__name__)
 
 
@@ -34,25 +34,39 @@ def read_vocabulary(metadata: Mapping[str, Any], origin: str = "GGUF file") -> V
     source = Metadata(metadata, origin)
     kind = source.text("model")
     if kind is None:
-        raise InvalidModel(f"{origin} carries no tokenizer (no {KEY}model); use a file that has one, or pass "
-                           "skip_tokenizer_init=True and prompts as token ids")
+        raise InvalidModel(
+            f"{origin} carries no tokenizer (no {KEY}model); use a file that has one, or pass "
+            "skip_tokenizer_init=True and prompts as token ids"
+        )
     if kind == "gpt2" and source.text("pre") in MERGED_PIECES:
         kind = "gemma4"
     if kind not in READERS:
-        raise InvalidModel(f"{origin}: {KEY}model={kind!r} is not supported (known: {', '.join(READERS)}); use the "
-                           "model's safetensors folder with its tokenizer.json, or skip_tokenizer_init=True with token "
-                           "ids")
+        raise InvalidModel(
+            f"{origin}: {KEY}model={kind!r} is not supported (known: {', '.join(READERS)}); use the "
+            "model's safetensors folder with its tokenizer.json, or skip_tokenizer_init=True with token "
+            "ids"
+        )
     with refusing(origin):
         return READERS[kind](source)
 
 
-def _vocabulary(source: Metadata, backend: Backend, add_bos: bool, bos: int | None = None, eos: int | None = None,
-                sep: int | None = None) -> Vocabulary:
+def _vocabulary(
+    source: Metadata,
+    backend: Backend,
+    add_bos: bool,
+    bos: int | None = None,
+    eos: int | None = None,
+    sep: int | None = None,
+) -> Vocabulary:
     """Around a prompt stand bos and eos as the file's flags say, and `sep` always."""
     templates = source.templates()
     bos, eos = _first(source.id("bos_token_id"), bos), _first(source.id("eos_token_id"), eos)
-    ids = {"bos_token": bos, "eos_token": eos, "unk_token": source.id("unknown_token_id"),
-           "pad_token": source.id("padding_token_id")}
+    ids = {
+        "bos_token": bos,
+        "eos_token": eos,
+        "unk_token": source.id("unknown_token_id"),
+        "pad_token": source.id("padding_token_id"),
+    }
     prefix = (bos,) if bos is not None and source.flag("add_bos_token", add_bos) else ()
     suffix = (eos,) if eos is not None and source.flag("add_eos_token", False) else ()
     suffix = suffix if sep is None else (sep,)
@@ -75,8 +89,10 @@ def _vocabulary(source: Metadata, backend: Backend, add_bos: bool, bos: int | No
 def _infill(source: Metadata) -> dict[str, int]:
     """By their present names or, three of them, by older ones."""
     older = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
-    found = {name: _first(source.id(f"fim_{name}_token_id"), source.id(f"{older.get(name, 'fim_' + name)}_token_id"))
-             for name in ("pre", "suf", "mid", "pad", "rep", "sep")}
+    found = {
+        name: _first(source.id(f"fim_{name}_token_id"), source.id(f"{older.get(name, 'fim_' + name)}_token_id"))
+        for name in ("pre", "suf", "mid", "pad", "rep", "sep")
+    }
     return {name: id for name, id in found.items() if id is not None}
 
 
@@ -85,8 +101,11 @@ def _first(*values: int | None) -> int | None:
 
 
 def _turn_ends(source: Metadata, templates: Mapping[str, str]) -> list[int]:
-    return [id for id in source.of_kind(spm.CONTROL)
-            if source.texts[id] in TURN_ENDS and any(source.texts[id] in text for text in templates.values())]
+    return [
+        id
+        for id in source.of_kind(spm.CONTROL)
+        if source.texts[id] in TURN_ENDS and any(source.texts[id] in text for text in templates.values())
+    ]
 
 
 def _sentencepiece(source: Metadata) -> Vocabulary:
@@ -95,7 +114,7 @@ def _sentencepiece(source: Metadata) -> Vocabulary:
     if not all(map(math.isfinite, scores)):
         raise InvalidModel(f"{source.origin}: {KEY}scores must be finite numbers; {REMEDY}")
     rstrip: frozenset[str] = frozenset()
-    if source.architecture == "phi3":        # its tokenizer swallows the line break after a role
+    if source.architecture == "phi3":  # its tokenizer swallows the line break after a role
         rstrip = frozenset(source.texts[id] for id in source.of_kind(spm.CONTROL, spm.USER_DEFINED))
         rstrip -= {"<s>", "<|endoftext|>"}
     unknown = _first(source.id("unknown_token_id"), *source.of_kind(spm.UNKNOWN))
@@ -110,7 +129,7 @@ def _sentencepiece(source: Metadata) -> Vocabulary:
     )
     backend = spm.build(pieces, source.origin)
     add_tokens(backend, special=source.special(), plain=[])
-    bos, eos = (id if id in source.of_kind(spm.CONTROL) else None for id in (1, 2))    # SentencePiece's own places
+    bos, eos = (id if id in source.of_kind(spm.CONTROL) else None for id in (1, 2))  # SentencePiece's own places
     return _vocabulary(source, backend, add_bos=True, bos=bos, eos=eos)
 
 
@@ -121,8 +140,7 @@ def _byte_level(source: Metadata) -> Vocabulary:
     backend.normalizer = normalizers.NFC() if splitting.compose else None
     backend.pre_tokenizer = splitting.build()
     backend.decoder = decoders.ByteLevel()
-    add_tokens(backend, special=source.special(),
-               plain=[source.texts[id] for id in source.of_kind(spm.USER_DEFINED)])
+    add_tokens(backend, special=source.special(), plain=[source.texts[id] for id in source.of_kind(spm.USER_DEFINED)])
     return _vocabulary(source, backend, add_bos=splitting.add_bos)
 
 
@@ -131,7 +149,7 @@ def _merges(source: Metadata, known: Container[str]) -> list[tuple[str, str]]:
     merges = []
     for merge in source.array("merges", str):
         cut = merge.find(" ", 1)
-        left, right = merge[:cut], merge[cut + 1:]
+        left, right = merge[:cut], merge[cut + 1 :]
         if cut < 0 or not right:
             raise InvalidModel(f"{source.origin}: {KEY}merges has {merge[:40]!r}, which is not a pair; {REMEDY}")
         if left in known and right in known and left + right in known:
@@ -141,8 +159,14 @@ def _merges(source: Metadata, known: Container[str]) -> list[tuple[str, str]]:
 
 def _merged_pieces(source: Metadata) -> Vocabulary:
     """Runs of line breaks are tokens whole, which no merge may make."""
-    pieces = spm.Pieces(texts=source.texts, scores=[], kinds=source.kinds, unknown=source.id("unknown_token_id"),
-                        add_space_prefix=False, merges=_merges(source, set(source.texts)))
+    pieces = spm.Pieces(
+        texts=source.texts,
+        scores=[],
+        kinds=source.kinds,
+        unknown=source.id("unknown_token_id"),
+        add_space_prefix=False,
+        merges=_merges(source, set(source.texts)),
+    )
     backend = spm.build(pieces, source.origin)
     breaks = [text for text in source.texts if len(text) > 1 and not text.strip("\n")]
     add_tokens(backend, special=source.special(), plain=breaks)
@@ -150,13 +174,19 @@ def _merged_pieces(source: Metadata) -> Vocabulary:
 
 
 def _wordpiece(source: Metadata) -> Vocabulary:
-    names = {name: _first(source.id(f"{key}_token_id"), *source.ids_of(f"[{name}]"))
-             for name, key in (("CLS", "cls"), ("SEP", "seperator"), ("UNK", "unknown"))}
+    names = {
+        name: _first(source.id(f"{key}_token_id"), *source.ids_of(f"[{name}]"))
+        for name, key in (("CLS", "cls"), ("SEP", "seperator"), ("UNK", "unknown"))
+    }
     source.texts = wordpiece.prefixed(source.texts, source.kinds)
     is_lower = source.flag("normalizer.lowercase", not wordpiece.has_capitals(source.texts))
     unknown = names["UNK"]
-    backend = wordpiece.build(source.texts, None if unknown is None else source.texts[unknown], is_lower,
-                              source.flag("normalizer.strip_accents", is_lower))
+    backend = wordpiece.build(
+        source.texts,
+        None if unknown is None else source.texts[unknown],
+        is_lower,
+        source.flag("normalizer.strip_accents", is_lower),
+    )
     add_tokens(backend, special=source.special(), plain=[])
     return _vocabulary(source, backend, add_bos=True, bos=names["CLS"], sep=names["SEP"])
 
@@ -169,12 +199,17 @@ def _splitting(source: Metadata) -> Splitting:
             name = "llama-bpe"
         _log.warning("%s does not say how its tokenizer splits text (%spre); taking %r", source.origin, KEY, name)
     if name not in SPLITTINGS:
-        raise InvalidModel(f"{source.origin}: {KEY}pre={name!r} is unknown (known: {', '.join(sorted(SPLITTINGS))}); "
-                           "use the model's safetensors folder with its tokenizer.json, or skip_tokenizer_init=True "
-                           "with token ids")
+        raise InvalidModel(
+            f"{source.origin}: {KEY}pre={name!r} is unknown (known: {', '.join(sorted(SPLITTINGS))}); "
+            "use the model's safetensors folder with its tokenizer.json, or skip_tokenizer_init=True "
+            "with token ids"
+        )
     return SPLITTINGS[name]
 
 
 READERS: dict[str, Callable[[Metadata], Vocabulary]] = {
-    "gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _merged_pieces, "bert": _wordpiece,
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _merged_pieces,
+    "bert": _wordpiece,
 }

@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-MAX_GROWTH = 64.0       # of published tokenizers none has more than 4
-MAX_STEPS = 64          # of a kind; those published have up to 20
+MAX_GROWTH = 64.0  # of published tokenizers none has more than 4
+MAX_STEPS = 64  # of a kind; those published have up to 20
 
 
 def check_growth(backend: Backend) -> None:
@@ -22,8 +22,10 @@ def check_growth(backend: Backend) -> None:
         for step in _steps(json.loads(part.__getstate__())) if part is not None else ():
             growth, count = growth * _factor(step), count + 1
             if growth > MAX_GROWTH or count > MAX_STEPS:
-                raise ValueError(f"its {name} could lengthen a text more than {MAX_GROWTH:g} times (or has more than "
-                                 f"{MAX_STEPS} steps)")
+                raise ValueError(
+                    f"its {name} could lengthen a text more than {MAX_GROWTH:g} times (or has more than "
+                    f"{MAX_STEPS} steps)"
+                )
 
 
 def _steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -11,20 +11,28 @@ if TYPE_CHECKING:
 
 Encode = Callable[[str], list[int]]
 
-MAX_TOKEN_CHARS = 32            # what is kept of a half that is cut has so many characters per token at most
-NO_MARKS = ("this model cannot fill in between two texts, since its vocabulary has no tokens for that: leave the "
-            "suffix out, or use a code model (Qwen-Coder, StarCoder, CodeLlama, DeepSeek-Coder, CodeGemma, Codestral)")
-APART = "\u263a"               # no piece joins it with what follows
+MAX_TOKEN_CHARS = 32  # what is kept of a half that is cut has so many characters per token at most
+NO_MARKS = (
+    "this model cannot fill in between two texts, since its vocabulary has no tokens for that: leave the "
+    "suffix out, or use a code model (Qwen-Coder, StarCoder, CodeLlama, DeepSeek-Coder, CodeGemma, Codestral)"
+)
+APART = "\u263a"  # no piece joins it with what follows
 REPOSITORY, FILE = "myproject\n", "filename\n"
 SNIPPET = "\n\n--- snippet ---\n\n"
 # What models call the beginning of a part, by vocabulary: Qwen and CodeGemma, StarCoder and Granite, SantaCoder,
 # DeepSeek, CodeLlama, GLM, Falcon; and those that are given the suffix first: Seed-Coder, Codestral.
 FAMILIES = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"), (" <PRE>", " <SUF>", " <MID>"), ("<PRE>", "<SUF>", "<MID>"),
-    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"), ("<|prefix|>", "<|suffix|>", "<|middle|>"),
-    ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"), ("[PREFIX]", "[SUFFIX]", None),
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    (" <PRE>", " <SUF>", " <MID>"),
+    ("<PRE>", "<SUF>", "<MID>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("<|prefix|>", "<|suffix|>", "<|middle|>"),
+    ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
+    ("[PREFIX]", "[SUFFIX]", None),
 )
 SUFFIX_FIRST = frozenset({"<[fim-prefix]>", "[PREFIX]"})
 REPOSITORIES = ("<|repo_name|>", "<repo_name>", "<|fim_repo|>", "<fim-repo>", "<REPO>", "<reponame>")
@@ -64,7 +72,7 @@ class Room:
     """Tokens for a prompt; of each half the part next to the gap is kept, and of the files the last."""
 
     num_tokens: int
-    num_halves: int             # of them for the text on both sides; three of four for what comes before
+    num_halves: int  # of them for the text on both sides; three of four for what comes before
 
 
 def find_marks(backend: Backend, named: Mapping[str, int]) -> Marks | None:
@@ -77,8 +85,15 @@ def find_marks(backend: Backend, named: Mapping[str, int]) -> Marks | None:
         return _marks(named["pre"], named["suf"], named["mid"], repository, file, ends)
     for prefix, suffix, middle in FAMILIES:
         if prefix in added and suffix in added and (middle is None or middle in added):
-            return _marks(added[prefix], added[suffix], None if middle is None else added[middle], repository, file,
-                          ends, prefix in SUFFIX_FIRST)
+            return _marks(
+                added[prefix],
+                added[suffix],
+                None if middle is None else added[middle],
+                repository,
+                file,
+                ends,
+                prefix in SUFFIX_FIRST,
+            )
     return None
 
 
@@ -86,8 +101,15 @@ def _first(added: Mapping[str, int], texts: Sequence[str]) -> int | None:
     return next((added[text] for text in texts if text in added), None)
 
 
-def _marks(prefix: int, suffix: int, middle: int | None, repository: int | None, file: int | None, ends: list[int],
-           suffix_first: bool = False) -> Marks:
+def _marks(
+    prefix: int,
+    suffix: int,
+    middle: int | None,
+    repository: int | None,
+    file: int | None,
+    ends: list[int],
+    suffix_first: bool = False,
+) -> Marks:
     given = [id for id in (prefix, suffix, middle) if id is not None]
     return Marks(prefix, suffix, middle, repository, file, tuple(dict.fromkeys([*given, *ends])), suffix_first)
 
@@ -103,8 +125,9 @@ def trim(gap: Gap, room: Room) -> Gap:
     return Gap(gap.prefix[-most:], gap.suffix[:most], tuple(reversed(files)))
 
 
-def make_prompt(marks: Marks, gap: Gap, encode: Encode, begin: Sequence[int], room: Room | None,
-                is_spaced: bool = False) -> list[int]:
+def make_prompt(
+    marks: Marks, gap: Gap, encode: Encode, begin: Sequence[int], room: Room | None, is_spaced: bool = False
+) -> list[int]:
     """The ids of a prompt. `encode` gives a text's, with a blank before it if `is_spaced`; `begin` stands before all.
     Without `room` nothing is cut."""
     if room is not None:
@@ -113,7 +136,7 @@ def make_prompt(marks: Marks, gap: Gap, encode: Encode, begin: Sequence[int], ro
     if room is not None:
         num_fixed = len(begin) + 3
         num_prefix = max(0, 3 * (room.num_halves // 4) - num_fixed)
-        prefix, suffix = prefix[max(0, len(prefix) - num_prefix):], suffix[:room.num_halves // 4]
+        prefix, suffix = prefix[max(0, len(prefix) - num_prefix) :], suffix[: room.num_halves // 4]
     middle = [] if marks.middle is None else [marks.middle]
     first, second = [marks.prefix, *prefix], [marks.suffix, *suffix]
     halves = [*second, *first, *middle] if marks.suffix_first else [*first, *second, *middle]
@@ -124,7 +147,7 @@ def make_prompt(marks: Marks, gap: Gap, encode: Encode, begin: Sequence[int], ro
 def _encode_on(text: str, encode: Encode) -> list[int]:
     """A text's ids without the blank that the tokenizer begins every text with."""
     head, ids = encode(APART), encode(APART + text)
-    return ids[len(head):] if ids[:len(head)] == head else encode(text)
+    return ids[len(head) :] if ids[: len(head)] == head else encode(text)
 
 
 def _files(marks: Marks, gap: Gap, encode: Encode, left: int | None) -> list[int]:
@@ -134,12 +157,12 @@ def _files(marks: Marks, gap: Gap, encode: Encode, left: int | None) -> list[int
     ids: list[int] = [] if marks.file is None else _heading(marks, FILE, encode)
     for name, text in reversed(gap.files):
         if left is not None and len(ids) >= left:
-            return ids[len(ids) - left:]
-        kept = text if left is None else text[-MAX_TOKEN_CHARS * (left - len(ids)):]
+            return ids[len(ids) - left :]
+        kept = text if left is None else text[-MAX_TOKEN_CHARS * (left - len(ids)) :]
         ids = [*_heading(marks, name + "\n", encode), *encode(kept), *ids]
     if marks.repository is not None:
         ids = [marks.repository, *encode(REPOSITORY), *ids]
-    return ids if left is None else ids[max(0, len(ids) - left):]
+    return ids if left is None else ids[max(0, len(ids) - left) :]
 
 
 def _heading(marks: Marks, name: str, encode: Encode) -> list[int]:

@@ -29,7 +29,7 @@ class Markers:
         found = self._pattern.match(text, at)
         if found:
             return found.group()
-        return None if self._may_begin(text[at:at + self._longest]) else ""
+        return None if self._may_begin(text[at : at + self._longest]) else ""
 
     def _may_begin(self, tail: str) -> bool:
         return any(marker.startswith(tail) for marker in self._markers)

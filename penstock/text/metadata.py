@@ -11,7 +11,7 @@ from penstock.text.vocabulary import REMEDY
 
 KEY = "tokenizer.ggml."
 TEMPLATE_KEY = "tokenizer.chat_template"
-NAMED = ("bos", "eos", "eot", "eom", "cls", "seperator", "mask")      # as the format spells them
+NAMED = ("bos", "eos", "eot", "eom", "cls", "seperator", "mask")  # as the format spells them
 
 
 class Metadata:
@@ -24,7 +24,7 @@ class Metadata:
         if not self.texts:
             raise InvalidModel(f"{origin}: {KEY}tokens is missing or empty; {REMEDY}")
         self.kinds = self.array("token_type", int, len(self.texts)) or [spm.NORMAL] * len(self.texts)
-        for id in self.of_kind(spm.UNUSED):       # rows without a token that only make the embedding rounder
+        for id in self.of_kind(spm.UNUSED):  # rows without a token that only make the embedding rounder
             if self.texts[id] == f"[PAD{id}]":
                 self.texts[id] = ""
 
@@ -74,5 +74,5 @@ class Metadata:
         found = {}
         for key in self.values:
             if key == TEMPLATE_KEY or key.startswith(TEMPLATE_KEY + "."):
-                found[key[len(TEMPLATE_KEY) + 1:] or "default"] = self._value(key, str, "a string")
+                found[key[len(TEMPLATE_KEY) + 1 :] or "default"] = self._value(key, str, "a string")
         return found

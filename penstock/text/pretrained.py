@@ -110,11 +110,15 @@ class PretrainedTokenizer:
         texts = [text] if isinstance(text, str) else list(text)
         ids = [self.encode(one, add_special_tokens=add_special_tokens) for one in texts]
         masks = [[1] * len(one) for one in ids]
-        return Encoding(input_ids=ids[0], attention_mask=masks[0]) if isinstance(text, str) else Encoding(
-            input_ids=ids, attention_mask=masks)
+        return (
+            Encoding(input_ids=ids[0], attention_mask=masks[0])
+            if isinstance(text, str)
+            else Encoding(input_ids=ids, attention_mask=masks)
+        )
 
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False, *,
-               clean_up_tokenization_spaces: bool | None = None) -> str:
+    def decode(
+        self, token_ids: Any, skip_special_tokens: bool = False, *, clean_up_tokenization_spaces: bool | None = None
+    ) -> str:
         if clean_up_tokenization_spaces:
             raise InvalidRequest("clean_up_tokenization_spaces=True is not supported: texts are what the ids spell")
         ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
@@ -123,18 +127,37 @@ class PretrainedTokenizer:
     def batch_decode(self, sequences: Sequence[Any], skip_special_tokens: bool = False) -> list[str]:
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
-    def apply_chat_template(self, conversation: Sequence[Message] | Sequence[Sequence[Message]], *,
-                            tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = False,
-                            continue_final_message: bool = False, tokenize: bool = True,
-                            chat_template: str | None = None, **values: Any) -> Any:
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Message] | Sequence[Sequence[Message]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        chat_template: str | None = None,
+        **values: Any,
+    ) -> Any:
         """One conversation's prompt or several's, as ids or as text. Control tokens that messages spell are plain text
         among the ids."""
         if conversation and not isinstance(conversation[0], Mapping):
-            return [self.apply_chat_template(one, tools=tools, add_generation_prompt=add_generation_prompt,   # type: ignore[arg-type]
-                                             continue_final_message=continue_final_message, tokenize=tokenize,
-                                             chat_template=chat_template, **values)
-                    for one in conversation]
-        given = {**values, "tools": tools, "add_generation_prompt": add_generation_prompt,
-                 "continue_final_message": continue_final_message}
-        ids, text = self._tokenizer.program.encode_chat(conversation, given, template=chat_template)   # type: ignore[arg-type]
+            return [
+                self.apply_chat_template(
+                    one,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,  # type: ignore[arg-type]
+                    continue_final_message=continue_final_message,
+                    tokenize=tokenize,
+                    chat_template=chat_template,
+                    **values,
+                )
+                for one in conversation
+            ]
+        given = {
+            **values,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        ids, text = self._tokenizer.program.encode_chat(conversation, given, template=chat_template)  # type: ignore[arg-type]
         return ids if tokenize else text

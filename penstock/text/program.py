@@ -24,9 +24,9 @@ from penstock.text.slices import Slicer
 from penstock.text.template import ChatTemplate, Message
 from penstock.text.vocabulary import Vocabulary, refusing
 
-PROBE_CHARS = 16      # per token allowed: longer texts are first judged by their beginnings
+PROBE_CHARS = 16  # per token allowed: longer texts are first judged by their beginnings
 MAX_PROBE_CHARS = 1 << 20
-CUT_TOKENS = 64       # more than a text's beginning can have over the same part of the whole text
+CUT_TOKENS = 64  # more than a text's beginning can have over the same part of the whole text
 Values = Mapping[str, Any]
 
 
@@ -44,25 +44,29 @@ class LocalProgram:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.backend = vocabulary.backend
-        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext       # around every rendering
+        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # around every rendering
         self._templates: dict[str, ChatTemplate] = {}
         with refusing(vocabulary.origin):
             check_growth(self.backend)
             added = self.backend.get_added_tokens_decoder()
             self.special_ids = frozenset(id for id, token in added.items() if token.special)
             self.spelling = Spelling(self.backend, Decoder.of(self.backend), vocabulary.aliases, frozenset(added))
-            self.backend.encode("a")      # some damage shows only here
+            self.backend.encode("a")  # some damage shows only here
             self.marks = find_marks(self.backend, vocabulary.infill)
         marks = [self.backend.id_to_token(id) or "" for id in self.marks.ids] if self.marks else []
         self._control = ControlTokens(self.backend, [*vocabulary.templates.values(), *marks], lambda: self.vocab_size)
         self._slicer = Slicer(self.backend, self.spelling.decoder.kind)
 
     @classmethod
-    def load(cls, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file",
-             template: str | None = None) -> LocalProgram:
+    def load(
+        cls, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file", template: str | None = None
+    ) -> LocalProgram:
         """From a folder, or from the metadata of a GGUF file; `template` takes the place of its chat templates."""
-        vocabulary = (gguf.read_vocabulary(source, origin) if isinstance(source, Mapping) else
-                      folder.read_vocabulary(Path(source)))
+        vocabulary = (
+            gguf.read_vocabulary(source, origin)
+            if isinstance(source, Mapping)
+            else folder.read_vocabulary(Path(source))
+        )
         return cls(vocabulary if template is None else vocabulary.with_template(template))
 
     @cached_property
@@ -79,10 +83,18 @@ class LocalProgram:
             decoder = self.spelling.decoder
             longest = self._slicer.max_token_bytes(max((len(_bytes(one)) for one in spellings), default=0))
         if "default" in self.vocabulary.templates:
-            self._template("default")       # one that cannot be compiled is refused with the model
-        return TokenizerFacts(decoder.kind, decoder.strips, spellings, sorted(self.special_ids),
-                              list(self.vocabulary.eos_token_ids), self.vocabulary.bos_token_id,
-                              self.vocabulary.templates.get("default"), longest, self.marks)
+            self._template("default")  # one that cannot be compiled is refused with the model
+        return TokenizerFacts(
+            decoder.kind,
+            decoder.strips,
+            spellings,
+            sorted(self.special_ids),
+            list(self.vocabulary.eos_token_ids),
+            self.vocabulary.bos_token_id,
+            self.vocabulary.templates.get("default"),
+            longest,
+            self.marks,
+        )
 
     def describe(self) -> TokenNames:
         vocab = self.backend.get_vocab(with_added_tokens=True)
@@ -145,8 +157,14 @@ class LocalProgram:
         if self.marks is None:
             raise InvalidRequest(NO_MARKS)
         with self._control.plain():
-            ids = make_prompt(self.marks, gap, lambda text: self.encode_upto(text, False, max_tokens),
-                              self._begin() if add_special_tokens else (), room, self.spelling.decoder.strips)
+            ids = make_prompt(
+                self.marks,
+                gap,
+                lambda text: self.encode_upto(text, False, max_tokens),
+                self._begin() if add_special_tokens else (),
+                room,
+                self.spelling.decoder.strips,
+            )
         if max_tokens is not None and len(ids) > max_tokens:
             raise TooManyTokens(len(ids))
         return ids
@@ -156,7 +174,7 @@ class LocalProgram:
         if self.vocabulary.affixes is not None:
             return self.vocabulary.affixes[0]
         ids, (inner, *_) = self._ids("a", True), self._ids("a", False)
-        return ids[:ids.index(inner)]
+        return ids[: ids.index(inner)]
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """Each word's ids at the start of a text and after a space."""
@@ -195,16 +213,26 @@ class LocalProgram:
         with self.guard():
             return template.render(messages, given, begins, tools)
 
-    def encode_chat(self, messages: Sequence[Message], values: Values, max_tokens: int | None = None,
-                    parse_special: bool = False, template: str | None = None) -> tuple[list[int], str]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        values: Values,
+        max_tokens: int | None = None,
+        parse_special: bool = False,
+        template: str | None = None,
+    ) -> tuple[list[int], str]:
         """A conversation's ids and its prompt. Control tokens that messages spell are plain text, unless
         `parse_special`: only those that the template writes are read as such. `template` is a request's own."""
         given = None if template is None else self._requested(template)
+
         def render(said: tuple[Sequence[Message], Values]) -> str:
             return self.render(*said, template=given)
 
-        text, hidden = ((render((messages, values)), None) if parse_special else
-                        self._control.read((list(messages), dict(values)), render))
+        text, hidden = (
+            (render((messages, values)), None)
+            if parse_special
+            else self._control.read((list(messages), dict(values)), render)
+        )
         if hidden is None:
             return self.encode_upto(text, False, max_tokens), text
         with self._control.only_hidden():
@@ -221,8 +249,10 @@ class LocalProgram:
         if name not in self._templates:
             source = self.vocabulary.templates.get(name)
             if source is None:
-                raise InvalidRequest(f"{self.vocabulary.origin} has no chat template, so it is no chat model; use "
-                                     "generate with a plain prompt")
+                raise InvalidRequest(
+                    f"{self.vocabulary.origin} has no chat template, so it is no chat model; use "
+                    "generate with a plain prompt"
+                )
             self._templates[name] = ChatTemplate(source, self.vocabulary.origin)
         return self._templates[name]
 
@@ -230,9 +260,11 @@ class LocalProgram:
 def byte_spellings(spelling: Spelling, size: int, origin: str) -> list[bytes]:
     """The bytes of each id wherever it stands; none for one that the tokenizer lacks."""
     if spelling.decoder.kind == "pairs":
-        raise InvalidRequest(f"{origin}: what a token of this tokenizer spells depends on its neighbours, so "
-                             "structured_outputs cannot be kept: use a model with byte-level BPE or SentencePiece with "
-                             "byte fallback")
+        raise InvalidRequest(
+            f"{origin}: what a token of this tokenizer spells depends on its neighbours, so "
+            "structured_outputs cannot be kept: use a model with byte-level BPE or SentencePiece with "
+            "byte fallback"
+        )
     return [_bytes(spelling[id]) for id in range(size)]
 
 
@@ -244,5 +276,7 @@ def check_characters(text: str) -> None:
     """Refuse half a character: no tokenizer can encode it."""
     for at, char in enumerate(text):
         if "\ud800" <= char <= "\udfff":
-            raise InvalidRequest(f"the prompt has half a character (U+{ord(char):04X}, a lone surrogate) at position "
-                                 f"{at}; remove it or decode the text with errors='replace'")
+            raise InvalidRequest(
+                f"the prompt has half a character (U+{ord(char):04X}, a lone surrogate) at position "
+                f"{at}; remove it or decode the text with errors='replace'"
+            )

@@ -20,14 +20,14 @@ class Marks:
     end: str
 
 
-REASONING = {                                   # named as in vLLM
+REASONING = {  # named as in vLLM
     "deepseek_r1": Marks("<think>", "</think>"),
     "qwen3": Marks("<think>", "</think>"),
     "mistral": Marks("[THINK]", "[/THINK]"),
     "granite": Marks("Here is my thought process:", "Here is my response:"),
 }
-MARKER_TOKENS = 32      # at the end of a prompt: no marker and the blanks behind it have more
-SWITCHES = ("enable_thinking", "thinking")      # variables of templates
+MARKER_TOKENS = 32  # at the end of a prompt: no marker and the blanks behind it have more
+SWITCHES = ("enable_thinking", "thinking")  # variables of templates
 
 
 class ReasoningSplitter:
@@ -39,12 +39,13 @@ class ReasoningSplitter:
     reasoning.
     """
 
-    def __init__(self, begin: str = "<think>", end: str = "</think>", inside: bool = False,
-                 exact: bool = False) -> None:
+    def __init__(
+        self, begin: str = "<think>", end: str = "</think>", inside: bool = False, exact: bool = False
+    ) -> None:
         self._begin, self._end = Markers(begin), Markers(end)
         self._inside, self._exact = inside, exact
         self._step: Callable[[str, int], int] = self._start
-        self._held: list[str] = []             # space before what may be the opening marker
+        self._held: list[str] = []  # space before what may be the opening marker
         self._rest = ""
         self._parts: list[Part] = []
 
@@ -130,8 +131,9 @@ def find_block(kind: str | None, prompt_text: str, values: Mapping[str, Any] | N
     return ReasoningBlock(marks.begin, marks.end)
 
 
-def prompt_block(kind: str | None, tokenizer: Tokenizer, tokens: Sequence[int], prompt: str | None,
-                 ) -> ReasoningBlock | None:
+def prompt_block(
+    kind: str | None, tokenizer: Tokenizer, tokens: Sequence[int], prompt: str | None
+) -> ReasoningBlock | None:
     """The same for a prompt of tokens, whose text may not be known."""
     if prompt is None and kind is not None:
         prompt = tokenizer.decode(tokens[-MARKER_TOKENS:], skip_special_tokens=False)

@@ -17,9 +17,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MAX_ITEMS = 1 << 24         # characters or items of a value that an operator makes
-MAX_BITS = 1 << 12          # of a number
-MAX_TURNS = 1 << 17         # of all loops and macros together; a second or two
+MAX_ITEMS = 1 << 24  # characters or items of a value that an operator makes
+MAX_BITS = 1 << 12  # of a number
+MAX_TURNS = 1 << 17  # of all loops and macros together; a second or two
 TICK = "__tick"
 
 
@@ -108,6 +108,11 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
-            separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -52,12 +52,18 @@ def read_model(path: Path) -> tuple[spm.Pieces, int, int]:
         raise InvalidModel(f"{path} holds no pieces; download the model again")
     kind = _KINDS.get(_int(trainer.get(_MODEL_KIND, 1)), "unknown")
     if kind != "bpe" or not rules.get(_ESCAPE, 1):
-        raise InvalidModel(f"{path} is a SentencePiece model of kind {kind}; only bpe with escaped spaces is read: "
-                           "save the tokenizer as tokenizer.json (transformers' save_pretrained does)")
+        raise InvalidModel(
+            f"{path} is a SentencePiece model of kind {kind}; only bpe with escaped spaces is read: "
+            "save the tokenizer as tokenizer.json (transformers' save_pretrained does)"
+        )
     unknown = [id for id, piece_kind in enumerate(kinds) if piece_kind == spm.UNKNOWN]
     pieces = spm.Pieces(
-        texts=spm.raw_texts(texts, kinds), scores=scores, kinds=kinds, unknown=unknown[0] if unknown else None,
-        add_space_prefix=bool(rules.get(_DUMMY_PREFIX, 1)), normalizer=_normalizer(rules),
+        texts=spm.raw_texts(texts, kinds),
+        scores=scores,
+        kinds=kinds,
+        unknown=unknown[0] if unknown else None,
+        add_space_prefix=bool(rules.get(_DUMMY_PREFIX, 1)),
+        normalizer=_normalizer(rules),
     )
     return pieces, _int(trainer.get(_BOS, 1)), _int(trainer.get(_EOS, 2))
 
@@ -84,7 +90,7 @@ def _fields(data: bytes, path: Path) -> Iterator[Field]:
         size, at = _varint(data, at, path) if wire == 2 else ({1: 8, 5: 4}.get(wire, -1), at)
         if size < 0 or at + size > len(data):
             raise InvalidModel(f"{path} is truncated or no SentencePiece model (byte {at}); download the model again")
-        yield number, data[at:at + size]
+        yield number, data[at : at + size]
         at += size
 
 

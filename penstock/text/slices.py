@@ -17,10 +17,10 @@ from tokenizers import Tokenizer as Backend
 from penstock.errors import InvalidRequest
 from penstock.text.control import SECRET_NAME
 
-PART_CHARS = 1 << 18        # some 40 MB of the library's own records
+PART_CHARS = 1 << 18  # some 40 MB of the library's own records
 MAX_PART_CHARS = 1 << 21
-MARGIN_CHARS = 1024         # at a part's end: how words go on there is not yet known
-NEAR_CHARS = 64             # an added token may swallow blanks beside it
+MARGIN_CHARS = 1024  # at a part's end: how words go on there is not yet known
+NEAR_CHARS = 64  # an added token may swallow blanks beside it
 MAX_TRIES = 200
 LOCAL = frozenset({"Sequence", "ByteLevel", "Split", "Digits", "Punctuation"})
 # What looks at a text's beginning, end or at what came before; `(?!\S)` looks one character ahead.
@@ -57,8 +57,10 @@ class Slicer:
         while self._local and len(text) - begin > size:
             cut = self._cut(text, begin, begin + size)
             if cut is None and size > MAX_PART_CHARS:
-                raise InvalidRequest(f"the text has {size} characters in a row without a place at which it could be "
-                                     "encoded in parts: put blanks between them, or send less")
+                raise InvalidRequest(
+                    f"the text has {size} characters in a row without a place at which it could be "
+                    "encoded in parts: put blanks between them, or send less"
+                )
             if cut is None:
                 size *= 2
                 continue
@@ -84,10 +86,9 @@ class Slicer:
     def _is_free(self, text: str, at: int) -> bool:
         """No added token near, nothing that composes, and no blank before: how a run of blanks is split depends on
         what follows it."""
-        window = text[max(0, at - self._reach):at + self._reach]
+        window = text[max(0, at - self._reach) : at + self._reach]
         composes = self._normalizer is not None and not unicodedata.is_normalized("NFC", window)
-        return (text[at].isascii() and not text[at - 1].isspace() and not composes
-                and self._added.search(window) is None)
+        return text[at].isascii() and not text[at - 1].isspace() and not composes and self._added.search(window) is None
 
 
 def _described(part: Any) -> dict[str, Any] | None:

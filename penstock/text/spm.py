@@ -13,7 +13,7 @@ from penstock.errors import InvalidModel
 from penstock.text.decoding import BYTE_TOKEN
 from penstock.text.vocabulary import add_tokens
 
-SPACE = "\u2581"     # how pieces write a space
+SPACE = "\u2581"  # how pieces write a space
 MAX_PIECE_CHARS = 1024
 
 # kinds of piece, numbered alike in SentencePiece and GGUF files
@@ -27,9 +27,9 @@ class Pieces:
     kinds: Sequence[int]
     unknown: int | None = None
     add_space_prefix: bool = True
-    normalizer: normalizers.Normalizer | None = None   # before spaces are written as pieces write them
-    rstrip: frozenset[str] = frozenset()               # tokens that swallow the space after them
-    merges: Sequence[tuple[str, str]] | None = None    # best first; None: as the scores imply
+    normalizer: normalizers.Normalizer | None = None  # before spaces are written as pieces write them
+    rstrip: frozenset[str] = frozenset()  # tokens that swallow the space after them
+    merges: Sequence[tuple[str, str]] | None = None  # best first; None: as the scores imply
 
     def of_kind(self, *kinds: int) -> list[int]:
         return [id for id, kind in enumerate(self.kinds) if kind in kinds and self.texts[id]]
@@ -39,8 +39,9 @@ def raw_texts(texts: Sequence[str], kinds: Sequence[int]) -> list[str]:
     """User-defined pieces are matched in raw text, so their spaces are spaces; unless such a token exists already."""
     known = set(texts)
     plain = {text: text.replace(SPACE, " ") for text, kind in zip(texts, kinds) if kind == USER_DEFINED}
-    return [plain[text] if kind == USER_DEFINED and plain[text] not in known else text
-            for text, kind in zip(texts, kinds)]
+    return [
+        plain[text] if kind == USER_DEFINED and plain[text] not in known else text for text, kind in zip(texts, kinds)
+    ]
 
 
 def merges_of(texts: Sequence[str], scores: Sequence[float], origin: str) -> list[tuple[str, str]]:
@@ -76,8 +77,12 @@ def _ties(values: Sequence[float]) -> Iterator[tuple[int, int]]:
 
 def _halvings(pieces: Sequence[str], known: set[str]) -> list[tuple[str, str]]:
     """The right half is looked up first: it is the one that more often is no piece."""
-    return [(left, right) for piece in pieces for cut in range(len(piece) - 1, 0, -1)
-            if (right := piece[cut:]) in known and (left := piece[:cut]) in known]
+    return [
+        (left, right)
+        for piece in pieces
+        for cut in range(len(piece) - 1, 0, -1)
+        if (right := piece[cut:]) in known and (left := piece[:cut]) in known
+    ]
 
 
 def build(pieces: Pieces, origin: str) -> Backend:
@@ -95,6 +100,10 @@ def build(pieces: Pieces, origin: str) -> Backend:
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     undo = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(undo + [decoders.Strip(" ", 1, 0)] if pieces.add_space_prefix else undo)
-    add_tokens(backend, special=[pieces.texts[id] for id in pieces.of_kind(UNKNOWN, CONTROL)],
-               plain=[pieces.texts[id] for id in pieces.of_kind(USER_DEFINED)], rstrip=pieces.rstrip)
+    add_tokens(
+        backend,
+        special=[pieces.texts[id] for id in pieces.of_kind(UNKNOWN, CONTROL)],
+        plain=[pieces.texts[id] for id in pieces.of_kind(USER_DEFINED)],
+        rstrip=pieces.rstrip,
+    )
     return backend

@@ -11,7 +11,7 @@ class _Trie:
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.children: list[dict[str, int]] = [{}]
-        self.depth = [0]                       # characters of the longest stop-string beginning the text ends with
+        self.depth = [0]  # characters of the longest stop-string beginning the text ends with
         self.matched: list[str | None] = [None]  # the longest stop string the text ends with
         for string in strings:
             self._add(string)

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import InvalidModel, InvalidRequest
 
 Message = Mapping[str, Any]
-MAX_CHARS = 1 << 24         # of a rendered prompt
+MAX_CHARS = 1 << 24  # of a rendered prompt
 
 
 class ChatTemplate:
@@ -25,19 +25,28 @@ class ChatTemplate:
         try:
             self._template = sandbox().from_string(source)
         except (TemplateError, RecursionError, ValueError, OverflowError, MemoryError) as error:
-            raise InvalidModel(f"{origin}: the chat template is damaged ({_line(error)}); use generate with a plain "
-                               "prompt, or download the model again") from error
+            raise InvalidModel(
+                f"{origin}: the chat template is damaged ({_line(error)}); use generate with a plain "
+                "prompt, or download the model again"
+            ) from error
 
-    def render(self, messages: Sequence[Message], values: Mapping[str, Any], add_generation_prompt: bool = True,
-               tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        values: Mapping[str, Any],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """`values` are the template's other variables; `continue_final_message=True` among them leaves the last
         message open, so that the answer continues it."""
         conversation = [_message(message) for message in _listed(messages)]
         values = dict(values)
         resume = bool(values.pop("continue_final_message", False))
         if resume and add_generation_prompt:
-            raise InvalidRequest("continue_final_message=True continues the last message, add_generation_prompt=True "
-                                 "begins a new one; choose one")
+            raise InvalidRequest(
+                "continue_final_message=True continues the last message, add_generation_prompt=True "
+                "begins a new one; choose one"
+            )
         names = {"tools": tools, "documents": None, **values, "add_generation_prompt": add_generation_prompt}
         names = {**plain(names), "messages": conversation}
         text = self._run(names)
@@ -55,8 +64,9 @@ class ChatTemplate:
                 if num_chars > MAX_CHARS:
                     raise ValueError(f"its output exceeds {MAX_CHARS} characters")
         except Exception as error:
-            raise InvalidRequest(f"the chat template of {self.origin} does not take these messages: "
-                                 f"{_line(error)}") from error
+            raise InvalidRequest(
+                f"the chat template of {self.origin} does not take these messages: {_line(error)}"
+            ) from error
         return "".join(parts)
 
 
@@ -104,8 +114,10 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    raise InvalidRequest(f"a chat template takes strings, numbers, lists and tables, not {type(value).__name__}; "
-                         "describe a tool by its JSON schema")
+    raise InvalidRequest(
+        f"a chat template takes strings, numbers, lists and tables, not {type(value).__name__}; "
+        "describe a tool by its JSON schema"
+    )
 
 
 def _opened(text: str, content: str | None) -> str:
@@ -113,6 +125,8 @@ def _opened(text: str, content: str | None) -> str:
     final = (content or "").strip()
     at = text.rfind(final) if final else -1
     if at < 0:
-        raise InvalidRequest("continue_final_message=True needs a last message with content that the template writes "
-                             "into the prompt as it is")
+        raise InvalidRequest(
+            "continue_final_message=True needs a last message with content that the template writes "
+            "into the prompt as it is"
+        )
     return text[: at + len(final)]

@@ -8,7 +8,7 @@ from penstock.errors import InvalidConfig, shown
 from penstock.regular import MIB, UnreadableFile, read_regular
 
 MAX_TEMPLATE_BYTES = MIB
-WRITTEN = ("{{", "{%", "{#")       # in a template, and in no file's name
+WRITTEN = ("{{", "{%", "{#")  # in a template, and in no file's name
 
 
 def read_template(given: str) -> str:
@@ -25,11 +25,13 @@ def _read(path: str) -> str:
     try:
         return read_regular(Path(path).expanduser(), MAX_TEMPLATE_BYTES).decode()
     except UnreadableFile as error:
-        raise InvalidConfig(f"chat_template={shown(path)} cannot be read: {error.reason}; name a file, or give the "
-                            "template itself") from None
+        raise InvalidConfig(
+            f"chat_template={shown(path)} cannot be read: {error.reason}; name a file, or give the template itself"
+        ) from None
     except UnicodeDecodeError as error:
-        raise InvalidConfig(f"chat_template={shown(path)} is not UTF-8 text: {error}; convert it, as iconv does",
-                            ) from None
+        raise InvalidConfig(
+            f"chat_template={shown(path)} is not UTF-8 text: {error}; convert it, as iconv does"
+        ) from None
 
 
 def _check(source: str, name: str) -> None:

@@ -21,11 +21,18 @@ class Program(Protocol):
 
     def encode_upto(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[Message], values: Mapping[str, Any], max_tokens: int | None = None,
-                    parse_special: bool = False, template: str | None = None) -> tuple[list[int], str]: ...
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        values: Mapping[str, Any],
+        max_tokens: int | None = None,
+        parse_special: bool = False,
+        template: str | None = None,
+    ) -> tuple[list[int], str]: ...
 
-    def encode_infill(self, gap: Gap, room: Room | None, add_special_tokens: bool, max_tokens: int | None,
-                      ) -> list[int]: ...
+    def encode_infill(
+        self, gap: Gap, room: Room | None, add_special_tokens: bool, max_tokens: int | None
+    ) -> list[int]: ...
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]: ...
 
@@ -41,9 +48,19 @@ class Program(Protocol):
 class Tokenizer:
     """Text is made here, from what each id spells; ids and prompts are made by the program."""
 
-    def __init__(self, program: Program, spelling: Spelling, vocab_size: int, special_ids: frozenset[int],
-                 eos_token_ids: tuple[int, ...], bos_token_id: int | None, chat_template: str | None, origin: str,
-                 max_token_bytes: int | None = None, infill: Marks | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        spelling: Spelling,
+        vocab_size: int,
+        special_ids: frozenset[int],
+        eos_token_ids: tuple[int, ...],
+        bos_token_id: int | None,
+        chat_template: str | None,
+        origin: str,
+        max_token_bytes: int | None = None,
+        infill: Marks | None = None,
+    ) -> None:
         """`max_token_bytes` of text are the most that one token stands for; None: there may be more. `infill` has the
         tokens for filling in, where there are such."""
         self.program = program
@@ -59,17 +76,36 @@ class Tokenizer:
     @classmethod
     def of(cls, program: LocalProgram) -> Tokenizer:
         vocabulary = program.vocabulary
-        return cls(program, program.spelling, program.vocab_size, program.special_ids, vocabulary.eos_token_ids,
-                   vocabulary.bos_token_id, vocabulary.templates.get("default"), vocabulary.origin,
-                   infill=program.marks)
+        return cls(
+            program,
+            program.spelling,
+            program.vocab_size,
+            program.special_ids,
+            vocabulary.eos_token_ids,
+            vocabulary.bos_token_id,
+            vocabulary.templates.get("default"),
+            vocabulary.origin,
+            infill=program.marks,
+        )
 
     @classmethod
     def from_facts(cls, facts: TokenizerFacts, program: Program, origin: str) -> Tokenizer:
         """For a program that runs elsewhere."""
-        spelling = Spelling(_Elsewhere(program), Decoder(facts.kind, strips=facts.strips),
-                            known=dict(enumerate(facts.spellings)))
-        return cls(program, spelling, len(facts.spellings), frozenset(facts.special_ids), tuple(facts.eos_token_ids),
-                   facts.bos_token_id, facts.chat_template, origin, facts.max_token_bytes, facts.infill)
+        spelling = Spelling(
+            _Elsewhere(program), Decoder(facts.kind, strips=facts.strips), known=dict(enumerate(facts.spellings))
+        )
+        return cls(
+            program,
+            spelling,
+            len(facts.spellings),
+            frozenset(facts.special_ids),
+            tuple(facts.eos_token_ids),
+            facts.bos_token_id,
+            facts.chat_template,
+            origin,
+            facts.max_token_bytes,
+            facts.infill,
+        )
 
     @classmethod
     def from_folder(cls, path: str | PathLike[str]) -> Tokenizer:
@@ -106,8 +142,13 @@ class Tokenizer:
     def _search(self) -> TokenSearch:
         return TokenSearch(self.spelling[id] for id in range(self.vocab_size))
 
-    def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True,
-                            tools: Sequence[Mapping[str, Any]] | None = None, **values: Any) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **values: Any,
+    ) -> str:
         """The prompt that the model's template makes of a conversation; encode it with add_special_tokens=False."""
         return self.program.render(messages, {**values, "add_generation_prompt": add_generation_prompt, "tools": tools})
 

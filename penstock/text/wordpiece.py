@@ -15,7 +15,7 @@ from tokenizers.models import WordPiece
 from penstock.text import spm
 
 CONTINUES = "##"
-MAX_WORD_CHARS = 100        # longer ones are unknown, as BERT's authors have it
+MAX_WORD_CHARS = 100  # longer ones are unknown, as BERT's authors have it
 
 
 def prefixed(texts: Sequence[str], kinds: Sequence[int]) -> list[str]:
@@ -24,7 +24,7 @@ def prefixed(texts: Sequence[str], kinds: Sequence[int]) -> list[str]:
 
 
 def _prefixed(text: str, kind: int) -> str:
-    is_named = text[:1] == "[" and text[-1:] == "]" and len(text) > 2        # [unused7]: some files leave it as it is
+    is_named = text[:1] == "[" and text[-1:] == "]" and len(text) > 2  # [unused7]: some files leave it as it is
     if kind in (spm.CONTROL, spm.UNKNOWN) or is_named or not text:
         return text
     return text[1:] if text[0] == spm.SPACE and len(text) > 1 else CONTINUES + text
@@ -37,8 +37,14 @@ def has_capitals(texts: Sequence[str]) -> bool:
 
 def build(texts: Sequence[str], unknown: str | None, lowercase: bool, strip_accents: bool) -> Backend:
     vocabulary = {text: id for id, text in enumerate(texts) if text}
-    backend = Backend(WordPiece(vocabulary, unk_token=unknown or "[UNK]", max_input_chars_per_word=MAX_WORD_CHARS,
-                                continuing_subword_prefix=CONTINUES))
+    backend = Backend(
+        WordPiece(
+            vocabulary,
+            unk_token=unknown or "[UNK]",
+            max_input_chars_per_word=MAX_WORD_CHARS,
+            continuing_subword_prefix=CONTINUES,
+        )
+    )
     backend.normalizer = normalizers.BertNormalizer(strip_accents=strip_accents, lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix=CONTINUES)

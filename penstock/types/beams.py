@@ -22,11 +22,19 @@ class BeamSearchParams:
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        require(is_count(self.beam_width) and 1 <= self.beam_width <= MAX_BEAMS, "beam_width", self.beam_width,
-                f"1 to {MAX_BEAMS}")
+        require(
+            is_count(self.beam_width) and 1 <= self.beam_width <= MAX_BEAMS,
+            "beam_width",
+            self.beam_width,
+            f"1 to {MAX_BEAMS}",
+        )
         require(is_count(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        require(is_number(self.length_penalty) and -10 <= self.length_penalty <= 10, "length_penalty",
-                self.length_penalty, "-10 to 10")
+        require(
+            is_number(self.length_penalty) and -10 <= self.length_penalty <= 10,
+            "length_penalty",
+            self.length_penalty,
+            "-10 to 10",
+        )
         require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
         require(self.temperature == 0, "temperature", self.temperature, "0: beams rank the raw distribution")
 

@@ -15,7 +15,7 @@ class Logprob(NamedTuple):
     decoded_token: str | None = None
 
 
-TokenLogprobs = dict[int, Logprob]     # one position: the chosen (or prompt) token first, then the likeliest ones
+TokenLogprobs = dict[int, Logprob]  # one position: the chosen (or prompt) token first, then the likeliest ones
 
 
 @dataclass(slots=True)
@@ -28,15 +28,15 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     embedding: tuple[float, ...] | None = None
-    finish_reason: str | None = None   # stop, length, abort, error
+    finish_reason: str | None = None  # stop, length, abort, error
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
-    cumulative_logprob: float | None = None   # beams: set with the finish
+    cumulative_logprob: float | None = None  # beams: set with the finish
     error: str | None = None
-    unfit: bool = False                # the error is the request's own fault
-    complete: bool = False             # the last token is text: with it the answer is all that its grammar allows
-    forced_closing: bool = False       # a token was chosen to end the answer validly within its budget
-    mu: float | None = None            # mirostat's after the last token, with which another engine goes on
+    unfit: bool = False  # the error is the request's own fault
+    complete: bool = False  # the last token is text: with it the answer is all that its grammar allows
+    forced_closing: bool = False  # a token was chosen to end the answer validly within its budget
+    mu: float | None = None  # mirostat's after the last token, with which another engine goes on
 
 
 @dataclass
@@ -48,10 +48,10 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
-    finish_reason: str | None = None   # stop, length, error
-    stop_reason: int | str | None = None   # the stop string or token id; None after an end-of-sequence token
-    forced_closing: bool = False       # its budget ran short, and tokens were chosen that end it validly
-    relaxed: tuple[str, ...] = ()      # keywords of its schema that were not enforced, each with its place
+    finish_reason: str | None = None  # stop, length, error
+    stop_reason: int | str | None = None  # the stop string or token id; None after an end-of-sequence token
+    forced_closing: bool = False  # its budget ran short, and tokens were chosen that end it validly
+    relaxed: tuple[str, ...] = ()  # keywords of its schema that were not enforced, each with its place
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -87,9 +87,9 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finished: bool = False
     num_cached_tokens: int = 0
-    error: str | None = None           # why an answer has finish_reason="error"
+    error: str | None = None  # why an answer has finish_reason="error"
     metrics: RequestMetrics | None = None
-    lora_request: ClassVar[None] = None               # vLLM's: there are no adapters, and no encoder beside the decoder
+    lora_request: ClassVar[None] = None  # vLLM's: there are no adapters, and no encoder beside the decoder
     encoder_prompt: ClassVar[None] = None
     encoder_prompt_token_ids: ClassVar[None] = None
 
@@ -107,9 +107,9 @@ class StreamDelta:
     stop_reason: int | str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None    # with the first tokens, where asked for
-    forced_closing: bool = False       # from here on; see CompletionOutput
-    relaxed: tuple[str, ...] = ()      # with the last of an answer; see CompletionOutput
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # with the first tokens, where asked for
+    forced_closing: bool = False  # from here on; see CompletionOutput
+    relaxed: tuple[str, ...] = ()  # with the last of an answer; see CompletionOutput
 
 
 @dataclass

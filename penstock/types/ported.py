@@ -12,7 +12,9 @@ Made = TypeVar("Made")
 # Values that ask for nothing here, None for any; and why others are refused.
 Ported = Mapping[str, tuple[tuple[Any, ...] | None, str]]
 PORTED: Ported = {
-    "spaces_between_special_tokens": (None, ""), "skip_clone": (None, ""), "skip_reading_prefix_cache": (None, ""),
+    "spaces_between_special_tokens": (None, ""),
+    "skip_clone": (None, ""),
+    "skip_reading_prefix_cache": (None, ""),
     "flat_logprobs": ((False,), "log probabilities are a dict per position"),
     "extra_args": ((None, {}), "there are no plugins that read it"),
     "stream_interval": ((None, 1), "each output has what one step made"),
@@ -20,11 +22,13 @@ PORTED: Ported = {
     "repetition_detection": ((None,), "give dry_multiplier or repetition_penalty against repetitions"),
     "routed_experts_prompt_start": ((0,), "the choice of experts is not reported"),
     "trace_decode_token_ids": ((None, []), "answers are sampled"),
-    "use_beam_search": ((False,), "call LLM.beam_search"), "early_stopping": ((False,), "call LLM.beam_search"),
+    "use_beam_search": ((False,), "call LLM.beam_search"),
+    "early_stopping": ((False,), "call LLM.beam_search"),
     "length_penalty": ((1.0,), "call LLM.beam_search"),
 }
 PORTED_STRUCTURES: Ported = {
-    "backend": (None, ""), "disable_fallback": (None, ""),
+    "backend": (None, ""),
+    "disable_fallback": (None, ""),
     "disable_additional_properties": ((False, None), "write additionalProperties=false into the schema"),
     "whitespace_pattern": ((None,), "disable_any_whitespace=True leaves whitespace out"),
 }
@@ -49,7 +53,7 @@ def take_ported(ported: Ported) -> Callable[[type[Made]], type[Made]]:
                 check_ported(ported, name, values.pop(name))
             make(self, *args, **values)
 
-        params.__init__ = init              # type: ignore[assignment, method-assign]
+        params.__init__ = init  # type: ignore[assignment, method-assign]
         return params
 
     return take

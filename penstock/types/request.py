@@ -26,18 +26,18 @@ class Request:
     tokens: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     beam: BeamSearchParams | None = None
-    pool: bool = False                 # wants one embedding of the whole prompt instead of tokens
-    max_tokens: int = 16               # sampling.max_tokens, resolved against the context length
-    seed: int = 0                      # sampling.seed, or one drawn at admission
+    pool: bool = False  # wants one embedding of the whole prompt instead of tokens
+    max_tokens: int = 16  # sampling.max_tokens, resolved against the context length
+    seed: int = 0  # sampling.seed, or one drawn at admission
     eos_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()   # sampling.bad_words as token ids
-    dry_breakers: bytes = b""          # a bit for each token id that ends repetitions, the lowest first
-    grammar: GrammarFacts | None = None           # of sampling.structured_outputs, where it was tried beforehand
-    reasoning: ReasoningBlock | None = None       # what may stand before the answer, where that matters to sampling
-    priority: int = 0                  # lower runs first
-    salt: str = ""                     # part of the prefix cache's root: requests share prefixes only within it
-    num_public: int = 0                # tokens at the beginning that are shared whatever the salt
-    tenant: str = ""                   # among several, each is entitled to an equal share of the cache
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sampling.bad_words as token ids
+    dry_breakers: bytes = b""  # a bit for each token id that ends repetitions, the lowest first
+    grammar: GrammarFacts | None = None  # of sampling.structured_outputs, where it was tried beforehand
+    reasoning: ReasoningBlock | None = None  # what may stand before the answer, where that matters to sampling
+    priority: int = 0  # lower runs first
+    salt: str = ""  # part of the prefix cache's root: requests share prefixes only within it
+    num_public: int = 0  # tokens at the beginning that are shared whatever the salt
+    tenant: str = ""  # among several, each is entitled to an equal share of the cache
 
     @property
     def num_siblings(self) -> int:

@@ -25,11 +25,11 @@ class StructuredOutputsParams:
     json: str | Mapping[str, Any] | None = None
     regex: str | None = None
     choice: Seq[str] | None = None
-    grammar: str | None = None                 # Lark, or GBNF, which has `::=`
+    grammar: str | None = None  # Lark, or GBNF, which has `::=`
     json_object: bool | None = None
-    structural_tag: str | Mapping[str, Any] | None = None      # free text, and what comes between tags in it
-    disable_any_whitespace: bool = False       # JSON without any between its tokens
-    strict: bool = True                        # refuse what of a schema cannot be enforced; False: relax and name it
+    structural_tag: str | Mapping[str, Any] | None = None  # free text, and what comes between tags in it
+    disable_any_whitespace: bool = False  # JSON without any between its tokens
+    strict: bool = True  # refuse what of a schema cannot be enforced; False: relax and name it
 
     def __post_init__(self) -> None:
         given = [name for name in STRUCTURES if getattr(self, name) is not None and getattr(self, name) is not False]
@@ -53,13 +53,17 @@ class StructuredOutputsParams:
             require(bool(self.choice), "choice", self.choice, "a list of at least one string")
         size = len(self.source.encode(errors="surrogatepass"))
         if size > MAX_STRUCTURE_BYTES:
-            raise InvalidRequest(f"structured_outputs.{given[0]} has {size} bytes: at most {MAX_STRUCTURE_BYTES} are "
-                                 "compiled; shorten it")
+            raise InvalidRequest(
+                f"structured_outputs.{given[0]} has {size} bytes: at most {MAX_STRUCTURE_BYTES} are "
+                "compiled; shorten it"
+            )
         try:
             self.source.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"structured_outputs.{given[0]} has half a character (a lone surrogate) at position "
-                                 f"{error.start}: remove it") from None
+            raise InvalidRequest(
+                f"structured_outputs.{given[0]} has half a character (a lone surrogate) at position "
+                f"{error.start}: remove it"
+            ) from None
 
     @property
     def source(self) -> str:
@@ -82,19 +86,20 @@ def _schema_text(schema: str | Mapping[str, Any], name: str = "json") -> str:
     except RecursionError:
         raise InvalidRequest(f"structured_outputs.{name} is nested too deeply: flatten it with $ref") from None
     except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"structured_outputs.{name}={shown(schema)} is not understood ({error}): give {meant}"
-                             ) from None
+        raise InvalidRequest(
+            f"structured_outputs.{name}={shown(schema)} is not understood ({error}): give {meant}"
+        ) from None
 
 
 @dataclass(frozen=True)
 class GrammarFacts:
     """Results of trying a grammar."""
 
-    closing: tuple[int, ...] | None            # a short whole answer
-    searchable: bool                           # a way to an end can be looked for within a step
-    min_tokens: int | None = None              # no answer has fewer; None: not looked for
-    shortest: tuple[int, ...] | None = None    # an answer of `min_tokens`, if one was found
-    relaxed: tuple[str, ...] = ()              # keywords of a schema that are not enforced, each with its place
+    closing: tuple[int, ...] | None  # a short whole answer
+    searchable: bool  # a way to an end can be looked for within a step
+    min_tokens: int | None = None  # no answer has fewer; None: not looked for
+    shortest: tuple[int, ...] | None = None  # an answer of `min_tokens`, if one was found
+    relaxed: tuple[str, ...] = ()  # keywords of a schema that are not enforced, each with its place
 
     def decides(self, max_tokens: int) -> bool:
         """It is known whether an answer of `max_tokens` can match."""
@@ -110,5 +115,7 @@ class GrammarFacts:
         """Refuse a budget that no answer fits into; only where that is certain."""
         path = self.within(max_tokens)
         if (path is None or len(path) > max_tokens) and max_tokens < (self.min_tokens or 0):
-            raise InvalidRequest(f"max_tokens={max_tokens} is too small for any answer that matches: at least "
-                                 f"{self.min_tokens} tokens are needed")
+            raise InvalidRequest(
+                f"max_tokens={max_tokens} is too small for any answer that matches: at least "
+                f"{self.min_tokens} tokens are needed"
+            )

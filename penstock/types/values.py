@@ -18,7 +18,7 @@ def require(ok: bool, name: str, value: object, limit: str) -> None:
 def is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return abs(value) <= sys.float_info.max      # neither NaN nor infinite, nor a whole number past all floats
+    return abs(value) <= sys.float_info.max  # neither NaN nor infinite, nor a whole number past all floats
 
 
 def is_count(value: object) -> bool:

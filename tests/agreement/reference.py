@@ -11,16 +11,37 @@ from penstock.hub import resolve_model
 from penstock.models.files import open_checkpoint
 
 PROMPTS = [
-    "The capital of France is", "Once upon a time there was a", "Water boils at a temperature of",
-    "The first president of the United States was", "In 1969, people first walked on", "def fibonacci(n):\n",
-    "The quick brown fox jumps over", "Photosynthesis is the process by which", "To make a cup of tea, first",
-    "The largest planet in our solar system is", "Dear Sir or Madam,\n\nI am writing to", "1, 1, 2, 3, 5, 8, 13,",
-    "The opposite of hot is", "Shakespeare wrote the play", "import numpy as np\n\n", "The mitochondria is the",
-    "Q: What is the tallest mountain?\nA:", "Roses are red, violets are", "The speed of light is about",
-    "My favourite season is autumn because", "Le chat est sur la", "In the beginning God created",
-    "The stock market fell today after", "A triangle has three sides, a square has", "She opened the door and saw",
-    "The recipe calls for two eggs and", "Isaac Newton discovered the law of", "SELECT name FROM users WHERE",
-    "The Great Wall of China was built", "If it rains tomorrow, we will", "Machine learning is a field of",
+    "The capital of France is",
+    "Once upon a time there was a",
+    "Water boils at a temperature of",
+    "The first president of the United States was",
+    "In 1969, people first walked on",
+    "def fibonacci(n):\n",
+    "The quick brown fox jumps over",
+    "Photosynthesis is the process by which",
+    "To make a cup of tea, first",
+    "The largest planet in our solar system is",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "The opposite of hot is",
+    "Shakespeare wrote the play",
+    "import numpy as np\n\n",
+    "The mitochondria is the",
+    "Q: What is the tallest mountain?\nA:",
+    "Roses are red, violets are",
+    "The speed of light is about",
+    "My favourite season is autumn because",
+    "Le chat est sur la",
+    "In the beginning God created",
+    "The stock market fell today after",
+    "A triangle has three sides, a square has",
+    "She opened the door and saw",
+    "The recipe calls for two eggs and",
+    "Isaac Newton discovered the law of",
+    "SELECT name FROM users WHERE",
+    "The Great Wall of China was built",
+    "If it rains tomorrow, we will",
+    "Machine learning is a field of",
     "The three primary colours are",
 ]
 NUM_TOKENS = 64
@@ -53,7 +74,7 @@ def first_difference(model: Any, prompt: list[int], answer: list[int]) -> tuple[
 
     One pass over prompt and answer together: while every choice agrees, it is what greedy generation would compute.
     """
-    logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1:-1].float()
+    logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].float()
     chosen = torch.tensor(answer)
     best = logits.argmax(-1)
     wrong = (best != chosen).nonzero()

@@ -12,7 +12,7 @@ import pytest
 from penstock import LLM, SamplingParams
 from tests.agreement.reference import NUM_TOKENS, PROMPTS, first_difference, load_reference, model_path
 
-TIE = 2e-3       # of logit; float32 rounding through 30 layers
+TIE = 2e-3  # of logit; float32 rounding through 30 layers
 
 
 @pytest.mark.parametrize(("step", "most"), [(3, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
@@ -38,16 +38,25 @@ def test_greedy_agrees_with_transformers(name: str, step: int, most: int) -> Non
 def _prompt_logprobs(path: str, texts: list[str], kv_cache_dtype: str) -> list[float]:
     with LLM(path, progress=False, max_model_len=512, activation_dtype="float32", kv_cache_dtype=kv_cache_dtype) as llm:
         outputs = llm.generate(texts, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0), use_tqdm=False)
-    return [one.logprob for output in outputs for position in output.prompt_logprobs or [] if position
-            for one in position.values()]
+    return [
+        one.logprob
+        for output in outputs
+        for position in output.prompt_logprobs or []
+        if position
+        for one in position.values()
+    ]
 
 
-@pytest.mark.parametrize(("name", "bounds"), [
-    ("smollm2", {"float16": (0.03, 0.002), "bfloat16": (0.2, 0.02), "int8": (1.5, 0.1)}),
-    ("gemma3-270m", {"float16": (0.03, 0.002), "bfloat16": (0.2, 0.02), "int8": (3.0, 0.25)})])
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("smollm2", {"float16": (0.03, 0.002), "bfloat16": (0.2, 0.02), "int8": (1.5, 0.1)}),
+        ("gemma3-270m", {"float16": (0.03, 0.002), "bfloat16": (0.2, 0.02), "int8": (3.0, 0.25)}),
+    ],
+)
 def test_how_near_smaller_caches_are(name: str, bounds: dict[str, tuple[float, float]]) -> None:
     """What a token's log probability differs by from that over float32 keys and values, at most and on average."""
-    path, texts = str(model_path(name)), [" ".join(PROMPTS[i:i + 8]) for i in range(0, 32, 8)]
+    path, texts = str(model_path(name)), [" ".join(PROMPTS[i : i + 8]) for i in range(0, 32, 8)]
     wanted = _prompt_logprobs(path, texts, "float32")
     for dtype, (most, mean) in bounds.items():
         found = [abs(a - b) for a, b in zip(_prompt_logprobs(path, texts, dtype), wanted, strict=True)]

@@ -22,7 +22,7 @@ def test_losses_are_those_of_transformers() -> None:
         ours = perplexity(llm, TEXT, window=WINDOW, stride=STRIDE, max_tokens=NUM_TOKENS)
     reference, theirs = load_reference(path), []
     for begin in range(0, NUM_TOKENS - WINDOW + 1, STRIDE):
-        window = torch.tensor(tokens[begin:begin + WINDOW])
+        window = torch.tensor(tokens[begin : begin + WINDOW])
         rows = reference(window[None]).logits[0].float().log_softmax(-1)
         losses = (-rows[:-1].gather(1, window[1:, None])[:, 0]).tolist()
         theirs += losses if begin == 0 else losses[-STRIDE:]

@@ -19,19 +19,21 @@ class Answer:
     num_tokens: int
     first_s: float = 0.0
     delay_s: float = 0.0
-    usage: int | None = -1                  # -1: the truth; None: no usage
+    usage: int | None = -1  # -1: the truth; None: no usage
     num_cached: int | None = None
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    cut_after: int | None = None            # break the connection off after so many chunks
-    error_after: int | None = None          # an error event instead of further chunks
+    cut_after: int | None = None  # break the connection off after so many chunks
+    error_after: int | None = None  # an error event instead of further chunks
     chunked: bool = True
-    open_s: float = 0.0                     # keep the connection so long after the answer
+    open_s: float = 0.0  # keep the connection so long after the answer
 
     def events(self, body: Body) -> list[Body]:
         texts: list[Body] = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}]
-        texts += [{"choices": [{"index": 0, "delta": {"content": f" t{number}"}, "finish_reason": None}]}
-                  for number in range(self.num_tokens)]
+        texts += [
+            {"choices": [{"index": 0, "delta": {"content": f" t{number}"}, "finish_reason": None}]}
+            for number in range(self.num_tokens)
+        ]
         texts.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
         if self.usage is not None and body["stream_options"]["include_usage"]:
             usage: Body = {"prompt_tokens": 7, "completion_tokens": self.num_tokens if self.usage < 0 else self.usage}
@@ -41,7 +43,7 @@ class Answer:
         return texts
 
 
-Script = Callable[[int, Body], Answer]      # which request it is, and its body
+Script = Callable[[int, Body], Answer]  # which request it is, and its body
 
 
 class ChatServer:

@@ -20,8 +20,25 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("bench")
     model = write_config(folder / "tiny", max_position_embeddings=2048)
     output = folder / "result.json"
-    status = cpu.main(["--files", model, "--engines", ENGINES, "--quick", "--threads", "1", "--output", str(output),
-                       "--folder", str(folder), "--option", "penstock.load_format=dummy", "--note", "a trial"])
+    status = cpu.main(
+        [
+            "--files",
+            model,
+            "--engines",
+            ENGINES,
+            "--quick",
+            "--threads",
+            "1",
+            "--output",
+            str(output),
+            "--folder",
+            str(folder),
+            "--option",
+            "penstock.load_format=dummy",
+            "--note",
+            "a trial",
+        ]
+    )
     return status, output
 
 

@@ -18,10 +18,23 @@ from penstock.engine.plan import Output, Plan, Row
 from penstock.models.registry import FAMILIES
 
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflop_s": 800, "fp8_tflop_s": 1300}
-TINY = {"architectures": ["LlamaForCausalLM"], **FAMILIES["LlamaForCausalLM"].like[0], "vocab_size": 100_000,
-        "hidden_size": 32, "max_position_embeddings": 4096, "initializer_range": 0.3, "rope_theta": 70_000.0}
-OPTIONS = {"device": "cpu", "dtype": "float32", "kv_cache_dtype": "float32", "max_model_len": 1024,
-           "kv_cache_tokens": 16384, "threads": 1}
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    **FAMILIES["LlamaForCausalLM"].like[0],
+    "vocab_size": 100_000,
+    "hidden_size": 32,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.3,
+    "rope_theta": 70_000.0,
+}
+OPTIONS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "kv_cache_dtype": "float32",
+    "max_model_len": 1024,
+    "kv_cache_tokens": 16384,
+    "threads": 1,
+}
 
 
 def settings(**more: Any) -> Settings:
@@ -70,16 +83,24 @@ def test_a_plan_is_counted() -> None:
 
 def test_one_sequence_is_bound_by_the_bytes_of_the_weights() -> None:
     """The 8B in 16 bits reads 15.0 GB a token; its prompts are bound by products."""
-    costs = roofline.Costs(layer_values=6_979_321_856, layer_bytes=2 * 6_979_321_856, head_values=525_336_576,
-                           head_bytes=2 * 525_336_576, row_bytes=8192, position_bytes=131072, pair_ops=32 * 4 * 4096)
+    costs = roofline.Costs(
+        layer_values=6_979_321_856,
+        layer_bytes=2 * 6_979_321_856,
+        head_values=525_336_576,
+        head_bytes=2 * 525_336_576,
+        row_bytes=8192,
+        position_bytes=131072,
+        pair_ops=32 * 4 * 4096,
+    )
     device = roofline.Ceilings(4e12, 800e12, 800e12)
     one = roofline.floor(roofline.count(Plan(0, (row(255, 1),))), costs, device)
     assert one.bound == roofline.BYTES and one.num_bytes == pytest.approx(15.04e9, rel=1e-2)
     assert one.seconds == one.bytes_s == one.num_bytes / 4e12
     many = roofline.floor(roofline.count(Plan(0, tuple(row(0, 1024) for _ in range(8)))), costs, device)
     assert many.bound == roofline.OPERATIONS and many.seconds == many.ops_s > many.bytes_s
-    assert many.num_ops == pytest.approx(2 * 6_979_321_856 * 8192 + 2 * 525_336_576 * 8
-                                         + 8 * 1024 * 1025 / 2 * 32 * 4 * 4096)
+    assert many.num_ops == pytest.approx(
+        2 * 6_979_321_856 * 8192 + 2 * 525_336_576 * 8 + 8 * 1024 * 1025 / 2 * 32 * 4 * 4096
+    )
     fast = roofline.floor(roofline.count(Plan(0, (row(0, 8192),))), costs, roofline.Ceilings(4e12, 800e12, 1600e12))
     assert fast.ops_s < 0.6 * roofline.floor(roofline.count(Plan(0, (row(0, 8192),))), costs, device).ops_s
 
@@ -96,8 +117,17 @@ def test_a_steps_time_is_put_down_to_its_larger_term() -> None:
 
 def test_a_trace_tells_launch_gaps_from_waiting_for_the_host() -> None:
     """Kernels that overlap count once; a pause before numbers are sent is not a gap."""
-    found = trace([Activity("Memcpy HtoD (Pinned)", 0, 10), Activity("a", 10, 50), Activity("b", 40, 60),
-                   Activity("a", 80, 100), Activity("Memcpy HtoD (Pinned)", 500, 510), Activity("a", 510, 550)], 2)
+    found = trace(
+        [
+            Activity("Memcpy HtoD (Pinned)", 0, 10),
+            Activity("a", 10, 50),
+            Activity("b", 40, 60),
+            Activity("a", 80, 100),
+            Activity("Memcpy HtoD (Pinned)", 500, 510),
+            Activity("a", 510, 550),
+        ],
+        2,
+    )
     assert found.gap_share == pytest.approx(20 / (20 + 60 + 20 + 50))
     assert list(found.kernels) == ["a", "Memcpy HtoD (Pinned)", "b"] and found.kernels["a"] == 0.05
 
@@ -119,6 +149,7 @@ class Clock:
 
 def test_a_step_begins_where_its_numbers_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans of two kinds: the second one sends nothing."""
+
     class Staging:
         def send(self, count: int) -> int:
             return count
@@ -149,11 +180,33 @@ def test_windows_lie_in_the_middle_of_the_longest_runs() -> None:
 
 def test_options_are_passed_on_when_given_only() -> None:
     assert engine_options(parse([])) == {}
-    chosen = parse(["--quantization", "int4", "--kv-cache-dtype", "fp8", "--deterministic", "--option", "seed=3",
-                    "--option", "enforce_eager=true", "--set", "nano", "--case", "bs1", "--shape", "qwen3-0.6b",
-                    "--score"])
-    assert engine_options(chosen) == {"quantization": "int4", "kv_cache_dtype": "fp8", "deterministic": True, "seed": 3,
-                                      "enforce_eager": True}
+    chosen = parse(
+        [
+            "--quantization",
+            "int4",
+            "--kv-cache-dtype",
+            "fp8",
+            "--deterministic",
+            "--option",
+            "seed=3",
+            "--option",
+            "enforce_eager=true",
+            "--set",
+            "nano",
+            "--case",
+            "bs1",
+            "--shape",
+            "qwen3-0.6b",
+            "--score",
+        ]
+    )
+    assert engine_options(chosen) == {
+        "quantization": "int4",
+        "kv_cache_dtype": "fp8",
+        "deterministic": True,
+        "seed": 3,
+        "enforce_eager": True,
+    }
     assert (chosen.kinds, chosen.shapes, chosen.score) == (["nano", "bs1"], ["qwen3-0.6b"], 8)
     with pytest.raises(SystemExit):
         parse(["--score", "-1"])
@@ -164,8 +217,9 @@ def test_the_command_is_kept_without_the_place_of_its_results() -> None:
     assert gpu.command(["--output=a/b.json"]) == "python -m bench.gpu"
 
 
-def test_children_are_run_and_their_lines_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-                                               ) -> None:
+def test_children_are_run_and_their_lines_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With `--ready` a cold start comes first, with the folder of kernels that the measured one finds filled."""
     seen: list[tuple[str, str, str]] = []
 
@@ -208,21 +262,26 @@ def test_a_run_is_counted_step_by_step(case: Case) -> None:
     floor = found["roofline"]
     assert run.figures["steps"] == 256 and floor["mean_batch"] == 1 and floor["prompt_tokens_computed"] == 128
     assert floor["read_positions"] == 128 + sum(range(129, 384))
-    assert 0 < floor["share_of_floor"] < 1 and "device_s" not in found     # a CPU has no events
+    assert 0 < floor["share_of_floor"] < 1 and "device_s" not in found  # a CPU has no events
 
 
 def test_costs_are_those_of_the_loaded_model(case: Case) -> None:
-    model: Any = case.llm.service.engine.executor.runner.model             # type: ignore[attr-defined]
+    model: Any = case.llm.service.engine.executor.runner.model  # type: ignore[attr-defined]
     spec = model.spec
     costs = roofline.Costs.of(model, 512)
-    matrices = sum(rows * columns for name, (rows, *rest) in spec.parameters().items()
-                   for columns in rest if name.startswith("layers."))
+    matrices = sum(
+        rows * columns
+        for name, (rows, *rest) in spec.parameters().items()
+        for columns in rest
+        if name.startswith("layers.")
+    )
     assert costs.layer_values == matrices and costs.layer_bytes >= 4 * matrices
     assert costs.head_values == 100_000 * 32 and costs.pair_ops == 2 * 4 * 4 * 8
 
 
-def test_lines_name_the_case_its_figures_and_its_first_run(case: Case, capsys: pytest.CaptureFixture[str],
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_name_the_case_its_figures_and_its_first_run(
+    case: Case, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(TARGETS, ("tiny", "bf16"), {"bs1": 1e9, START: 1e9})
     monkeypatch.setattr("bench.gpu_case.WARM_SETS", ())
     case.measure()

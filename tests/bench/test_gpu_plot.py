@@ -19,10 +19,21 @@ def line(kind: str, **more: Any) -> dict[str, Any]:
 
 
 def test_later_files_hold_and_other_options_are_left_out() -> None:
-    first = {"cases": [line("bs1", out_tok_s=1.0), line("start", ready_s=9.0, triton_cache="cold"),
-                       line("start", ready_s=5.0, triton_cache="warm")]}
-    second = {"cases": [line("bs1", out_tok_s=2.0), line("bs1", out_tok_s=3.0, deterministic=True),
-                        line("bs1", out_tok_s=4.0, quantization="fp8"), line("score", timed={})]}
+    first = {
+        "cases": [
+            line("bs1", out_tok_s=1.0),
+            line("start", ready_s=9.0, triton_cache="cold"),
+            line("start", ready_s=5.0, triton_cache="warm"),
+        ]
+    }
+    second = {
+        "cases": [
+            line("bs1", out_tok_s=2.0),
+            line("bs1", out_tok_s=3.0, deterministic=True),
+            line("bs1", out_tok_s=4.0, quantization="fp8"),
+            line("score", timed={}),
+        ]
+    }
     assert cases([first, second]) == {("llama-3.1-8b", "bf16"): {"bs1": 2.0}, ("llama-3.1-8b", "fp8"): {"bs1": 4.0}}
     assert starts([first, second]) == {("llama-3.1-8b", "bf16"): 9.0}
 
@@ -34,8 +45,14 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     (tmp_path / "extra.json").write_text(json.dumps(extra))
     assert main([str(KEPT), str(tmp_path / "extra.json"), str(tmp_path / "one.svg")]) == 0
     text = (tmp_path / "one.svg").read_text()
-    for words in ("Llama 3.1 8B, bf16", "Llama 3.1 8B, fp8", "Qwen3 0.6B, bf16", "NVIDIA H200", "target, at least",
-                  "14,500"):
+    for words in (
+        "Llama 3.1 8B, bf16",
+        "Llama 3.1 8B, fp8",
+        "Qwen3 0.6B, bf16",
+        "NVIDIA H200",
+        "target, at least",
+        "14,500",
+    ):
         assert words in text, words
 
 

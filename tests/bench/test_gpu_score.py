@@ -16,19 +16,30 @@ from bench.gpu_sets import SHAPES
 from penstock.models.registry import FAMILIES, spec_from_config
 from tests.bench.test_gpu import OPTIONS, TINY
 
-QWEN = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **FAMILIES["Qwen3ForCausalLM"].like[0],
-        "vocab_size": 100_000, "hidden_size": 32, "max_position_embeddings": 4096, "initializer_range": 0.3,
-        "tie_word_embeddings": True, "rope_theta": 70_000.0}
+QWEN = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    **FAMILIES["Qwen3ForCausalLM"].like[0],
+    "vocab_size": 100_000,
+    "hidden_size": 32,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": True,
+    "rope_theta": 70_000.0,
+}
 
 
 @pytest.mark.parametrize("config", [{**TINY, "model_type": "llama"}, QWEN], ids=["llama", "qwen3"])
-def test_sequences_of_the_timed_runs_are_scored(config: dict[str, Any], capsys: pytest.CaptureFixture[str],
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_of_the_timed_runs_are_scored(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another rope, another order of rows or an untied head would show at once."""
     monkeypatch.setitem(SHAPES, "tiny", config)
     monkeypatch.setattr("bench.gpu_case.WARM_SETS", ())
-    monkeypatch.setattr("bench.gpu_case.requests", lambda kind, seed: [
-        ([(7 * i * seed + j * j) % 90_000 for j in range(20 + i)], 12 + i) for i in range(3)])
+    monkeypatch.setattr(
+        "bench.gpu_case.requests",
+        lambda kind, seed: [([(7 * i * seed + j * j) % 90_000 for j in range(20 + i)], 12 + i) for i in range(3)],
+    )
     Case("tiny", Settings(OPTIONS, ["bs1", "bs32"], {}, counters=False, score=5)).measure()
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["kind"] == "score" and found["shape"] == "tiny"

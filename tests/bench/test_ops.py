@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
 from bench import ops as bench_ops  # noqa: E402
@@ -58,8 +58,13 @@ def test_shared_and_unshared_attention_are_the_same(monkeypatch: pytest.MonkeyPa
 
 
 def test_products_are_those_of_the_models() -> None:
-    assert SHAPES["8b"].matrices() == {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096),
-                                       "down": (4096, 14336), "head": (128256, 4096)}
+    assert SHAPES["8b"].matrices() == {
+        "qkv": (6144, 4096),
+        "out": (4096, 4096),
+        "gate_up": (28672, 4096),
+        "down": (4096, 14336),
+        "head": (128256, 4096),
+    }
     assert SHAPES["0.6b"].matrices()["qkv"] == (4096, 1024)
     case = next(case for case in made("product") if case.name == "down 64×96, 3 rows")
     assert case.num_bytes == 2 * (64 * 96 + 3 * 160) and case.num_ops == 2 * 3 * 64 * 96
@@ -91,7 +96,7 @@ def test_figures_stand_beside_their_ceilings() -> None:
 
 
 def test_graphs_hold_each_input_and_end_soon() -> None:
-    assert bench_ops.num_launches(10, 2e-6) == 1000       # two milliseconds
+    assert bench_ops.num_launches(10, 2e-6) == 1000  # two milliseconds
     assert bench_ops.num_launches(300, 6e-6) == 300
     assert bench_ops.num_launches(4, 10e-3) == 1
 

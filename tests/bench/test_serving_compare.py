@@ -26,8 +26,14 @@ def turn(server: str, speed: float, ttft_s: float) -> Document:
 
 
 def test_ratios_come_from_medians_and_point_the_right_way() -> None:
-    turns = [turn("a", 20.0, 0.1), turn("a", 22.0, 0.2), turn("a", 900.0, 0.005),
-             turn("b", 11.0, 0.4), turn("b", 10.0, 0.5), turn("b", 1.0, 0.6)]
+    turns = [
+        turn("a", 20.0, 0.1),
+        turn("a", 22.0, 0.2),
+        turn("a", 900.0, 0.005),
+        turn("b", 11.0, 0.4),
+        turn("b", 10.0, 0.5),
+        turn("b", 1.0, 0.6),
+    ]
     first, second = compare(turns, "a")
     assert first["medians"]["tokens/s"] == pytest.approx(22.0) and first["first_is_better"] == {}
     assert second["first_is_better"]["tokens/s"] == pytest.approx(2.2)
@@ -56,17 +62,37 @@ def test_servers_are_started_take_turns_and_are_stopped(tmp_path: Path, capsys: 
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(root=str(EXAMPLE.parent.parent)))
     ports = [free_port(), free_port()]
-    tables = "".join(f'[[server]]\nname = "{name}"\nurl = "http://127.0.0.1:{port}"\n'
-                     f"command = ['{sys.executable}', '{program}', '{port}']\n" for name, port in zip("ab", ports))
-    tables += ('[[server]]\nname = "gone"\nurl = "http://127.0.0.1:1"\ncommand = "no-such-program"\n'
-               f'[[server]]\nname = "ends"\nurl = "http://127.0.0.1:{free_port()}"\n'
-               f"command = ['{sys.executable}', '-c', 'raise SystemExit(\"no model\")']\n")
+    tables = "".join(
+        f'[[server]]\nname = "{name}"\nurl = "http://127.0.0.1:{port}"\n'
+        f"command = ['{sys.executable}', '{program}', '{port}']\n"
+        for name, port in zip("ab", ports)
+    )
+    tables += (
+        '[[server]]\nname = "gone"\nurl = "http://127.0.0.1:1"\ncommand = "no-such-program"\n'
+        f'[[server]]\nname = "ends"\nurl = "http://127.0.0.1:{free_port()}"\n'
+        f"command = ['{sys.executable}', '-c', 'raise SystemExit(\"no model\")']\n"
+    )
     (tmp_path / "servers.toml").write_text(tables)
     output = tmp_path / "result.json"
-    status = serving_compare.main([str(tmp_path / "servers.toml"), "--requests", "2", "--output-len", "2", "--workload",
-                                   "burst-new-prefix", "--rounds", "2", "--pause", "0", "--output", str(output)])
+    status = serving_compare.main(
+        [
+            str(tmp_path / "servers.toml"),
+            "--requests",
+            "2",
+            "--output-len",
+            "2",
+            "--workload",
+            "burst-new-prefix",
+            "--rounds",
+            "2",
+            "--pause",
+            "0",
+            "--output",
+            str(output),
+        ]
+    )
     document = json.loads(output.read_text())
-    assert status == 1 and document["complete"]                             # one of them did not start
+    assert status == 1 and document["complete"]  # one of them did not start
     assert [(turn["round"], turn["server"]) for turn in document["turns"]] == [(0, "a"), (0, "b"), (1, "b"), (1, "a")]
     assert document["absent"] == {"gone": "no-such-program is not installed"}
     [failure] = document["failures"]

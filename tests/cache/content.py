@@ -15,7 +15,7 @@ FULL = Group(StateSpec("full", bytes_per_position=1), (0,))
 WINDOW = Group(StateSpec("window", bytes_per_position=1, window=5), (1,))
 STATE = Group(StateSpec("recurrent", bytes_per_state=8), (2,), blocks_per_state=2)
 
-Prefix = tuple[str, tuple[int, ...]]      # a salt and tokens
+Prefix = tuple[str, tuple[int, ...]]  # a salt and tokens
 
 
 @dataclass(eq=False)
@@ -118,11 +118,10 @@ class Content:
                 best = length
         return best
 
-    def _resumable(self, held: dict[Prefix, list[bool]], salt: str, tokens: Sequence[int], length: int,
-                   g: int) -> bool:
+    def _resumable(self, held: dict[Prefix, list[bool]], salt: str, tokens: Sequence[int], length: int, g: int) -> bool:
         spec, size = self.cache.groups[g].spec, self.cache.block_size
         if spec.kind == "recurrent":
             return held[salt, tuple(tokens[:length])][g]
         first = 0 if spec.kind == "full" else max(0, length - spec.window + 1)
         blocks = {position // size for position in range(first, length)}
-        return all(held[salt, tuple(tokens[:(block + 1) * size])][g] for block in blocks)
+        return all(held[salt, tuple(tokens[: (block + 1) * size])][g] for block in blocks)

@@ -31,8 +31,9 @@ def test_first_needed_is_the_first_that_any_later_query_reads(spec: StateSpec) -
 
 @effort(200)
 @given(present=st.lists(st.booleans(), max_size=12), size=st.integers(1, 6), width=st.integers(0, 20))
-def test_usable_prefixes_are_those_whose_next_query_finds_all_it_reads(present: list[bool], size: int,
-                                                                       width: int) -> None:
+def test_usable_prefixes_are_those_whose_next_query_finds_all_it_reads(
+    present: list[bool], size: int, width: int
+) -> None:
     spec = window(width) if width else FULL
     expected = []
     for blocks in range(1, len(present) + 1):

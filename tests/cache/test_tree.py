@@ -105,7 +105,7 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     content = Content(6, 2, [FULL])
     for first in (1, 2, 3):
         content.cache.release(grown(content, "", [first] * 4).holding)
-    content.cache.release(content.begin("", [1] * 5).holding)      # touches the first
+    content.cache.release(content.begin("", [1] * 5).holding)  # touches the first
     content.cache.tree.evict(2)
     assert [content.cache.match("", [first] * 5) for first in (1, 2, 3)] == [4, 0, 4]
     content.cache.tree.evict(4)

@@ -14,12 +14,23 @@ from pathlib import Path
 
 import pytest
 
-TEMPLATE = ("{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
-            "{% if add_generation_prompt %}<assistant>{% endif %}")
+TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
-    "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "silu",
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
 }
 
 
@@ -83,7 +94,7 @@ class Terminal:
             while (found := self.screen.find(text, self._read)) < 0:
                 assert time.monotonic() < deadline and self._more(), f"no {text!r} in {self.screen[start:]!r}"
             self._read = found + len(text)
-        return self.screen[start:self._read]
+        return self.screen[start : self._read]
 
     def status(self) -> int:
         """The exit status, once the program has ended by itself."""

@@ -14,8 +14,9 @@ QUICK = ("--prompt-tokens=20", "--output-tokens=4", "--repetitions=2", "--load-f
 def test_the_table(plain_model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "latency", plain_model, *QUICK]) == 0
     out, err = capsys.readouterr()
-    header, ruler, reading, generating = [[cell.strip() for cell in line.strip("|").split("|")]
-                                          for line in out.splitlines()]
+    header, ruler, reading, generating = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines()
+    ]
     assert header == ["model", "size", "params", "threads", "seqs", "test", "t/s", "ms"]
     assert (reading[5], generating[5]) == ("pp20", "tg4") and reading[3:5] == ["1", "1"]
     for row in (reading, generating):
@@ -44,6 +45,7 @@ def test_columns_line_up() -> None:
     table = Table("name", "t/s")
     table.add("a", "1.0")
     table.add("longer", "100.0")
-    assert table.markdown(right=("t/s",)) == ("| name   |   t/s |\n|--------|------:|\n"
-                                              "| a      |   1.0 |\n| longer | 100.0 |\n")
+    assert table.markdown(right=("t/s",)) == (
+        "| name   |   t/s |\n|--------|------:|\n| a      |   1.0 |\n| longer | 100.0 |\n"
+    )
     assert table.plain() == "name    t/s\na       1.0\nlonger  100.0\n"

@@ -69,7 +69,7 @@ def test_a_session_at_a_terminal(chat_model: str, tmp_path: Path, terminal: Call
     assert "/save FILE" in chat.expect("several lines", PROMPT)
     chat.type("/frobnicate\n")
     chat.expect("error: unknown command /frobnicate", PROMPT)
-    time.sleep(0.5)      # readline shows its prompt a moment before it listens; a Ctrl-C in between waits for a key
+    time.sleep(0.5)  # readline shows its prompt a moment before it listens; a Ctrl-C in between waits for a key
     chat.type("\x03")
     chat.expect("Ctrl-D or /bye leaves", PROMPT)
 
@@ -105,7 +105,7 @@ def wait_for_answer(chat: Any) -> None:
 
 
 def number_before(text: str, words: str) -> int:
-    return int(text[:text.index(words)].split()[-1].strip("("))
+    return int(text[: text.index(words)].split()[-1].strip("("))
 
 
 def test_run_without_a_prompt_at_a_terminal_is_a_chat(chat_model: str, terminal: Callable[..., Any]) -> None:

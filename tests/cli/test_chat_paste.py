@@ -62,7 +62,7 @@ def test_pastes_at_a_terminal(chat_model: str, tmp_path: Path, terminal: Callabl
     saved = tmp_path / "talk.json"
     chat = terminal("chat", chat_model, "--max-tokens", "3", *DUMMY)
     chat.expect(PROMPT)
-    time.sleep(0.3)      # readline shows its prompt a moment before it listens
+    time.sleep(0.3)  # readline shows its prompt a moment before it listens
     chat.type("\x1b[200~first\nsecond\n/third\x1b[201~")
     time.sleep(0.3)
     assert chat.screen.count(PROMPT) == 1, "a marked paste waits for Enter"
@@ -81,8 +81,9 @@ def test_pastes_at_a_terminal(chat_model: str, tmp_path: Path, terminal: Callabl
     assert said == ["first\nsecond\n/third", "one\ntwo\nthree"]
 
 
-def test_a_full_context_forgets_the_oldest_turns(chat_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                 capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_context_forgets_the_oldest_turns(
+    chat_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved = tmp_path / "talk.json"
     turns = [f"turn {number} " + "x" * 30 for number in range(6)]
     lines = "\n".join([*turns, "y" * 300, "again", f"/save {saved}", ""])

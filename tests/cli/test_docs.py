@@ -22,13 +22,13 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands() -> list[str]:
     lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
-    return [line[line.index("penstock "):] for line in lines if re.search(r"(^|\| )penstock ", line)]
+    return [line[line.index("penstock ") :] for line in lines if re.search(r"(^|\| )penstock ", line)]
 
 
 @pytest.mark.parametrize("line", commands())
 def test_a_command_can_be_parsed(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
-    words = words[:min([words.index(word) for word in ("|", "<") if word in words], default=len(words))]
+    words = words[: min([words.index(word) for word in ("|", "<") if word in words], default=len(words))]
     group: Any = typer.main.get_command(app)
     while hasattr(group, "commands"):
         group = group.commands[words.pop(0)]

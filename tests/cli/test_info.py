@@ -11,8 +11,9 @@ from penstock.cli import main
 from penstock.models.registry import spec_from_config
 
 
-def test_info_of_a_folder_counts_what_the_checkpoint_holds(chat_model: str, tmp_path: Path,
-                                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_of_a_folder_counts_what_the_checkpoint_holds(
+    chat_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     for file in Path(chat_model).iterdir():
@@ -22,9 +23,17 @@ def test_info_of_a_folder_counts_what_the_checkpoint_holds(chat_model: str, tmp_
     tensors = {"model.embed_tokens.weight": torch.zeros(256, width), "model.norm.weight": torch.ones(width)}
     for layer in range(2):
         prefix = f"model.layers.{layer}."
-        shapes = {"self_attn.q_proj": (width, width), "self_attn.k_proj": (kv, width), "self_attn.v_proj": (kv, width),
-                  "self_attn.o_proj": (width, width), "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width),
-                  "mlp.down_proj": (width, inner), "input_layernorm": (width,), "post_attention_layernorm": (width,)}
+        shapes = {
+            "self_attn.q_proj": (width, width),
+            "self_attn.k_proj": (kv, width),
+            "self_attn.v_proj": (kv, width),
+            "self_attn.o_proj": (width, width),
+            "mlp.gate_proj": (inner, width),
+            "mlp.up_proj": (inner, width),
+            "mlp.down_proj": (width, inner),
+            "input_layernorm": (width,),
+            "post_attention_layernorm": (width,),
+        }
         tensors |= {f"{prefix}{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
     save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, folder / "model.safetensors")
     assert main(["info", str(folder), "--json"]) == 0
@@ -32,9 +41,20 @@ def test_info_of_a_folder_counts_what_the_checkpoint_holds(chat_model: str, tmp_
     assert facts["num_parameters"] == sum(tensor.numel() for tensor in tensors.values())
     assert facts["num_parameters"] == spec_from_config(config).num_parameters
     assert facts["num_bytes"] == (folder / "model.safetensors").stat().st_size
-    expected = {"format": "safetensors", "family": "LlamaForCausalLM", "layers": 2, "width": 32, "heads": 4,
-                "kv_heads": 2, "head_size": 8, "context": 16384, "vocabulary": 256, "quantization": "bfloat16",
-                "tokenizer": "BPE", "chat_template": True}
+    expected = {
+        "format": "safetensors",
+        "family": "LlamaForCausalLM",
+        "layers": 2,
+        "width": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_size": 8,
+        "context": 16384,
+        "vocabulary": 256,
+        "quantization": "bfloat16",
+        "tokenizer": "BPE",
+        "chat_template": True,
+    }
     assert {name: facts[name] for name in expected} == expected
     assert main(["info", str(folder)]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if not line.startswith("chat"))

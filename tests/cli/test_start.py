@@ -16,7 +16,7 @@ def test_every_part_has_its_time(chat_model: str, capsys: pytest.CaptureFixture[
     assert main([chat_model, "--json", *DUMMY]) == 0
     document = json.loads(capsys.readouterr().out)
     assert len(document["first_byte_s"]) == 1 and document["median_s"] > 0
-    assert sorted(document["spans_s"]) == sorted(PARTS)        # the tokenizer and the weights begin together
+    assert sorted(document["spans_s"]) == sorted(PARTS)  # the tokenizer and the weights begin together
     assert all(0 <= begin <= end for begin, end in document["spans_s"].values())
 
 

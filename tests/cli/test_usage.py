@@ -54,9 +54,11 @@ def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     """Under 0.3 s on a laptop: only the light imports are a matter of this program, so those are held."""
-    code = ("import sys; from penstock.cli import main; main(['--help']); "
-            "heavy = {'torch', 'numpy', 'rich', 'tqdm', 'tokenizers', 'safetensors', 'jinja2', 'huggingface_hub'}; "
-            "print(sorted(heavy & set(sys.modules)), file=sys.stderr)")
+    code = (
+        "import sys; from penstock.cli import main; main(['--help']); "
+        "heavy = {'torch', 'numpy', 'rich', 'tqdm', 'tokenizers', 'safetensors', 'jinja2', 'huggingface_hub'}; "
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert (done.stdout, done.stderr.strip()) == (HELP, "[]")
 
@@ -66,8 +68,7 @@ def test_the_module_is_the_command() -> None:
     assert done.returncode == 0 and done.stdout.startswith("penstock ")
 
 
-@pytest.mark.parametrize("command", [["run"], ["chat"], ["perplexity"], ["bench", "throughput"],
-                                     ["bench", "latency"]])
+@pytest.mark.parametrize("command", [["run"], ["chat"], ["perplexity"], ["bench", "throughput"], ["bench", "latency"]])
 def test_every_engine_option_is_a_flag(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--help"]) == 0
     text = capsys.readouterr().out
@@ -76,10 +77,17 @@ def test_every_engine_option_is_a_flag(command: list[str], capsys: pytest.Captur
         assert (f"--{option.name.replace('_', '-')}" in text) == (option.name not in left_out), option.name
 
 
-@pytest.mark.parametrize("arguments", [
-    ["frobnicate"], ["run"], ["run", "smollm2", "--no-such-flag"], ["run", "smollm2", "hi", "--max-tokens", "many"],
-    ["bench", "sideways"], ["rm"],
-])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["run"],
+        ["run", "smollm2", "--no-such-flag"],
+        ["run", "smollm2", "hi", "--max-tokens", "many"],
+        ["bench", "sideways"],
+        ["rm"],
+    ],
+)
 def test_wrong_usage_is_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     out, err = capsys.readouterr()
@@ -122,8 +130,9 @@ def test_errors_are_one_line_and_exit_one(tmp_path: Path, capsys: pytest.Capture
         assert "Traceback" not in err and err.endswith("\n"), arguments
 
 
-def test_an_unexpected_error_says_how_to_see_more(capsys: pytest.CaptureFixture[str],
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_says_how_to_see_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken() -> None:
         raise ZeroDivisionError("over\nthe edge")
 

@@ -10,10 +10,33 @@ import pytest
 from penstock.cli import main
 from penstock.commands.vllm_flags import VllmFlags
 
-TAKEN = ["--tensor-parallel-size", "1", "--trust-remote-code", "--disable-log-requests", "--enable-auto-tool-choice",
-         "--dtype", "half", "--swap-space", "4", "--enable-chunked-prefill", "--no-enable-lora", "--max-num-seqs", "8",
-         "--distributed-executor-backend", "mp", "--uvicorn-log-level", "warning", "--api-server-count", "1",
-         "--task", "embed", "--hf-overrides", "{}", "--structured-outputs-config", '{"backend": "xgrammar"}']
+TAKEN = [
+    "--tensor-parallel-size",
+    "1",
+    "--trust-remote-code",
+    "--disable-log-requests",
+    "--enable-auto-tool-choice",
+    "--dtype",
+    "half",
+    "--swap-space",
+    "4",
+    "--enable-chunked-prefill",
+    "--no-enable-lora",
+    "--max-num-seqs",
+    "8",
+    "--distributed-executor-backend",
+    "mp",
+    "--uvicorn-log-level",
+    "warning",
+    "--api-server-count",
+    "1",
+    "--task",
+    "embed",
+    "--hf-overrides",
+    "{}",
+    "--structured-outputs-config",
+    '{"backend": "xgrammar"}',
+]
 
 
 @pytest.fixture
@@ -37,12 +60,19 @@ def test_taken(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert "swap_space=4.0 has no effect" in said and "tensor_parallel_size" not in said
 
 
-@pytest.mark.parametrize(("flags", "said"), [
-    (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported: a model runs on one device"),
-    (["--enable-lora"], "enable_lora=True is not supported"), (["--api-server-count", "4"], "one process serves"),
-    (["--speculative-config", "{}"], "there is no speculative decoding yet"),
-    (["--hf-overrides", "{"], "hf_overrides='{' is no JSON"), (["--hf-overrides", '{"a": 1}'], "change config.json"),
-    (["--tensor-paralel-size", "1"], "No such option"), (["--dtype", "quarter"], "dtype='quarter' is unknown")])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported: a model runs on one device"),
+        (["--enable-lora"], "enable_lora=True is not supported"),
+        (["--api-server-count", "4"], "one process serves"),
+        (["--speculative-config", "{}"], "there is no speculative decoding yet"),
+        (["--hf-overrides", "{"], "hf_overrides='{' is no JSON"),
+        (["--hf-overrides", '{"a": 1}'], "change config.json"),
+        (["--tensor-paralel-size", "1"], "No such option"),
+        (["--dtype", "quarter"], "dtype='quarter' is unknown"),
+    ],
+)
 def test_refused(served: list[Any], capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
     assert main(["serve", "smollm2", *flags]) in (1, 2)
     assert said in capsys.readouterr().err and not served

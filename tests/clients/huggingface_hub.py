@@ -12,10 +12,16 @@ from huggingface_hub import AsyncInferenceClient, InferenceClient
 url, model = sys.argv[1:3]
 ASK: Any = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
-          "additionalProperties": False}
-TOOL: Any = {"type": "function", "function": {"name": "get_weather", "description": "Tells the weather of a city.",
-                                              "parameters": SCHEMA}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Tells the weather of a city.", "parameters": SCHEMA},
+}
 GRAMMAR: Any = {"type": "json", "value": SCHEMA}
 
 chat = InferenceClient(base_url=f"{url}/v1")
@@ -26,13 +32,21 @@ chunks = list(chat.chat_completion(ASK, max_tokens=16, temperature=0, stream=Tru
 assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == PARIS
 assert chat.chat.completions.create(messages=ASK, model=model, max_tokens=16, temperature=0).choices[0].message.content
 
-formats: list[Any] = [{"type": "json_schema", "json_schema": {"name": "capital", "schema": SCHEMA, "strict": True}},
-                      {"type": "json", "value": SCHEMA}, {"type": "json_object", "value": SCHEMA}]
+formats: list[Any] = [
+    {"type": "json_schema", "json_schema": {"name": "capital", "schema": SCHEMA, "strict": True}},
+    {"type": "json", "value": SCHEMA},
+    {"type": "json_object", "value": SCHEMA},
+]
 for form in formats:
     formed = chat.chat_completion(ASK, max_tokens=60, temperature=0, response_format=form)
     assert set(json.loads(formed.choices[0].message.content or "")) == {"city"}, (form, formed)
-called = chat.chat_completion([{"role": "user", "content": "Weather in Paris?"}], tools=[TOOL], tool_choice="required",
-                              max_tokens=80, temperature=0)
+called = chat.chat_completion(
+    [{"role": "user", "content": "Weather in Paris?"}],
+    tools=[TOOL],
+    tool_choice="required",
+    max_tokens=80,
+    temperature=0,
+)
 calls: Any = called.choices[0].message.tool_calls
 assert calls and calls[0].function.name == "get_weather", called
 

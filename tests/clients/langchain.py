@@ -10,8 +10,9 @@ from pydantic import BaseModel, SecretStr
 
 url, model = sys.argv[1:3]
 ASK = "What is the capital of France?"
-chat = ChatOpenAI(model=model, base_url=f"{url}/v1", api_key=SecretStr("none"), temperature=0, max_retries=0,
-                  max_completion_tokens=80)
+chat = ChatOpenAI(
+    model=model, base_url=f"{url}/v1", api_key=SecretStr("none"), temperature=0, max_retries=0, max_completion_tokens=80
+)
 
 answer = chat.invoke(ASK)
 assert answer.content == "The capital of France is Paris.", answer

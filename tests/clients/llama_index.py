@@ -14,8 +14,17 @@ from pydantic import BaseModel
 url, model = sys.argv[1:3]
 ASK = "What is the capital of France?"
 PARIS = "The capital of France is Paris."
-llm: Any = OpenAILike(model=model, api_base=f"{url}/v1", api_key="none", is_chat_model=True,
-                      is_function_calling_model=True, temperature=0, max_tokens=80, context_window=2048, max_retries=0)
+llm: Any = OpenAILike(
+    model=model,
+    api_base=f"{url}/v1",
+    api_key="none",
+    is_chat_model=True,
+    is_function_calling_model=True,
+    temperature=0,
+    max_tokens=80,
+    context_window=2048,
+    max_retries=0,
+)
 
 
 class Capital(BaseModel):
@@ -33,8 +42,9 @@ assert llm.complete(ASK).text == PARIS
 assert llm.chat([ChatMessage(role="user", content=ASK)]).message.content == PARIS
 assert "".join(part.delta or "" for part in llm.stream_complete(ASK)) == PARIS
 assert "".join(part.delta or "" for part in llm.stream_chat([ChatMessage(role="user", content=ASK)])) == PARIS
-called = llm.chat_with_tools([FunctionTool.from_defaults(get_weather)], user_msg="Weather in Paris?",
-                             tool_required=True)
+called = llm.chat_with_tools(
+    [FunctionTool.from_defaults(get_weather)], user_msg="Weather in Paris?", tool_required=True
+)
 calls = llm.get_tool_calls_from_response(called)
 assert calls and calls[0].tool_name == "get_weather" and "city" in calls[0].tool_kwargs, called
 found = llm.structured_predict(Capital, PromptTemplate(ASK))

@@ -23,11 +23,19 @@ assert parts[-1].done and len(parts) > 3
 
 text = client.generate(model, "What is the capital of France?", options=GREEDY)
 assert text.response and text.done
-assert "".join(part.response for part in client.generate(model, "What is the capital of France?", options=GREEDY,
-                                                         stream=True)) == text.response
+assert (
+    "".join(
+        part.response for part in client.generate(model, "What is the capital of France?", options=GREEDY, stream=True)
+    )
+    == text.response
+)
 
-schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
-          "additionalProperties": False}
+schema = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 formed = client.chat(model, messages=ASK, options={"temperature": 0, "num_predict": 48}, format=schema)
 assert set(json.loads(formed.message.content or "")) == {"city"}, formed
 

@@ -16,10 +16,20 @@ client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 QUESTION = "What is the capital of France?"
 ASK: Any = [{"role": "user", "content": QUESTION}]
 PARIS = "The capital of France is Paris."
-TOOL: Any = {"type": "function", "function": {"name": "get_weather", "description": "Tells the weather of a city.",
-                                              "parameters": {"type": "object", "properties": {
-                                                  "city": {"type": "string"}}, "required": ["city"],
-                                                  "additionalProperties": False}, "strict": True}}
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tells the weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
 
 
 class Capital(BaseModel):
@@ -32,17 +42,32 @@ assert client.models.retrieve(model).id == model
 # chat
 first = client.chat.completions.create(model=model, messages=ASK)
 assert "Paris" in (first.choices[0].message.content or ""), first
-answer = client.chat.completions.create(model=model, messages=ASK, temperature=0, max_completion_tokens=16,
-                                        logprobs=True, top_logprobs=2, seed=1, store=False, metadata={"a": "b"},
-                                        service_tier="auto", parallel_tool_calls=True, safety_identifier="x",
-                                        prompt_cache_key="y", verbosity="low")
+answer = client.chat.completions.create(
+    model=model,
+    messages=ASK,
+    temperature=0,
+    max_completion_tokens=16,
+    logprobs=True,
+    top_logprobs=2,
+    seed=1,
+    store=False,
+    metadata={"a": "b"},
+    service_tier="auto",
+    parallel_tool_calls=True,
+    safety_identifier="x",
+    prompt_cache_key="y",
+    verbosity="low",
+)
 assert answer.choices[0].message.content == PARIS and answer.usage and answer.usage.completion_tokens == 8
 assert answer.choices[0].logprobs and len(answer.choices[0].logprobs.content or []) == 8
 named = client.chat.completions.create(model="gpt-4o-mini", messages=ASK, temperature=0, max_tokens=16)
 assert named.choices[0].message.content == PARIS
 
-chunks = list(client.chat.completions.create(model=model, messages=ASK, temperature=0, max_tokens=16, stream=True,
-                                             stream_options={"include_usage": True}))
+chunks = list(
+    client.chat.completions.create(
+        model=model, messages=ASK, temperature=0, max_tokens=16, stream=True, stream_options={"include_usage": True}
+    )
+)
 assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == PARIS
 assert chunks[-1].usage and chunks[-1].usage.completion_tokens == 8
 with client.chat.completions.stream(model=model, messages=ASK, temperature=0, max_tokens=16) as stream:
@@ -53,20 +78,35 @@ with client.chat.completions.stream(model=model, messages=ASK, temperature=0, ma
 # structure and tools
 parsed = client.chat.completions.parse(model=model, messages=ASK, response_format=Capital, temperature=0, max_tokens=60)
 assert isinstance(parsed.choices[0].message.parsed, Capital), parsed
-called = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Weather in Paris?"}],
-                                        tools=[TOOL], tool_choice="required", temperature=0, max_tokens=80)
+called = client.chat.completions.create(
+    model=model,
+    messages=[{"role": "user", "content": "Weather in Paris?"}],
+    tools=[TOOL],
+    tool_choice="required",
+    temperature=0,
+    max_tokens=80,
+)
 calls: Any = called.choices[0].message.tool_calls
 assert calls and calls[0].function.name == "get_weather" and "city" in json.loads(calls[0].function.arguments), called
-followed = client.chat.completions.create(model=model, temperature=0, max_tokens=16, tools=[TOOL], messages=[
-    {"role": "user", "content": "Weather in Paris?"}, called.choices[0].message.to_dict(),      # type: ignore[list-item]
-    {"role": "tool", "tool_call_id": calls[0].id, "content": "sunny"}])
+followed = client.chat.completions.create(
+    model=model,
+    temperature=0,
+    max_tokens=16,
+    tools=[TOOL],
+    messages=[
+        {"role": "user", "content": "Weather in Paris?"},
+        called.choices[0].message.to_dict(),  # type: ignore[list-item]
+        {"role": "tool", "tool_call_id": calls[0].id, "content": "sunny"},
+    ],
+)
 assert followed.choices[0].message.content, followed
 
 # responses
 response = client.responses.create(model=model, input=QUESTION, temperature=0, max_output_tokens=16)
 assert response.output_text == PARIS and response.status == "completed", response
-again = client.responses.create(model=model, input="And its river?", previous_response_id=response.id,
-                                max_output_tokens=16)
+again = client.responses.create(
+    model=model, input="And its river?", previous_response_id=response.id, max_output_tokens=16
+)
 assert again.output_text and client.responses.retrieve(response.id).output_text == PARIS
 with client.responses.stream(model=model, input=QUESTION, temperature=0, max_output_tokens=16) as events:
     types = [event.type for event in events]
@@ -89,8 +129,15 @@ streamed = client.completions.create(model=model, prompt="Once upon a time", max
 assert "".join(chunk.choices[0].text for chunk in streamed if chunk.choices) == text.choices[0].text
 
 # files and batches
-lines = [{"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions",
-          "body": {"model": model, "messages": ASK, "temperature": 0, "max_tokens": 16}} for number in range(3)]
+lines = [
+    {
+        "custom_id": f"line-{number}",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": model, "messages": ASK, "temperature": 0, "max_tokens": 16},
+    }
+    for number in range(3)
+]
 file = client.files.create(file=("lines.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
 batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
 for _ in range(1200):
@@ -105,8 +152,11 @@ assert {one["response"]["body"]["choices"][0]["message"]["content"] for one in m
 assert batch.id in [one.id for one in client.batches.list()] and client.files.delete(file.id).deleted
 
 # errors
-for wrong, error in (({"temperature": 9}, openai.BadRequestError), ({"max_token": 9}, openai.BadRequestError),
-                     ({"model": "no-such-model"}, openai.NotFoundError)):
+for wrong, error in (
+    ({"temperature": 9}, openai.BadRequestError),
+    ({"max_token": 9}, openai.BadRequestError),
+    ({"model": "no-such-model"}, openai.NotFoundError),
+):
     body: Any = {"model": model, "messages": ASK, "extra_body": wrong}
     try:
         client.chat.completions.create(**body)
@@ -123,8 +173,9 @@ else:
 
 async def ask_many() -> list[str | None]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as many:
-        answers = await asyncio.gather(*(many.chat.completions.create(
-            model=model, messages=ASK, temperature=0, max_tokens=16) for _ in range(8)))
+        answers = await asyncio.gather(
+            *(many.chat.completions.create(model=model, messages=ASK, temperature=0, max_tokens=16) for _ in range(8))
+        )
     return [one.choices[0].message.content for one in answers]
 
 

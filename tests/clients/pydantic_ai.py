@@ -19,8 +19,11 @@ PARIS = "The capital of France is Paris."
 SETTINGS: Any = {"temperature": 0.0, "max_tokens": 80}
 openai = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
 chat = OpenAIChatModel(model, provider=openai)
-models: list[Any] = [chat, OpenAIResponsesModel(model, provider=openai),
-                     AnthropicModel(model, provider=AnthropicProvider(base_url=url, api_key="none"))]
+models: list[Any] = [
+    chat,
+    OpenAIResponsesModel(model, provider=openai),
+    AnthropicModel(model, provider=AnthropicProvider(base_url=url, api_key="none")),
+]
 
 
 class Capital(BaseModel):

@@ -19,13 +19,20 @@ from tests.server.running import RunningServer
 HERE = Path(__file__).parent
 HOMES = HERE.parent.parent / ".venv-clients"
 MODEL = "smollm2"
-PACKAGES = {"openai": ["openai"], "anthropic": ["anthropic"], "ollama": ["ollama"],
-            "huggingface_hub": ["huggingface_hub"], "litellm": ["litellm", "mcp"],
-            "langchain": ["langchain-openai", "langchain-ollama"],
-            "llama_index": ["llama-index-core", "llama-index-llms-openai-like"], "instructor": ["instructor"],
-            "pydantic_ai": ["pydantic-ai-slim[openai,anthropic]"], "llm": ["llm"]}
+PACKAGES = {
+    "openai": ["openai"],
+    "anthropic": ["anthropic"],
+    "ollama": ["ollama"],
+    "huggingface_hub": ["huggingface_hub"],
+    "litellm": ["litellm", "mcp"],
+    "langchain": ["langchain-openai", "langchain-ollama"],
+    "llama_index": ["llama-index-core", "llama-index-llms-openai-like"],
+    "instructor": ["instructor"],
+    "pydantic_ai": ["pydantic-ai-slim[openai,anthropic]"],
+    "llm": ["llm"],
+}
 TIMEOUT_S = 300
-QUIET = {"NO_PROXY": "127.0.0.1,localhost", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}     # nothing leaves this machine
+QUIET = {"NO_PROXY": "127.0.0.1,localhost", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # nothing leaves this machine
 
 
 def python_of(name: str) -> Path:
@@ -35,8 +42,15 @@ def python_of(name: str) -> Path:
     if not (home / "installed").exists():
         print(f"{name}: installing {' '.join(PACKAGES[name])}", flush=True)
         venv.create(home, with_pip=True, clear=True)
-        install: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq",
-                                     *PACKAGES[name]]
+        install: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "-qq",
+            *PACKAGES[name],
+        ]
         subprocess.run(install, check=True)
         (home / "installed").touch()
     return python
@@ -45,7 +59,7 @@ def python_of(name: str) -> Path:
 def passes(name: str, url: str) -> bool:
     try:
         command: list[str | Path] = [python_of(name), "-I", HERE / f"{name}.py", url, MODEL]
-        env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}   # it is no hub
+        env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}  # it is no hub
         ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**env, **QUIET})
     except (subprocess.SubprocessError, OSError) as error:
         print(f"{name}: FAILED: {error}", flush=True)

@@ -31,16 +31,39 @@ def window(width: int) -> Group:
 class Stage:
     """Also the engine's executor: it keeps each plan and passes it on."""
 
-    def __init__(self, *groups: Group, num_blocks: int = 64, block_size: int = 4, max_num_seqs: int = 8,
-                 max_num_batched_tokens: int = 64, policy: str = "fcfs", capacity: str = "ondemand",
-                 caching: bool = True, overlap: int = 0, faults: Faults | None = None,
-                 drafting: Drafting | None = None, lazy: bool = True, stateless: bool = False) -> None:
+    def __init__(
+        self,
+        *groups: Group,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+        policy: str = "fcfs",
+        capacity: str = "ondemand",
+        caching: bool = True,
+        overlap: int = 0,
+        faults: Faults | None = None,
+        drafting: Drafting | None = None,
+        lazy: bool = True,
+        stateless: bool = False,
+    ) -> None:
         self.cache = KVCache(num_blocks, block_size, () if stateless else groups or (FULL,), caching)
-        self.scheduler = Scheduler(self.cache, max_num_seqs=max_num_seqs, policy=policy, capacity=capacity,
-                                   max_num_batched_tokens=max_num_batched_tokens)
+        self.scheduler = Scheduler(
+            self.cache,
+            max_num_seqs=max_num_seqs,
+            policy=policy,
+            capacity=capacity,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
         self.model = Model(self.cache.groups)
-        self.device = FakeExecutor(self.cache, self.model, Limits(max_num_seqs, max_num_batched_tokens),
-                                   faults=faults, drafting=drafting, lazy=lazy)
+        self.device = FakeExecutor(
+            self.cache,
+            self.model,
+            Limits(max_num_seqs, max_num_batched_tokens),
+            faults=faults,
+            drafting=drafting,
+            lazy=lazy,
+        )
         self.engine = Engine(self.scheduler, self, overlap)
         self.ledger = Ledger(self.model)
         self.plans: list[Plan] = []
@@ -66,8 +89,12 @@ class Stage:
         sampling = {name: options.pop(name) for name in list(options) if name in names}
         options.setdefault("id", f"r{self.num_added}")
         options.setdefault("seed", self.num_added)
-        request = Request(tokens=tuple(tokens), sampling=SamplingParams(max_tokens=max_tokens, **sampling),
-                          max_tokens=max_tokens, **options)
+        request = Request(
+            tokens=tuple(tokens),
+            sampling=SamplingParams(max_tokens=max_tokens, **sampling),
+            max_tokens=max_tokens,
+            **options,
+        )
         self.engine.add(request)
         self.ledger.enter(request)
         return request

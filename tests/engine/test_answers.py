@@ -30,7 +30,7 @@ def test_a_stop_token_ends_and_is_named() -> None:
     stage = Stage()
     stage.add(6, max_tokens=12, stop_token_ids=[tokens[4]])
     stage.run()
-    assert [token for delta in stage.deltas for token in delta.tokens] == tokens[:tokens.index(tokens[4]) + 1]
+    assert [token for delta in stage.deltas for token in delta.tokens] == tokens[: tokens.index(tokens[4]) + 1]
     assert (stage.deltas[-1].finish_reason, stage.deltas[-1].stop_reason) == ("stop", tokens[4])
 
 
@@ -62,7 +62,7 @@ def test_a_stop_among_accepted_drafts_cuts_the_rest() -> None:
     stage = Stage(drafting=Drafting(rate=1.0, longest=8, accuracy=1.0))
     stage.add(6, max_tokens=12, stop_token_ids=[tokens[4]], logprobs=0)
     stage.run()
-    assert [token for delta in stage.deltas for token in delta.tokens] == tokens[:tokens.index(tokens[4]) + 1]
+    assert [token for delta in stage.deltas for token in delta.tokens] == tokens[: tokens.index(tokens[4]) + 1]
     assert all(len(delta.logprobs) == len(delta.tokens) for delta in stage.deltas)
 
 

@@ -66,7 +66,7 @@ def test_moves_are_made_in_the_order_they_were_asked_for() -> None:
     asked = [(copy.source, copy.target) for copy in stage.cache.copies]
     stage.step()
     assert len(asked) > 1
-    assert [(move.source, move.target) for move in stage.plans[-1].moves][:len(asked)] == asked
+    assert [(move.source, move.target) for move in stage.plans[-1].moves][: len(asked)] == asked
     stage.run()
 
 
@@ -94,14 +94,16 @@ def test_choices_are_the_best_continuations() -> None:
         group.live = [Sequence(request, 1, i, [1], beam=group, score=-rng.random()) for i in range(3)]
         for live in group.live:
             live.candidates = candidates(rng, 6)
-        expected = sorted(((live.score + logprob, token) for live in group.live for token, logprob in live.candidates),
-                          reverse=True)
+        expected = sorted(
+            ((live.score + logprob, token) for live in group.live for token, logprob in live.candidates), reverse=True
+        )
         choices = group.advance()
         going = [(score, token) for score, token in expected if token not in (5, 6)][:3]
         assert [(choice.score, choice.token) for choice in choices] == going
         ended = [(score, token) for score, token in expected if token in (5, 6) and score > going[-1][0]]
-        assert [(h.score, h.tokens[-1], h.finish_reason) for h in group.finished] == \
-            [(score, token, "stop") for score, token in ended]
+        assert [(h.score, h.tokens[-1], h.finish_reason) for h in group.finished] == [
+            (score, token, "stop") for score, token in ended
+        ]
 
 
 def test_the_last_step_ends_every_choice() -> None:
@@ -110,8 +112,10 @@ def test_the_last_step_ends_every_choice() -> None:
     group.live = [Sequence(request, 1, 0, [1, 7], beam=group, score=-1.0, candidates=((3, -0.5), (4, -0.25)))]
     assert group.ready
     assert group.advance() == []
-    assert [(h.tokens, h.score, h.finish_reason) for h in group.best()] == \
-        [((7, 4), -1.25, "length"), ((7, 3), -1.5, "length")]
+    assert [(h.tokens, h.score, h.finish_reason) for h in group.best()] == [
+        ((7, 4), -1.25, "length"),
+        ((7, 3), -1.5, "length"),
+    ]
 
 
 def test_the_length_penalty_ranks_the_finished() -> None:

@@ -54,8 +54,10 @@ def test_defaults_users_values_and_derived_ones_say_so() -> None:
     assert table["max_num_seqs"] == (64, "set by the user")
     assert table["threads"] == (1, "set by the user")
     assert table["max_model_len"] == (2048, "the model's context")
-    assert table["kv_cache_tokens"] == (8192, "room for four requests of the longest length, and for 8192 tokens at "
-                                              "least")
+    assert table["kv_cache_tokens"] == (
+        8192,
+        "room for four requests of the longest length, and for 8192 tokens at least",
+    )
     assert table["kv_cache_dtype"] == ("float16", "half the bytes to read of float32, next to no loss")
     assert table["dtype"] == ("auto", "default")
     assert table["max_num_batched_tokens"] == (STEP_TOKENS, "default")
@@ -64,8 +66,10 @@ def test_defaults_users_values_and_derived_ones_say_so() -> None:
 
 def test_a_large_context_is_bounded_by_memory() -> None:
     table = why(resolved(Facts(1 << 20, 1024, 16 * GIB, 2)))
-    assert table["kv_cache_tokens"] == (1 << 20, "what fits in 1 GiB (1 GiB, or a quarter of the free memory if that "
-                                                 "is less)")
+    assert table["kv_cache_tokens"] == (
+        1 << 20,
+        "what fits in 1 GiB (1 GiB, or a quarter of the free memory if that is less)",
+    )
     assert table["max_model_len"] == (1 << 20, "the model's context")
     small = why(resolved(Facts(1 << 20, 1024, 2 * GIB, 2)))
     assert small["kv_cache_tokens"][0] == 1 << 19
@@ -113,22 +117,25 @@ def test_a_length_over_the_context_is_refused() -> None:
         resolved(max_model_len=4096)
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"max_num_seqs": 0}, "max_num_seqs=0 is out of range: it must be 1 to 65535"),
-    ({"max_num_batched_tokens": -1}, "max_num_batched_tokens=-1 is out of range: it must be 1 or more"),
-    ({"max_num_batched_tokens": 2.5}, "max_num_batched_tokens=2.5 is not understood: it must be a whole number"),
-    ({"max_num_seqs": True}, "max_num_seqs=True is not understood: it must be a whole number"),
-    ({"enable_prefix_caching": 1}, "enable_prefix_caching=1 is not understood: it must be True or False"),
-    ({"kv_cache_tokens": 0}, "kv_cache_tokens=0 is out of range: it must be 1 or more"),
-    ({"max_model_len": 0}, "max_model_len=0 is out of range: it must be 1 or more"),
-    ({"threads": 0}, "threads=0 is out of range: it must be 1 to 256"),
-    ({"block_size": 0}, "block_size=0 is out of range: it must be 1 to 256"),
-    ({"block_size": 257}, "block_size=257 is out of range: it must be 1 to 256"),
-    ({"scheduling_policy": "fair"}, "scheduling_policy='fair' is unknown: choose one of fcfs, priority, lpm, sjf"),
-    ({"capacity": "all"}, "capacity='all' is unknown: choose one of ondemand, reserve"),
-    ({"dtype": "int3"}, "dtype='int3' is unknown: choose one of auto, float32, bfloat16, float16"),
-    ({"load_format": "pickle"}, "load_format='pickle' is unknown: choose one of auto, dummy"),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs=0 is out of range: it must be 1 to 65535"),
+        ({"max_num_batched_tokens": -1}, "max_num_batched_tokens=-1 is out of range: it must be 1 or more"),
+        ({"max_num_batched_tokens": 2.5}, "max_num_batched_tokens=2.5 is not understood: it must be a whole number"),
+        ({"max_num_seqs": True}, "max_num_seqs=True is not understood: it must be a whole number"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching=1 is not understood: it must be True or False"),
+        ({"kv_cache_tokens": 0}, "kv_cache_tokens=0 is out of range: it must be 1 or more"),
+        ({"max_model_len": 0}, "max_model_len=0 is out of range: it must be 1 or more"),
+        ({"threads": 0}, "threads=0 is out of range: it must be 1 to 256"),
+        ({"block_size": 0}, "block_size=0 is out of range: it must be 1 to 256"),
+        ({"block_size": 257}, "block_size=257 is out of range: it must be 1 to 256"),
+        ({"scheduling_policy": "fair"}, "scheduling_policy='fair' is unknown: choose one of fcfs, priority, lpm, sjf"),
+        ({"capacity": "all"}, "capacity='all' is unknown: choose one of ondemand, reserve"),
+        ({"dtype": "int3"}, "dtype='int3' is unknown: choose one of auto, float32, bfloat16, float16"),
+        ({"load_format": "pickle"}, "load_format='pickle' is unknown: choose one of auto, dummy"),
+    ],
+)
 def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfig) as refusal:
         EngineConfig(**options)
@@ -146,8 +153,14 @@ def test_a_budget_below_the_number_of_rows_is_allowed() -> None:
     assert resolved(max_num_batched_tokens=1, max_num_seqs=64).max_num_batched_tokens == 1
 
 
-GPU = GpuFacts("H200", total_bytes=140 * GIB, free_bytes=139 * GIB, weight_bytes=16 * GIB, bytes_per_step_token=200_000,
-               vocab_size=128_000)
+GPU = GpuFacts(
+    "H200",
+    total_bytes=140 * GIB,
+    free_bytes=139 * GIB,
+    weight_bytes=16 * GIB,
+    bytes_per_step_token=200_000,
+    vocab_size=128_000,
+)
 
 
 def on_gpu(**changed: Any) -> Facts:
@@ -166,8 +179,10 @@ def test_a_gpu_that_is_there_is_taken() -> None:
 
 def test_steps_are_longer_where_nobody_waits_for_tokens() -> None:
     """Breaks when a small GPU's memory goes to longer steps, or the cache is sized without them."""
-    offline, small = (why(resolved(replace(on_gpu(total_bytes=size * GIB, free_bytes=size * GIB), offline=True)))
-                      for size in (140, 48))
+    offline, small = (
+        why(resolved(replace(on_gpu(total_bytes=size * GIB, free_bytes=size * GIB), offline=True)))
+        for size in (140, 48)
+    )
     assert offline["max_num_batched_tokens"] == (16384, "default on a large GPU, offline")
     assert small["max_num_batched_tokens"] == (8192, "default on a GPU")
     served = why(resolved(on_gpu(free_bytes=140 * GIB)))["kv_cache_tokens"][0]
@@ -176,8 +191,10 @@ def test_steps_are_longer_where_nobody_waits_for_tokens() -> None:
 
 def test_what_others_hold_of_a_gpu_is_not_counted_while_enough_is_free() -> None:
     """Breaks when their memory is taken from this engine's share."""
-    alone, beside = (why(resolved(on_gpu(free_bytes=free * GIB), gpu_memory_utilization=0.4))["kv_cache_tokens"]
-                     for free in (139, 60))
+    alone, beside = (
+        why(resolved(on_gpu(free_bytes=free * GIB), gpu_memory_utilization=0.4))["kv_cache_tokens"]
+        for free in (139, 60)
+    )
     assert alone == beside
 
 
@@ -189,14 +206,21 @@ def test_a_share_ends_where_free_memory_does() -> None:
     assert few[0] * 131_072 < 0.95 * 60 * GIB - 16 * GIB - GPU_RESERVE
 
 
-@pytest.mark.parametrize(("facts", "options", "reason"), [
-    (FACTS, {}, "there is no GPU that torch can use"),
-    (on_gpu(checked=False), {}, "models of this kind have not been checked on a GPU"),
-    (on_gpu(lacks="Triton 3.6 or newer; this is 3.4.0: install a newer torch"), {},
-     "a GPU needs Triton 3.6 or newer; this is 3.4.0: install a newer torch"),
-    (on_gpu(), {"kv_cache_dtype": "int8"}, "an int8 cache is for CPUs"),
-    (on_gpu(free_bytes=20 * GIB), {}, "the GPU's memory has no room for the model"),
-    (on_gpu(), {"device": "cpu"}, "set by the user")])
+@pytest.mark.parametrize(
+    ("facts", "options", "reason"),
+    [
+        (FACTS, {}, "there is no GPU that torch can use"),
+        (on_gpu(checked=False), {}, "models of this kind have not been checked on a GPU"),
+        (
+            on_gpu(lacks="Triton 3.6 or newer; this is 3.4.0: install a newer torch"),
+            {},
+            "a GPU needs Triton 3.6 or newer; this is 3.4.0: install a newer torch",
+        ),
+        (on_gpu(), {"kv_cache_dtype": "int8"}, "an int8 cache is for CPUs"),
+        (on_gpu(free_bytes=20 * GIB), {}, "the GPU's memory has no room for the model"),
+        (on_gpu(), {"device": "cpu"}, "set by the user"),
+    ],
+)
 def test_else_the_cpu_is(facts: Facts, options: dict[str, Any], reason: str) -> None:
     table = why(resolved(facts, **options))
     assert table["device"] == ("cpu", reason)
@@ -210,8 +234,10 @@ def test_what_a_gpu_cannot_do_is_refused() -> None:
         resolved(on_gpu(lacks="Triton, which is not installed: install torch 2.10 or newer"), device="cuda")
     with pytest.raises(InvalidConfig, match="kv_cache_dtype=int8 is for CPUs"):
         resolved(on_gpu(), device="cuda", kv_cache_dtype="int8")
-    with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 16.0 GiB of weights, since 0.1 of the "
-                                            "GPU's memory is 14.0 GiB"):
+    with pytest.raises(
+        InvalidConfig,
+        match="leaves no room for a cache beside 16.0 GiB of weights, since 0.1 of the GPU's memory is 14.0 GiB",
+    ):
         resolved(on_gpu(), device="cuda", gpu_memory_utilization=0.1)
     with pytest.raises(InvalidConfig, match="since 0.95 of what is free of the GPU's memory is 9.5 GiB: .* end what"):
         resolved(on_gpu(free_bytes=10 * GIB), device="cuda")
@@ -245,7 +271,7 @@ def test_a_matrix_must_fit_beside_the_integers() -> None:
     facts = on_gpu(total_bytes=20 * GIB, free_bytes=20 * GIB, bytes_per_step_token=20_000, largest_bytes=GIB)
     assert why(resolved(facts))["device"][1] == "the GPU's memory has no room for the model"
     assert resolved(facts, quantization="int4").device == "cuda"
-    large = replace(facts, gpu=replace(facts.gpu, largest_bytes=3 * GIB))       # type: ignore[type-var]
+    large = replace(facts, gpu=replace(facts.gpu, largest_bytes=3 * GIB))  # type: ignore[type-var]
     with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 5.1 GiB of weights"):
         resolved(large, quantization="int4", device="cuda")
 

@@ -10,8 +10,16 @@ import pytest
 from penstock.config import GIB, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.errors import InvalidConfig
 
-GPU = GpuFacts("H200", total_bytes=140 * GIB, free_bytes=139 * GIB, weight_bytes=16 * GIB, bytes_per_step_token=200_000,
-               vocab_size=128_000, fp8_bytes=9 * GIB, layer_bytes=GIB // 2)
+GPU = GpuFacts(
+    "H200",
+    total_bytes=140 * GIB,
+    free_bytes=139 * GIB,
+    weight_bytes=16 * GIB,
+    bytes_per_step_token=200_000,
+    vocab_size=128_000,
+    fp8_bytes=9 * GIB,
+    layer_bytes=GIB // 2,
+)
 FP8 = [{"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}]
 
 
@@ -34,12 +42,18 @@ def test_an_older_gpu_does_not(options: dict[str, Any], device: str) -> None:
         resolved(options | {"device": device}, name="A100", has_fp8=False)
 
 
-@pytest.mark.parametrize(("more", "changed", "reason"), [
-    ({"device": "cpu"}, {}, "set by the user"), ({}, {"checked": False}, "have not been checked on a GPU"),
-    ({}, {"free_bytes": 10 * GIB}, "no room for the model")])
+@pytest.mark.parametrize(
+    ("more", "changed", "reason"),
+    [
+        ({"device": "cpu"}, {}, "set by the user"),
+        ({}, {"checked": False}, "have not been checked on a GPU"),
+        ({}, {"free_bytes": 10 * GIB}, "no room for the model"),
+    ],
+)
 @pytest.mark.parametrize("options", FP8)
-def test_a_cpu_does_not_and_the_refusal_says_why_it_is_one(options: dict[str, Any], more: dict[str, Any],
-                                                           changed: dict[str, Any], reason: str) -> None:
+def test_a_cpu_does_not_and_the_refusal_says_why_it_is_one(
+    options: dict[str, Any], more: dict[str, Any], changed: dict[str, Any], reason: str
+) -> None:
     name = next(iter(options))
     with pytest.raises(InvalidConfig, match=f"{name}=fp8 is for GPUs, but device=cpu .*{reason}.*: set int8"):
         resolved(options | more, **changed)
@@ -63,6 +77,7 @@ def test_a_layer_in_both_forms_must_fit_while_loading() -> None:
 
 
 def test_in_32_bits_what_is_not_quantized_is_counted_wide() -> None:
-    narrow, wide = (resolved({"quantization": "fp8", "dtype": dtype}).kv_cache_tokens
-                    for dtype in ("bfloat16", "float32"))
+    narrow, wide = (
+        resolved({"quantization": "fp8", "dtype": dtype}).kv_cache_tokens for dtype in ("bfloat16", "float32")
+    )
     assert (narrow - wide) * 131_072 > 9 * GIB

@@ -13,7 +13,7 @@ GROUPS = [(FULL,), (window(9),), (FULL, window(9))]
 
 
 def stage_of(groups: tuple[Group, ...], count: int = 5, max_tokens: int = 3, **options: object) -> Stage:
-    stage = Stage(*groups, num_blocks=200, overlap=1, **options)     # type: ignore[arg-type]
+    stage = Stage(*groups, num_blocks=200, overlap=1, **options)  # type: ignore[arg-type]
     for last in range(count):
         stage.add([*TEXT, 100 + last], max_tokens=max_tokens)
     return stage
@@ -49,8 +49,9 @@ def test_a_prompt_in_chunks_is_awaited_to_its_last_plan() -> None:
 @pytest.mark.parametrize("fault", ["before", "middle"])
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("lazy", [True, False])
-def test_a_failed_plan_leaves_nothing_uncomputed(groups: tuple[Group, ...], fault: str, number: int,
-                                                 lazy: bool) -> None:
+def test_a_failed_plan_leaves_nothing_uncomputed(
+    groups: tuple[Group, ...], fault: str, number: int, lazy: bool
+) -> None:
     stage = stage_of(groups, lazy=lazy, faults=Scripted({number: fault}))
     stage.add(40, max_tokens=3)
     stage.step(number + 1)

@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CORE = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for package in ("cache", "engine")
-              for path in (ROOT / "penstock" / package).glob("*.py"))
-CORE = [name.removesuffix(".__init__") for name in CORE] + [f"penstock.{name}" for name in (
-    "types", "config", "errors", "override")]
+CORE = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for package in ("cache", "engine")
+    for path in (ROOT / "penstock" / package).glob("*.py")
+)
+CORE = [name.removesuffix(".__init__") for name in CORE] + [
+    f"penstock.{name}" for name in ("types", "config", "errors", "override")
+]
 HEAVY = ("torch", "numpy", "safetensors", "tokenizers", "gguf", "jinja2", "huggingface_hub", "typer", "rich", "tqdm")
 
 
@@ -27,7 +31,9 @@ def test_imports_point_one_way() -> None:
     for name in CORE:
         path = ROOT.joinpath(*name.split("."))
         source = (path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py").read_text()
-        allowed = {"penstock.cache": ("cache",), "penstock.engine": ("cache", "engine")}.get(name[:name.rfind(".")], ())
+        allowed = {"penstock.cache": ("cache",), "penstock.engine": ("cache", "engine")}.get(
+            name[: name.rfind(".")], ()
+        )
         for line in source.splitlines():
             if line.strip().startswith(("from penstock.", "import penstock.")):
                 package = line.split()[1].split(".")[1]

@@ -10,9 +10,9 @@ from tests.engine.stage import FULL, STATE, Stage, window
 
 def test_the_victim_is_the_one_that_loses_the_least_work() -> None:
     stage = Stage(num_blocks=13, caching=False)
-    stage.add(8, max_tokens=24)                    # ranks first: takes the last blocks
-    small = stage.add(5, max_tokens=20)            # three blocks of work by then
-    large = stage.add(25, max_tokens=20)           # seven, and it ranks last
+    stage.add(8, max_tokens=24)  # ranks first: takes the last blocks
+    small = stage.add(5, max_tokens=20)  # three blocks of work by then
+    large = stage.add(25, max_tokens=20)  # seven, and it ranks last
     while not stage.stats.num_preemptions:
         stage.step()
     assert stage.sequences(small)[0].num_preempted == 1
@@ -65,7 +65,7 @@ def test_a_preempted_sequence_returns_only_to_more_room() -> None:
 def test_the_room_a_sequence_asks_for_doubles_with_each_preemption(times: int, admitted: bool) -> None:
     stage = Stage(num_blocks=12, caching=False)
     stage.add(20, max_tokens=20)
-    stage.step(2)                          # six blocks, and one kept for its growth: five are left
+    stage.step(2)  # six blocks, and one kept for its growth: five are left
     late = stage.add(4, max_tokens=40)
     stage.sequences(late)[0].num_preempted = times
     stage.step()
@@ -92,7 +92,7 @@ def test_prompt_logprobs_of_a_prompt_preempted_in_its_middle_come_once() -> None
 def test_reserve_admits_only_what_fits_to_the_end() -> None:
     stage = Stage(num_blocks=20, capacity="reserve", caching=False)
     for _ in range(4):
-        stage.add(8, max_tokens=20)      # seven blocks at the end
+        stage.add(8, max_tokens=20)  # seven blocks at the end
     stage.run()
     assert stage.stats.num_preemptions == 0
     assert stage.stats.max_batch_size == 2
@@ -141,8 +141,9 @@ def test_what_cannot_even_run_alone_is_refused() -> None:
     stage.add(20, max_tokens=12)
     with pytest.raises(InvalidRequest) as refusal:
         stage.add(20, max_tokens=13)
-    assert str(refusal.value) == ("prompt and answer of 33 tokens need 9 cache blocks, the cache has 8: shorten them "
-                                  "or raise kv_cache_tokens")
+    assert str(refusal.value) == (
+        "prompt and answer of 33 tokens need 9 cache blocks, the cache has 8: shorten them or raise kv_cache_tokens"
+    )
     assert stage.stats.num_refused == 1
     assert stage.stats.num_requests == 1
     stage.run()
@@ -165,8 +166,11 @@ def test_a_used_id_is_refused_and_free_again_after_the_end() -> None:
 
 def test_a_pooled_prompt_larger_than_a_step_is_refused() -> None:
     stage = Stage(max_num_batched_tokens=16)
-    with pytest.raises(InvalidRequest, match="has 17 tokens and must be computed in one step of at most 16: shorten "
-                                             "it or raise max_num_batched_tokens"):
+    with pytest.raises(
+        InvalidRequest,
+        match="has 17 tokens and must be computed in one step of at most 16: shorten "
+        "it or raise max_num_batched_tokens",
+    ):
         stage.add(17, pool=True)
 
 

@@ -39,8 +39,9 @@ def test_a_hit_ends_before_the_last_token() -> None:
     assert stage.deltas[-1].num_cached_tokens == 28
 
 
-@pytest.mark.parametrize("groups", [(FULL,), (window(9),), (FULL, window(9)), (FULL, STATE), (STATE,),
-                                    (FULL, window(9), STATE)])
+@pytest.mark.parametrize(
+    "groups", [(FULL,), (window(9),), (FULL, window(9)), (FULL, STATE), (STATE,), (FULL, window(9), STATE)]
+)
 @pytest.mark.parametrize("overlap", [0, 2])
 def test_equal_prefixes_that_come_together_are_computed_once(groups: tuple[Group, ...], overlap: int) -> None:
     stage = Stage(*groups, max_num_batched_tokens=16, overlap=overlap, num_blocks=200)
@@ -115,8 +116,11 @@ def test_siblings_do_not_wait_for_a_leader_that_is_gone() -> None:
     stage.step(2)
     stage.abort(request, 0)
     stage.run()
-    assert sorted(delta.finish_reason or "" for delta in stage.deltas if delta.finish_reason) == \
-        ["abort", "length", "length"]
+    assert sorted(delta.finish_reason or "" for delta in stage.deltas if delta.finish_reason) == [
+        "abort",
+        "length",
+        "length",
+    ]
 
 
 def test_a_window_frees_blocks_while_the_answer_grows() -> None:

@@ -80,7 +80,7 @@ def test_overlap_starts_so_many_plans_before_it_waits(overlap: int) -> None:
     assert len(stage.plans) == overlap + 1
     assert len(stage.device.unfinished) == overlap
     starts = [row.start for plan in stage.plans for row in plan.rows]
-    assert starts == [0, 6, 7, 8][:overlap + 1]
+    assert starts == [0, 6, 7, 8][: overlap + 1]
     stage.run()
     assert stage.stats.num_steps == 10, "no plan beyond the last token"
 

@@ -43,8 +43,8 @@ def test_without_tenants_the_last_arrival_gives_way() -> None:
 
 def test_a_tenant_within_its_share_takes_from_a_better_rank() -> None:
     stage = Stage(num_blocks=16, caching=False)
-    large = stage.add(40, max_tokens=20, tenant="a")        # ten blocks and more: above its eight
-    small = stage.add(8, max_tokens=20, tenant="b")         # at most seven
+    large = stage.add(40, max_tokens=20, tenant="a")  # ten blocks and more: above its eight
+    small = stage.add(8, max_tokens=20, tenant="b")  # at most seven
     stage.run()
     assert (preempted(stage, large), preempted(stage, small)) == (1, 0)
     assert stage.finished() == [small.id, large.id]
@@ -64,7 +64,7 @@ def test_the_tenant_that_holds_the_most_gives_way() -> None:
 
 def test_blocks_that_siblings_share_count_once() -> None:
     stage = Stage(num_blocks=40, max_num_seqs=8)
-    siblings = stage.add(33, max_tokens=4, n=6, tenant="a")      # nine blocks in common and one or two of each
+    siblings = stage.add(33, max_tokens=4, n=6, tenant="a")  # nine blocks in common and one or two of each
     stage.step(2)
     assert stage.scheduler._shares.usage()["a"] <= 9 + 2 * 6
     stage.abort(siblings)
@@ -96,7 +96,7 @@ def test_equals_at_exactly_their_shares_go_on_by_rank() -> None:
 
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, STATE), (FULL, window(6))])
 @pytest.mark.parametrize("count", [2, 3])
-def test_tenants_do_not_preempt_each_other_for_ever(groups: tuple, count: int) -> None:      # type: ignore[type-arg]
+def test_tenants_do_not_preempt_each_other_for_ever(groups: tuple, count: int) -> None:  # type: ignore[type-arg]
     stage = Stage(*groups, num_blocks=24, max_num_seqs=8, max_num_batched_tokens=16)
     for index in range(12):
         stage.add(6 + index, max_tokens=40, tenant=f"t{index % count}", n=1 + index % 2)

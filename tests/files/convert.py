@@ -13,57 +13,145 @@ import transformers
 
 F32, F16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
 
-TINY = dict(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+TINY = dict(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
 SMALL = dict(vocab_size=96, bos_token_id=1, eos_token_id=2, pad_token_id=0)
-FACTORS = dict(short_factor=[1.0, 1.1, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0],
-               long_factor=[1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 9.0, 11.0])
-LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
-              original_max_position_embeddings=8192)
+FACTORS = dict(
+    short_factor=[1.0, 1.1, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0], long_factor=[1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 9.0, 11.0]
+)
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=500000.0,
+    factor=32.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
 
 # name: (GGUF architecture, config class, config)
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaConfig", TINY),
-    "llama-tied": ("llama", "LlamaConfig", TINY | dict(
-        tie_word_embeddings=True, head_dim=24, rms_norm_eps=1e-5, attention_bias=True, mlp_bias=True)),
-    "llama-linear": ("llama", "LlamaConfig", TINY | dict(
-        rope_parameters=dict(rope_type="linear", rope_theta=20000.0, factor=2.5))),
+    "llama-tied": (
+        "llama",
+        "LlamaConfig",
+        TINY | dict(tie_word_embeddings=True, head_dim=24, rms_norm_eps=1e-5, attention_bias=True, mlp_bias=True),
+    ),
+    "llama-linear": (
+        "llama",
+        "LlamaConfig",
+        TINY | dict(rope_parameters=dict(rope_type="linear", rope_theta=20000.0, factor=2.5)),
+    ),
     "llama-3.2": ("llama", "LlamaConfig", TINY | dict(rope_parameters=LLAMA3, max_position_embeddings=131072)),
-    "llama-factors": ("llama", "LlamaConfig", TINY | dict(
-        rope_parameters=LLAMA3 | dict(original_max_position_embeddings=64, rope_theta=100.0))),
+    "llama-factors": (
+        "llama",
+        "LlamaConfig",
+        TINY | dict(rope_parameters=LLAMA3 | dict(original_max_position_embeddings=64, rope_theta=100.0)),
+    ),
     "mistral": ("llama", "MistralConfig", TINY | dict(sliding_window=48)),
     "qwen2": ("qwen2", "Qwen2Config", TINY | dict(rope_parameters=dict(rope_type="default", rope_theta=1e6))),
-    "qwen2-yarn": ("qwen2", "Qwen2Config", TINY | dict(rope_parameters=dict(
-        rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=32))),
+    "qwen2-yarn": (
+        "qwen2",
+        "Qwen2Config",
+        TINY
+        | dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=32)),
+    ),
     "qwen3": ("qwen3", "Qwen3Config", TINY | dict(head_dim=24, tie_word_embeddings=True)),
     "gemma": ("gemma", "GemmaConfig", TINY | dict(head_dim=24, num_key_value_heads=1)),
-    "gemma2": ("gemma2", "Gemma2Config", TINY | dict(
-        head_dim=24, query_pre_attn_scalar=24, sliding_window=16, num_hidden_layers=3, final_logit_softcapping=20.0)),
-    "gemma3": ("gemma3", "Gemma3TextConfig", TINY | dict(
-        head_dim=24, query_pre_attn_scalar=24, sliding_window=16, num_hidden_layers=7)),
+    "gemma2": (
+        "gemma2",
+        "Gemma2Config",
+        TINY
+        | dict(
+            head_dim=24, query_pre_attn_scalar=24, sliding_window=16, num_hidden_layers=3, final_logit_softcapping=20.0
+        ),
+    ),
+    "gemma3": (
+        "gemma3",
+        "Gemma3TextConfig",
+        TINY | dict(head_dim=24, query_pre_attn_scalar=24, sliding_window=16, num_hidden_layers=7),
+    ),
     "phi3": ("phi3", "Phi3Config", TINY | dict(num_key_value_heads=4, sliding_window=24)),
-    "phi3-long": ("phi3", "Phi3Config", TINY | dict(
-        original_max_position_embeddings=32, rope_parameters=dict(
-            rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=32) | FACTORS)),
-    "phi3-partial": ("phi3", "Phi3Config", TINY | dict(
-        rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75))),
+    "phi3-long": (
+        "phi3",
+        "Phi3Config",
+        TINY
+        | dict(
+            original_max_position_embeddings=32,
+            rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=32)
+            | FACTORS,
+        ),
+    ),
+    "phi3-partial": (
+        "phi3",
+        "Phi3Config",
+        TINY | dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75)),
+    ),
     "gpt2": ("gpt2", "GPT2Config", SMALL | dict(n_embd=64, n_layer=2, n_head=4, n_positions=128)),
-    "gptneox": ("gptneox", "GPTNeoXConfig", SMALL | dict(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128,
-        use_parallel_residual=False)),
-    "falcon-7b": ("falcon", "FalconConfig", SMALL | dict(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=2048)),
-    "falcon-40b": ("falcon", "FalconConfig", SMALL | dict(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_kv_heads=2, new_decoder_architecture=True,
-        tie_word_embeddings=False, max_position_embeddings=2048)),
-    "falcon-11b": ("falcon", "FalconConfig", SMALL | dict(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_kv_heads=2, new_decoder_architecture=True,
-        num_ln_in_parallel_attn=1, ffn_hidden_size=80, max_position_embeddings=2048)),
+    "gptneox": (
+        "gptneox",
+        "GPTNeoXConfig",
+        SMALL
+        | dict(
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=128,
+            use_parallel_residual=False,
+        ),
+    ),
+    "falcon-7b": (
+        "falcon",
+        "FalconConfig",
+        SMALL | dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=2048),
+    ),
+    "falcon-40b": (
+        "falcon",
+        "FalconConfig",
+        SMALL
+        | dict(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_kv_heads=2,
+            new_decoder_architecture=True,
+            tie_word_embeddings=False,
+            max_position_embeddings=2048,
+        ),
+    ),
+    "falcon-11b": (
+        "falcon",
+        "FalconConfig",
+        SMALL
+        | dict(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_kv_heads=2,
+            new_decoder_architecture=True,
+            num_ln_in_parallel_attn=1,
+            ffn_hidden_size=80,
+            max_position_embeddings=2048,
+        ),
+    ),
     "bloom": ("bloom", "BloomConfig", SMALL | dict(hidden_size=64, n_layer=2, n_head=4)),
     "starcoder2": ("starcoder2", "Starcoder2Config", TINY),
     "olmo2": ("olmo2", "Olmo2Config", TINY),
-    "granite": ("granite", "GraniteConfig", TINY | dict(
-        embedding_multiplier=6.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=4.0)),
+    "granite": (
+        "granite",
+        "GraniteConfig",
+        TINY | dict(embedding_multiplier=6.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=4.0),
+    ),
 }
 
 
@@ -79,8 +167,13 @@ def tiny_model(name: str, changes: dict[str, Any] | None = None) -> transformers
     return model
 
 
-def write_gguf(model: transformers.PreTrainedModel, architecture: str, path: Path,
-               ggml_type: gguf.GGMLQuantizationType = F32, extra: dict[str, Any] | None = None) -> None:
+def write_gguf(
+    model: transformers.PreTrainedModel,
+    architecture: str,
+    path: Path,
+    ggml_type: gguf.GGMLQuantizationType = F32,
+    extra: dict[str, Any] | None = None,
+) -> None:
     """Matrices as `ggml_type` (F16 where their rows do not divide into its blocks), everything else as F32."""
     writer = gguf.GGUFWriter(path, architecture)
     _parameters(writer, model.config, architecture)
@@ -171,8 +264,7 @@ def _rope_factors(config: Any) -> dict[str, list[float]]:
     if rope.get("rope_type") != "llama3":
         return {}
     size = _get(config, "head_dim") or config.hidden_size // config.num_attention_heads
-    low, high, original = (rope["low_freq_factor"], rope["high_freq_factor"],
-                           rope["original_max_position_embeddings"])
+    low, high, original = (rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"])
     factors = []
     for frequency in 1.0 / (rope["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size)):
         length = 2 * math.pi / float(frequency)

@@ -26,9 +26,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-TIMEOUT_S = 60.0                # for one file, on a busy machine
-SPACE_BYTES = 2 << 30           # that a file may make the process grow by
-START_S = 120.0                 # until a worker has imported everything
+TIMEOUT_S = 60.0  # for one file, on a busy machine
+SPACE_BYTES = 2 << 30  # that a file may make the process grow by
+START_S = 120.0  # until a worker has imported everything
 
 
 def run_step(path: Path, whole_context: bool) -> None:
@@ -48,10 +48,18 @@ def run_step(path: Path, whole_context: bool) -> None:
         ids = torch.tensor([0, spec.vocab_size // 2, spec.vocab_size - 1])
         count = min(3, spec.max_model_len)
         bounds = torch.tensor([0, count], dtype=torch.int32)
-        step = Step(ids[:count], torch.arange(count), [torch.arange(count)], [torch.zeros(1, 1, dtype=torch.int32)],
-                    bounds, bounds[1:])
-        caches = [shape and LayerCache(torch.zeros(1, shape[0], shape[1], 8), torch.zeros(1, shape[0], 8, shape[1]), 0)
-                  for shape in spec.kv_shapes()]
+        step = Step(
+            ids[:count],
+            torch.arange(count),
+            [torch.arange(count)],
+            [torch.zeros(1, 1, dtype=torch.int32)],
+            bounds,
+            bounds[1:],
+        )
+        caches = [
+            shape and LayerCache(torch.zeros(1, shape[0], shape[1], 8), torch.zeros(1, shape[0], 8, shape[1]), 0)
+            for shape in spec.kv_shapes()
+        ]
         hidden = model.forward(step, caches)
         if isinstance(model, Encoder):
             result = model.pool(hidden, bounds)
@@ -80,8 +88,10 @@ class Folder:
 
     def __init__(self, seeds: Path, work: Path) -> None:
         self.work = work
-        self.seeds = {path.name: {file.name: file.read_bytes() for file in sorted(path.iterdir())}
-                      for path in sorted(seeds.iterdir())}
+        self.seeds = {
+            path.name: {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+            for path in sorted(seeds.iterdir())
+        }
         # GGUF files are as many as folders; the one with blocks of 256 is large and comes less often.
         self.weights = [1 if "superblocks" in name else 4 if name.startswith("gguf-") else 7 for name in self.seeds]
 
@@ -92,7 +102,7 @@ class Folder:
         rng = Random(f"{seed}:{index}")
         name = rng.choices(list(self.seeds), self.weights)[0]
         healthy = self.seeds[name]
-        shutil.rmtree(self.work, ignore_errors=True)      # new files: old ones may still be mapped
+        shutil.rmtree(self.work, ignore_errors=True)  # new files: old ones may still be mapped
         self.work.mkdir()
         if name.startswith("gguf-"):
             content, label, structural = mutate_gguf(healthy["model.gguf"], rng)
@@ -163,14 +173,29 @@ class Worker:
 
     def __init__(self, seeds: Path, first: int, stride: int, options: argparse.Namespace) -> None:
         self.stride, self.count, self.next, self.timeout_s = stride, options.count, first, options.timeout
-        self.arguments = ["--worker", str(seeds), "--stride", str(stride), "--count", str(options.count),
-                          "--seed", str(options.seed), "--planted", options.planted]
+        self.arguments = [
+            "--worker",
+            str(seeds),
+            "--stride",
+            str(stride),
+            "--count",
+            str(options.count),
+            "--seed",
+            str(options.seed),
+            "--planted",
+            options.planted,
+        ]
         self.start()
 
     def start(self) -> None:
         command = [sys.executable, __file__, *self.arguments, "--first", str(self.next)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-                                        env=os.environ | {"PYTHONFAULTHANDLER": "1"})
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+        )
         self.buffer = b""
         self.deadline = time.monotonic() + START_S
 
@@ -229,8 +254,14 @@ def fuzz(options: argparse.Namespace) -> dict[str, Any]:
             worker.close()
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return {"count": count, "seed": options.seed, "structural": structural, **outcomes,
-            "by_seed": {name: dict(each) for name, each in sorted(by_seed.items())}, "failures": failures}
+    return {
+        "count": count,
+        "seed": options.seed,
+        "structural": structural,
+        **outcomes,
+        "by_seed": {name: dict(each) for name, each in sorted(by_seed.items())},
+        "failures": failures,
+    }
 
 
 def _gather(workers: list[Worker]) -> list[dict[str, Any]]:
@@ -241,8 +272,11 @@ def _gather(workers: list[Worker]) -> list[dict[str, Any]]:
                 selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
         ready = [key.data for key, _ in selector.select(1.0)]
     found = [result for worker in ready for result in worker.results()]
-    late = [worker for worker in workers if worker not in ready and worker.next < worker.count
-            and time.monotonic() > worker.deadline]
+    late = [
+        worker
+        for worker in workers
+        if worker not in ready and worker.next < worker.count and time.monotonic() > worker.deadline
+    ]
     return found + [worker.dead("hang") for worker in late]
 
 
@@ -274,16 +308,19 @@ def main() -> None:
     parser.add_argument("--planted", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return work(options.worker, options.first, options.count, options.stride, options.seed,
-                    options.planted.split(","))
+        return work(
+            options.worker, options.first, options.count, options.stride, options.seed, options.planted.split(",")
+        )
     if options.only is not None:
         return only(options.only, options.seed)
     summary = fuzz(options)
     if options.json:
         print(json.dumps(summary))
     else:
-        print(f"{summary['count']} files: {summary.get('accepted', 0)} ran a step, {summary.get('refused', 0)} were "
-              f"refused, {len(summary['failures'])} failed; {summary['structural']} had their structure damaged")
+        print(
+            f"{summary['count']} files: {summary.get('accepted', 0)} ran a step, {summary.get('refused', 0)} were "
+            f"refused, {len(summary['failures'])} failed; {summary['structural']} had their structure damaged"
+        )
         for failure in summary["failures"][:20]:
             print(f"\nfile {failure['index']} ({failure['seed']}, {failure['label']}): {failure['reason']}")
     sys.exit(1 if summary["failures"] else 0)

@@ -9,17 +9,65 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-Files = dict[str, bytes | None]         # None: the file is gone
-Mutated = tuple[bytes, str, bool]       # content, what was done, whether it was done to the structure
+Files = dict[str, bytes | None]  # None: the file is gone
+Mutated = tuple[bytes, str, bool]  # content, what was done, whether it was done to the structure
 
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
-EDGES = (0, 1, 2, 3, 7, 8, 31, 32, 33, 63, 64, 127, 128, 255, 256, 1 << 15, (1 << 16) - 1, 1 << 16, 1 << 20,
-         (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 32, (1 << 64) - 1)
+EDGES = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    31,
+    32,
+    33,
+    63,
+    64,
+    127,
+    128,
+    255,
+    256,
+    1 << 15,
+    (1 << 16) - 1,
+    1 << 16,
+    1 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    1 << 40,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 32,
+    (1 << 64) - 1,
+)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-12, 1e30, 3.4e38, float("inf"), float("-inf"), float("nan"), 10000.0)
-WORDS = ("", "llama", "qwen2", "qwen3", "gemma3", "phi3", "gpt2", "bert", "linear", "yarn", "longrope", "none", "é",
-         "default", "x" * 300, "\0", "a\nb", "blk.0.attn_q.weight", "blk.7.attn_q.weight", "output.weight",
-         "general.alignment")
+WORDS = (
+    "",
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma3",
+    "phi3",
+    "gpt2",
+    "bert",
+    "linear",
+    "yarn",
+    "longrope",
+    "none",
+    "é",
+    "default",
+    "x" * 300,
+    "\0",
+    "a\nb",
+    "blk.0.attn_q.weight",
+    "blk.7.attn_q.weight",
+    "output.weight",
+    "general.alignment",
+)
 
 
 @dataclass
@@ -30,7 +78,7 @@ class Record:
     fields: list[tuple[int, int, str]]
 
     def put(self, start: int, size: int, content: bytes) -> Record:
-        return Record(self.raw[:start] + content + self.raw[start + size:], self.fields)
+        return Record(self.raw[:start] + content + self.raw[start + size :], self.fields)
 
 
 @dataclass
@@ -52,7 +100,7 @@ class Gguf:
             tensors.append(_tensor(raw, at))
             at += len(tensors[-1].raw)
         head = Record(raw[:24], [(0, 4, "text"), (4, 4, "integer"), (8, 8, "integer"), (16, 8, "integer")])
-        return cls(head, entries, tensors, raw[-(-at // 32) * 32:])
+        return cls(head, entries, tensors, raw[-(-at // 32) * 32 :])
 
     def counted(self) -> bytes:
         """The file with the counts its parts have."""
@@ -97,7 +145,7 @@ def _tensor(raw: bytes, base: int) -> Record:
     fields += [(at - base + 4 + 8 * number, 8, "integer") for number in range(count)]
     at += 4 + 8 * count
     fields += [(at - base, 4, "type"), (at - base + 4, 8, "integer")]
-    return Record(raw[base:at + 12], fields)
+    return Record(raw[base : at + 12], fields)
 
 
 def _number(old: int, bits: int, rng: Random, whole: int) -> int:
@@ -110,7 +158,7 @@ def _changed_field(record: Record, rng: Random, whole: int) -> Record:
     shape = [each for each in record.fields if each[1]]
     named = [each for each in shape if each[2] in ("integer", "type")]
     start, size, kind = rng.choice(named if named and rng.random() < 0.6 else shape)
-    old = record.raw[start:start + size]
+    old = record.raw[start : start + size]
     if kind == "text":
         return record.put(start, size, flipped(old, rng, 1))
     if kind == "type":
@@ -125,7 +173,7 @@ def _changed_text(record: Record, rng: Random) -> Record:
     """A string of another length, and its length with it."""
     texts = [number for number, field in enumerate(record.fields) if field[2] == "text"]
     start, size, _ = record.fields[rng.choice(texts)]
-    old = record.raw[start:start + size]
+    old = record.raw[start : start + size]
     word = rng.choice((rng.choice(WORDS).encode(), old[:-1], old + b"s", old[::-1]))
     return record.put(start - 8, size + 8, struct.pack("<Q", len(word)) + word)
 
@@ -168,7 +216,7 @@ def _records(file: Gguf, rng: Random) -> bytes:
         records.insert(second, records[first])
     elif action == 2:
         records[first], records[second] = records[second], records[first]
-    else:       # the name of one with the body of another
+    else:  # the name of one with the body of another
         one, other = records[first], records[second]
         end, begin = sum(one.fields[1][:2]), sum(other.fields[1][:2])
         records[first] = Record(one.raw[:end] + other.raw[begin:], one.fields)
@@ -180,8 +228,9 @@ def _lengths(file: Gguf, rng: Random) -> bytes:
     front = len(raw) - len(file.data)
     at = rng.randrange(front if rng.random() < 0.7 else len(raw))
     few = rng.randint(1, 16)
-    return rng.choice((raw[:at], raw[:at] + raw[at + few:], raw[:at] + rng.randbytes(few) + raw[at:],
-                       raw + rng.randbytes(few)))
+    return rng.choice(
+        (raw[:at], raw[:at] + raw[at + few :], raw[:at] + rng.randbytes(few) + raw[at:], raw + rng.randbytes(few))
+    )
 
 
 def _bits(file: Gguf, rng: Random) -> bytes:
@@ -196,13 +245,17 @@ def _values(file: Gguf, rng: Random) -> bytes:
     else:
         at = rng.randrange(len(file.data))
         run = rng.choice((b"\0", b"\xff", b"\x7f", rng.randbytes(1))) * rng.randint(1, 512)
-        file.data = (file.data[:at] + run)[:len(file.data)] + file.data[at + len(run):]
+        file.data = (file.data[:at] + run)[: len(file.data)] + file.data[at + len(run) :]
     return bytes(file)
 
 
 GGUF_DAMAGE: list[tuple[int, str, bool, Callable[[Gguf, Random], bytes]]] = [
-    (45, "field", True, _fields), (10, "text", True, _texts), (14, "record", True, _records),
-    (8, "length", True, _lengths), (8, "bit", True, _bits), (15, "data", False, _values),
+    (45, "field", True, _fields),
+    (10, "text", True, _texts),
+    (14, "record", True, _records),
+    (8, "length", True, _lengths),
+    (8, "bit", True, _bits),
+    (15, "data", False, _values),
 ]
 
 
@@ -212,12 +265,61 @@ def mutate_gguf(raw: bytes, rng: Random) -> Mutated:
 
 
 JSON_VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 3, 7, 1 << 31, 1 << 62, 1 << 64, 10**30, 0.0, 0.5, -1.5, 1e308, float("nan"),
-    float("inf"), "", "F32", "F16", "I64", "BOOL", "silu", "gelu", "relu", "default", "linear", "yarn", "dynamic", {},
-    [], [0], [1, 2], [[]], {"a": 1}, "x" * 100, "full_attention")
-KEYS = ("rope_scaling", "rope_parameters", "sliding_window", "head_dim", "num_key_value_heads", "layer_types",
-        "unknown", "quantization_config", "tie_word_embeddings", "max_position_embeddings", "num_experts",
-        "text_config", "")
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    1 << 31,
+    1 << 62,
+    1 << 64,
+    10**30,
+    0.0,
+    0.5,
+    -1.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "F32",
+    "F16",
+    "I64",
+    "BOOL",
+    "silu",
+    "gelu",
+    "relu",
+    "default",
+    "linear",
+    "yarn",
+    "dynamic",
+    {},
+    [],
+    [0],
+    [1, 2],
+    [[]],
+    {"a": 1},
+    "x" * 100,
+    "full_attention",
+)
+KEYS = (
+    "rope_scaling",
+    "rope_parameters",
+    "sliding_window",
+    "head_dim",
+    "num_key_value_heads",
+    "layer_types",
+    "unknown",
+    "quantization_config",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+    "num_experts",
+    "text_config",
+    "",
+)
 
 
 def _json_value(old: Any, rng: Random) -> Any:
@@ -232,7 +334,7 @@ def mutate_json(value: Any, rng: Random) -> Any:
     """One value somewhere inside, changed; or a key dropped, renamed or added."""
     if isinstance(value, list) and value and rng.random() < 0.8:
         number = rng.randrange(len(value))
-        return [*value[:number], mutate_json(value[number], rng), *value[number + 1:]]
+        return [*value[:number], mutate_json(value[number], rng), *value[number + 1 :]]
     if not isinstance(value, dict) or not value:
         return _json_value(value, rng)
     key = rng.choice(list(value))
@@ -254,7 +356,7 @@ def _json_text(raw: bytes, rng: Random) -> bytes:
     if action < 0.85:
         return flipped(raw, rng)
     if action < 0.92:
-        return raw[:rng.randrange(len(raw))]
+        return raw[: rng.randrange(len(raw))]
     value = json.loads(raw)
     key = rng.choice(list(value))
     return b"{" + json.dumps(key).encode() + b": " + json.dumps(value[key]).encode() + b"," + raw.strip()[1:]
@@ -262,7 +364,7 @@ def _json_text(raw: bytes, rng: Random) -> bytes:
 
 def _safetensors(raw: bytes, rng: Random) -> Mutated:
     size = struct.unpack_from("<Q", raw)[0]
-    header, data = raw[8:8 + size], raw[8 + size:]
+    header, data = raw[8 : 8 + size], raw[8 + size :]
     action = rng.random()
     if action < 0.6:
         header = _json_text(header, rng)
@@ -271,8 +373,8 @@ def _safetensors(raw: bytes, rng: Random) -> Mutated:
         return struct.pack("<Q", _number(size, 64, rng, len(raw))) + raw[8:], "length", True
     if action < 0.82:
         at = rng.randrange(len(raw))
-        return rng.choice((raw[:at], raw + b"\0" * rng.randint(1, 9), raw[:at] + raw[at + 1:])), "length", True
-    return raw[:8 + size] + flipped(data, rng, 64), "data", False
+        return rng.choice((raw[:at], raw + b"\0" * rng.randint(1, 9), raw[:at] + raw[at + 1 :])), "length", True
+    return raw[: 8 + size] + flipped(data, rng, 64), "data", False
 
 
 def mutate_folder(files: dict[str, bytes], rng: Random) -> tuple[Files, str, bool]:

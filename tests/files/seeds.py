@@ -16,11 +16,20 @@ from penstock.quant.gguf import GGML_TYPES, num_bytes
 Value = gguf.GGUFValueType
 Kind = gguf.GGMLQuantizationType
 
-SMALL = dict(vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-             num_key_value_heads=1, max_position_embeddings=64)
+SMALL = dict(
+    vocab_size=40,
+    hidden_size=32,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=64,
+)
 WIDE = SMALL | dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2)
-CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 GGUF_SEEDS: dict[str, tuple[str, Kind, str]] = {
     "llama": ("llama", Kind.F16, "gpt2"),
@@ -46,8 +55,18 @@ FOLDER_SEEDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", SMALL | dict(sliding_window=4)),
     "phi3": ("Phi3Config", SMALL | dict(pad_token_id=0)),
     "gpt2": ("GPT2Config", dict(vocab_size=40, n_embd=32, n_layer=1, n_head=2, n_positions=64)),
-    "opt": ("OPTConfig", dict(vocab_size=40, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32,
-                              max_position_embeddings=64, word_embed_proj_dim=32)),
+    "opt": (
+        "OPTConfig",
+        dict(
+            vocab_size=40,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            ffn_dim=32,
+            max_position_embeddings=64,
+            word_embed_proj_dim=32,
+        ),
+    ),
     "bloom": ("BloomConfig", dict(vocab_size=40, hidden_size=32, n_layer=1, n_head=2)),
     "bert": ("BertConfig", {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}),
 }

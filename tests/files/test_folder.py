@@ -81,20 +81,23 @@ def test_a_file_of_another_name_is_found_when_it_is_the_only_one(folder: Path) -
     refused(folder, "2 safetensors files but no model.safetensors.index.json")
 
 
-@pytest.mark.parametrize("weight_map, reason", [
-    ({"a": "../model-1.safetensors"}, "is not the name of a .safetensors file in the folder"),
-    ({"a": "/etc/passwd"}, "is not the name"),
-    ({"a": "sub/model-1.safetensors"}, "is not the name"),
-    ({"a": "model-1.bin"}, "is not the name"),
-    ({"a": ".."}, "is not the name"),
-    ({"a": "model\n.safetensors"}, "is not the name"),
-    ({"a": "model-9.safetensors"}, "model-9.safetensors is missing"),
-    ({"a": "model-2.safetensors"}, "tensor 'a' is not in model-2"),
-    ({"a": 5}, "weight_map must map"),
-    (["a"], "weight_map must map"),
-    (None, "weight_map must map"),
-    ({}, "has no tensors"),
-])
+@pytest.mark.parametrize(
+    "weight_map, reason",
+    [
+        ({"a": "../model-1.safetensors"}, "is not the name of a .safetensors file in the folder"),
+        ({"a": "/etc/passwd"}, "is not the name"),
+        ({"a": "sub/model-1.safetensors"}, "is not the name"),
+        ({"a": "model-1.bin"}, "is not the name"),
+        ({"a": ".."}, "is not the name"),
+        ({"a": "model\n.safetensors"}, "is not the name"),
+        ({"a": "model-9.safetensors"}, "model-9.safetensors is missing"),
+        ({"a": "model-2.safetensors"}, "tensor 'a' is not in model-2"),
+        ({"a": 5}, "weight_map must map"),
+        (["a"], "weight_map must map"),
+        (None, "weight_map must map"),
+        ({}, "has no tensors"),
+    ],
+)
 def test_index_damage(weight_map: Any, reason: str, folder: Path) -> None:
     shard(folder, weight_map)
     refused(folder, reason)
@@ -163,11 +166,19 @@ def test_pickles_are_not_opened(suffix: str, folder: Path) -> None:
     assert open_checkpoint(folder).names() == ["a"]
 
 
-@pytest.mark.parametrize("content, reason", [
-    (b"", "no valid JSON"), (b"[]", "JSON object, not a list"), (b"null", "not a NoneType"), (b"\xff", "no valid JSON"),
-    (b'{"a": 1, "a": 2}', "key 'a' is there twice"), (b"{" * 100000, "no valid JSON"), (b"[" * 100000, "nested too"),
-    (b" " * (1 << 22) + b"{}", "larger than 4194304 bytes"),
-])
+@pytest.mark.parametrize(
+    "content, reason",
+    [
+        (b"", "no valid JSON"),
+        (b"[]", "JSON object, not a list"),
+        (b"null", "not a NoneType"),
+        (b"\xff", "no valid JSON"),
+        (b'{"a": 1, "a": 2}', "key 'a' is there twice"),
+        (b"{" * 100000, "no valid JSON"),
+        (b"[" * 100000, "nested too"),
+        (b" " * (1 << 22) + b"{}", "larger than 4194304 bytes"),
+    ],
+)
 def test_config_damage(content: bytes, reason: str, folder: Path) -> None:
     save_file({"a": A}, folder / "model.safetensors")
     (folder / "config.json").write_bytes(content)

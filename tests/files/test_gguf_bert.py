@@ -42,11 +42,16 @@ def write_gguf(folder: Path, path: Path, pooling: int | None = 1) -> str:
     writer.add_token_type_count(config["type_vocab_size"])
     writer.add_tokenizer_model("bert")
     writer.add_tokenizer_pre("bert-bge")
-    writer.add_token_list([text if text in SPECIAL else text[2:] if text.startswith("##") else "▁" + text
-                           for text in texts])
+    writer.add_token_list(
+        [text if text in SPECIAL else text[2:] if text.startswith("##") else "▁" + text for text in texts]
+    )
     writer.add_token_types([3 if text in SPECIAL else 1 for text in texts])
-    for name, add in (("[UNK]", writer.add_unk_token_id), ("[CLS]", writer.add_bos_token_id),
-                      ("[SEP]", writer.add_sep_token_id), ("[PAD]", writer.add_pad_token_id)):
+    for name, add in (
+        ("[UNK]", writer.add_unk_token_id),
+        ("[CLS]", writer.add_bos_token_id),
+        ("[SEP]", writer.add_sep_token_id),
+        ("[PAD]", writer.add_pad_token_id),
+    ):
         add(tokens[name])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config["num_hidden_layers"])
     for name in checkpoint.names():

@@ -28,7 +28,7 @@ from penstock.runner.step import LayerCache, Step
 IDS = torch.tensor([[5, 17, 60, 3, 44, 91, 2, 33, 70, 8, 21, 50, 6, 77, 12, 39, 64, 28, 90, 11, 46, 83, 19, 55]])
 
 
-RENAMED = {"embed_out.weight": "lm_head.weight"}       # GPT-NeoX's head, on disk and in transformers 5
+RENAMED = {"embed_out.weight": "lm_head.weight"}  # GPT-NeoX's head, on disk and in transformers 5
 
 
 original = cache(tiny_model)
@@ -68,7 +68,7 @@ def test_tensors_are_the_originals(name: str, tmp_path: Path) -> None:
     for key in checkpoint.names():
         value, tensor = state[RENAMED.get(key, key)], checkpoint.tensor(key)
         assert checkpoint.shape(key) == tuple(value.shape) == tuple(tensor.shape) and checkpoint.dtype(key) == "float32"
-        if name.startswith("gemma") and key.endswith("norm.weight"):     # 1 was added and taken away: a rounding each
+        if name.startswith("gemma") and key.endswith("norm.weight"):  # 1 was added and taken away: a rounding each
             assert torch.allclose(tensor, value, rtol=0, atol=2**-23), key
         else:
             assert torch.equal(tensor, value), key
@@ -77,7 +77,7 @@ def test_tensors_are_the_originals(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_config_builds_the_same_model(name: str, tmp_path: Path) -> None:
     model, checkpoint = written(tmp_path, name)
-    if name == "phi3-long":     # transformers 5 takes the factors' original length from the rope's own constants
+    if name == "phi3-long":  # transformers 5 takes the factors' original length from the rope's own constants
         checkpoint.config["rope_scaling"]["original_max_position_embeddings"] = 32
     with torch.no_grad():
         expected, found = model(IDS).logits, rebuilt(checkpoint)(IDS).logits
@@ -93,10 +93,18 @@ def test_our_model_gives_the_originals_logits(name: str, tmp_path: Path) -> None
     decoder = load_model(checkpoint, spec)
     assert isinstance(decoder, Decoder)
     count, int32 = IDS.shape[1], torch.int32
-    step = Step(IDS[0], torch.arange(count), [torch.arange(count)], [torch.arange(2, dtype=int32)[None]],
-                torch.tensor([0, count], dtype=int32), torch.tensor([count], dtype=int32))
-    caches = [shape and LayerCache(torch.zeros(2, shape[0], shape[1], 16), torch.zeros(2, shape[0], 16, shape[1]), 0)
-              for shape in spec.kv_shapes()]
+    step = Step(
+        IDS[0],
+        torch.arange(count),
+        [torch.arange(count)],
+        [torch.arange(2, dtype=int32)[None]],
+        torch.tensor([0, count], dtype=int32),
+        torch.tensor([count], dtype=int32),
+    )
+    caches = [
+        shape and LayerCache(torch.zeros(2, shape[0], shape[1], 16), torch.zeros(2, shape[0], 16, shape[1]), 0)
+        for shape in spec.kv_shapes()
+    ]
     with torch.no_grad():
         expected = model(IDS).logits[0]
         found = decoder.logits(decoder.forward(step, caches), torch.arange(count))
@@ -111,10 +119,15 @@ def test_config_has_the_originals_values(name: str, tmp_path: Path) -> None:
     rope = original.get("rope_parameters") or {}
     original |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
     if "full_attention" in rope:
-        original |= {"rope_theta": rope["full_attention"]["rope_theta"],
-                     "rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
-    original |= {"rotary_emb_base": rope.get("rope_theta"), "rotary_pct": rope.get("partial_rotary_factor"),
-                 "seq_length": 2048}
+        original |= {
+            "rope_theta": rope["full_attention"]["rope_theta"],
+            "rope_local_base_freq": rope["sliding_attention"]["rope_theta"],
+        }
+    original |= {
+        "rotary_emb_base": rope.get("rope_theta"),
+        "rotary_pct": rope.get("partial_rotary_factor"),
+        "seq_length": 2048,
+    }
     derived = {"rope_scaling", "n_inner", "head_dim", "num_kv_heads", "num_ln_in_parallel_attn"}
     for key, value in checkpoint.config.items():
         if key not in derived or original.get(key) is not None:
@@ -129,7 +142,8 @@ def test_config_has_the_originals_values(name: str, tmp_path: Path) -> None:
 def test_rope_scaling_is_recognised(tmp_path: Path) -> None:
     scaling: dict[str, Any] = {
         name: written(tmp_path, name)[1].config.get("rope_scaling")
-        for name in ("llama", "llama-linear", "llama-3.2", "llama-factors", "qwen2-yarn", "phi3-long")}
+        for name in ("llama", "llama-linear", "llama-3.2", "llama-factors", "qwen2-yarn", "phi3-long")
+    }
     assert scaling["llama"] is None
     assert scaling["llama-linear"] == {"rope_type": "linear", "factor": 2.5}
     assert scaling["llama-3.2"] == {key: value for key, value in LLAMA3.items() if key != "rope_theta"}
@@ -140,22 +154,37 @@ def test_rope_scaling_is_recognised(tmp_path: Path) -> None:
     assert scaling["phi3-long"] == {"rope_type": "longrope"} | FACTORS
 
 
-@pytest.mark.parametrize("extra, scaling", [
-    ({"llama.rope.scale_linear": (4.0, gguf.GGUFValueType.FLOAT32)}, {"rope_type": "linear", "factor": 4.0}),
-    ({"llama.rope.scaling.factor": (0.0, gguf.GGUFValueType.FLOAT32)}, None),
-    ({"llama.rope.scaling.factor": (4.0, gguf.GGUFValueType.FLOAT32),
-      "llama.rope.scaling.type": ("none", gguf.GGUFValueType.STRING)}, None),
-    ({"llama.rope.scaling.factor": (4.0, gguf.GGUFValueType.FLOAT32),
-      "llama.rope.scaling.type": ("yarn", gguf.GGUFValueType.STRING),
-      "llama.rope.scaling.yarn_beta_fast": (16.0, gguf.GGUFValueType.FLOAT32)},
-     {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0}),
-])
+@pytest.mark.parametrize(
+    "extra, scaling",
+    [
+        ({"llama.rope.scale_linear": (4.0, gguf.GGUFValueType.FLOAT32)}, {"rope_type": "linear", "factor": 4.0}),
+        ({"llama.rope.scaling.factor": (0.0, gguf.GGUFValueType.FLOAT32)}, None),
+        (
+            {
+                "llama.rope.scaling.factor": (4.0, gguf.GGUFValueType.FLOAT32),
+                "llama.rope.scaling.type": ("none", gguf.GGUFValueType.STRING),
+            },
+            None,
+        ),
+        (
+            {
+                "llama.rope.scaling.factor": (4.0, gguf.GGUFValueType.FLOAT32),
+                "llama.rope.scaling.type": ("yarn", gguf.GGUFValueType.STRING),
+                "llama.rope.scaling.yarn_beta_fast": (16.0, gguf.GGUFValueType.FLOAT32),
+            },
+            {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0},
+        ),
+    ],
+)
 def test_rope_scaling_without_tensors(extra: dict[str, tuple], scaling: dict | None, tmp_path: Path) -> None:
     assert written(tmp_path, "llama", extra=extra)[1].config.get("rope_scaling") == scaling
 
 
-@pytest.mark.parametrize("ggml_type", [gguf.GGMLQuantizationType[each] for each in ("F16", "BF16", "Q8_0", "Q5_1")],
-                         ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "ggml_type",
+    [gguf.GGMLQuantizationType[each] for each in ("F16", "BF16", "Q8_0", "Q5_1")],
+    ids=lambda each: each.name,
+)
 def test_rows_of_quantized_matrices_are_put_back(ggml_type: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
     """Quantization works along rows, so it commutes with the row orders that the converter changed."""
     for name in ("llama", "falcon-40b", "bloom", "gpt2"):
@@ -185,25 +214,41 @@ def test_stored_floats_keep_their_dtype(tmp_path: Path) -> None:
 
 def test_generation_config_has_every_end_and_the_sampling_defaults(tmp_path: Path) -> None:
     uint32, float32 = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32
-    extra = {"tokenizer.ggml.eot_token_id": (7, uint32), "general.sampling.temp": (0.6, float32),
-             "general.sampling.top_k": (20, gguf.GGUFValueType.INT32),
-             "general.sampling.penalty_last_n": (64, gguf.GGUFValueType.INT32)}
+    extra = {
+        "tokenizer.ggml.eot_token_id": (7, uint32),
+        "general.sampling.temp": (0.6, float32),
+        "general.sampling.top_k": (20, gguf.GGUFValueType.INT32),
+        "general.sampling.penalty_last_n": (64, gguf.GGUFValueType.INT32),
+    }
     _, checkpoint = written(tmp_path, "qwen3", extra=extra)
-    assert checkpoint.generation_config == {"eos_token_id": [2, 7], "temperature": 0.6, "top_k": 20,
-                                            "repeat_last_n": 64}
+    assert checkpoint.generation_config == {
+        "eos_token_id": [2, 7],
+        "temperature": 0.6,
+        "top_k": 20,
+        "repeat_last_n": 64,
+    }
     assert checkpoint.tokenizer_source()["tokenizer.ggml.eot_token_id"] == 7
 
 
-@pytest.mark.parametrize("extra, reason", [
-    ({"llama.expert_count": (8, gguf.GGUFValueType.UINT32)}, "llama.expert_count is '8'; it must be 0"),
-    ({"llama.attention.causal": (False, gguf.GGUFValueType.BOOL)}, "llama.attention.causal"),
-    ({"llama.attention.clamp_kqv": (8.0, gguf.GGUFValueType.FLOAT32)}, "'llama.attention.clamp_kqv' is not understood"),
-    ({"llama.rope.scaling.type": ("spiral", gguf.GGUFValueType.STRING)}, "it must be none or linear or yarn"),
-    ({"llama.rope.scaling.type": ("longrope", gguf.GGUFValueType.STRING)}, "needs the tensors rope_factors_short"),
-    ({"llama.rope.scaling.factor": (-2.0, gguf.GGUFValueType.FLOAT32)}, "factors -2.0 and 1.0; both must exceed 0"),
-    ({"llama.rope.freq_base_swa": (2.0, gguf.GGUFValueType.FLOAT32)}, "'llama.rope.freq_base_swa' is not understood"),
-    ({"split.count": (3, gguf.GGUFValueType.UINT16)}, "one of 3 parts"),
-])
+@pytest.mark.parametrize(
+    "extra, reason",
+    [
+        ({"llama.expert_count": (8, gguf.GGUFValueType.UINT32)}, "llama.expert_count is '8'; it must be 0"),
+        ({"llama.attention.causal": (False, gguf.GGUFValueType.BOOL)}, "llama.attention.causal"),
+        (
+            {"llama.attention.clamp_kqv": (8.0, gguf.GGUFValueType.FLOAT32)},
+            "'llama.attention.clamp_kqv' is not understood",
+        ),
+        ({"llama.rope.scaling.type": ("spiral", gguf.GGUFValueType.STRING)}, "it must be none or linear or yarn"),
+        ({"llama.rope.scaling.type": ("longrope", gguf.GGUFValueType.STRING)}, "needs the tensors rope_factors_short"),
+        ({"llama.rope.scaling.factor": (-2.0, gguf.GGUFValueType.FLOAT32)}, "factors -2.0 and 1.0; both must exceed 0"),
+        (
+            {"llama.rope.freq_base_swa": (2.0, gguf.GGUFValueType.FLOAT32)},
+            "'llama.rope.freq_base_swa' is not understood",
+        ),
+        ({"split.count": (3, gguf.GGUFValueType.UINT16)}, "one of 3 parts"),
+    ],
+)
 def test_metadata_that_changes_the_maths_is_refused(extra: dict[str, tuple], reason: str, tmp_path: Path) -> None:
     write_gguf(original("llama"), "llama", tmp_path / "model.gguf", extra=extra)
     with pytest.raises(InvalidModel, match=reason) as caught:

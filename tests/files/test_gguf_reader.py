@@ -26,8 +26,21 @@ def opened(tmp_path: Path, content: bytes) -> GgufFile:
 
 def test_reads_what_the_gguf_package_writes(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    values = {"u8": 200, "i8": -3, "u16": 60000, "i16": -300, "u32": 2**32 - 1, "i32": -(2**31), "u64": 2**64 - 1,
-              "i64": -(2**63), "f32": 0.5, "f64": 0.1, "bool": True, "string": "Ġgrüße", "empty": ""}
+    values = {
+        "u8": 200,
+        "i8": -3,
+        "u16": 60000,
+        "i16": -300,
+        "u32": 2**32 - 1,
+        "i32": -(2**31),
+        "u64": 2**64 - 1,
+        "i64": -(2**63),
+        "f32": 0.5,
+        "f64": 0.1,
+        "bool": True,
+        "string": "Ġgrüße",
+        "empty": "",
+    }
     for kind, value in values.items():
         name = {"u": "UINT", "i": "INT", "f": "FLOAT"}.get(kind[0], "") + kind[1:]
         known = {"bool": "BOOL", "string": "STRING", "empty": "STRING"}
@@ -44,15 +57,22 @@ def test_reads_what_the_gguf_package_writes(tmp_path: Path) -> None:
     writer.close()
     file = GgufFile(tmp_path / "model.gguf")
     assert {key[2:]: file.metadata[key] for key in file.metadata if key.startswith("x.")} == values | {
-        "words": ["a", "", "日本", "Ġ"], "numbers": [1.5, -2.0], "flags": [True, False]}
+        "words": ["a", "", "日本", "Ġ"],
+        "numbers": [1.5, -2.0],
+        "flags": [True, False],
+    }
     assert file.metadata["x.bool"] is True and type(file.metadata["x.u8"]) is int
     assert file.tensors["w"].shape == (2, 3, 4) and file.tensors["v"].ggml_type == 1
     assert np.array_equal(file.raw(file.tensors["w"]).view(np.float32).reshape(2, 3, 4), weight)
 
 
 def test_version_2_and_other_alignments_are_read(tmp_path: Path) -> None:
-    layout = Layout(version=u32(2), alignment=64, entries=[ARCHITECTURE, entry("general.alignment", U32, u32(64))],
-                    tensors=[tensor("a", (16,), 0, 0), tensor("b", (4,), 0, 64)])
+    layout = Layout(
+        version=u32(2),
+        alignment=64,
+        entries=[ARCHITECTURE, entry("general.alignment", U32, u32(64))],
+        tensors=[tensor("a", (16,), 0, 0), tensor("b", (4,), 0, 64)],
+    )
     file = opened(tmp_path, bytes(layout))
     assert file.version == 2 and file.tensors["b"].start % 64 == 0
     assert bytes(file.raw(file.tensors["b"])) == bytes(range(64, 80))
@@ -81,8 +101,10 @@ REFUSALS = {
     "array elements": (Layout(entries=[entry("k", ARRAY, u32(F32) + u64(2**60))]), "all arrays together may have"),
     "array type": (Layout(entries=[entry("k", ARRAY, u32(99) + u64(1))]), "unknown value type 99"),
     "array of arrays": (Layout(entries=[entry("k", ARRAY, u32(ARRAY) + u64(1))]), "array of arrays"),
-    "strings break off": (Layout(entries=[entry("k", ARRAY, u32(STRING) + u64(2**20))], tensors=[], num_tensors=2,
-                                 data=b""), "'k' breaks off at string .* of 1048576"),
+    "strings break off": (
+        Layout(entries=[entry("k", ARRAY, u32(STRING) + u64(2**20))], tensors=[], num_tensors=2, data=b""),
+        "'k' breaks off at string .* of 1048576",
+    ),
     "string in array": (Layout(entries=[entry("k", ARRAY, u32(STRING) + u64(1) + u64(2**50))]), "string 0 needs"),
     "alignment 12": (Layout(entries=[entry("general.alignment", U32, u32(12))]), "general.alignment is 12"),
     "alignment 0": (Layout(entries=[entry("general.alignment", U32, u32(0))]), "power of two"),
@@ -135,8 +157,13 @@ def test_a_large_vocabulary_is_read_quickly(tmp_path: Path) -> None:
     """262,144 tokens, as Gemma's. The bound is generous: a call per token and byte would take ten times as long."""
     tokens = b"".join(text(f"▁token{number}") for number in range(1 << 18))
     scores = np.linspace(0, -1, 1 << 18, dtype=np.float32).tobytes()
-    layout = Layout(entries=[ARCHITECTURE, entry("tokens", ARRAY, u32(STRING) + u64(1 << 18) + tokens),
-                             entry("scores", ARRAY, u32(F32) + u64(1 << 18) + scores)])
+    layout = Layout(
+        entries=[
+            ARCHITECTURE,
+            entry("tokens", ARRAY, u32(STRING) + u64(1 << 18) + tokens),
+            entry("scores", ARRAY, u32(F32) + u64(1 << 18) + scores),
+        ]
+    )
     begin = time.process_time()
     file = opened(tmp_path, bytes(layout))
     assert time.process_time() - begin < 5

@@ -20,11 +20,11 @@ from typing import IO
 from tests.gpu.check import Outcome
 
 OPS = ("op ", "exact op ")
-MARK = "@@"              # what else is printed is not ours
-LIMIT_S = 200.0          # for one check
-BUSY, FEW = ("first tokens",), 3                 # that need processors of their own, and so many of them at once
+MARK = "@@"  # what else is printed is not ours
+LIMIT_S = 200.0  # for one check
+BUSY, FEW = ("first tokens",), 3  # that need processors of their own, and so many of them at once
 LONG = ("deterministic", "smollm2", "op attention", "op product", "gguf", "grammars")  # to begin with
-FATAL = ("CUDA error", "AcceleratorError", "CUBLAS_STATUS", "out of memory")     # after which a process is of no use
+FATAL = ("CUDA error", "AcceleratorError", "CUBLAS_STATUS", "out of memory")  # after which a process is of no use
 
 
 def load() -> dict[str, object]:
@@ -69,15 +69,19 @@ class Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._ready = False
-        self._errors: IO[str] = tempfile.TemporaryFile("w+")       # noqa: SIM115
+        self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
 
     def begin(self) -> subprocess.Popen[str]:
         """The process; it imports what it needs while others do other things."""
         if self._process is None or self._process.poll() is not None:
             self._ready = False
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "tests.gpu", "--work"], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=self._errors, text=True)
+                [sys.executable, "-W", "ignore", "-m", "tests.gpu", "--work"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+            )
         return self._process
 
     def run(self, name: str) -> Outcome:
@@ -145,8 +149,12 @@ def run_all(names: list[str], workers: list[Worker]) -> list[Outcome]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("--only", action="append", default=[],
-                        help="checks whose name has these words; given again, those that have others, too")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        help="checks whose name has these words; given again, those that have others, too",
+    )
     parser.add_argument("--ops", action="store_true", help="the ops alone, with all their examples")
     parser.add_argument("--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes")
     parser.add_argument("--list", action="store_true", help="name the checks")
@@ -166,22 +174,30 @@ def main() -> int:
     workers = [Worker() for _ in range(0 if options.list else options.jobs)]
     for worker in workers:
         worker.begin()
-    names = [name for name in load() if (not options.ops or name.startswith(OPS))
-             and any(words in name for words in options.only or [""])]
+    names = [
+        name
+        for name in load()
+        if (not options.ops or name.startswith(OPS)) and any(words in name for words in options.only or [""])
+    ]
     names.sort(key=lambda name: not name.startswith(LONG))
     if options.list or not names:
         print("\n".join(names) or "no check has such a name")
     busy = [name for name in names if name.startswith(BUSY)]
-    outcomes = [] if options.list else [*run_all(busy, workers[:FEW]),
-                                        *run_all([name for name in names if name not in busy], workers)]
+    outcomes = (
+        []
+        if options.list
+        else [*run_all(busy, workers[:FEW]), *run_all([name for name in names if name not in busy], workers)]
+    )
     for worker in workers:
         worker.close()
     if not outcomes:
         return 0 if names else 2
     failed = [outcome.name for outcome in outcomes if not outcome.passed]
     skipped = sum(outcome.skipped for outcome in outcomes)
-    print(f"{len(outcomes) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped in "
-          f"{time.perf_counter() - begun:.0f} s" + "".join(f"\n  {name}" for name in failed))
+    print(
+        f"{len(outcomes) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped in "
+        f"{time.perf_counter() - begun:.0f} s" + "".join(f"\n  {name}" for name in failed)
+    )
     return 1 if failed else 0
 
 

@@ -48,17 +48,18 @@ def check(cases: Iterable[tuple[Any, ...]] = ((),)) -> Callable[[Callable[..., F
 def run(name: str) -> Outcome:
     from penstock.ops import take_exact
 
-    take_exact(False)               # which the check before may have left otherwise
+    take_exact(False)  # which the check before may have left otherwise
     begun = time.perf_counter()
     try:
         figures = CHECKS[name]() or {}
     except Skip as reason:
         return Outcome(name, True, time.perf_counter() - begun, str(reason), skipped=True)
-    except Exception as error:      # whatever it is, the checks after it are of interest too
+    except Exception as error:  # whatever it is, the checks after it are of interest too
         told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return Outcome(name, False, time.perf_counter() - begun, told, trace=traceback.format_exc())
-    told = ", ".join(f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
-                     for key, value in figures.items())
+    told = ", ".join(
+        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items()
+    )
     return Outcome(name, True, time.perf_counter() - begun, told)
 
 

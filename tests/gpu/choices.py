@@ -15,9 +15,16 @@ from tests.gpu.models import engine, log_probabilities, made
 
 # What a token of the highest score is, whoever looks for it: nothing is drawn.
 CERTAIN: list[dict[str, Any]] = [
-    {"repetition_penalty": 1.4}, {"frequency_penalty": 0.8}, {"presence_penalty": 0.7}, {"logit_bias": {5: 4.0}},
-    {"allowed_token_ids": [3, 4, 5, 6]}, {"logprobs": 3}, {"prompt_logprobs": 2}, {"min_tokens": 9, "logprobs": 0},
-    {"repetition_penalty": 0.8, "logprobs": 5}]
+    {"repetition_penalty": 1.4},
+    {"frequency_penalty": 0.8},
+    {"presence_penalty": 0.7},
+    {"logit_bias": {5: 4.0}},
+    {"allowed_token_ids": [3, 4, 5, 6]},
+    {"logprobs": 3},
+    {"prompt_logprobs": 2},
+    {"min_tokens": 9, "logprobs": 0},
+    {"repetition_penalty": 0.8, "logprobs": 5},
+]
 FILTERS: list[tuple[str, Any]] = [("top_k", 5), ("top_p", 0.6), ("min_p", 0.3)]
 NUM_DRAWS = 4000
 NUM_FILTERED = 1000
@@ -32,7 +39,7 @@ def _drawn(llm: LLM, prompt: list[int], count: int, vocab: int, **sampling: Any)
 
 def _chi_square(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Over the likeliest 20 tokens and all others together; 45.3 is passed by one in a thousand."""
-    top = expected.argsort(descending=True)[:min(20, int((expected > 0).sum()))]
+    top = expected.argsort(descending=True)[: min(20, int((expected > 0).sum()))]
     counts = torch.cat([found[top], found.sum()[None] - found[top].sum()])
     wanted = torch.cat([expected[top], 1 - expected[top].sum()[None]]) * found.sum()
     used = wanted > 1e-9
@@ -88,7 +95,7 @@ def draws_follow_from_seed_and_position() -> Figures:
         alone = [ids(ask(llm, [prompt], temperature=1.0, seed=5))[0] for prompt in given]
     require(first == second and first != other, "a seed does not decide its draws")
     same = sum(a == b for a, b in zip(first, alone))
-    require(same >= 4, f"{same} of 5 answers are the same alone")       # one draw may fall between last bits
+    require(same >= 4, f"{same} of 5 answers are the same alone")  # one draw may fall between last bits
     return {"alone": f"{same}/5"}
 
 
@@ -102,14 +109,17 @@ def _told(output: Any) -> list[float]:
 def penalties_masks_and_log_probabilities_are_those_of_a_cpu() -> Figures:
     """All at once beside a plain row, against the same model on the CPU."""
     one, given = made("LlamaForCausalLM"), prompts(24)[0]
-    params = [SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False, **kind)
-              for kind in [*CERTAIN, {}]]
+    params = [
+        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False, **kind)
+        for kind in [*CERTAIN, {}]
+    ]
     answers = []
     for options in ({}, {"device": "cpu"}):
         with engine(one.folder, **options) as llm:
             answers.append(ask(llm, [given] * len(params), params))
-    wrong = [str(kind) for kind, a, b in zip([*CERTAIN, {}], *answers)
-             if a.outputs[0].token_ids != b.outputs[0].token_ids]
+    wrong = [
+        str(kind) for kind, a, b in zip([*CERTAIN, {}], *answers) if a.outputs[0].token_ids != b.outputs[0].token_ids
+    ]
     require(not wrong, f"other tokens than on a CPU with {', '.join(wrong)}")
     apart = [abs(x - y) for a, b in zip(*answers) for x, y in zip(_told(a), _told(b), strict=True)]
     require(len(apart) > 100 and max(apart) < 1e-3, f"log probabilities are up to {max(apart, default=1.0)} apart")
@@ -144,8 +154,9 @@ def grammars() -> Figures:
     one = made("LlamaForCausalLM")
     write_tokenizer(one.folder)
     wanted = [StructuredOutputsParams(choice=["yes", "no"]), StructuredOutputsParams(regex="[0-9]{4}-[0-9]{2}")]
-    params = [SamplingParams(temperature=1.0, seed=i, max_tokens=40, structured_outputs=each)
-              for i, each in enumerate(wanted)] + [SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)]
+    params = [
+        SamplingParams(temperature=1.0, seed=i, max_tokens=40, structured_outputs=each) for i, each in enumerate(wanted)
+    ] + [SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)]
     with engine(one.folder, skip_tokenizer_init=False) as llm:
         texts = _texts(llm, params)
     require(texts[0] in ("yes", "no"), f"{texts[0]!r} is not one of the choices")
@@ -154,7 +165,7 @@ def grammars() -> Figures:
 
 
 def _texts(llm: LLM, params: list[SamplingParams]) -> list[str]:
-    outputs = llm.generate([[5, 6, 7]] * len(params), params, use_tqdm=False)       # type: ignore[arg-type]
+    outputs = llm.generate([[5, 6, 7]] * len(params), params, use_tqdm=False)  # type: ignore[arg-type]
     for output in outputs:
         require(output.error is None, f"a request failed: {output.error}")
     return [output.outputs[0].text for output in outputs]

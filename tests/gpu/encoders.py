@@ -25,8 +25,9 @@ def _describe(folder: Path, mode: str) -> None:
     (folder / "modules.json").write_text(json.dumps([{"path": path, "type": f"models.{kind}"} for path, kind in kinds]))
 
 
-@check([(number, dtype, mode) for number in range(len(SHAPES["BertModel"])) for dtype in MOST
-        for mode in ("mean", "cls")])
+@check(
+    [(number, dtype, mode) for number in range(len(SHAPES["BertModel"])) for dtype in MOST for mode in ("mean", "cls")]
+)
 def embeddings(number: int, dtype: str, mode: str) -> Figures:
     """Many sequences in a few steps, and each alone."""
     one, given = made("BertModel", number), prompts(*LENGTHS)

@@ -17,26 +17,45 @@ from tests.gpu.models import engine
 from tests.same_tokens.roads import Answer, alone, chunked, displaced, shuffled, together
 
 SMOLLM2: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
-    "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_act": "silu",
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 100000, "tie_word_embeddings": True,
-    "initializer_range": 0.06, "torch_dtype": "bfloat16"}
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.06,
+    "torch_dtype": "bfloat16",
+}
 
 
 def _small(architecture: str) -> dict[str, Any]:
-    return {**FAMILIES[architecture].like[0], "architectures": [architecture], "initializer_range": 0.3,
-            "max_position_embeddings": 2048}
+    return {
+        **FAMILIES[architecture].like[0],
+        "architectures": [architecture],
+        "initializer_range": 0.3,
+        "max_position_embeddings": 2048,
+    }
 
 
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "llama": (_small("LlamaForCausalLM"), {}), "llama-float32": (_small("LlamaForCausalLM"), {"dtype": "float32"}),
-    "qwen3": (_small("Qwen3ForCausalLM"), {}), "smollm2": (SMOLLM2, {}),
-    "smollm2-fp8": (SMOLLM2, {"quantization": "fp8"})}
+    "llama": (_small("LlamaForCausalLM"), {}),
+    "llama-float32": (_small("LlamaForCausalLM"), {"dtype": "float32"}),
+    "qwen3": (_small("Qwen3ForCausalLM"), {}),
+    "smollm2": (SMOLLM2, {}),
+    "smollm2-fp8": (SMOLLM2, {"quantization": "fp8"}),
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "small steps": {"max_num_batched_tokens": 64},
     "no graphs": {"max_num_batched_tokens": 512, "enforce_eager": True},
     "no prefix cache": {"enable_prefix_caching": False, "max_num_seqs": 24, "block_size": 32, "max_model_len": 2000},
-    "one by one": {"max_num_seqs": 1}}
+    "one by one": {"max_num_seqs": 1},
+}
 NUM_PROMPTS, NUM_TOKENS, VOCABULARY = 64, 24, 60
 _FOLDERS = tempfile.TemporaryDirectory(prefix="penstock-exact-")
 
@@ -45,14 +64,19 @@ def prompts() -> list[list[int]]:
     """Of 1 to 700 tokens, some sharing a beginning, a few longer than a part of attention."""
     rng = random.Random(5)
     common = [rng.randrange(3, VOCABULARY) for _ in range(640)]
-    return [common[:rng.choice((0, 0, 0, 17, 300, 640))] + [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(
-        1, 60))] for _ in range(NUM_PROMPTS)]
+    return [
+        common[: rng.choice((0, 0, 0, 17, 300, 640))]
+        + [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, 60))]
+        for _ in range(NUM_PROMPTS)
+    ]
 
 
 def params() -> list[SamplingParams]:
     """Greedy and drawn in turn; log probabilities show every bit."""
-    return [SamplingParams(temperature=i % 2, seed=i, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1,
-                           detokenize=False) for i in range(NUM_PROMPTS)]
+    return [
+        SamplingParams(temperature=i % 2, seed=i, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
+        for i in range(NUM_PROMPTS)
+    ]
 
 
 def tokens(llm: LLM, order: list[int] | None = None) -> list[list[int]]:
@@ -78,8 +102,14 @@ class Known:
             self.tokens += tokens(self.llm, [i])
 
     def make(self, **options: Any) -> LLM:
-        usual: dict[str, Any] = {"load_format": "dummy", "deterministic": True, "dtype": "bfloat16",
-                                 "max_model_len": 1024, "max_num_seqs": 256, "kv_cache_tokens": 80_000}
+        usual: dict[str, Any] = {
+            "load_format": "dummy",
+            "deterministic": True,
+            "dtype": "bfloat16",
+            "max_model_len": 1024,
+            "max_num_seqs": 256,
+            "kv_cache_tokens": 80_000,
+        }
         return engine(self.folder, **(usual | self.options | options))
 
 
@@ -144,14 +174,22 @@ def _displaced(one: Known) -> bool:
 
 
 ROADS: dict[str, Callable[[Known], bool]] = {
-    "a batch": _in_a_batch, "other neighbours": _with_other_neighbours, "random chunks": _in_random_chunks,
-    "the prefix cache": _from_the_prefix_cache, "beside a usual engine": _beside_an_engine_that_is_not,
-    "little memory": _with_little_memory, "displaced": _displaced}
+    "a batch": _in_a_batch,
+    "other neighbours": _with_other_neighbours,
+    "random chunks": _in_random_chunks,
+    "the prefix cache": _from_the_prefix_cache,
+    "beside a usual engine": _beside_an_engine_that_is_not,
+    "little memory": _with_little_memory,
+    "displaced": _displaced,
+}
 
 
 def _require_all(same: dict[str, bool]) -> Figures:
-    require(all(same.values()), f"other answers, or another road than meant: "
-                                f"{', '.join(road for road, is_same in same.items() if not is_same)}")
+    require(
+        all(same.values()),
+        f"other answers, or another road than meant: "
+        f"{', '.join(road for road, is_same in same.items() if not is_same)}",
+    )
     return {"the same": ", ".join(same)}
 
 
@@ -168,6 +206,7 @@ def deterministic_with_other_settings(name: str) -> Figures:
     one, same = known(name), {}
     for road, options in SETTINGS.items():
         with one.make(**options) as other:
-            same[road] = (tokens(other) == one.tokens
-                          and together(other, prompts()[:16], params()[:16]) == one.answers[:16])
+            same[road] = (
+                tokens(other) == one.tokens and together(other, prompts()[:16], params()[:16]) == one.answers[:16]
+            )
     return _require_all(same)

@@ -9,20 +9,31 @@ from tests.gpu.check import Figures, check, require
 from tests.gpu.models import engine, made, smollm2
 from tests.gpu.shapes import SHAPES, dtypes
 
-CASES = [(name, number, dtype) for name, shapes in SHAPES.items() for number, shape in enumerate(shapes)
-         for dtype in dtypes(shape) if name != "BertModel"]
+CASES = [
+    (name, number, dtype)
+    for name, shapes in SHAPES.items()
+    for number, shape in enumerate(shapes)
+    for dtype in dtypes(shape)
+    if name != "BertModel"
+]
 
 
 def agreement(dtype: str, judged: Judged) -> Figures:
     """In float32 to the last digits but a few; in bfloat16 about as near as transformers is in bfloat16."""
-    figures: Figures = {"own choice": f"{judged.chosen}/{judged.total}", "mean |Δ|": judged.mean,
-                        "regret": judged.regret}
+    figures: Figures = {
+        "own choice": f"{judged.chosen}/{judged.total}",
+        "mean |Δ|": judged.mean,
+        "regret": judged.regret,
+    }
     require(len(judged.differences) > 100, "hardly anything was compared")
     if dtype == "float32":
         require(judged.mean <= 1e-4 and judged.regret <= 1e-3, f"far from transformers: {figures}")
         return figures
-    figures |= {"transformers": f"{judged.theirs_chosen}/{judged.total}", "mean": judged.theirs_mean,
-                "at most": judged.theirs_most}
+    figures |= {
+        "transformers": f"{judged.theirs_chosen}/{judged.total}",
+        "mean": judged.theirs_mean,
+        "at most": judged.theirs_most,
+    }
     require(judged.mean <= 2 * judged.theirs_mean + 0.005 and judged.mean <= 0.1, f"far from transformers: {figures}")
     require(judged.regret <= 2 * judged.theirs_most + 0.02, f"another choice than transformers': {figures}")
     require(judged.chosen >= judged.theirs_chosen - 0.1 * judged.total, f"too many other choices: {figures}")

@@ -40,23 +40,30 @@ def rounded(kind: str, tied: bool) -> tuple[Path, Any]:
     one = plain("Llama", tied)
     model = copy.deepcopy(one.model)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():      # a tied matrix once
+        for name, parameter in model.named_parameters():  # a tied matrix once
             if parameter.ndim == 2:
                 outer = "embed_tokens" in name or "lm_head" in name
                 parameter.copy_(meant(parameter, "int8" if outer else kind))
     return one.folder, model
 
 
-@check([(kind, tied, dtype, way) for kind in KINDS for tied in ("tied", "untied")
-        for dtype, way in (("float32", "recorded"), ("bfloat16", "eager"), ("bfloat16", "recorded"))])
+@check(
+    [
+        (kind, tied, dtype, way)
+        for kind in KINDS
+        for tied in ("tied", "untied")
+        for dtype, way in (("float32", "recorded"), ("bfloat16", "eager"), ("bfloat16", "recorded"))
+    ]
+)
 def ints_agree_with_the_same_weights(kind: str, tied: str, dtype: str, way: str) -> Figures:
     """Greedy tokens after the same beginning, and their log probabilities, over every tile of rows."""
     _need()
     folder, oracle = rounded(kind, tied == "tied")
     least, most = BOUNDS[dtype]
     worst, far = 1.0, 0.0
-    with engine(folder, dtype=dtype, quantization=kind, enforce_eager=way == "eager", max_num_seqs=256,
-                kv_cache_tokens=98304) as llm:
+    with engine(
+        folder, dtype=dtype, quantization=kind, enforce_eager=way == "eager", max_num_seqs=256, kv_cache_tokens=98304
+    ) as llm:
         for num_rows in NUM_ROWS:
             prompts = [[(token + i) % 1000 for token in PROMPTS[i % len(PROMPTS)]] for i in range(num_rows)]
             told, plain_ones = answers(llm, prompts, logprobs=1), answers(llm, prompts)
@@ -73,9 +80,11 @@ def ints_are_rounded_as_on_a_cpu(kind: str) -> Figures:
     """Scales and codes are the same but where two ranges fit a group of 4 bits equally well."""
     _need()
     weight = torch.randn(512, 1024, generator=torch.Generator().manual_seed(1)) * 0.02
-    stored = quantize(weight, kind)      # on the CPU; what its blocks mean takes no kernels of its own
-    ours, theirs = meant(weight.cuda(), kind).cpu(), torch.from_numpy(
-        dequantize(stored.raw, stored.ggml_type, tuple(weight.shape)))
+    stored = quantize(weight, kind)  # on the CPU; what its blocks mean takes no kernels of its own
+    ours, theirs = (
+        meant(weight.cuda(), kind).cpu(),
+        torch.from_numpy(dequantize(stored.raw, stored.ggml_type, tuple(weight.shape))),
+    )
     others, most = float((ours != theirs).float().mean()), float((ours - theirs).abs().max())
     require(kind != "int8" or same_bits(ours, theirs), f"{others:.2g} of all 8-bit codes differ")
     require(others < 1e-3 and most < 0.02, f"{others:.2g} of all weights differ, by up to {most:.3g}")

@@ -32,8 +32,16 @@ def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     return value
 
 
-@check([(2, 4096, 1024, 1e-5, False), (17, 6144, 4096, 1e-5, False), (32, 4096, 4096, 0.0, False),
-        (32, 4096, 14336, 0.0, False), (2, 6144, 1024, 1e-6, True), (32, 6144, 1024, 1e-6, True)])
+@check(
+    [
+        (2, 4096, 1024, 1e-5, False),
+        (17, 6144, 4096, 1e-5, False),
+        (32, 4096, 4096, 0.0, False),
+        (32, 4096, 14336, 0.0, False),
+        (2, 6144, 1024, 1e-6, True),
+        (32, 6144, 1024, 1e-6, True),
+    ]
+)
 def few_rows(num_rows: int, num_out: int, width: int, eps: float, gated: bool) -> Figures:
     if DEVICE == "cpu":
         raise Skip("kernels need a GPU")
@@ -100,8 +108,24 @@ def queries_made_and_used(num_heads: int, num_sequences: int, normed: bool) -> F
         one, other = ((copy[:, 0].transpose(2, 3), copy[:, 1]) for copy in (pool.clone(), pool.clone()))
         q = ops.qkv_write(qkv, *one, slots, positions, norm, norm, 1e-6, cos, sin)
         expected = ops.attention(q, *one, table, starts, lengths, size**-0.5, work=ops.Work(num_sequences, None, parts))
-        found = ops.qkv_attention(qkv, *other, slots, positions, table, lengths, size**-0.5, 0, 0.0, None, norm, norm,
-                                  1e-6, cos, sin, num_parts=parts)
+        found = ops.qkv_attention(
+            qkv,
+            *other,
+            slots,
+            positions,
+            table,
+            lengths,
+            size**-0.5,
+            0,
+            0.0,
+            None,
+            norm,
+            norm,
+            1e-6,
+            cos,
+            sin,
+            num_parts=parts,
+        )
         worst = max(worst, _apart(found, expected), *(_apart(b, a) for a, b in zip(one, other)))
     return {"off by": worst}
 
@@ -112,8 +136,10 @@ def many_rows(num_rows: int, num_out: int, width: int) -> Figures:
         raise Skip("kernels need a GPU")
     x, weight = _normal(num_rows, width), _normal(num_out, width, scale=width**-0.5)
     size = cublas.Size(num_rows, num_out, width, x.dtype, x.device)
-    return {"off by": _apart(cublas.multiplied(x, weight), torch.mm(x, weight.t())),
-            "not torch's": cublas.kernel_for(size) is not None}
+    return {
+        "off by": _apart(cublas.multiplied(x, weight), torch.mm(x, weight.t())),
+        "not torch's": cublas.kernel_for(size) is not None,
+    }
 
 
 @check([(8, 64, "float32", False), (4, 128, "float32", True), (4, 128, "bfloat16", True), (8, 64, "float16", False)])
@@ -134,8 +160,20 @@ def eight_bit_keys_among_nan(num_heads: int, size: int, name: str, normed: bool)
     source = torch.randn(len(lengths), 256, device=DEVICE).to(dtype) if normed and dtype == torch.bfloat16 else None
     angles = torch.randn(width * block, size // 2, device=DEVICE)
     norm = torch.rand(size, device=DEVICE) + 0.5 if normed else None
-    after: Any = (size**-0.5, 0, 0.0, None, norm, norm, 1e-6, angles.cos(), angles.sin(), source,
-                  1e-6 if normed else 0.0, 8)
+    after: Any = (
+        size**-0.5,
+        0,
+        0.0,
+        None,
+        norm,
+        norm,
+        1e-6,
+        angles.cos(),
+        angles.sin(),
+        source,
+        1e-6 if normed else 0.0,
+        8,
+    )
     found = []
     for way in (ops.qkv_attention, ops.qkv_attention.reference):
         copy = pool.to(torch.float8_e4m3fn)

@@ -13,12 +13,23 @@ from tests.gpu.check import Figures, Skip, check, require
 from tests.gpu.models import DEVICE
 from tests.llm.tiny import write_config
 
-SIZES = {"hidden_size": 1024, "intermediate_size": 3072, "vocab_size": 151936, "num_hidden_layers": 4,
-         "max_position_embeddings": 4096, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+SIZES = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
 SHARE = 0.08
 NUM_PROMPTS, LENGTH, OUTPUT = 270, 300, 8
 OPTIONS: dict[str, dict[str, Any]] = {
-    "bfloat16": {}, "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"}, "int4": {"quantization": "int4"}}
+    "bfloat16": {},
+    "fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"},
+    "int4": {"quantization": "int4"},
+}
 
 
 def _wishes(number: int) -> SamplingParams:
@@ -31,9 +42,18 @@ def _wishes(number: int) -> SamplingParams:
     elif number % 3 == 0:
         extra = {"n": 2}
     given: dict[str, Any] = {
-        "temperature": 1.0, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "repetition_penalty": 1.1,
-        "presence_penalty": 0.2, "frequency_penalty": 0.1, "logprobs": 20, "ignore_eos": True, "max_tokens": OUTPUT,
-        "logit_bias": {7: 1.0}}
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "top_k": 50,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.1,
+        "logprobs": 20,
+        "ignore_eos": True,
+        "max_tokens": OUTPUT,
+        "logit_bias": {7: 1.0},
+    }
     return SamplingParams(**given | extra)
 
 
@@ -50,11 +70,21 @@ def no_load_runs_out_of_memory(what: str) -> Figures:
     try:
         with tempfile.TemporaryDirectory(prefix="penstock-memory-") as place:
             folder = write_config(Path(place), "Qwen3ForCausalLM", **SIZES)
-            with LLM(folder, load_format="dummy", skip_tokenizer_init=True, progress=False, device=DEVICE,
-                     max_model_len=4096, gpu_memory_utilization=SHARE, max_num_seqs=256, threads=2,
-                     **OPTIONS[what]) as llm:
-                prompts = [[(31 * number + 7 * at) % 150000 for at in range(LENGTH + number)]
-                           for number in range(NUM_PROMPTS)]
+            with LLM(
+                folder,
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                progress=False,
+                device=DEVICE,
+                max_model_len=4096,
+                gpu_memory_utilization=SHARE,
+                max_num_seqs=256,
+                threads=2,
+                **OPTIONS[what],
+            ) as llm:
+                prompts = [
+                    [(31 * number + 7 * at) % 150000 for at in range(LENGTH + number)] for number in range(NUM_PROMPTS)
+                ]
                 outputs = llm.generate(prompts, [_wishes(number) for number in range(NUM_PROMPTS)], use_tqdm=False)
                 stats = llm.stats()
     finally:

@@ -19,8 +19,8 @@ from tests.gpu.check import require
 from tests.gpu.shapes import SHAPES, SMOLLM2
 from tests.models import oracle
 
-DEVICE = os.environ.get("PENSTOCK_TESTS_ON", "cuda")        # "cpu": to try the script itself out
-SPREAD = 0.075         # of matrices 256 wide: each makes a little more of its input
+DEVICE = os.environ.get("PENSTOCK_TESTS_ON", "cuda")  # "cpu": to try the script itself out
+SPREAD = 0.075  # of matrices 256 wide: each makes a little more of its input
 _FOLDERS = tempfile.TemporaryDirectory(prefix="penstock-gpu-")
 
 
@@ -31,7 +31,7 @@ class Made:
     folder: Path
     model: Any
 
-    @lru_cache(maxsize=1)                # noqa: B019  models are few, and freed together
+    @lru_cache(maxsize=1)  # noqa: B019  models are few, and freed together
     def narrow(self) -> Any:
         """The same in bfloat16, positions' angles aside."""
         made = copy.deepcopy(self.model)
@@ -68,8 +68,14 @@ def smollm2() -> Made:
 
 def engine(folder: Path, **options: Any) -> LLM:
     """On the device, whatever `auto` would say."""
-    given: dict[str, Any] = {"device": DEVICE, "dtype": "float32", "skip_tokenizer_init": True, "max_num_seqs": 64,
-                             "kv_cache_tokens": 16384, "threads": 2} | options
+    given: dict[str, Any] = {
+        "device": DEVICE,
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "max_num_seqs": 64,
+        "kv_cache_tokens": 16384,
+        "threads": 2,
+    } | options
     if given["device"] == "cpu":
         given |= {"kv_cache_dtype": "float32", "enforce_eager": False}
     llm = LLM(str(folder), progress=False, **given)

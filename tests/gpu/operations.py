@@ -17,8 +17,8 @@ from tests.gpu.models import DEVICE
 from tests.ops.check import exact_reference, example_of, examples_of, same_bits
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.int8: 3e-2}
-SOME = 3                 # every so many examples, unless all are wanted
-THREADS = 8              # that compile
+SOME = 3  # every so many examples, unless all are wanted
+THREADS = 8  # that compile
 WRITTEN = ("k_cache", "v_cache", "ids", "positions", "lengths", "slots", "table", "step_table", "last")
 
 
@@ -33,7 +33,7 @@ def _moved(example: dict[str, Any]) -> dict[str, Any]:
 def _apart(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> float:
     """The largest difference over what is tolerated."""
     if not expected.is_floating_point():
-        most = 1 if expected.dtype == torch.int8 else 0          # a code may be rounded either way
+        most = 1 if expected.dtype == torch.int8 else 0  # a code may be rounded either way
         near = found.shape == expected.shape and bool(((found.cpu().long() - expected.long()).abs() <= most).all())
         return 0.0 if near else float("inf")
     a, b = found.cpu().double(), expected.double()
@@ -78,8 +78,9 @@ def _is_independent(name: str, index: int) -> bool:
     for rows in (order, order[-1:]):
         part = _moved(op.rows.take(example_of(op, index), rows))
         partial = op.exact_bodies["cuda"].function(**part)
-        if not same_bits(op.rows.outputs(part, partial, list(range(len(rows)))).cpu(),
-                         op.rows.outputs(whole, result, rows).cpu()):
+        if not same_bits(
+            op.rows.outputs(part, partial, list(range(len(rows)))).cpu(), op.rows.outputs(whole, result, rows).cpu()
+        ):
             return False
     return True
 
@@ -90,8 +91,9 @@ def exact_op(name: str) -> Figures:
     if DEVICE == "cpu":
         raise Skip("kernels need a GPU")
     op = OPS[name]
-    indices = [index for index, example in enumerate(examples_of(op))
-               if op.rows.count(example) and "k_scale" not in example]
+    indices = [
+        index for index, example in enumerate(examples_of(op)) if op.rows.count(example) and "k_scale" not in example
+    ]
     with ThreadPoolExecutor(THREADS) as threads:
         alike = list(threads.map(lambda index: _is_independent(name, index), indices))
         own = op.exact_bodies["cuda"] is not op.bodies["cuda"]

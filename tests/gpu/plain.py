@@ -16,11 +16,17 @@ from penstock.types import RequestOutput
 from tests.gpu.answers import ask
 from tests.gpu.models import DEVICE, Made, log_probabilities
 
-SIZES: dict[str, Any] = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,
-                         "max_position_embeddings": 2048}
+SIZES: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 2048,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "Llama": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
-    "Qwen3": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}}
+    "Qwen3": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128},
+}
 PROMPTS = [[(7 * i + j * j) % 1000 for j in range(5 + 37 * i)] for i in range(9)]
 LENGTH = 40
 _FOLDERS = tempfile.TemporaryDirectory(prefix="penstock-plain-")
@@ -46,9 +52,11 @@ def nearness(oracle: Any, prompts: Sequence[list[int]], outputs: Sequence[Reques
     same, total, differences = 0, 0, []
     for prompt, output in zip(prompts, outputs, strict=True):
         answer = list(output.outputs[0].token_ids)
-        expected = log_probabilities(oracle, prompt + answer[:-1])[len(prompt) - 1:]
+        expected = log_probabilities(oracle, prompt + answer[:-1])[len(prompt) - 1 :]
         same += sum(a == b for a, b in zip(answer, expected.argmax(-1).tolist()))
         total += len(answer)
-        differences += [abs(found[token].logprob - float(expected[at, token])) for at, (token, found) in enumerate(
-            zip(answer, output.outputs[0].logprobs or ()))]
+        differences += [
+            abs(found[token].logprob - float(expected[at, token]))
+            for at, (token, found) in enumerate(zip(answer, output.outputs[0].logprobs or ()))
+        ]
     return same / total, sum(differences) / max(1, len(differences))

@@ -6,7 +6,7 @@ from tests.gpu.answers import ask, ids, prompts, require_same
 from tests.gpu.check import Figures, check, require
 from tests.gpu.models import engine, made
 
-KINDS = [("LlamaForCausalLM",), ("Gemma2ForCausalLM",)]          # one block table, and several with windows
+KINDS = [("LlamaForCausalLM",), ("Gemma2ForCausalLM",)]  # one block table, and several with windows
 
 
 @check(KINDS)

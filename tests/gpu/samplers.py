@@ -22,8 +22,12 @@ from tests.ops.sampler_rows import ASKED, drawn, rows_of
 
 NO_BREAKERS: dict[str, Any] = {"dry_sequence_breakers": ()}
 DRAWN: list[dict[str, Any]] = [
-    {"top_n_sigma": 1.2}, {"xtc_probability": 0.5, "xtc_threshold": 0.01}, {"dynatemp_range": 0.8, "top_k": 50},
-    {"mirostat": 1, "mirostat_tau": 3.5}, {"mirostat": 2, "mirostat_tau": 4.0}]
+    {"top_n_sigma": 1.2},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.01},
+    {"dynatemp_range": 0.8, "top_k": 50},
+    {"mirostat": 1, "mirostat_tau": 3.5},
+    {"mirostat": 2, "mirostat_tau": 4.0},
+]
 NUM_DRAWS = 1000
 
 
@@ -46,7 +50,7 @@ def samplers_of_the_device_are_their_reference(size: int, scale: float) -> Figur
                 require(abs(float(found[3][at] - expected[3][at])) < 1e-2, f"another mu with {ASKED[at]}")
                 require(torch.equal(found[1][at], expected[1][at]), f"other counts with {ASKED[at]}")
                 require(torch.equal(found[2][at], expected[2][at]), f"another text with {ASKED[at]}")
-    require(same >= total - 2, f"{same} of {total} rows have the reference's tokens")    # a draw may fall between bits
+    require(same >= total - 2, f"{same} of {total} rows have the reference's tokens")  # a draw may fall between bits
     return {"rows": f"{same}/{total}"}
 
 
@@ -54,12 +58,21 @@ def _expected(logits: torch.Tensor, prompt: list[int], sampling: dict[str, Any])
     """The distribution of the first token, by the host's samplers; what depends on a chance in both cases."""
     values = logits.float().cpu().numpy()
     found = np.zeros(len(values))
-    cases = [({**sampling, "xtc_probability": float(met)}, share) for met, share in
-             ((1, sampling["xtc_probability"]), (0, 1 - sampling["xtc_probability"]))
-             ] if "xtc_probability" in sampling else [(sampling, 1.0)]
+    cases = (
+        [
+            ({**sampling, "xtc_probability": float(met)}, share)
+            for met, share in ((1, sampling["xtc_probability"]), (0, 1 - sampling["xtc_probability"]))
+        ]
+        if "xtc_probability" in sampling
+        else [(sampling, 1.0)]
+    )
     for asked, share in cases:
-        state = RowState(Request(id="r", tokens=tuple(prompt), sampling=SamplingParams(temperature=1.0, **asked)), 0,
-                         prompt, len(prompt))
+        state = RowState(
+            Request(id="r", tokens=tuple(prompt), sampling=SamplingParams(temperature=1.0, **asked)),
+            0,
+            prompt,
+            len(prompt),
+        )
         top, mu = float(values.max()), state.samplers.mu
         ids, weights = _left(values, top, state) if mu is None else _surprising(values, top, state, mu)
         found[np.arange(len(values)) if ids is None else ids] += share * weights / weights.sum(dtype=np.float64)
@@ -84,9 +97,13 @@ def penalties_of_samplers_are_those_of_a_cpu() -> Figures:
     one = made("LlamaForCausalLM")
     given = (prompts(12)[0] * 8)[:80]
     kinds: list[dict[str, Any]] = [
-        {"dry_multiplier": 4.0, **NO_BREAKERS}, {"dry_multiplier": 2.0, "dry_penalty_last_n": 30, **NO_BREAKERS},
+        {"dry_multiplier": 4.0, **NO_BREAKERS},
+        {"dry_multiplier": 2.0, "dry_penalty_last_n": 30, **NO_BREAKERS},
         {"dry_multiplier": 9.0, "dry_allowed_length": 0, **NO_BREAKERS},
-        {"repetition_penalty": 1.6, "repeat_last_n": 9}, {"frequency_penalty": 1.5, "repeat_last_n": 4}, {}]
+        {"repetition_penalty": 1.6, "repeat_last_n": 9},
+        {"frequency_penalty": 1.5, "repeat_last_n": 4},
+        {},
+    ]
     params = [SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False, **kind) for kind in kinds]
     answers = []
     for options in ({}, {"device": "cpu"}):
@@ -115,10 +132,16 @@ def _answers(llm: LLM, given: list[list[int]], params: list[SamplingParams], pre
 def samplers_go_on_after_giving_way() -> Figures:
     """With deterministic kernels: the same tokens, however often a row is preempted and taken in again."""
     one = made("LlamaForCausalLM")
-    kinds: list[dict[str, Any]] = [*DRAWN, {"dry_multiplier": 2.0, **NO_BREAKERS},
-                                   {"repetition_penalty": 1.4, "repeat_last_n": 6}, {}]
-    params = [SamplingParams(temperature=1.0, seed=i, max_tokens=40, ignore_eos=True, detokenize=False, **kind)
-              for i, kind in enumerate(kinds)]
+    kinds: list[dict[str, Any]] = [
+        *DRAWN,
+        {"dry_multiplier": 2.0, **NO_BREAKERS},
+        {"repetition_penalty": 1.4, "repeat_last_n": 6},
+        {},
+    ]
+    params = [
+        SamplingParams(temperature=1.0, seed=i, max_tokens=40, ignore_eos=True, detokenize=False, **kind)
+        for i, kind in enumerate(kinds)
+    ]
     given = prompts(*range(5, 5 + len(kinds)))
     with engine(one.folder, deterministic=True) as llm:
         expected = _answers(llm, given, params, False)

@@ -6,13 +6,25 @@ from __future__ import annotations
 from typing import Any
 
 BOTH = ("float32", "bfloat16")
-BASE = dict(vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=512)
+BASE = dict(
+    vocab_size=1024,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+)
 OLD = dict(vocab_size=1024, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=512)
 HEAD = dict(head_dim=64)
 WINDOW = dict(sliding_window=48)
-LONG = dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0 + 0.02 * i for i in range(24)],
-            long_factor=[1.5 + 0.1 * i for i in range(24)], partial_rotary_factor=0.75)
+LONG = dict(
+    rope_type="longrope",
+    rope_theta=10000.0,
+    short_factor=[1.0 + 0.02 * i for i in range(24)],
+    long_factor=[1.5 + 0.1 * i for i in range(24)],
+    partial_rotary_factor=0.75,
+)
 SOFTCAPS = dict(query_pre_attn_scalar=64, attn_logit_softcapping=20.0, final_logit_softcapping=10.0)
 SLIDES = dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"], num_hidden_layers=3)
 
@@ -23,27 +35,52 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "Qwen3ForCausalLM": [BASE | HEAD],
     "GemmaForCausalLM": [BASE | HEAD | dict(num_key_value_heads=1)],
     "Gemma2ForCausalLM": [BASE | HEAD | WINDOW | SOFTCAPS],
-    "Gemma3ForCausalLM": [BASE | HEAD | WINDOW | SLIDES | dict(query_pre_attn_scalar=64),
-                          BASE | WINDOW | SLIDES | dict(head_dim=256, num_key_value_heads=1, only=("bfloat16",))],
+    "Gemma3ForCausalLM": [
+        BASE | HEAD | WINDOW | SLIDES | dict(query_pre_attn_scalar=64),
+        BASE | WINDOW | SLIDES | dict(head_dim=256, num_key_value_heads=1, only=("bfloat16",)),
+    ],
     "Phi3ForCausalLM": [BASE | dict(pad_token_id=0, rope_parameters=LONG, original_max_position_embeddings=128)],
     "Olmo2ForCausalLM": [BASE],
-    "GraniteForCausalLM": [BASE | dict(embedding_multiplier=6.0, attention_multiplier=0.1, residual_multiplier=0.4,
-                                       logits_scaling=0.5)],
+    "GraniteForCausalLM": [
+        BASE | dict(embedding_multiplier=6.0, attention_multiplier=0.1, residual_multiplier=0.4, logits_scaling=0.5)
+    ],
     "Starcoder2ForCausalLM": [BASE | WINDOW],
     "GPT2LMHeadModel": [dict(vocab_size=1024, n_embd=256, n_layer=2, n_head=4, n_positions=512)],
     "GPTNeoXForCausalLM": [OLD | dict(intermediate_size=512)],
-    "OPTForCausalLM": [OLD | dict(ffn_dim=512),
-                       OLD | dict(ffn_dim=512, do_layer_norm_before=False, word_embed_proj_dim=128)],
+    "OPTForCausalLM": [
+        OLD | dict(ffn_dim=512),
+        OLD | dict(ffn_dim=512, do_layer_norm_before=False, word_embed_proj_dim=128),
+    ],
     "BloomForCausalLM": [dict(vocab_size=1024, hidden_size=256, n_layer=2, n_head=4, seq_length=512)],
-    "FalconForCausalLM": [OLD, OLD | dict(new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False),
-                          OLD | dict(alibi=True, bias=True, multi_query=False, parallel_attn=False)],
-    "BertModel": [dict(vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
-                       num_attention_heads=4, max_position_embeddings=512)],
+    "FalconForCausalLM": [
+        OLD,
+        OLD | dict(new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False),
+        OLD | dict(alibi=True, bias=True, multi_query=False, parallel_attn=False),
+    ],
+    "BertModel": [
+        dict(
+            vocab_size=1024,
+            hidden_size=256,
+            intermediate_size=512,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=512,
+        )
+    ],
 }
 # The shape of SmolLM2-135M.
-SMOLLM2 = dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-               num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True, rms_norm_eps=1e-5,
-               rope_parameters=dict(rope_type="default", rope_theta=100000.0))
+SMOLLM2 = dict(
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    max_position_embeddings=2048,
+    tie_word_embeddings=True,
+    rms_norm_eps=1e-5,
+    rope_parameters=dict(rope_type="default", rope_theta=100000.0),
+)
 
 
 def dtypes(shape: dict[str, Any]) -> tuple[str, ...]:

@@ -24,14 +24,15 @@ def _teach(llm: LLM) -> None:
     service: Any = llm.service
     service.engine.executor.runner.rows.grammars = Grammars(lambda: lexicon)
     service._find_block = lambda tokens, params, prompt: (
-        None if params.thinking_token_budget is None else ReasoningBlock("<think>", "</think>", is_open=True))
+        None if params.thinking_token_budget is None else ReasoningBlock("<think>", "</think>", is_open=True)
+    )
 
 
 def _seconds(llm: LLM, params: list[SamplingParams]) -> float:
     given = prompts(*[9] * len(params))
     ask(llm, given, params)
     times = []
-    for _ in range(3):              # steps are recorded when they come again
+    for _ in range(3):  # steps are recorded when they come again
         begin = time.perf_counter()
         ask(llm, given, params)
         times.append(time.perf_counter() - begin)
@@ -48,9 +49,11 @@ def thinking_ends_by_its_budget() -> Figures:
         found = ids(ask(llm, given, [PLAIN.clone(thinking_token_budget=budget) for budget in budgets]))
         for row, budget in ((0, 0), (1, 7)):
             require(found[row][:budget] == plain[row][:budget], "reasoning within its budget is another")
-            require(found[row][budget:budget + 2] == [10, END], f"it does not end: {found[row]}")
+            require(found[row][budget : budget + 2] == [10, END], f"it does not end: {found[row]}")
         require(found[2:] == plain[2:], "an answer whose budget is not used up is another")
         rows = [PLAIN.clone(max_tokens=256)] * 32
-        times = {name: _seconds(llm, [one.clone(thinking_token_budget=budget) for one in rows])
-                 for name, budget in (("without", None), ("far", 2000), ("after 100", 100))}
+        times = {
+            name: _seconds(llm, [one.clone(thinking_token_budget=budget) for one in rows])
+            for name, budget in (("without", None), ("far", 2000), ("after 100", 100))
+        }
     return times

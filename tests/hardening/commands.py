@@ -10,21 +10,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TINY = ("--load-format", "dummy", "--threads", "1")
-HANG_S = 120.0                  # nothing here takes longer but by hanging
+HANG_S = 120.0  # nothing here takes longer but by hanging
 
 
-def penstock(*arguments: str, limits: dict[int, int] | None = None, closed: Sequence[int] = (),
-             env: dict[str, str] | None = None, stdin: bytes = b"", stdout: int = subprocess.PIPE,
-             stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[bytes]:
+def penstock(
+    *arguments: str,
+    limits: dict[int, int] | None = None,
+    closed: Sequence[int] = (),
+    env: dict[str, str] | None = None,
+    stdin: bytes = b"",
+    stdout: int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end. `limits` are hard ones; `closed` are standard streams."""
+
     def prepare() -> None:
         for kind, most in (limits or {}).items():
             resource.setrlimit(kind, (most, most))
         for number in closed:
             os.close(number)
 
-    process = subprocess.Popen([sys.executable, "-m", "penstock", *arguments], stdin=subprocess.PIPE, stdout=stdout,
-                               stderr=stderr, env={**os.environ, **(env or {})}, preexec_fn=prepare)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        env={**os.environ, **(env or {})},
+        preexec_fn=prepare,
+    )
     try:
         out, err = process.communicate(stdin, timeout=HANG_S)
     finally:

@@ -13,15 +13,16 @@ MAX_CALLBACK_S = 0.1
 
 class CountedServer(RunningServer):
     def __init__(self, report: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
-        super().__init__(*arguments, command=(sys.executable, "-m", "tests.hardening.serve_counted", str(report)),
-                         env=env)
+        super().__init__(
+            *arguments, command=(sys.executable, "-m", "tests.hardening.serve_counted", str(report)), env=env
+        )
         self.report = report
         self._num_read = 0
 
     def callbacks(self) -> list[dict[str, object]]:
         """Those over 20 ms since the last call (or since `forget`), longest first."""
         lines = self.report.read_text().splitlines() if self.report.exists() else []
-        new, self._num_read = lines[self._num_read:], len(lines)
+        new, self._num_read = lines[self._num_read :], len(lines)
         return sorted((json.loads(line) for line in new), key=lambda one: -one["thread_s"])
 
     def forget(self) -> None:

@@ -21,12 +21,19 @@ ROOT = str(Path(__file__).parents[2])
 _numbers = itertools.count()
 
 
-def make_flight(*tokens: int, n: int = 1, max_tokens: int = 8, tenant: str = "", priority: int = 0,
-                num_tokens: int = 0) -> Flight:
+def make_flight(
+    *tokens: int, n: int = 1, max_tokens: int = 8, tenant: str = "", priority: int = 0, num_tokens: int = 0
+) -> Flight:
     number = next(_numbers)
     prompt = (1,) * num_tokens or (1, 2, *tokens)
-    request = Request(id=f"r{number}", tokens=prompt, sampling=SamplingParams(n=n, max_tokens=max_tokens),
-                      max_tokens=max_tokens, seed=number, priority=priority)
+    request = Request(
+        id=f"r{number}",
+        tokens=prompt,
+        sampling=SamplingParams(n=n, max_tokens=max_tokens),
+        max_tokens=max_tokens,
+        seed=number,
+        priority=priority,
+    )
     return Flight(request, None, None, tenant=tenant)
 
 
@@ -43,13 +50,20 @@ async def hear(flight: Flight) -> dict[int, list[int]]:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, admission: Admission | None = None, hang_s: float = 5.0, **options: Any,
-                  ) -> AsyncIterator[RemoteEngine]:
+async def running(
+    folder: Path, admission: Admission | None = None, hang_s: float = 5.0, **options: Any
+) -> AsyncIterator[RemoteEngine]:
     """Started, and not yet ready."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
-    engine = RemoteEngine("scripted", "none", {"folder": str(folder), **options}, folder,
-                          Admission(512, 1 << 20) if admission is None else admission, hang_s=hang_s,
-                          command=(sys.executable, "-m", "tests.hardening.scripted_worker"))
+    engine = RemoteEngine(
+        "scripted",
+        "none",
+        {"folder": str(folder), **options},
+        folder,
+        Admission(512, 1 << 20) if admission is None else admission,
+        hang_s=hang_s,
+        command=(sys.executable, "-m", "tests.hardening.scripted_worker"),
+    )
     task = asyncio.ensure_future(engine.run())
     try:
         yield engine

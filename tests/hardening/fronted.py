@@ -53,9 +53,12 @@ class Application:
             if gone.done():
                 return
             gone.cancel()
-        said = {"bytes": num_bytes, "path": scope["path"],
-                "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in scope["headers"]],
-                "authority": scope.get("authority", b"").decode()}
+        said = {
+            "bytes": num_bytes,
+            "path": scope["path"],
+            "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in scope["headers"]],
+            "authority": scope.get("authority", b"").decode(),
+        }
         await send({"type": "http.response.start", "status": 200, "headers": []})
         if scope["path"] == "/endless":
             while (await self._look(receive)) is None:
@@ -122,8 +125,9 @@ class FrontedServer:
                 line.shutdown(socket.SHUT_WR)
             return everything(line)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.app.go.set()
         self.front.should_exit = True
         self._thread.join(10)

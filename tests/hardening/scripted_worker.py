@@ -20,9 +20,9 @@ from penstock.engine.messages import Abort, Add, Deltas, Failed, Ready, Stop
 from penstock.types import Delta
 from penstock.worker import Task, _first_line
 
-DEATH, LATE_DEATH, STUMBLE, HANG, MUTE = 310, 311, 312, 313, 314        # tokens of a prompt
-LATE = 20           # tokens after which LATE_DEATH kills, whichever engine made them
-FEW = 3             # tokens that STUMBLE makes in every engine before it kills
+DEATH, LATE_DEATH, STUMBLE, HANG, MUTE = 310, 311, 312, 313, 314  # tokens of a prompt
+LATE = 20  # tokens after which LATE_DEATH kills, whichever engine made them
+FEW = 3  # tokens that STUMBLE makes in every engine before it kills
 
 
 def token_at(seed: int, sibling: int, position: int) -> int:
@@ -38,8 +38,12 @@ class Sequence:
 
     def step(self) -> Delta | None:
         asked = set(self.request.tokens)
-        if DEATH in asked or LATE_DEATH in asked and self.num_tokens >= LATE or (
-                STUMBLE in asked and self.num_tokens - self.num_before >= FEW):
+        if (
+            DEATH in asked
+            or LATE_DEATH in asked
+            and self.num_tokens >= LATE
+            or (STUMBLE in asked and self.num_tokens - self.num_before >= FEW)
+        ):
             os.kill(os.getpid(), signal.SIGKILL)
         if HANG in asked:
             time.sleep(3600)
@@ -54,7 +58,7 @@ class Sequence:
 def load(wire: Wire, options: dict[str, object], folder: Path) -> None:
     number = len(list(folder.glob("start-*")))
     (folder / f"start-{number}").write_text(str(os.getpid()))
-    loads = list(options.get("loads") or [])        # type: ignore[call-overload]
+    loads = list(options.get("loads") or [])  # type: ignore[call-overload]
     how = loads[number] if number < len(loads) else "ok"
     if how == "die":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -90,8 +94,11 @@ def main() -> None:
                     waiting += [Sequence(command, at, tokens) for at, tokens in outputs.items()]
                 elif isinstance(command, Abort):
                     for queue in (waiting, running):
-                        queue[:] = [one for one in queue if one.request.id != command.id
-                                    or command.sibling not in (None, one.sibling)]
+                        queue[:] = [
+                            one
+                            for one in queue
+                            if one.request.id != command.id or command.sibling not in (None, one.sibling)
+                        ]
             while waiting and len(running) < rows:
                 running.append(waiting.pop(0))
             pulse.begin()

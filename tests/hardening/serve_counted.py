@@ -17,11 +17,11 @@ NOTED_S = 0.02
 
 
 def count_callbacks(path: str) -> None:
-    report = open(path, "a", buffering=1)           # noqa: SIM115 - open as long as the process lives
-    run = asyncio.Handle._run                       # type: ignore[attr-defined]
+    report = open(path, "a", buffering=1)  # noqa: SIM115 - open as long as the process lives
+    run = asyncio.Handle._run  # type: ignore[attr-defined]
 
     def counted(handle: Any) -> None:
-        what = handle._callback                     # before: a handle that has run forgets it; shown without arguments
+        what = handle._callback  # before: a handle that has run forgets it; shown without arguments
         begin, begin_wall = time.thread_time(), time.perf_counter()
         run(handle)
         seconds = time.thread_time() - begin
@@ -29,13 +29,13 @@ def count_callbacks(path: str) -> None:
             wall = time.perf_counter() - begin_wall
             report.write(json.dumps({"thread_s": seconds, "wall_s": wall, "what": repr(what)[:300]}) + "\n")
 
-    asyncio.Handle._run = counted                   # type: ignore[attr-defined, method-assign, assignment]
+    asyncio.Handle._run = counted  # type: ignore[attr-defined, method-assign, assignment]
 
 
 if __name__ == "__main__":
-    sys.modules["uvloop"] = None                    # type: ignore[assignment]
-    if os.environ.get("NAME_TASKS"):                # to find a slow one; these keep what failed until collected
-        setattr(asyncio.tasks, "Task", getattr(asyncio.tasks, "_PyTask"))      # noqa: B009, B010
+    sys.modules["uvloop"] = None  # type: ignore[assignment]
+    if os.environ.get("NAME_TASKS"):  # to find a slow one; these keep what failed until collected
+        setattr(asyncio.tasks, "Task", getattr(asyncio.tasks, "_PyTask"))  # noqa: B009, B010
     count_callbacks(sys.argv[1])
 
     from penstock.cli import main

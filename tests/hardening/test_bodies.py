@@ -26,16 +26,29 @@ from penstock.server.unknown import MAX_KEYS, UnknownKeys
 from tests.hardening.counted import CountedServer
 
 MIB = 1 << 20
-MAX_BODY_BYTES = 32 * MIB               # --max-body-mb by default
+MAX_BODY_BYTES = 32 * MIB  # --max-body-mb by default
 KINDS = sorted({body for _, _, body, _ in (*WRITES, *DELETES) if body is not None}, key=lambda kind: kind.__name__)
 ROUTES = [("POST", path, body) for path, _, body, _ in WRITES if body is not None] + [
-    ("DELETE", path, body) for path, _, body, _ in DELETES if body is not None]
+    ("DELETE", path, body) for path, _, body, _ in DELETES if body is not None
+]
 # values of fields that a route may need: each body takes those it knows
 VALID: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "inputs": "hi", "tokens": [5],
-    "text_1": "hi", "text_2": "ho", "query": "hi", "documents": ["ho"], "max_tokens": 2,
-    "input_prefix": "hi", "input_suffix": "ho", "input_file_id": "file-a", "endpoint": "/v1/completions",
-    "completion_window": "24h"}
+    "messages": [{"role": "user", "content": "hi"}],
+    "prompt": "hi",
+    "input": "hi",
+    "inputs": "hi",
+    "tokens": [5],
+    "text_1": "hi",
+    "text_2": "ho",
+    "query": "hi",
+    "documents": ["ho"],
+    "max_tokens": 2,
+    "input_prefix": "hi",
+    "input_suffix": "ho",
+    "input_file_id": "file-a",
+    "endpoint": "/v1/completions",
+    "completion_window": "24h",
+}
 
 
 def keys(kind: type[BaseModel]) -> list[str]:
@@ -44,7 +57,7 @@ def keys(kind: type[BaseModel]) -> list[str]:
 
 def valid(kind: type[BaseModel], model: str = "none") -> dict[str, Any]:
     body = {name: value for name, value in {**VALID, "model": model}.items() if name in keys(kind)}
-    if len(body.keys() & {"messages", "prompt", "input"}) > 1:          # of /tokenize and /v1/responses
+    if len(body.keys() & {"messages", "prompt", "input"}) > 1:  # of /tokenize and /v1/responses
         del body["prompt"]
     return body
 
@@ -61,19 +74,27 @@ def with_field(kind: type[BaseModel], name: str, value: bytes, model: str = "non
 
 # no field takes them; the first ones are just below the limits of what is decoded
 ATTACKS: dict[str, bytes] = {
-    "nulls": many(b"null", MAX_COMMAS - 20), "zeros": many(b"0", MAX_COMMAS - 20),
-    "lists": many(b"[]", MAX_OPENED - 10), "objects": many(b"{}", MAX_OPENED - 10),
+    "nulls": many(b"null", MAX_COMMAS - 20),
+    "zeros": many(b"0", MAX_COMMAS - 20),
+    "lists": many(b"[]", MAX_OPENED - 10),
+    "objects": many(b"{}", MAX_OPENED - 10),
     "texts": many(b'"a"', MAX_QUOTES // 2 - 200),
-    "lists of nulls": many(many(b"null", 600), 2000), "long texts": many(b'"' + b"a" * MIB + b'"', 16),
+    "lists of nulls": many(many(b"null", 600), 2000),
+    "long texts": many(b'"' + b"a" * MIB + b'"', 16),
     "messages": many(b'{"role": "user", "content": "a"}', MAX_QUOTES // 8 - 100),
     "parts": many(b'{"role": "user", "content": ' + many(b"null", 100) + b"}", 9900),
     "map": b"{" + b",".join(b'"k%d":null' % index for index in range(MAX_QUOTES // 2 - 200)) + b"}",
-    "deep": b"[" * 900 + b"]" * 900, "deep objects": b'{"a":' * 900 + b"0" + b"}" * 900, "digits": b"1" * MIB,
-    "text": b'"' + b"a" * (31 * MIB) + b'"', "escapes": b'"' + b"\\n" * (15 * MIB) + b'"',
+    "deep": b"[" * 900 + b"]" * 900,
+    "deep objects": b'{"a":' * 900 + b"0" + b"}" * 900,
+    "digits": b"1" * MIB,
+    "text": b'"' + b"a" * (31 * MIB) + b'"',
+    "escapes": b'"' + b"\\n" * (15 * MIB) + b'"',
     "wide": b'"' + b"a" * (8 * MIB) + "😀".encode() + b'"',
     "escaped wide": b'"' + b"a" * (9 * MIB) + b'\\ud83d\\ude00"',
-    "too many numbers": many(b"0", 4 * MIB), "too many objects": many(b"{}", 2 * MIB),
-    "too many texts": many(b'""', 2 * MIB), "many keys": b"{" + b'"a":0,' * MIB + b'"b":0}',
+    "too many numbers": many(b"0", 4 * MIB),
+    "too many objects": many(b"{}", 2 * MIB),
+    "too many texts": many(b'""', 2 * MIB),
+    "many keys": b"{" + b'"a":0,' * MIB + b'"b":0}',
     "backslashes": many(b'"\\\\"', MIB),
 }
 
@@ -83,8 +104,16 @@ ATTACKS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_no_field_makes_many_errors(kind: type[BaseModel]) -> None:
-    values: list[Any] = [[None] * 9999, [0] * 9999, ["a"] * 9999, [[]] * 9999, [[None] * 200] * 50, [{}] * 9999,
-                         {str(index): None for index in range(9999)}, {str(index): {} for index in range(9999)}]
+    values: list[Any] = [
+        [None] * 9999,
+        [0] * 9999,
+        ["a"] * 9999,
+        [[]] * 9999,
+        [[None] * 200] * 50,
+        [{}] * 9999,
+        {str(index): None for index in range(9999)},
+        {str(index): {} for index in range(9999)},
+    ]
     for name in [*keys(kind), "unknown"]:
         for value in values:
             for held in (value, [{"role": "user", "content": value}], {"type": "function", "stop": value}):
@@ -116,8 +145,10 @@ def test_few_unknown_keys_of_many_are_looked_at(kind: type[BaseModel], monkeypat
 
 FIRST: dict[str, tuple[dict[str, Any], str]] = {
     "a message": ({"messages": [VALID["messages"][0]] * 17 + [0] * 9}, "messages.17=0: Input should be an object"),
-    "a part": ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, 5, 6]}]},
-               "messages.0.content.1=5: Input should be an object"),
+    "a part": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, 5, 6]}]},
+        "messages.0.content.1=5: Input should be an object",
+    ),
     "a tool": ({"tools": [{"type": "function", "function": {"name": "f"}}] * 3 + [None] * 9}, "tools.3=None"),
     "a stop": ({"stop": ["a", 5, 6]}, "stop.1=5"),
     "long stops": ({"stop": "a" * 1001}, "it has 1001 characters: the limit is 1000; shorten it"),
@@ -145,17 +176,37 @@ def test_the_first_error_is_told(name: str) -> None:
 def test_what_real_clients_send_is_taken() -> None:
     ids = decode(bytearray(json.dumps({"input": [[1000] * 512] * 2048}).encode()), EmbeddingBody, MAX_BODY_BYTES)
     assert len(ids.input) == 2048
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
-        f"p{index}": {"type": "string", "description": "what it is " * 50} for index in range(150)}}}}
-    calls = [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {
-        "name": "f", "arguments": json.dumps({"text": '{"a": [1, 2], "b": "c"}\n' * 400})}}]}]
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    f"p{index}": {"type": "string", "description": "what it is " * 50} for index in range(150)
+                },
+            },
+        },
+    }
+    calls = [
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "id": "c",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": json.dumps({"text": '{"a": [1, 2], "b": "c"}\n' * 400})},
+                }
+            ],
+        }
+    ]
     results = [{"role": "tool", "tool_call_id": "c", "content": 'if x["a"] == "é": {},[]\n' * 400}]
     body = {"messages": [*VALID["messages"], *(calls + results) * 300], "tools": [tool] * 20}
     chat = decode(bytearray(json.dumps(body).encode()), ChatBody, MAX_BODY_BYTES)
     assert len(chat.messages) == 601 and chat.tools is not None and len(chat.tools) == 20
 
 
-@pytest.mark.parametrize("text", ['{"', "\\", "\\\"", '[,"\\\\"', "a" * (SLICE_BYTES - 3) + '\\"{'])
+@pytest.mark.parametrize("text", ['{"', "\\", '\\"', '[,"\\\\"', "a" * (SLICE_BYTES - 3) + '\\"{'])
 def test_marks_within_texts_do_not_count(text: str) -> None:
     """Whatever stands where a slice ends."""
     for shift in range(4):
@@ -164,8 +215,19 @@ def test_marks_within_texts_do_not_count(text: str) -> None:
         assert count_marks(bytearray(raw)) == Marks(num_opened=3, num_quotes=8, num_commas=4), (text[-9:], shift)
 
 
-@pytest.mark.parametrize("value", ["a" * 20 * MIB, ["a" * 200] * MIB, {"a": ["b" * MIB] * 9}, 10 ** 4000, [[[[[[]]]]]],
-                                   "\n" * 500, b"\0" * 500, {str(index): [] for index in range(10 ** 5)}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a" * 20 * MIB,
+        ["a" * 200] * MIB,
+        {"a": ["b" * MIB] * 9},
+        10**4000,
+        [[[[[[]]]]]],
+        "\n" * 500,
+        b"\0" * 500,
+        {str(index): [] for index in range(10**5)},
+    ],
+)
 def test_a_shown_value_is_short(value: object) -> None:
     assert len(shown(value)) <= SHOWN_CHARS and "\n" not in shown(value)
 
@@ -174,8 +236,9 @@ def test_a_shown_value_is_short(value: object) -> None:
 
 
 def send(server: CountedServer, method: str, path: str, body: bytes) -> httpx.Response:
-    return httpx.request(method, server.url + path, content=body, headers={"Content-Type": "application/json"},
-                         timeout=120)
+    return httpx.request(
+        method, server.url + path, content=body, headers={"Content-Type": "application/json"}, timeout=120
+    )
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +254,7 @@ def watched(warm: CountedServer) -> Iterator[CountedServer]:
     """The server, before and after: no long callback, no more than three of the largest bodies in memory."""
     counted = warm
     counted.forget()
-    Path(f"/proc/{counted.process.pid}/clear_refs").write_text("5")      # the peak is what it is now
+    Path(f"/proc/{counted.process.pid}/clear_refs").write_text("5")  # the peak is what it is now
     before = counted.rss_bytes()
     yield counted
     counted.check_callbacks()
@@ -212,7 +275,7 @@ def attack(server: CountedServer, attacks: list[str], method: str, path: str, ki
         field = fields[index % len(fields)]
         answer = send(server, method, path, with_field(kind, field, ATTACKS[name], model))
         if (field, name) == ("tokens", "zeros"):
-            assert answer.status_code == 200            # a million ids are a text
+            assert answer.status_code == 200  # a million ids are a text
             continue
         if field == "unknown" and answer.status_code == 200:
             assert "'unknown'" in answer.headers["warning"] and len(answer.content) < MIB, name
@@ -227,7 +290,7 @@ IDS = [f"{method}{path}" for method, path, _ in ROUTES]
 @pytest.mark.parametrize("index", range(len(ROUTES)), ids=IDS)
 def test_some_attacks(watched: CountedServer, index: int) -> None:
     """Each route has its share of them, on its fields in turn."""
-    attack(watched, [*ATTACKS][index % 4::4], *ROUTES[index])
+    attack(watched, [*ATTACKS][index % 4 :: 4], *ROUTES[index])
 
 
 @pytest.mark.slow
@@ -248,9 +311,17 @@ def test_a_404_does_not_repeat_the_name(watched: CountedServer) -> None:
 def test_many_large_bodies_at_once(watched: CountedServer) -> None:
     """Their bytes are held by a few at a time: the others wait, and small requests do not."""
     kinds = {path: kind for method, path, kind in ROUTES if method == "POST"}
-    bodies = [(path, with_field(kinds[path], field, value)) for path, field in (
-        ("/v1/chat/completions", "model"), ("/v1/completions", "model"), ("/v1/messages", "unknown"),
-        ("/api/generate", "model"), ("/tokenize", "model")) for value in (ATTACKS["text"], ATTACKS["nulls"])]
+    bodies = [
+        (path, with_field(kinds[path], field, value))
+        for path, field in (
+            ("/v1/chat/completions", "model"),
+            ("/v1/completions", "model"),
+            ("/v1/messages", "unknown"),
+            ("/api/generate", "model"),
+            ("/tokenize", "model"),
+        )
+        for value in (ATTACKS["text"], ATTACKS["nulls"])
+    ]
 
     async def run() -> list[int]:
         async with httpx.AsyncClient(base_url=watched.url, timeout=120) as client:
@@ -264,16 +335,22 @@ def test_many_large_bodies_at_once(watched: CountedServer) -> None:
 
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}
-CALLS = [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"a": 1}}] * 4000},
-         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}] * 4000}]
+CALLS = [
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"a": 1}}] * 4000},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}] * 4000},
+]
 HEAVY: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": ("/v1/chat/completions", {"messages": [USER, ANSWER] * 4900 + [USER], "truncate_prompt_tokens": 50,
-                                      "max_tokens": 2}),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [USER, ANSWER] * 4900 + [USER], "truncate_prompt_tokens": 50, "max_tokens": 2},
+    ),
     "a long chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * (30 * MIB)}]}),
     "messages": ("/v1/messages/count_tokens", {"messages": [USER, ANSWER] * 4900 + [USER]}),
     "calls": ("/v1/messages/count_tokens", {"messages": CALLS}),
-    "long parts": ("/v1/messages", {"max_tokens": 2, "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "a" * (15 * MIB)}] * 2}]}),
+    "long parts": (
+        "/v1/messages",
+        {"max_tokens": 2, "messages": [{"role": "user", "content": [{"type": "text", "text": "a" * (15 * MIB)}] * 2}]},
+    ),
     "items": ("/v1/responses/input_tokens", {"input": [USER, ANSWER] * 4900 + [USER], "truncation": "auto"}),
     "ollama": ("/api/chat", {"messages": [USER, ANSWER] * 4900 + [USER], "stream": False}),
     "tokenize": ("/tokenize", {"messages": [USER, ANSWER] * 4900 + [USER]}),
@@ -314,7 +391,7 @@ def test_the_oldest_body_gets_on_and_others_wait(monkeypatch: pytest.MonkeyPatch
         assert small.num_bytes == 0
         await oldest.hold(SMALL_BYTES + 1)
         await other.hold(3 * MIB)
-        await oldest.hold(MAX_BODY_BYTES)                   # beyond what is shared
+        await oldest.hold(MAX_BODY_BYTES)  # beyond what is shared
         with pytest.raises(Busy, match="no room"):
             await other.hold(7 * MIB)
         waiting = asyncio.ensure_future(other.hold(7 * MIB))
@@ -323,7 +400,7 @@ def test_the_oldest_body_gets_on_and_others_wait(monkeypatch: pytest.MonkeyPatch
         await waiting
         assert other.num_bytes == 14 * MIB
         await other.leave()
-        await other.leave()                                 # once more does nothing
+        await other.leave()  # once more does nothing
 
     asyncio.run(run())
 
@@ -336,7 +413,7 @@ def test_a_slow_body_makes_way_for_those_that_wait(monkeypatch: pytest.MonkeyPat
         slow, other = Place(room), Place(room)
         await slow.hold(MAX_BODY_BYTES)
         await asyncio.sleep(0.1)
-        assert not slow.is_overdue                          # nobody waits
+        assert not slow.is_overdue  # nobody waits
         waiting = asyncio.ensure_future(other.hold(9 * MIB))
         await asyncio.sleep(0.1)
         assert slow.is_overdue and not other.is_overdue

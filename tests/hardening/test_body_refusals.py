@@ -31,11 +31,15 @@ def test_too_many_texts_are_counted(kind: type[BaseModel], field: str) -> None:
     assert f"{field}.2=5" in told(kind, json.dumps({field: ["a", "b", 5]}).encode())
 
 
-@pytest.mark.parametrize("part, remedy", [
-    ({"type": "image_url", "image_url": {"url": "data:"}}, "describe the image"),
-    ({"type": "input_audio", "input_audio": {}}, "send what was said as text"),
-    ({"type": "file", "file": {}}, "send the file's text as text"), ({"type": "video_url"}, "describe the video"),
-])
+@pytest.mark.parametrize(
+    "part, remedy",
+    [
+        ({"type": "image_url", "image_url": {"url": "data:"}}, "describe the image"),
+        ({"type": "input_audio", "input_audio": {}}, "send what was said as text"),
+        ({"type": "file", "file": {}}, "send the file's text as text"),
+        ({"type": "video_url"}, "describe the video"),
+    ],
+)
 def test_models_take_text_only(part: dict[str, Any], remedy: str) -> None:
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]}
     message = told(ChatBody, json.dumps(body).encode())
@@ -45,17 +49,25 @@ def test_models_take_text_only(part: dict[str, Any], remedy: str) -> None:
 USER = BODY[:-1] + b', "user": "%s"}'
 
 
-@pytest.mark.parametrize("raw, words", [
-    (b"", "the body is empty: send a JSON object"), (b" \r\n", "the body is empty"),
-    (b"\xef\xbb\xbf", "the body is empty"),
-    *[(BODY.decode().encode(coding), "send UTF-8") for coding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32")],
-    (b"\x1f\x8b\x08" + BODY, "it is compressed"), (USER % b"\\ud800", r"\ud800 (byte 59) is half of a surrogate pair"),
-    (USER % b"a\\uD83D\\ud83d\\ude00", r"\uD83D (byte"), (USER % b"\\ud83d\\ude00\\ude00", r"\ude00 (byte"),
-    (USER % (b"\\ud83d\\ude00" * SLICE_BYTES + b"\\udfff"), r"\udfff (byte"),
-    (USER % b"\\ud83d\\ude00" + b"}", "trailing characters"),
-    (BODY[:-1] + b', "seed": ' + b"9" * 5000 + b"}", str(2**63 - 1)),
-    (BODY[:-1] + b', "seed": 1e30}', str(2**63 - 1)), (BODY[:-1] + b', "seed": ' + b"9" * 30 + b"}", str(2**63)),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "raw, words",
+    [
+        (b"", "the body is empty: send a JSON object"),
+        (b" \r\n", "the body is empty"),
+        (b"\xef\xbb\xbf", "the body is empty"),
+        *[(BODY.decode().encode(coding), "send UTF-8") for coding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32")],
+        (b"\x1f\x8b\x08" + BODY, "it is compressed"),
+        (USER % b"\\ud800", r"\ud800 (byte 59) is half of a surrogate pair"),
+        (USER % b"a\\uD83D\\ud83d\\ude00", r"\uD83D (byte"),
+        (USER % b"\\ud83d\\ude00\\ude00", r"\ude00 (byte"),
+        (USER % (b"\\ud83d\\ude00" * SLICE_BYTES + b"\\udfff"), r"\udfff (byte"),
+        (USER % b"\\ud83d\\ude00" + b"}", "trailing characters"),
+        (BODY[:-1] + b', "seed": ' + b"9" * 5000 + b"}", str(2**63 - 1)),
+        (BODY[:-1] + b', "seed": 1e30}', str(2**63 - 1)),
+        (BODY[:-1] + b', "seed": ' + b"9" * 30 + b"}", str(2**63)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_what_is_no_json_is_named(raw: bytes, words: str) -> None:
     assert words in told(ChatBody, raw)
 

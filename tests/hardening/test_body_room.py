@@ -22,16 +22,19 @@ SLOW_BODIES = 12
 
 @pytest.fixture(scope="module")
 def shared(tiny_model: Path) -> Iterator[RunningServer]:
-    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--api-key", "first",
-                       "--api-key", "second") as running:
+    with RunningServer(
+        str(tiny_model), "--load-format", "dummy", "--threads", "1", "--api-key", "first", "--api-key", "second"
+    ) as running:
         yield running
 
 
 async def trickle(url: str, statuses: list[int]) -> None:
     """Send 3 MiB of 31, then a byte now and then; again when it is refused."""
     split = urlsplit(url)
-    head = (f"POST /v1/chat/completions HTTP/1.1\r\nHost: {split.netloc}\r\nAuthorization: Bearer first\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {31 * MIB}\r\n\r\n").encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {split.netloc}\r\nAuthorization: Bearer first\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {31 * MIB}\r\n\r\n"
+    ).encode()
     while True:
         reader, writer = await asyncio.open_connection(split.hostname, split.port)
         with contextlib.suppress(ConnectionError):
@@ -54,8 +57,9 @@ def test_slow_bodies_of_one_tenant_leave_room_for_another(shared: RunningServer)
         return (await client.post("/v1/chat/completions", json=body)).status_code
 
     async def run() -> None:
-        async with httpx.AsyncClient(base_url=shared.url, timeout=25, headers={"Authorization": "Bearer second"},
-                                     ) as client:
+        async with httpx.AsyncClient(
+            base_url=shared.url, timeout=25, headers={"Authorization": "Bearer second"}
+        ) as client:
             assert await ask(client, 10) == 200
             slow = [asyncio.ensure_future(trickle(shared.url, statuses)) for _ in range(SLOW_BODIES)]
             try:
@@ -100,9 +104,9 @@ def test_a_tenant_has_half_while_another_waits() -> None:
         room = BodyRoom(32 * MIB)
         oldest, first, second = Place(room, "a"), Place(room, "a"), Place(room, "a")
         await oldest.hold(16 * MIB)
-        await first.hold(2 * MIB)                               # it has 4 of the 8 MiB
+        await first.hold(2 * MIB)  # it has 4 of the 8 MiB
         other = Place(room, "b")
-        waits = asyncio.ensure_future(other.hold(4 * MIB))      # 8, beyond its half too: it waits on
+        waits = asyncio.ensure_future(other.hold(4 * MIB))  # 8, beyond its half too: it waits on
         await asyncio.sleep(0)
         more = asyncio.ensure_future(second.hold(3 * MIB // 2))
         light = Place(room, "b")
@@ -111,7 +115,7 @@ def test_a_tenant_has_half_while_another_waits() -> None:
         await asyncio.sleep(0.01)
         assert not more.done()
         await first.leave()
-        await more                                              # within its half
+        await more  # within its half
         await second.leave()
         await oldest.leave()
         await light.leave()

@@ -19,8 +19,11 @@ from penstock.server.origins import OriginCheck, read_origins
 from tests.llm import tiny
 from tests.server.running import RunningServer
 
-ROUTES = [(method, path.replace("{name:path}", "x").replace("{id}", "x")) for method, table in
-          (("GET", READS), ("POST", WRITES), ("DELETE", DELETES)) for path, *_ in table]
+ROUTES = [
+    (method, path.replace("{name:path}", "x").replace("{id}", "x"))
+    for method, table in (("GET", READS), ("POST", WRITES), ("DELETE", DELETES))
+    for path, *_ in table
+]
 DUMMY = ("--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny")
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 EVIL = "https://evil.example"
@@ -42,9 +45,22 @@ def local(tiny_model: Path, home: Path) -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def shared(tiny_model: Path) -> Iterator[RunningServer]:
     """With keys and names, for pages of two sites."""
-    with RunningServer(str(tiny_model), *DUMMY, "--api-key", "one", "--admin-key", "root", "--allowed-hosts",
-                       "api.example", "--allowed-hosts", "*.pods.example", "--allowed-origins", "https://app.example/",
-                       "--allowed-origins", "null") as running:
+    with RunningServer(
+        str(tiny_model),
+        *DUMMY,
+        "--api-key",
+        "one",
+        "--admin-key",
+        "root",
+        "--allowed-hosts",
+        "api.example",
+        "--allowed-hosts",
+        "*.pods.example",
+        "--allowed-origins",
+        "https://app.example/",
+        "--allowed-origins",
+        "null",
+    ) as running:
         yield running
 
 
@@ -77,23 +93,32 @@ def test_refusals_have_the_shape_of_their_api(local: RunningServer) -> None:
     assert refused("/generate")["error_type"] == "validation"
 
 
-@pytest.mark.parametrize("head, answered", [
-    (b"GET /v1/models HTTP/1.1\r\nHost: localhost", 200), (b"GET /v1/models HTTP/1.1\r\nhOsT:LOCALHOST.:99", 200),
-    (b"GET /v1/models HTTP/1.1\r\nHost: [::1]:8000", 200), (b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.2", 200),
-    (b"GET /v1/models HTTP/1.0", 200), (b"GET /v1/models HTTP/1.0\r\nHost: evil.example", 403),
-    (b"GET /v1/models HTTP/1.1", 400), (b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: localhost", 400),
-    (b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example", 400),
-    (b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost", 403),
-    (b"GET http://localhost/v1/models HTTP/1.1\r\nHost: evil.example", 403),
-    (b"GET http://localhost:80/v1/models HTTP/1.1\r\nHost: localhost", 200),
-    (b"GET /v1/models HTTP/1.1\r\nHost: localhost:8000@evil.example", 403),
-    (b"GET /v1/models HTTP/1.1\r\nHost: localhost.evil.example", 403),
-    (b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1.evil.example", 403),
-    (b"GET /v1/models HTTP/1.1\r\nHost: 10.0.0.1", 403), (b"GET /v1/models HTTP/1.1\r\nHost: 0.0.0.0", 403),
-    (b"GET /v1/models HTTP/1.1\r\nHost:", 403), (b"GET /v1/models HTTP/1.1\r\nHost: localhost\xff", 403),
-    (b"GET /health HTTP/1.1\r\nHost: evil.example", 403),
-    (b"GET /v1/models HTTP/1.1\r\nX-Forwarded-Host: localhost\r\nHost: evil.example", 403),
-])
+@pytest.mark.parametrize(
+    "head, answered",
+    [
+        (b"GET /v1/models HTTP/1.1\r\nHost: localhost", 200),
+        (b"GET /v1/models HTTP/1.1\r\nhOsT:LOCALHOST.:99", 200),
+        (b"GET /v1/models HTTP/1.1\r\nHost: [::1]:8000", 200),
+        (b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.2", 200),
+        (b"GET /v1/models HTTP/1.0", 200),
+        (b"GET /v1/models HTTP/1.0\r\nHost: evil.example", 403),
+        (b"GET /v1/models HTTP/1.1", 400),
+        (b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: localhost", 400),
+        (b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example", 400),
+        (b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost", 403),
+        (b"GET http://localhost/v1/models HTTP/1.1\r\nHost: evil.example", 403),
+        (b"GET http://localhost:80/v1/models HTTP/1.1\r\nHost: localhost", 200),
+        (b"GET /v1/models HTTP/1.1\r\nHost: localhost:8000@evil.example", 403),
+        (b"GET /v1/models HTTP/1.1\r\nHost: localhost.evil.example", 403),
+        (b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1.evil.example", 403),
+        (b"GET /v1/models HTTP/1.1\r\nHost: 10.0.0.1", 403),
+        (b"GET /v1/models HTTP/1.1\r\nHost: 0.0.0.0", 403),
+        (b"GET /v1/models HTTP/1.1\r\nHost:", 403),
+        (b"GET /v1/models HTTP/1.1\r\nHost: localhost\xff", 403),
+        (b"GET /health HTTP/1.1\r\nHost: evil.example", 403),
+        (b"GET /v1/models HTTP/1.1\r\nX-Forwarded-Host: localhost\r\nHost: evil.example", 403),
+    ],
+)
 def test_names(local: RunningServer, head: bytes, answered: int) -> None:
     assert raw(local, head + b"\r\n\r\n") == answered
 
@@ -115,18 +140,34 @@ def test_which_names_there_are() -> None:
             Hosts("127.0.0.1", [wrong])
 
 
-@pytest.mark.parametrize("headers, answered", [
-    ({}, 200), ({"Origin": "OWN"}, 200), ({"Sec-Fetch-Site": "same-origin"}, 200), ({"Sec-Fetch-Site": "none"}, 200),
-    ({"Origin": "OWN", "Sec-Fetch-Site": "same-origin"}, 200), ({"Origin": "null"}, 403), ({"Origin": ""}, 403),
-    ({"Sec-Fetch-Site": "cross-site"}, 403), ({"Sec-Fetch-Site": "same-site"}, 403), ({"Sec-Fetch-Site": "x"}, 403),
-    ({"Origin": "OWN", "Sec-Fetch-Site": "cross-site"}, 403), ({"Origin": "http://localhost:1"}, 403),
-    ({"Origin": "OWN.evil.example"}, 403), ({"Origin": "ftp://localhost"}, 403), ({"Origin": "OWN, OWN"}, 403),
-    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 403),
-])
+@pytest.mark.parametrize(
+    "headers, answered",
+    [
+        ({}, 200),
+        ({"Origin": "OWN"}, 200),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Origin": "OWN", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "x"}, 403),
+        ({"Origin": "OWN", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": "http://localhost:1"}, 403),
+        ({"Origin": "OWN.evil.example"}, 403),
+        ({"Origin": "ftp://localhost"}, 403),
+        ({"Origin": "OWN, OWN"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}, 403),
+    ],
+)
 def test_sites(local: RunningServer, headers: dict[str, str], answered: int) -> None:
     sent = {name: value.replace("OWN", local.url) for name, value in headers.items()}
-    for path, body in (("/v1/chat/completions", HI), ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
-                       ("/tokenize", {"prompt": "a"})):
+    for path, body in (
+        ("/v1/chat/completions", HI),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/tokenize", {"prompt": "a"}),
+    ):
         assert httpx.post(local.url + path, json=body, headers=sent).status_code == answered
 
 
@@ -138,24 +179,40 @@ def test_a_link_to_here_may_be_followed(local: RunningServer) -> None:
         assert httpx.get(local.url + "/docs", headers={**visit, **changed}).status_code == 403
 
 
-@pytest.mark.parametrize("kind, answered", [
-    ("application/json", 200), ("Application/JSON; charset=utf-8", 200), ("application/vnd.api+json", 200),
-    ("text/plain", 415), ("application/x-www-form-urlencoded", 415), ("multipart/form-data; boundary=a", 415),
-    ("text/plain; application/json", 415), ("application/jsonp", 415), ("", 415), (None, 415),
-])
+@pytest.mark.parametrize(
+    "kind, answered",
+    [
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("application/vnd.api+json", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=a", 415),
+        ("text/plain; application/json", 415),
+        ("application/jsonp", 415),
+        ("", 415),
+        (None, 415),
+    ],
+)
 def test_pages_must_send_json(local: RunningServer, kind: str | None, answered: int) -> None:
     content = b'{"prompt": "a", "max_tokens": 1}'
     headers = {} if kind is None else {"Content-Type": kind}
     for browser in ({"Origin": local.url}, {"Sec-Fetch-Site": "same-origin"}):
         answer = httpx.post(local.url + "/v1/completions", content=content, headers={**headers, **browser})
         assert answer.status_code == answered
-    assert httpx.post(local.url + "/v1/completions", content=content, headers=headers).status_code == 200   # curl -d
+    assert httpx.post(local.url + "/v1/completions", content=content, headers=headers).status_code == 200  # curl -d
 
 
 def preflight(server: RunningServer, origin: str, path: str = "/v1/chat/completions") -> httpx.Response:
-    return httpx.options(server.url + path, headers={
-        "Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Private-Network": "true",
-        "Access-Control-Request-Headers": "authorization,content-type"})
+    return httpx.options(
+        server.url + path,
+        headers={
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Private-Network": "true",
+            "Access-Control-Request-Headers": "authorization,content-type",
+        },
+    )
 
 
 def test_allowed_pages(shared: RunningServer) -> None:
@@ -169,13 +226,21 @@ def test_allowed_pages(shared: RunningServer) -> None:
     for origin in (EVIL, "http://app.example", "https://app.example:444", "https://app.example.evil.example"):
         refused = preflight(shared, origin)
         assert refused.status_code in (400, 403) and "access-control-allow-origin" not in refused.headers
-        assert httpx.post(shared.url + "/v1/chat/completions", json=HI, headers={
-            "Origin": origin, "x-api-key": "one"}).status_code == 403
+        assert (
+            httpx.post(
+                shared.url + "/v1/chat/completions", json=HI, headers={"Origin": origin, "x-api-key": "one"}
+            ).status_code
+            == 403
+        )
 
 
 def test_allowed_names(shared: RunningServer) -> None:
-    for host, answered in (("api.example:443", 200), ("a.pods.example", 200), ("pods.example", 403),
-                           ("evil.example", 403)):
+    for host, answered in (
+        ("api.example:443", 200),
+        ("a.pods.example", 200),
+        ("pods.example", 403),
+        ("evil.example", 403),
+    ):
         headers = {"Host": host, "x-api-key": "one"}
         assert httpx.get(shared.url + "/v1/models", headers=headers).status_code == answered
         headers = {"Host": host, "Origin": f"https://{host.removesuffix(':443')}", "x-api-key": "one"}
@@ -193,20 +258,41 @@ def test_any_page() -> None:
 
 # the admin's
 
-def asked(path: str, host: bytes | None = b"localhost", peer: str | None = "127.0.0.1",
-          more: Sequence[tuple[bytes, bytes]] = ()) -> dict[str, Any]:
+
+def asked(
+    path: str,
+    host: bytes | None = b"localhost",
+    peer: str | None = "127.0.0.1",
+    more: Sequence[tuple[bytes, bytes]] = (),
+) -> dict[str, Any]:
     headers = [*([(b"host", host)] if host is not None else []), *more]
-    return {"type": "http", "path": path, "method": "POST", "headers": headers,
-            "client": None if peer is None else (peer, 1)}
+    return {
+        "type": "http",
+        "path": path,
+        "method": "POST",
+        "headers": headers,
+        "client": None if peer is None else (peer, 1),
+    }
 
 
-@pytest.mark.parametrize("scope, local", [
-    (asked("/"), True), (asked("/", peer="::1"), True), (asked("/", peer="::ffff:127.0.0.1"), True),
-    (asked("/", host=b"[::1]:80"), True), (asked("/", peer="10.0.0.1"), False), (asked("/", peer=None), False),
-    (asked("/", host=None), False), (asked("/", host=b"api.example"), False), (asked("/", host=b"10.0.0.1"), False),
-    (asked("/", more=[(b"x-forwarded-for", b"127.0.0.1")]), False), (asked("/", more=[(b"via", b"1.1 a")]), False),
-    (asked("/", more=[(b"forwarded", b"for=1.2.3.4")]), False), (asked("/", more=[(b"host", b"evil")]), False),
-])
+@pytest.mark.parametrize(
+    "scope, local",
+    [
+        (asked("/"), True),
+        (asked("/", peer="::1"), True),
+        (asked("/", peer="::ffff:127.0.0.1"), True),
+        (asked("/", host=b"[::1]:80"), True),
+        (asked("/", peer="10.0.0.1"), False),
+        (asked("/", peer=None), False),
+        (asked("/", host=None), False),
+        (asked("/", host=b"api.example"), False),
+        (asked("/", host=b"10.0.0.1"), False),
+        (asked("/", more=[(b"x-forwarded-for", b"127.0.0.1")]), False),
+        (asked("/", more=[(b"via", b"1.1 a")]), False),
+        (asked("/", more=[(b"forwarded", b"for=1.2.3.4")]), False),
+        (asked("/", more=[(b"host", b"evil")]), False),
+    ],
+)
 def test_who_is_on_this_machine(scope: dict[str, Any], local: bool) -> None:
     assert is_local(scope) is local
 
@@ -221,13 +307,17 @@ def test_without_keys_only_this_machine_administers(local: RunningServer, path: 
 
 def test_who_is_the_admin() -> None:
     open_ring, with_admin, with_keys = KeyRing(), KeyRing(admin="root"), KeyRing(read_keys(["one"], None))
-    for ring, secret, here, admin in ((open_ring, None, True, True), (open_ring, None, False, False),
-                                      (with_admin, None, True, False), (with_admin, "root", False, True),
-                                      (with_keys, "one", True, False)):
+    for ring, secret, here, admin in (
+        (open_ring, None, True, True),
+        (open_ring, None, False, False),
+        (with_admin, None, True, False),
+        (with_admin, "root", False, True),
+        (with_keys, "one", True, False),
+    ):
         client = ring.identify(secret, is_local=here)
         assert client is not None and client.is_admin is admin
     assert with_keys.identify(None, is_local=True) is None
-    gate = Gate(None, open_ring, [])                        # type: ignore[arg-type]
+    gate = Gate(None, open_ring, [])  # type: ignore[arg-type]
     denied = gate._denied(open_ring.identify(None), "/admin/running")
     assert denied is not None and denied.status == 403
 
@@ -237,8 +327,11 @@ def test_unloading_is_the_admins(local: RunningServer) -> None:
     for path in ("/api/chat", "/api/generate"):
         refused = httpx.post(local.url + path, json=body, headers={"X-Forwarded-For": "10.0.0.9"})
         assert refused.status_code == 403 and isinstance(refused.json()["error"], str)
-    said = httpx.post(local.url + "/api/generate", json={**body, "prompt": "a", "options": {"num_predict": 1}},
-                      headers={"X-Forwarded-For": "10.0.0.9"})
+    said = httpx.post(
+        local.url + "/api/generate",
+        json={**body, "prompt": "a", "options": {"num_predict": 1}},
+        headers={"X-Forwarded-For": "10.0.0.9"},
+    )
     assert said.status_code == 200
     assert httpx.get(local.url + "/api/ps").json()["models"][0]["expires_at"].startswith("9999")
 
@@ -255,11 +348,17 @@ def refused(allowed: Sequence[str], *headers: tuple[bytes, bytes], scheme: str =
 
 
 def test_default_ports_are_left_out() -> None:
-    for given, sent in (("https://app.example:443", b"https://app.example"), ("http://app.example:80/",
-                        b"http://app.example"), ("HTTPS://[::1]:443", b"https://[::1]")):
+    for given, sent in (
+        ("https://app.example:443", b"https://app.example"),
+        ("http://app.example:80/", b"http://app.example"),
+        ("HTTPS://[::1]:443", b"https://[::1]"),
+    ):
         assert not refused([given], (b"host", b"a"), (b"origin", sent))
-    for given, sent in (("https://app.example:80", b"https://app.example"), ("https://app.example:443",
-                        b"http://app.example"), ("https://app.example:8443", b"https://app.example")):
+    for given, sent in (
+        ("https://app.example:80", b"https://app.example"),
+        ("https://app.example:443", b"http://app.example"),
+        ("https://app.example:8443", b"https://app.example"),
+    ):
         assert refused([given], (b"host", b"a"), (b"origin", sent))
 
 
@@ -270,7 +369,7 @@ def test_pages_of_another_scheme_are_others() -> None:
     assert refused([], (b"host", b"192.168.1.7:8000"), (b"origin", b"https://192.168.1.7:8000"))
     assert not refused(["https://localhost:8000"], here, page)
     assert not refused([], here, page, (b"x-forwarded-proto", b"https"))
-    assert not refused([], (b"host", b"api.example"), (b"origin", b"https://api.example"))      # TLS ends before
+    assert not refused([], (b"host", b"api.example"), (b"origin", b"https://api.example"))  # TLS ends before
 
 
 def test_models_with_a_slash(local: RunningServer) -> None:
@@ -280,8 +379,12 @@ def test_models_with_a_slash(local: RunningServer) -> None:
 
 @pytest.mark.parametrize("coding, answered", [("gzip", 415), ("identity, br", 415), ("Identity", 200), ("", 200)])
 def test_compressed_bodies_are_refused(local: RunningServer, coding: str, answered: int) -> None:
-    for path, body in (("/v1/completions", {"prompt": "a", "max_tokens": 1}), ("/v1/chat/completions", HI),
-                       ("/v1/messages", {**HI, "model": "tiny"}), ("/api/show", {"model": "tiny"})):
+    for path, body in (
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/v1/chat/completions", HI),
+        ("/v1/messages", {**HI, "model": "tiny"}),
+        ("/api/show", {"model": "tiny"}),
+    ):
         answer = httpx.post(local.url + path, json=body, headers={"Content-Encoding": coding})
         assert answer.status_code == answered, answer.text
         assert answered == 200 or "Content-Encoding" in answer.text

@@ -15,8 +15,12 @@ import pytest
 
 from tests.server.running import RunningServer
 
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "good": {"type": "boolean"}},
-          "required": ["name", "good"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "good": {"type": "boolean"}},
+    "required": ["name", "good"],
+    "additionalProperties": False,
+}
 HANG_S = 2.0
 
 
@@ -24,15 +28,32 @@ def bodies() -> list[dict[str, Any]]:
     """Plain, seeded, with several answers, structured, with stop strings and log probabilities; short and long."""
     made: list[dict[str, Any]] = []
     for index in range(4):
-        common = {"messages": [{"role": "user", "content": f"Tell me about the number {index}."}], "ignore_eos": True,
-                  "return_token_ids": True}
-        made += [{**common, "max_tokens": 400, "temperature": 0},
-                 {**common, "max_tokens": 200, "temperature": 0.9, "seed": index, "top_p": 0.9},
-                 {**common, "max_tokens": 60, "temperature": 1.0, "seed": index, "n": 3 + 7 * (index % 2)},
-                 {**common, "max_tokens": 120, "temperature": 0.8, "seed": index, "stop": ["\u0011", "zq"],
-                  "repetition_penalty": 1.1},
-                 {**common, "max_tokens": 60, "temperature": 0, "seed": index, "ignore_eos": False,
-                  "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}]
+        common = {
+            "messages": [{"role": "user", "content": f"Tell me about the number {index}."}],
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        made += [
+            {**common, "max_tokens": 400, "temperature": 0},
+            {**common, "max_tokens": 200, "temperature": 0.9, "seed": index, "top_p": 0.9},
+            {**common, "max_tokens": 60, "temperature": 1.0, "seed": index, "n": 3 + 7 * (index % 2)},
+            {
+                **common,
+                "max_tokens": 120,
+                "temperature": 0.8,
+                "seed": index,
+                "stop": ["\u0011", "zq"],
+                "repetition_penalty": 1.1,
+            },
+            {
+                **common,
+                "max_tokens": 60,
+                "temperature": 0,
+                "seed": index,
+                "ignore_eos": False,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
+            },
+        ]
     return made
 
 
@@ -41,8 +62,10 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any], streams: bool) ->
     if not streams:
         answer = await client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
-        return [(choice["message"]["content"], choice["token_ids"], choice["finish_reason"])
-                for choice in answer.json()["choices"]]
+        return [
+            (choice["message"]["content"], choice["token_ids"], choice["finish_reason"])
+            for choice in answer.json()["choices"]
+        ]
     texts, tokens, ends = dict[int, str](), dict[int, list[int]](), dict[int, str]()
     async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
         assert answer.status_code == 200, await answer.aread()
@@ -62,6 +85,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any], streams: bool) ->
 async def disturb(server: RunningServer, num_faults: int, rng: random.Random) -> None:
     """kill -9, SIGSTOP, and kills of one engine after another while they load."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+
         async def pid() -> int:
             return int((await client.get("/info")).json()["models"][0]["pid"])
 
@@ -114,8 +138,9 @@ async def storm(server: RunningServer, num_faults: int, num_clients: int = 8) ->
 
 
 def run_chaos(model: Path, num_faults: int) -> None:
-    with RunningServer(str(model), "--load-format", "dummy", "--threads", "1", "--hang-timeout", str(HANG_S),
-                       "--max-num-seqs", "6") as server:
+    with RunningServer(
+        str(model), "--load-format", "dummy", "--threads", "1", "--hang-timeout", str(HANG_S), "--max-num-seqs", "6"
+    ) as server:
         count, wrong = asyncio.run(storm(server, num_faults))
         restarts = httpx.get(f"{server.url}/info").json()["models"][0]["num_restarts"]
     assert not wrong, (len(wrong), wrong[:3])

@@ -23,7 +23,7 @@ from tests.hardening.engines import hear, make_flight, running, until
 from tests.hardening.scripted_worker import DEATH, HANG, LATE_DEATH, MUTE, STUMBLE
 from tests.server.running import RunningServer
 
-pytestmark = pytest.mark.timeout(180)           # against tests that hang
+pytestmark = pytest.mark.timeout(180)  # against tests that hang
 
 
 async def _kill(engine: RemoteEngine, number: int = signal.SIGKILL) -> None:
@@ -51,7 +51,7 @@ def test_engine_killed_while_loading_is_tried_for_ever(tmp_path: Path) -> None:
             await _kill(engine)
             await until(lambda: "next try in" in engine.state)
             late = make_flight()
-            engine.submit(late)                         # it waits like the others
+            engine.submit(late)  # it waits like the others
             await heard
             await hear(late)
             assert engine.failure is None and engine.ready and engine.num_restarts == 1
@@ -63,13 +63,13 @@ def test_engine_killed_while_loading_is_tried_for_ever(tmp_path: Path) -> None:
 def test_engine_stopped_while_loading_is_replaced(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path, hang_s=1.0, loads=["stop", "ok", "stop", "slow"]) as engine:
-            await engine.loaded()                       # the first start, too
+            await engine.loaded()  # the first start, too
             flight = make_flight(max_tokens=1000)
             engine.submit(flight)
             heard = asyncio.ensure_future(hear(flight))
             await until(lambda: len(flight.outputs[0]) > 5)
             await _kill(engine)
-            await heard                                 # one that loads for long, and beats, is left alone
+            await heard  # one that loads for long, and beats, is left alone
 
     asyncio.run(run())
     assert len(list(tmp_path.glob("start-*"))) == 4
@@ -116,7 +116,7 @@ def test_process_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypat
     async def refuse(*arguments: object, **options: object) -> object:
         for error in failures:
             raise error
-        return await start(*arguments, **options)       # type: ignore[arg-type]
+        return await start(*arguments, **options)  # type: ignore[arg-type]
 
     async def run() -> None:
         async with running(tmp_path) as engine:
@@ -149,8 +149,10 @@ def test_closing_does_not_wait_for_the_next_try(tmp_path: Path, monkeypatch: pyt
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("culprit", [DEATH, LATE_DEATH, pytest.param(STUMBLE, marks=pytest.mark.slow),
-                                     pytest.param(HANG, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "culprit",
+    [DEATH, LATE_DEATH, pytest.param(STUMBLE, marks=pytest.mark.slow), pytest.param(HANG, marks=pytest.mark.slow)],
+)
 def test_only_the_culprit_ends_and_nobody_waits_for_it(tmp_path: Path, culprit: int) -> None:
     async def run() -> None:
         async with running(tmp_path, hang_s=1.0, rows=16, step_s=0.005) as engine:
@@ -164,7 +166,7 @@ def test_only_the_culprit_ends_and_nobody_waits_for_it(tmp_path: Path, culprit: 
             while not blamed.done():
                 flight = make_flight()
                 engine.submit(flight)
-                await hear(flight)                      # new ones are served all the while
+                await hear(flight)  # new ones are served all the while
             with pytest.raises(EngineFailed, match="ended the engine"):
                 await blamed
             engine.abort(*streams)
@@ -223,8 +225,9 @@ def test_server_says_that_it_tries_again(tiny_model: Path) -> None:
         killed = {server.engine_pid()}
         answer = []
         body = {"prompt": [20], "max_tokens": 200, "ignore_eos": True}
-        asking = threading.Thread(target=lambda: answer.append(httpx.post(f"{server.url}/v1/completions", timeout=120,
-                                                                          json=body)))
+        asking = threading.Thread(
+            target=lambda: answer.append(httpx.post(f"{server.url}/v1/completions", timeout=120, json=body))
+        )
         os.kill(server.engine_pid(), signal.SIGKILL)
         asking.start()
         while len(killed) < 5:
@@ -244,6 +247,7 @@ def test_server_says_that_it_tries_again(tiny_model: Path) -> None:
 
 
 # by themselves
+
 
 def _parts(count: int) -> list[Part]:
     return [make_flight().parts[0] for _ in range(count)]
@@ -284,7 +288,7 @@ def test_the_culprit_among_many_is_found_in_few_deaths() -> None:
         if condemned:
             break
     assert condemned == [guilty]
-    assert num_deaths <= 2 + 6 + MAX_STRIKES            # two, the halvings of 64, alone
+    assert num_deaths <= 2 + 6 + MAX_STRIKES  # two, the halvings of 64, alone
 
 
 def test_trial_that_shows_nothing_ends_and_the_next_is_longer() -> None:
@@ -324,11 +328,11 @@ def test_standing_still_is_not_the_engines_fault() -> None:
         return found
 
     now[0] += 300
-    vitals.take(Beat(250.0, {}))                # an old one, the first in the line
+    vitals.take(Beat(250.0, {}))  # an old one, the first in the line
     assert not vitals.look() and not look(2)
     vitals.take(Beat(0.0, {}))
     assert not look(int(9 / WATCH_S))
-    assert look(int(2 / WATCH_S) + CONFIRMATIONS)           # this time the engine is silent
+    assert look(int(2 / WATCH_S) + CONFIRMATIONS)  # this time the engine is silent
 
 
 def test_loading_may_be_silent_for_longer_and_longer() -> None:

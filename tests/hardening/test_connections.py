@@ -26,8 +26,13 @@ CHUNKED = LINE + b"Transfer-Encoding: chunked\r\n"
 SLOW = b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@pytest.fixture(scope="module", params=[pytest.param(asyncio.new_event_loop, id="asyncio", marks=pytest.mark.slow),
-                                        pytest.param(uvloop.new_event_loop, id="uvloop")])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(asyncio.new_event_loop, id="asyncio", marks=pytest.mark.slow),
+        pytest.param(uvloop.new_event_loop, id="uvloop"),
+    ],
+)
 def running(request: pytest.FixtureRequest) -> Iterator[FrontedServer]:
     with FrontedServer(request.param) as one:
         yield one
@@ -55,8 +60,8 @@ def content(answer: bytes) -> Any:
     parts = []
     while rest:
         size, _, rest = rest.partition(b"\r\n")
-        parts.append(rest[:int(size, 16)])
-        rest = rest[int(size, 16) + 2:]
+        parts.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
     return json.loads(b"".join(parts))
 
 
@@ -81,13 +86,22 @@ def flood(server: FrontedServer, begin: bytes, part: bytes, num_bytes: int = 64 
         return sent, everything(line)
 
 
-@pytest.mark.parametrize("begin, part, refused", [
-    (LINE + b"X: ", b"a" * 65536, 431), (LINE, b"X: a\r\n" * 8192, 431), (LINE + b"X", b"x" * 65536, 431),
-    (b"GET /", b"a" * 65536, 431), (b"\r\n", b"\r\n" * 32768, 431), (b"GET", b" " * 65536, 431),
-    (CHUNKED + b"\r\n3;", b"a" * 65536, 400), (CHUNKED + b"\r\n0\r\nX: ", b"a" * 65536, 400),
-    (CHUNKED + b"\r\n0\r\n", b"X: a\r\n" * 8192, 431),
-    (CLOSING + b"Content-Length: 99999999\r\n\r\n", b"a" * 65536, 413),
-], ids=["value", "headers", "name", "target", "blank lines", "blanks", "extension", "trailer", "trailers", "body"])
+@pytest.mark.parametrize(
+    "begin, part, refused",
+    [
+        (LINE + b"X: ", b"a" * 65536, 431),
+        (LINE, b"X: a\r\n" * 8192, 431),
+        (LINE + b"X", b"x" * 65536, 431),
+        (b"GET /", b"a" * 65536, 431),
+        (b"\r\n", b"\r\n" * 32768, 431),
+        (b"GET", b" " * 65536, 431),
+        (CHUNKED + b"\r\n3;", b"a" * 65536, 400),
+        (CHUNKED + b"\r\n0\r\nX: ", b"a" * 65536, 400),
+        (CHUNKED + b"\r\n0\r\n", b"X: a\r\n" * 8192, 431),
+        (CLOSING + b"Content-Length: 99999999\r\n\r\n", b"a" * 65536, 413),
+    ],
+    ids=["value", "headers", "name", "target", "blank lines", "blanks", "extension", "trailer", "trailers", "body"],
+)
 def test_endless_heads_are_refused(fronted: FrontedServer, begin: bytes, part: bytes, refused: int) -> None:
     _, answer = flood(fronted, begin, part, 8 << 20)
     assert status(answer) == refused and b"connection: close" in answer.lower()
@@ -107,10 +121,10 @@ def test_headers_up_to_the_limit_are_taken(fronted: FrontedServer) -> None:
     assert status(fronted.ask(CLOSING + few + b"One: more\r\n\r\n")) == 431
     large = b"X: " + b"a" * 65000 + b"\r\n\r\n"
     assert status(fronted.ask(CLOSING + large)) == 200
-    with fronted.connect() as line:                     # byte by byte it is the same
+    with fronted.connect() as line:  # byte by byte it is the same
         line.sendall(b"\r\n")
         for at in range(0, len(CLOSING + large), 5000):
-            line.sendall((CLOSING + large)[at:at + 5000])
+            line.sendall((CLOSING + large)[at : at + 5000])
             time.sleep(0.002)
         assert status(everything(line)) == 200
 
@@ -127,8 +141,11 @@ def test_many_small_chunks_are_taken(fronted: FrontedServer) -> None:
 
 
 def test_the_target_may_name_a_host(fronted: FrontedServer) -> None:
-    for target, path, host in ((b"http://evil.example:80/a?b", "/a", "evil.example:80"),
-                               (b"HTTP://[::1]:90", "/", "[::1]:90"), (b"/a", "/a", "")):
+    for target, path, host in (
+        (b"http://evil.example:80/a?b", "/a", "evil.example:80"),
+        (b"HTTP://[::1]:90", "/", "[::1]:90"),
+        (b"/a", "/a", ""),
+    ):
         said = content(fronted.ask(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
         assert (said["path"], said["authority"]) == (path, host)
 
@@ -147,7 +164,7 @@ def test_nonsense_does_not_cut_the_answer_before_it(fronted: FrontedServer) -> N
 @pytest.mark.parametrize("length", [b"9" * 19, b"0" * 9 + b"9" * 9, b"9" * 5000, b"-1", b"+1", b"1_0"])
 def test_lengths_beyond_reason(fronted: FrontedServer, length: bytes) -> None:
     expect = LINE + b"Expect: 100-continue\r\nContent-Length: " + length + b"\r\n\r\n"
-    answer = fronted.ask(expect)                        # at once, though no body has come
+    answer = fronted.ask(expect)  # at once, though no body has come
     assert status(answer) in (400, 413)
 
 
@@ -163,10 +180,13 @@ def test_a_length_of_many_digits_costs_nothing() -> None:
 
 # slow ones
 
-@pytest.mark.parametrize("sent, answered", [(b"", 0), (b"P", 408), (LINE + b"X: a\r\n", 408), (b"\r\n", 408),
-                                            (LINE + b"\r\n" + LINE, 408)])
-def test_a_head_has_its_time(fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch, sent: bytes,
-                             answered: int) -> None:
+
+@pytest.mark.parametrize(
+    "sent, answered", [(b"", 0), (b"P", 408), (LINE + b"X: a\r\n", 408), (b"\r\n", 408), (LINE + b"\r\n" + LINE, 408)]
+)
+def test_a_head_has_its_time(
+    fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch, sent: bytes, answered: int
+) -> None:
     monkeypatch.setattr(wire, "HEADER_S", 0.2)
     with fronted.connect() as line:
         line.sendall(sent)
@@ -178,8 +198,12 @@ def test_a_trickle_does_not_keep_a_connection(fronted: FrontedServer, monkeypatc
     monkeypatch.setattr(wire, "HEADER_S", 0.5)
     monkeypatch.setattr(wire, "BODY_S", 0.5)
     monkeypatch.setattr(wire, "LINGER_S", 0.2)
-    drops = {LINE + b"X: ": b"1", LINE + b"Content-Length: 1000\r\n\r\n": b"1", CHUNKED + b"\r\n": b"1",
-             b"\r\n": b"\r\n"}
+    drops = {
+        LINE + b"X: ": b"1",
+        LINE + b"Content-Length: 1000\r\n\r\n": b"1",
+        CHUNKED + b"\r\n": b"1",
+        b"\r\n": b"\r\n",
+    }
     lines = {fronted.connect(): begin for begin in drops}
     for line, begin in lines.items():
         line.sendall(begin)
@@ -210,10 +234,10 @@ def test_a_body_that_comes_steadily_has_more_time(fronted: FrontedServer, monkey
 
 def test_idle_connections_are_closed(fronted: FrontedServer) -> None:
     assert fronted.front.config.timeout_keep_alive == wire.KEEP_ALIVE_S
-    fronted.front.config.timeout_keep_alive = 0.2       # type: ignore[assignment]
+    fronted.front.config.timeout_keep_alive = 0.2  # type: ignore[assignment]
     with fronted.connect() as line:
         line.sendall(LINE + b"\r\n")
-        assert status(everything(line)) == 200          # and then the end
+        assert status(everything(line)) == 200  # and then the end
 
 
 def test_an_answer_before_the_body_is_seen(fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +249,7 @@ def test_an_answer_before_the_body_is_seen(fronted: FrontedServer, monkeypatch: 
 
 
 # readers
+
 
 def test_clients_that_never_read_are_dropped(fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "UNREAD_S", 0.3)
@@ -247,12 +272,13 @@ def test_slow_readers_are_not(fronted: FrontedServer, monkeypatch: pytest.Monkey
 
 # clients that have ended their side
 
+
 @pytest.mark.parametrize("ending", [b"", b"Connection: close\r\n", b"Connection: keep-alive\r\n"])
 def test_half_closed_sockets_get_their_answer(fronted: FrontedServer, ending: bytes) -> None:
     with fronted.connect() as line:
         line.sendall(SLOW[:-2] + ending + b"\r\n")
         line.shutdown(socket.SHUT_WR)
-        time.sleep(1.3)                                 # more than two looks whether it is still there
+        time.sleep(1.3)  # more than two looks whether it is still there
         fronted.app.go.set()
         answer = everything(line)
     assert answer.startswith(b"HTTP/1.1 200") and content(answer)["path"] == "/slow"
@@ -294,6 +320,7 @@ def test_clients_on_other_machines_are_asked(fronted: FrontedServer, monkeypatch
 
 # how many
 
+
 def test_silent_connections_make_way(fronted: FrontedServer) -> None:
     fronted.front.server_state.seats = Seats(6)
     assert fronted.front.server_state.seats.max_per_peer == 4
@@ -304,7 +331,7 @@ def test_silent_connections_make_way(fronted: FrontedServer) -> None:
     for line in busy:
         line.sendall(SLOW)
     wait_until(lambda: fronted.app.num_running == 4)
-    assert status(fronted.ask(b"")) == 503              # all of them wait for answers
+    assert status(fronted.ask(b"")) == 503  # all of them wait for answers
     fronted.app.go.set()
     for line in busy:
         line.shutdown(socket.SHUT_WR)
@@ -334,7 +361,7 @@ def test_whoever_has_most_makes_way() -> None:
     new = One()
     assert seats.take(new, "c") and many[0].dropped and not any(one.dropped for one in few) and len(seats) == 10
     seats.leave(many[0], "a")
-    assert len(seats) == 10                             # it had left already
+    assert len(seats) == 10  # it had left already
     busy = Seats(2, 2)
     assert busy.take(One(False), "a") and busy.take(One(False), "b") and not busy.take(One(), "c")
 
@@ -343,9 +370,15 @@ def test_floods_do_not_hold_the_loop(counted: CountedServer) -> None:
     """Each in as few packets as possible, so that as much as possible is parsed at once."""
     host, port = counted.url.removeprefix("http://").split(":")
     small = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    many = [LINE + b"X: " + b"a" * (8 << 20), LINE + b"X: a\r\n" * 200_000, small * 30_000, b"\r\n" * 1_000_000,
-            CHUNKED + b"\r\n" + b"1\r\na\r\n" * 300_000, CHUNKED + b"\r\n1;" + b"a=b;" * 500_000,
-            CHUNKED + b"\r\n0\r\n" + b"X: a\r\n" * 200_000]
+    many = [
+        LINE + b"X: " + b"a" * (8 << 20),
+        LINE + b"X: a\r\n" * 200_000,
+        small * 30_000,
+        b"\r\n" * 1_000_000,
+        CHUNKED + b"\r\n" + b"1\r\na\r\n" * 300_000,
+        CHUNKED + b"\r\n1;" + b"a=b;" * 500_000,
+        CHUNKED + b"\r\n0\r\n" + b"X: a\r\n" * 200_000,
+    ]
     httpx.get(counted.url + "/health")
     counted.forget()
     before = counted.rss_bytes()
@@ -367,18 +400,28 @@ def test_floods_do_not_hold_the_loop(counted: CountedServer) -> None:
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 
 
-@pytest.mark.parametrize("framing, body", [
-    (b"Content-Length: 5\r\n\r\n", b"abcde"), (b"\r\n", b""), (b"Content-Length: 0\r\n\r\n", b""),
-    (b"Transfer-Encoding: chunked\r\n\r\n", b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"),
-], ids=["length", "none", "zero", "chunked"])
+@pytest.mark.parametrize(
+    "framing, body",
+    [
+        (b"Content-Length: 5\r\n\r\n", b"abcde"),
+        (b"\r\n", b""),
+        (b"Content-Length: 0\r\n\r\n", b""),
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"),
+    ],
+    ids=["length", "none", "zero", "chunked"],
+)
 @pytest.mark.parametrize("upgrade", [H2C, H2C.replace(b"h2c", b"websocket")], ids=["h2c", "websocket"])
 def test_an_upgrade_is_passed_over(fronted: FrontedServer, upgrade: bytes, framing: bytes, body: bytes) -> None:
     """The body comes whole, in one packet or byte by byte, and the connection goes on."""
     num_bytes = 5 if body else 0
     last = CLOSING + b"Content-Length: 2\r\n\r\nxy"
     asked = LINE + upgrade + framing + body
-    for parts in ([asked + asked + last], [asked, last], [asked[:-len(body) or None], body, last],
-                  [bytes([one]) for one in asked] + [last]):
+    for parts in (
+        [asked + asked + last],
+        [asked, last],
+        [asked[: -len(body) or None], body, last],
+        [bytes([one]) for one in asked] + [last],
+    ):
         with fronted.connect() as line:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for part in parts:
@@ -402,16 +445,23 @@ def test_an_upgrade_with_a_large_body(fronted: FrontedServer) -> None:
 @pytest.mark.parametrize("version", [b"1.0", b"0.9"])
 def test_old_clients_get_no_chunks(fronted: FrontedServer, version: bytes) -> None:
     for more in (b"", b"Connection: keep-alive\r\n", b"Expect: 100-continue\r\n"):
-        head, _, body = fronted.ask(b"POST /any HTTP/" + version + b"\r\n" + more + b"Content-Length: 2\r\n\r\nab"
-                                    ).partition(b"\r\n\r\n")
+        head, _, body = fronted.ask(
+            b"POST /any HTTP/" + version + b"\r\n" + more + b"Content-Length: 2\r\n\r\nab"
+        ).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["bytes"] == 2
         assert b"connection: close" in head.lower() and b"transfer-encoding" not in head.lower()
 
 
-@pytest.mark.parametrize("given", [
-    b"Transfer-Encoding: gzip, chunked", b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
-    b"Transfer-Encoding: chunked, chunked", b"Transfer-Encoding: identity", b"Transfer-Encoding: gzip",
-])
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"Transfer-Encoding: gzip, chunked",
+        b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: chunked, chunked",
+        b"Transfer-Encoding: identity",
+        b"Transfer-Encoding: gzip",
+    ],
+)
 def test_other_transfer_codings_are_refused(fronted: FrontedServer, given: bytes) -> None:
     answer = fronted.ask(LINE + given + b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n", end=True)
     assert status(answer) in (400, 501) and answer.count(b"HTTP/1.1") == 1

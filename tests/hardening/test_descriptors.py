@@ -26,8 +26,10 @@ NUM_CONNECTIONS = 500
 
 def limited(*arguments: str, verify: ssl.SSLContext | bool = True) -> RunningServer:
     """A server that may open LIMIT files and cannot raise that."""
-    program = (f"import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT})); "
-               "from penstock.cli import main; sys.exit(main())")
+    program = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT}, {LIMIT})); "
+        "from penstock.cli import main; sys.exit(main())"
+    )
     return RunningServer(*arguments, command=(sys.executable, "-c", program, "serve"), verify=verify)
 
 
@@ -57,32 +59,38 @@ def num_closed(connections: list[socket.socket]) -> int:
 
 
 @pytest.mark.parametrize("is_tls", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["http", "https"])
-def test_an_engine_that_dies_while_connections_are_at_their_limit(tiny_model: Path, tmp_path: Path, is_tls: bool,
-                                                                  ) -> None:
+def test_an_engine_that_dies_while_connections_are_at_their_limit(
+    tiny_model: Path, tmp_path: Path, is_tls: bool
+) -> None:
     """Silent connections are counted also before they have shaken hands."""
     files = write_pem(tmp_path) if is_tls else None
     flags = ["--ssl-certfile", str(files[0]), "--ssl-keyfile", str(files[1])] if files else []
     verify = ssl.create_default_context(cafile=str(files[0])) if files else True
-    with (limited(str(tiny_model), *TINY, *flags, verify=verify) as running,
-          httpx.Client(base_url=running.url, verify=verify, timeout=HANG_S) as client):
+    with (
+        limited(str(tiny_model), *TINY, *flags, verify=verify) as running,
+        httpx.Client(base_url=running.url, verify=verify, timeout=HANG_S) as client,
+    ):
         pid = client.get("/info").json()["models"][0]["pid"]
         with silent_connections(running.url, NUM_CONNECTIONS) as connections:
             running.wait_for("connections refused")
             assert num_open(running.process.pid) < LIMIT - 32
             os.kill(pid, signal.SIGKILL)
             running.wait_for("ended (status -9)")
-            answer = client.post("/v1/completions", json={"prompt": [20], "max_tokens": 4})      # on the line it had
+            answer = client.post("/v1/completions", json={"prompt": [20], "max_tokens": 4})  # on the line it had
             assert answer.status_code == 200, answer.text
             assert num_closed(connections) > 0
-        later = httpx.post(f"{running.url}/v1/completions", json={"prompt": [20], "max_tokens": 4}, verify=verify,
-                           timeout=HANG_S)
+        later = httpx.post(
+            f"{running.url}/v1/completions", json={"prompt": [20], "max_tokens": 4}, verify=verify, timeout=HANG_S
+        )
         assert later.status_code == 200
 
 
 def test_the_soft_limit_is_raised(tiny_model: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    program = (f"import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard})); "
-               "from penstock.cli import main; sys.exit(main())")
+    program = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard})); "
+        "from penstock.cli import main; sys.exit(main())"
+    )
     with RunningServer(str(tiny_model), *TINY, command=(sys.executable, "-c", program, "serve")) as running:
         limits = Path(f"/proc/{running.process.pid}/limits").read_text().splitlines()
         soft = int(next(line for line in limits if line.startswith("Max open files")).split()[3])

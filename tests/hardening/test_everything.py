@@ -11,7 +11,7 @@ from bench.stalls.attacks import ATTACKS
 from tests.hardening.counted import CountedServer
 from tests.server.streams import chats, run_all
 
-MAX_GROWTH = 3 * (32 << 20)             # three times the largest body
+MAX_GROWTH = 3 * (32 << 20)  # three times the largest body
 ANSWERED = {0, 200, 400, 404, 413, 422, 429, 431}
 LONG = ("endless grammars", "many prompts")
 

@@ -59,14 +59,14 @@ def test_full_queue_makes_way_for_a_tenant_below_its_share(max_requests: int, ma
         while True:
             flood.append(make_flight(tenant="flood", num_tokens=10))
             admission.enter(flood[-1])
-    assert len(admission) == 16                     # all the room is used while nobody else wants it
+    assert len(admission) == 16  # all the room is used while nobody else wants it
     for _ in range(8):
         admission.enter(make_flight(tenant="other", num_tokens=10))
     with pytest.raises(Busy):
-        admission.enter(make_flight(tenant="other", num_tokens=10))         # beyond its share
+        admission.enter(make_flight(tenant="other", num_tokens=10))  # beyond its share
     assert Counter(flight.tenant for flight in admission) == {"flood": 8, "other": 8}
     refused = [flight for flight in flood[:16] if not flight.open]
-    assert refused == flood[8:16]                   # the newest
+    assert refused == flood[8:16]  # the newest
 
     async def hear_refusal() -> Busy:
         with pytest.raises(Busy) as error:
@@ -92,14 +92,14 @@ def test_retries_that_do_not_wait_gain_nothing() -> None:
         for _ in range(25):
             with contextlib.suppress(Busy):
                 admission.enter(make_flight(tenant="hammer"))
-        admission.enter(make_flight(tenant="polite"))           # never refused
+        admission.enter(make_flight(tenant="polite"))  # never refused
         served.update(flight.tenant for flight in serve(admission, 2))
     assert served["polite"] >= 199
 
 
 def test_prompts_of_a_body_take_turns_with_other_requests() -> None:
     admission = Admission(4, 100)
-    admission.enter(*(make_flight(tenant="t", num_tokens=30) for _ in range(512)))      # larger than the queue
+    admission.enter(*(make_flight(tenant="t", num_tokens=30) for _ in range(512)))  # larger than the queue
     small = [make_flight(tenant="t") for _ in range(3)]
     for flight in small:
         admission.enter(flight)
@@ -107,7 +107,7 @@ def test_prompts_of_a_body_take_turns_with_other_requests() -> None:
     assert [flight in small for flight in serve(admission, 8)] == [False, True, True, True, False, False, False, False]
     with pytest.raises(Busy, match="further prompts"):
         admission.enter(*(make_flight(tenant="t") for _ in range(512)))
-    admission.enter(*(make_flight(tenant="u") for _ in range(2048)))        # another tenant's first body
+    admission.enter(*(make_flight(tenant="u") for _ in range(2048)))  # another tenant's first body
 
 
 def test_accounts_hold_under_random_load() -> None:
@@ -116,10 +116,15 @@ def test_accounts_hold_under_random_load() -> None:
         what = rng.random()
         if what < 0.5:
             count = rng.choice([1, 1, 1, 5, 40])
-            flights = [make_flight(tenant=rng.choice("abc"), num_tokens=rng.randrange(1, 60),
-                                   priority=rng.randrange(-1, 2))] * 1
-            flights += [make_flight(tenant=flights[0].tenant, num_tokens=rng.randrange(1, 60),
-                                    priority=flights[0].request.priority) for _ in range(count - 1)]
+            flights = [
+                make_flight(tenant=rng.choice("abc"), num_tokens=rng.randrange(1, 60), priority=rng.randrange(-1, 2))
+            ] * 1
+            flights += [
+                make_flight(
+                    tenant=flights[0].tenant, num_tokens=rng.randrange(1, 60), priority=flights[0].request.priority
+                )
+                for _ in range(count - 1)
+            ]
             try:
                 admission.enter(*flights)
                 entered |= set(flights)
@@ -128,7 +133,7 @@ def test_accounts_hold_under_random_load() -> None:
         elif what < 0.8:
             flight = admission.next()
             assert (flight is None) == (len(admission) == 0 and flight is None)
-            entered.discard(flight)                 # type: ignore[arg-type]
+            entered.discard(flight)  # type: ignore[arg-type]
             if flight is not None and rng.random() < 0.2:
                 admission.put_back(flight)
                 entered.add(flight)
@@ -148,6 +153,7 @@ def test_accounts_hold_under_random_load() -> None:
 @pytest.mark.parametrize(("num_prompts", "n"), [(512, 1), (30, 128)])
 def test_a_large_body_keeps_nobody_of_its_tenant_out(tmp_path: Path, num_prompts: int, n: int) -> None:
     """Not even one whose answers are long and take all the engine's rows."""
+
     async def run() -> None:
         async with running(tmp_path, Admission(8, 10_000), rows=8, step_s=0.001) as engine:
             await engine.loaded()
@@ -158,7 +164,7 @@ def test_a_large_body_keeps_nobody_of_its_tenant_out(tmp_path: Path, num_prompts
                 small = make_flight(max_tokens=20)
                 engine.submit(small)
                 await hear(small)
-                assert all(flight.open for flight in large)     # not one of its answers had to end first
+                assert all(flight.open for flight in large)  # not one of its answers had to end first
             engine.abort(*large)
             assert not engine.busy
 
@@ -167,6 +173,7 @@ def test_a_large_body_keeps_nobody_of_its_tenant_out(tmp_path: Path, num_prompts
 
 def test_a_tenant_finds_a_row_beside_a_flood(tmp_path: Path) -> None:
     """Also where every row is taken by long answers; those go on later, token for token."""
+
     async def run() -> None:
         async with running(tmp_path, Admission(64, 10_000, {"flood": 1.0, "other": 1.0}), rows=8) as engine:
             await engine.loaded()
@@ -192,16 +199,21 @@ ARGUMENTS = ("--load-format", "dummy", "--threads", "1", "--max-num-seqs", "4", 
 
 def test_flood_of_one_key(tiny_model: Path) -> None:
     """40 clients of one key, with the best priority, that never wait; those of the other key are all served."""
+
     async def storm(url: str) -> Counter[int]:
         statuses, done = Counter[int](), asyncio.Event()
         limits = httpx.Limits(max_connections=None)
 
         async def ask(client: httpx.AsyncClient, key: str, **more: Any) -> int:
-            answer = await client.post("/v1/completions", headers={"x-api-key": key}, json={
-                "prompt": [20, 21], "max_tokens": 40, "ignore_eos": True, **more})
+            answer = await client.post(
+                "/v1/completions",
+                headers={"x-api-key": key},
+                json={"prompt": [20, 21], "max_tokens": 40, "ignore_eos": True, **more},
+            )
             return answer.status_code
 
         async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+
             async def hammer() -> None:
                 while not done.is_set():
                     statuses[await ask(client, "flood", priority=-1)] += 1
@@ -223,17 +235,27 @@ def test_flood_of_one_key(tiny_model: Path) -> None:
 def test_bodies_larger_than_the_queue(tiny_model: Path) -> None:
     async def storm(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-            large = asyncio.ensure_future(client.post("/v1/completions", json={
-                "prompt": [[20, 21 + index % 200] for index in range(512)], "max_tokens": 16, "ignore_eos": True,
-                "return_token_ids": True}))
+            large = asyncio.ensure_future(
+                client.post(
+                    "/v1/completions",
+                    json={
+                        "prompt": [[20, 21 + index % 200] for index in range(512)],
+                        "max_tokens": 16,
+                        "ignore_eos": True,
+                        "return_token_ids": True,
+                    },
+                )
+            )
             await asyncio.sleep(0.3)
             for _ in range(3):
                 answer = await client.post("/v1/completions", json={"prompt": [20], "max_tokens": 4})
                 assert answer.status_code == 200 and not large.done()
             choices = (await large).json()["choices"]
             assert [len(choice["token_ids"]) for choice in choices] == [16] * 512
-            many = await client.post("/v1/completions", json={"prompt": [[20], [21]], "n": 20, "max_tokens": 4,
-                                                              "ignore_eos": True, "return_token_ids": True})
+            many = await client.post(
+                "/v1/completions",
+                json={"prompt": [[20], [21]], "n": 20, "max_tokens": 4, "ignore_eos": True, "return_token_ids": True},
+            )
             assert [choice["index"] for choice in many.json()["choices"]] == list(range(40))
             assert all(len(choice["token_ids"]) == 4 for choice in many.json()["choices"])
 
@@ -243,6 +265,7 @@ def test_bodies_larger_than_the_queue(tiny_model: Path) -> None:
 
 def test_answers_that_fill_the_cache_stall_no_other_tenant(tiny_model: Path) -> None:
     """63 answers of one key grow until the cache is full, and on; the other key's answer gets a token at each step."""
+
     async def figures(client: httpx.AsyncClient) -> Counter[str]:
         lines = (await client.get("/metrics", headers={"x-api-key": "admin"})).text.splitlines()
         values = [line.rsplit(" ", 1) for line in lines if "_total{" in line]
@@ -250,22 +273,32 @@ def test_answers_that_fill_the_cache_stall_no_other_tenant(tiny_model: Path) -> 
 
     async def storm(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-            flood = asyncio.ensure_future(client.post("/v1/completions", headers={"x-api-key": "k1"}, json={
-                "prompt": "hello", "max_tokens": 2000, "ignore_eos": True, "n": 63}))
+            flood = asyncio.ensure_future(
+                client.post(
+                    "/v1/completions",
+                    headers={"x-api-key": "k1"},
+                    json={"prompt": "hello", "max_tokens": 2000, "ignore_eos": True, "n": 63},
+                )
+            )
             while not (await figures(client))["penstock:num_preemptions_total"]:
                 assert not flood.done()
                 await asyncio.sleep(0.05)
             begun, count = await figures(client), 0
-            async with client.stream("POST", "/v1/completions", headers={"x-api-key": "k2"}, json={
-                    "prompt": "hi", "max_tokens": 200, "ignore_eos": True, "stream": True}) as answer:
+            async with client.stream(
+                "POST",
+                "/v1/completions",
+                headers={"x-api-key": "k2"},
+                json={"prompt": "hi", "max_tokens": 200, "ignore_eos": True, "stream": True},
+            ) as answer:
                 async for line in answer.aiter_lines():
                     count += line.startswith("data: {")
             ended = await figures(client)
             assert count >= 100 and not flood.done()
-            assert (ended - begun)["penstock:engine_steps_total"] < 400         # also those before its first token
+            assert (ended - begun)["penstock:engine_steps_total"] < 400  # also those before its first token
             flood.cancel()
 
     arguments = ("--load-format", "dummy", "--threads", "1", "--kv-cache-tokens", "16384")
-    with RunningServer(str(tiny_model), *arguments, "--api-key", "k1", "--api-key", "k2",
-                       "--admin-key", "admin") as server:
+    with RunningServer(
+        str(tiny_model), *arguments, "--api-key", "k1", "--api-key", "k2", "--admin-key", "admin"
+    ) as server:
         asyncio.run(storm(server.url))

@@ -38,9 +38,11 @@ def untouched() -> Iterator[None]:
 
 
 @pytest.fixture
-def refuse(tiny_model: Path, untouched: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-           ) -> Refuse:
+def refuse(
+    tiny_model: Path, untouched: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Refuse:
     """Give `penstock serve` flags that it must refuse; the sentence. Nothing may come as far as the event loop."""
+
     def begin(work: Any, **options: Any) -> None:
         work.close()
         raise AssertionError("the server was started")
@@ -48,8 +50,9 @@ def refuse(tiny_model: Path, untouched: None, monkeypatch: pytest.MonkeyPatch, c
     def run(*flags: str, command: str = "serve") -> str:
         monkeypatch.setattr(asyncio, "run", begin)
         port = [] if "--port" in flags or "--config" in flags else ["--port", "0"]
-        status = main([command, str(tiny_model), *TINY, *port, *flags] if command == "serve"
-                      else [*command.split(), *flags])
+        status = main(
+            [command, str(tiny_model), *TINY, *port, *flags] if command == "serve" else [*command.split(), *flags]
+        )
         err = capsys.readouterr().err
         assert status in (1, 2) and err.startswith("error: ") and err.count("\n") == 1, (flags, status, err)
         assert "unexpected" not in err and len(err) < 1000, err
@@ -58,43 +61,99 @@ def refuse(tiny_model: Path, untouched: None, monkeypatch: pytest.MonkeyPatch, c
     return run
 
 
-@pytest.mark.parametrize("flag", ["memory-budget-gb", "request-timeout", "keep-alive", "shutdown-timeout",
-                                  "hang-timeout", "gpu-memory-utilization"])
+@pytest.mark.parametrize(
+    "flag",
+    ["memory-budget-gb", "request-timeout", "keep-alive", "shutdown-timeout", "hang-timeout", "gpu-memory-utilization"],
+)
 def test_numbers_that_are_none(refuse: Refuse, flag: str) -> None:
     for value in ("nan", "inf", "-inf", "-1", "1e300", "-nan", "Infinity"):
         said = refuse(f"--{flag}", value)
         assert flag.replace("-", "_") in said and "it must be" in said, said
 
 
-@pytest.mark.parametrize(("flag", "values"), [
-    ("seed", [str(2**64), str(-(2**63) - 1), "9" * 400]), ("port", ["65536", "-1", "1e3"]),
-    ("kv-cache-tokens", ["0", str(2**63), str(-(2**63))]), ("max-model-len", ["0", str(2**64)]),
-    ("max-num-seqs", ["0", "65536"]), ("max-num-batched-tokens", ["0", str(2**63)]), ("threads", ["0", "1000"]),
-    ("block-size", ["0", "1024"]), ("max-body-mb", ["0", "2000"]), ("max-queued-requests", ["0", str(2**70)]),
-    ("max-queued-tokens", ["0", str(2**70)])])
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [
+        ("seed", [str(2**64), str(-(2**63) - 1), "9" * 400]),
+        ("port", ["65536", "-1", "1e3"]),
+        ("kv-cache-tokens", ["0", str(2**63), str(-(2**63))]),
+        ("max-model-len", ["0", str(2**64)]),
+        ("max-num-seqs", ["0", "65536"]),
+        ("max-num-batched-tokens", ["0", str(2**63)]),
+        ("threads", ["0", "1000"]),
+        ("block-size", ["0", "1024"]),
+        ("max-body-mb", ["0", "2000"]),
+        ("max-queued-requests", ["0", str(2**70)]),
+        ("max-queued-tokens", ["0", str(2**70)]),
+    ],
+)
 def test_counts_out_of_range(refuse: Refuse, flag: str, values: list[str]) -> None:
     for value in values:
         said = refuse(f"--{flag}", value)
         assert flag in said.replace("_", "-"), said
 
 
-@pytest.mark.parametrize("text", [
-    "port: x", "port: [1]", "port: true", "port: 1.5", "port: {a: 1}", "port: 99999", "port: 2020-01-01",
-    "port: !!int x", "port: 0x" + "f" * 5000, "port: " + "9" * 5000, "host: 5", "host: [a]", "host: \"a\\0b\"",
-    "request_timeout: .nan", "request-timeout: .inf", "request_timeout: soon", "api_key: 5", "api_key: [1, 2]",
-    "api_key: {a: b}", "seed: 1e400", "seed: 18446744073709551616", "enforce_eager: 3", "log_format: [text]",
-    "nonsense: 1", "model: {a: b}", "- a", "a: b: c", "a: \x01", "[" * 100_000, "a: " + "[" * 100_000, "2020-13-41: 1",
-    "port: &a [*a]", "? [a]\n: b", "--- a\n--- b", "!!python/object/apply:os.system [true]"],
-    ids=lambda text: text[:20])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "port: x",
+        "port: [1]",
+        "port: true",
+        "port: 1.5",
+        "port: {a: 1}",
+        "port: 99999",
+        "port: 2020-01-01",
+        "port: !!int x",
+        "port: 0x" + "f" * 5000,
+        "port: " + "9" * 5000,
+        "host: 5",
+        "host: [a]",
+        'host: "a\\0b"',
+        "request_timeout: .nan",
+        "request-timeout: .inf",
+        "request_timeout: soon",
+        "api_key: 5",
+        "api_key: [1, 2]",
+        "api_key: {a: b}",
+        "seed: 1e400",
+        "seed: 18446744073709551616",
+        "enforce_eager: 3",
+        "log_format: [text]",
+        "nonsense: 1",
+        "model: {a: b}",
+        "- a",
+        "a: b: c",
+        "a: \x01",
+        "[" * 100_000,
+        "a: " + "[" * 100_000,
+        "2020-13-41: 1",
+        "port: &a [*a]",
+        "? [a]\n: b",
+        "--- a\n--- b",
+        "!!python/object/apply:os.system [true]",
+    ],
+    ids=lambda text: text[:20],
+)
 def test_option_files_in_yaml(refuse: Refuse, tmp_path: Path, text: str) -> None:
     path = tmp_path / "options.yaml"
     path.write_text(text)
     assert "cannot listen" not in refuse("--config", str(path))
 
 
-@pytest.mark.parametrize("text", [
-    b"port = 'x'", b"port = [1]", b"port = 1979-05-27", b"seed = " + b"9" * 5000, b"request_timeout = nan",
-    b"a = \xff", b"a = " + b"[" * 100_000, b"x" * 100], ids=lambda text: text[:20].decode(errors="replace"))
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"port = 'x'",
+        b"port = [1]",
+        b"port = 1979-05-27",
+        b"seed = " + b"9" * 5000,
+        b"request_timeout = nan",
+        b"a = \xff",
+        b"a = " + b"[" * 100_000,
+        b"x" * 100,
+    ],
+    ids=lambda text: text[:20].decode(errors="replace"),
+)
 def test_option_files_in_toml(refuse: Refuse, tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "options.toml"
     path.write_bytes(text)
@@ -110,9 +169,16 @@ def test_one_string_where_several_may_stand(tmp_path: Path) -> None:
     assert read_options(str(path))[2] == {"api_key": ("secret",), "public_prefix": ("a", "b")}
 
 
-@pytest.mark.parametrize("flags", [
-    ["--config", "{}.yaml"], ["--api-key-file", "{}"], ["--public-prefix", "{}"],
-    ["--ssl-certfile", "{}", "--ssl-keyfile", "{}"]], ids=lambda flags: flags[0][2:])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--config", "{}.yaml"],
+        ["--api-key-file", "{}"],
+        ["--public-prefix", "{}"],
+        ["--ssl-certfile", "{}", "--ssl-keyfile", "{}"],
+    ],
+    ids=lambda flags: flags[0][2:],
+)
 def test_files_that_are_none(refuse: Refuse, tmp_path: Path, flags: list[str]) -> None:
     """A pipe would be waited for, and the rest would fill the memory."""
     suffix = ".yaml" if flags[0] == "--config" else ""
@@ -132,8 +198,11 @@ def test_certificates(refuse: Refuse, tmp_path: Path) -> None:
     certificate, key = (str(path) for path in write_pem(tmp_path / "one"))
     _, other = (str(path) for path in write_pem(tmp_path / "two"))
     locked, broken = tmp_path / "locked.pem", tmp_path / "broken.pem"
-    subprocess.run(["openssl", "rsa", "-aes128", "-passout", "pass:secret", "-in", key, "-out", str(locked)],
-                   check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "rsa", "-aes128", "-passout", "pass:secret", "-in", key, "-out", str(locked)],
+        check=True,
+        capture_output=True,
+    )
     broken.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n")
     assert "MISMATCH" in refuse("--ssl-certfile", certificate, "--ssl-keyfile", other)
     assert "password" in refuse("--ssl-certfile", certificate, "--ssl-keyfile", str(locked))
@@ -183,8 +252,9 @@ def test_other_commands(refuse: Refuse, tiny_model: Path, tmp_path: Path) -> Non
     model = str(tiny_model)
     assert "out of range" in refuse("--timeout", "nan", command="stop")
     assert "out of range" in refuse(model, *TINY, "--prompt-tokens", str(10**12), command="bench latency")
-    assert "together" in refuse(model, *TINY, "--num-prompts", "1000000", "--prompt-tokens", "1000000",
-                                command="bench throughput")
+    assert "together" in refuse(
+        model, *TINY, "--num-prompts", "1000000", "--prompt-tokens", "1000000", command="bench throughput"
+    )
     assert "a device" in refuse(model, "/dev/zero", *TINY, command="perplexity")
     os.mkfifo(tmp_path / "pipe")
     assert "a pipe" in refuse(model, str(tmp_path / "pipe"), *TINY, command="perplexity")
@@ -198,5 +268,6 @@ def test_other_commands(refuse: Refuse, tiny_model: Path, tmp_path: Path) -> Non
 def test_a_batch_line_without_end(refuse: Refuse, tiny_model: Path, tmp_path: Path) -> None:
     with open(tmp_path / "in", "wb") as file:
         file.truncate(1 << 40)
-    assert "one request per line" in refuse(str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model",
-                                            str(tiny_model), *TINY, command="run-batch")
+    assert "one request per line" in refuse(
+        str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", str(tiny_model), *TINY, command="run-batch"
+    )

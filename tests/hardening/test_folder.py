@@ -24,7 +24,7 @@ MAKE = "import sys; from penstock.server.folder import private_folder as make\nw
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only place that is looked at."""
     monkeypatch.setattr(module, "_places", lambda: [str(tmp_path)])
-    monkeypatch.setattr(module, "MAX_SOCKET_PATH", 4096)        # pytest's folders are deep
+    monkeypatch.setattr(module, "MAX_SOCKET_PATH", 4096)  # pytest's folders are deep
     return tmp_path
 
 
@@ -33,7 +33,7 @@ def test_one_in_use_stays_and_one_left_is_cleared(place: Path) -> None:
     left = place / f"{FOLDER}left"
     left.mkdir()
     (left / "1.engine").touch()
-    (place / "penstock-1-else").mkdir()                         # not of this kind
+    (place / "penstock-1-else").mkdir()  # not of this kind
     with private_folder() as one:
         assert not left.exists() and stat.S_IMODE(one.stat().st_mode) == 0o700
         with private_folder() as two:
@@ -44,8 +44,13 @@ def test_one_in_use_stays_and_one_left_is_cleared(place: Path) -> None:
 
 def test_a_killed_process_lets_go_of_its_folder(tmp_path: Path) -> None:
     base = Path("/tmp") if len(str(tmp_path)) > 60 else tmp_path
-    process = subprocess.Popen([sys.executable, "-c", MAKE + "sys.stdin.read()"], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(base)}, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAKE + "sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(base)},
+        text=True,
+    )
     assert process.stdout is not None
     left = Path(process.stdout.readline().strip())
     done = subprocess.run([sys.executable, "-c", MAKE], env={**os.environ, "TMPDIR": str(base)}, timeout=HANG_S)

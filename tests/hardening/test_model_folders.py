@@ -21,9 +21,9 @@ HI = [{"role": "user", "content": "hi"}]
 TEMPLATES = {
     "doubling list": "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
     "doubling string": "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}"
-                       "{% endfor %}",
+    "{% endfor %}",
     "joined lists": "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] | join %}"
-                    "{% endfor %}",
+    "{% endfor %}",
     "center": "{{ 'a' | center(4000000000) }}",
     "center method": "{{ 'a'.center(4000000000) }}",
     "ljust": "{{ 'a'.ljust(4000000000) }}",
@@ -34,11 +34,11 @@ TEMPLATES = {
     "range list": "{{ (range(99999) | list) * 90 | length }}",
     "slices": "{% set l = range(90000) | list %}{% for i in range(90000) %}{% set x = l[:] %}{% endfor %}",
     "replace": "{% set ns = namespace(s='aaaaaaaaaa') %}{% for i in range(40) %}"
-               "{% set ns.s = ns.s.replace('a', 'aaaaaaaaaa') %}{% endfor %}",
+    "{% set ns.s = ns.s.replace('a', 'aaaaaaaaaa') %}{% endfor %}",
     "big power": "{{ 9 ** 9 ** 9 }}",
     "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "long words": "{{ ('a' * 100000) | wordwrap(1) | wordwrap(1) }}{% for i in range(99999) %}{{ 'a' * 1000 }}"
-                  "{% endfor %}",
+    "{% endfor %}",
     "recursion": "{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}",
 }
 
@@ -58,14 +58,26 @@ def write_model(folder: Path, template: str | None = tiny.TEMPLATE, **changes: A
 DOUBLES = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "doubling normalizer": {"normalizer": {"type": "Sequence", "normalizers": DOUBLES}},
-    "nested normalizer": {"normalizer": {"type": "Sequence", "normalizers": [
-        {"type": "Sequence", "normalizers": DOUBLES[:20]}, {"type": "Sequence", "normalizers": DOUBLES[:20]}]}},
+    "nested normalizer": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Sequence", "normalizers": DOUBLES[:20]},
+                {"type": "Sequence", "normalizers": DOUBLES[:20]},
+            ],
+        }
+    },
     "doubling decoder": {"decoder": {"type": "Sequence", "decoders": [*DOUBLES, {"type": "Fuse"}]}},
     "doubling after fusing": {"decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}, *DOUBLES]}},
-    "decoder of pieces": {"decoder": {"type": "Sequence", "decoders": [
-        *DOUBLES, {"type": "ByteFallback"}, {"type": "Fuse"}]}},
-    "inserting normalizer": {"normalizer": {"type": "Sequence", "normalizers": [
-        {"type": "Replace", "pattern": {"Regex": ""}, "content": "a" * 50}] * 8}},
+    "decoder of pieces": {
+        "decoder": {"type": "Sequence", "decoders": [*DOUBLES, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+    },
+    "inserting normalizer": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Replace", "pattern": {"Regex": ""}, "content": "a" * 50}] * 8,
+        }
+    },
 }
 
 
@@ -86,8 +98,16 @@ def test_a_tokenizer_that_explodes_on_some_text_costs_its_process_alone(tmp_path
     tokenizer.rest()
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json",
-                                  "chat_template.jinja", "special_tokens_map.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "special_tokens_map.json",
+    ],
+)
 def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path, name: str) -> None:
     folder = write_model(tmp_path)
     (folder / name).unlink(missing_ok=True)
@@ -96,8 +116,9 @@ def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path, name: str) -> No
         load_sandboxed(folder, str(folder))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name
-                                  for name in sorted(TEMPLATES)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in sorted(TEMPLATES)]
+)
 def test_templates_that_never_end_or_fill_memory_are_refused(tmp_path: Path, name: str) -> None:
     tokenizer = load_sandboxed(write_model(tmp_path, TEMPLATES[name]), "test")
     try:
@@ -111,8 +132,19 @@ def test_templates_that_never_end_or_fill_memory_are_refused(tmp_path: Path, nam
 
 def test_a_server_refuses_such_a_model_with_a_sentence(tmp_path: Path) -> None:
     folder = write_model(tmp_path, **TOKENIZERS["doubling decoder"])
-    command = [sys.executable, "-m", "penstock", "serve", str(folder), "--load-format", "dummy", "--threads", "1",
-               "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "serve",
+        str(folder),
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--port",
+        "0",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1 and "lengthen a text" in ended.stderr and "Traceback" not in ended.stderr
 
@@ -121,8 +153,9 @@ def test_a_further_model_of_that_kind_leaves_no_engine(tmp_path: Path) -> None:
     good, bad = write_model(tmp_path / "good"), write_model(tmp_path / "bad", **TOKENIZERS["doubling decoder"])
     with RunningServer(str(good), "--model", f"bad={bad}", "--load-format", "dummy", "--threads", "1") as running:
         for _ in range(2):
-            answer = httpx.post(f"{running.url}/v1/completions", timeout=120,
-                                json={"model": "bad", "prompt": [20], "max_tokens": 1})
+            answer = httpx.post(
+                f"{running.url}/v1/completions", timeout=120, json={"model": "bad", "prompt": [20], "max_tokens": 1}
+            )
             assert answer.status_code == 500 and "lengthen a text" in answer.json()["error"]["message"]
         children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
         commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
@@ -146,8 +179,14 @@ def test_nothing_in_the_folder_is_imported(tmp_path: Path, command: list[str]) -
         (folder / f"{name}.py").write_text(program)
     penstock = Path(sys.executable).parent / "penstock"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    process = subprocess.Popen([str(penstock), *command, "--load-format", "dummy", "--threads", "1"], cwd=folder,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    process = subprocess.Popen(
+        [str(penstock), *command, "--load-format", "dummy", "--threads", "1"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
     assert process.stdout is not None
     said = []
     for line in process.stdout:
@@ -161,8 +200,10 @@ def test_nothing_in_the_folder_is_imported(tmp_path: Path, command: list[str]) -
 def test_others_are_served_while_a_template_runs_wild(tmp_path: Path) -> None:
     template = "{% if 'wild' in messages[0].content %}" + TEMPLATES["slices"] + "{% endif %}" + tiny.TEMPLATE
     folder = write_model(tmp_path, template)
-    with RunningServer(str(folder), "--load-format", "dummy", "--threads", "1") as running, \
-            httpx.Client(base_url=running.url, timeout=120) as client:
+    with (
+        RunningServer(str(folder), "--load-format", "dummy", "--threads", "1") as running,
+        httpx.Client(base_url=running.url, timeout=120) as client,
+    ):
         wild = {"messages": [{"role": "user", "content": "wild"}], "max_tokens": 2}
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/chat/completions", json=wild, timeout=1)

@@ -21,7 +21,7 @@ def test_small_files_and_links_are_read(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100)
     (tmp_path / "link").symlink_to("a")
     assert read_regular(tmp_path / "link", 100) == b"x" * 100
-    assert read_regular("/proc/self/comm", 100)             # the system says that it has no bytes
+    assert read_regular("/proc/self/comm", 100)  # the system says that it has no bytes
 
 
 def test_what_waits_or_never_ends_is_refused(tmp_path: Path) -> None:

@@ -29,8 +29,23 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_ADMIN_KEY", raising=False)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"# secret\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf# a\r\n", b" \t\r\n\r",
-                                     b"\xff\xfes\x00e\x00", b"\0\0", b"a\0b", b"a b c d", b"a b 0", b"\xe4"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n\n",
+        b"# secret\n",
+        b"\xef\xbb\xbf",
+        b"\xef\xbb\xbf# a\r\n",
+        b" \t\r\n\r",
+        b"\xff\xfes\x00e\x00",
+        b"\0\0",
+        b"a\0b",
+        b"a b c d",
+        b"a b 0",
+        b"\xe4",
+    ],
+)
 def test_files_without_a_usable_key_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "keys").write_bytes(content)
     with pytest.raises(InvalidConfig, match="keys"):
@@ -49,12 +64,22 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_server_does_not_start_open(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# later\n")
-    for arguments, env in ((["--api-key-file", str(tmp_path / "keys")], {}), ([], {"PENSTOCK_API_KEYS": ""}),
-                           ([], {"PENSTOCK_ADMIN_KEY": " "}), (["--admin-key-file", str(tmp_path / "none")], {}),
-                           (["--api-key", ""], {}), (["--allowed-hosts", "http://a"], {}),
-                           (["--allowed-origins", "a"], {})):
-        ran = subprocess.run([sys.executable, "-m", "penstock", "serve", str(tiny_model), "--port", "0", *arguments],
-                             capture_output=True, text=True, env={**os.environ, **env}, timeout=120)
+    for arguments, env in (
+        (["--api-key-file", str(tmp_path / "keys")], {}),
+        ([], {"PENSTOCK_API_KEYS": ""}),
+        ([], {"PENSTOCK_ADMIN_KEY": " "}),
+        (["--admin-key-file", str(tmp_path / "none")], {}),
+        (["--api-key", ""], {}),
+        (["--allowed-hosts", "http://a"], {}),
+        (["--allowed-origins", "a"], {}),
+    ):
+        ran = subprocess.run(
+            [sys.executable, "-m", "penstock", "serve", str(tiny_model), "--port", "0", *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **env},
+            timeout=120,
+        )
         assert ran.returncode == 1 and "listening" not in ran.stderr and len(ran.stderr.splitlines()) == 1, ran.stderr
 
 
@@ -102,8 +127,9 @@ def test_reloading(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ps_asks_where_it_is_the_admin(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_asks_where_it_is_the_admin(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert loopback_url("http://[::]:80") == "http://[::1]:80"
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
     for arguments, key in (((), ""), (("--admin-key", "schlüssel"), "schlüssel"), (("--admin-key", "ключ"), "ключ")):
@@ -145,7 +171,7 @@ def test_what_tenants_are_told(tenants: RunningServer, tiny_model: Path) -> None
 
 def test_without_keys_others_are_told_as_little(tiny_model: Path) -> None:
     with RunningServer(str(tiny_model), *DUMMY) as running:
-        assert running.engine_pid() > 0                                     # on this machine everything
+        assert running.engine_pid() > 0  # on this machine everything
         told = httpx.get(running.url + "/info", headers={"X-Forwarded-For": "10.0.0.9"}).json()
         assert set(told) == {"version", "models"} and "pid" not in told["models"][0]
         assert httpx.get(running.url + "/metrics", headers={"X-Forwarded-For": "10.0.0.9"}).status_code == 200

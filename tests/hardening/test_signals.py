@@ -32,8 +32,14 @@ def place(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGQUIT, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
-                                    pytest.param(signal.SIGUSR2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGQUIT,
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR2, marks=pytest.mark.slow),
+    ],
+)
 def test_answers_are_finished_and_nothing_stays(tiny_model: Path, place: Path, number: int) -> None:
     running = RunningServer(str(tiny_model), *TINY, env={"TMPDIR": str(place)})
     with running:
@@ -48,8 +54,11 @@ def test_answers_are_finished_and_nothing_stays(tiny_model: Path, place: Path, n
 
 
 def test_a_signal_while_loading_leaves_nothing(tiny_model: Path, place: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-m", "penstock", "serve", str(tiny_model), *TINY, "--port", "0"],
-                               env={**os.environ, "TMPDIR": str(place)}, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "serve", str(tiny_model), *TINY, "--port", "0"],
+        env={**os.environ, "TMPDIR": str(place)},
+        stderr=subprocess.DEVNULL,
+    )
     try:
         while not list(place.iterdir()) and process.poll() is None:
             pass
@@ -88,8 +97,9 @@ def common_name(url: str) -> str:
     with socket.create_connection(address, HANG_S) as plain, closing(context.wrap_socket(plain)) as line:
         der = line.getpeercert(binary_form=True)
     assert der is not None
-    pem = subprocess.run(["openssl", "x509", "-inform", "der", "-noout", "-subject"], input=der, capture_output=True,
-                         check=True).stdout
+    pem = subprocess.run(
+        ["openssl", "x509", "-inform", "der", "-noout", "-subject"], input=der, capture_output=True, check=True
+    ).stdout
     return pem.decode().rpartition("=")[2].strip()
 
 
@@ -112,8 +122,10 @@ def test_hangup_reads_certificates_again(tiny_model: Path, tmp_path: Path) -> No
 
 
 def test_hangup_under_nohup_and_with_nothing_to_read(tiny_model: Path) -> None:
-    program = ("import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from penstock.cli import main; "
-               "sys.exit(main())")
+    program = (
+        "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from penstock.cli import main; "
+        "sys.exit(main())"
+    )
     with RunningServer(str(tiny_model), *TINY, command=(sys.executable, "-c", program, "serve")) as running:
         running.process.send_signal(signal.SIGHUP)
         running.wait_for("read again")

@@ -13,6 +13,7 @@ from penstock.sandbox.slots import Slots
 
 def test_a_turn_passed_to_one_who_just_left_goes_on() -> None:
     """Breaks where a cancelled waiter, not yet out of the queue, is given the turn: it is lost for good."""
+
     async def run() -> None:
         slots = Slots(1, 10, "jobs")
         release = asyncio.Event()

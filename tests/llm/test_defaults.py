@@ -16,15 +16,19 @@ from penstock.hub.recommended import find_recommended
 from penstock.server.ollama.options import OWN
 from tests.llm import tiny
 
-SMOLLM2 = {"general.name": "Smollm2 135M 8k Lc100K Mix1 Ep2", "general.basename": "smollm2",
-           "general.size_label": "135M"}
+SMOLLM2 = {
+    "general.name": "Smollm2 135M 8k Lc100K Mix1 Ep2",
+    "general.basename": "smollm2",
+    "general.size_label": "135M",
+}
 GEMMA3 = {"general.name": "Gemma 3 270m", "general.basename": "gemma-3", "general.size_label": "270M"}
 OTHER = {"general.name": "Qwen3 0.6B", "general.architecture": "qwen3"}
 LLAMA_SERVER = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.0}
 
 
-def defaults_of(found: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None, **options: Any,
-                ) -> Defaults:
+def defaults_of(
+    found: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None, **options: Any
+) -> Defaults:
     return find_defaults(EngineConfig.from_options(**options), found or {}, metadata)
 
 
@@ -57,13 +61,18 @@ def test_then_those_kept_with_the_short_names_then_llama_cpps() -> None:
     assert bare.params == SamplingParams() and "recommends none" in why(bare, "temperature")
 
 
-@pytest.mark.parametrize(("metadata", "name"), [
-    ({"general.name": "SmolLM2 135M Instruct"}, "smollm2"),
-    ({"general.name": "SmolLM2 1.7B Instruct", "general.size_label": "1.7B"}, "SmolLM2"),
-    ({"general.name": "Gemma-3-12b-it"}, "Gemma 3"),
-    ({"general.name": "Smollm3 3B"}, None), ({"general.name": "Llama 3 gemma3"}, None),
-    ({"general.name": 7}, None), ({}, None),
-])
+@pytest.mark.parametrize(
+    ("metadata", "name"),
+    [
+        ({"general.name": "SmolLM2 135M Instruct"}, "smollm2"),
+        ({"general.name": "SmolLM2 1.7B Instruct", "general.size_label": "1.7B"}, "SmolLM2"),
+        ({"general.name": "Gemma-3-12b-it"}, "Gemma 3"),
+        ({"general.name": "Smollm3 3B"}, None),
+        ({"general.name": "Llama 3 gemma3"}, None),
+        ({"general.name": 7}, None),
+        ({}, None),
+    ],
+)
 def test_a_model_is_known_by_the_name_in_its_file(metadata: dict[str, Any], name: str | None) -> None:
     found = find_recommended(metadata)
     assert (found.name if found else None) == name
@@ -83,11 +92,20 @@ def test_options_as_vllms() -> None:
     assert limited.max_tokens == limited.params.max_tokens == 5 and defaults_of().max_tokens is None
 
 
-@pytest.mark.parametrize(("value", "words"), [
-    ("warm", "JSON object"), ("[1]", "JSON object"), ({"temprature": 1}, "temperature, top_k"),
-    ({"temperature": "hot"}, "temperature='hot'"), ({"temperature": -1}, "0 or more"), ({"top_p": 0}, "top_p"),
-    ({"max_new_tokens": 0}, "max_new_tokens=0"), ({"do_sample": False}, "has no 'do_sample'"), (7, "must be a string"),
-])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("warm", "JSON object"),
+        ("[1]", "JSON object"),
+        ({"temprature": 1}, "temperature, top_k"),
+        ({"temperature": "hot"}, "temperature='hot'"),
+        ({"temperature": -1}, "0 or more"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"do_sample": False}, "has no 'do_sample'"),
+        (7, "must be a string"),
+    ],
+)
 def test_bad_overrides_are_refused_before_anything_is_loaded(value: Any, words: str) -> None:
     with pytest.raises(InvalidConfig, match="override_generation_config") as refused:
         EngineConfig.from_options(override_generation_config=value)

@@ -49,12 +49,13 @@ def test_the_first_step_is_started_before_all_prompts_have_come(folder: str, mon
     with made(folder) as llm:
         seen = watched(llm, monkeypatch)
         assert answers(llm) == expected
-        assert seen[0] == (4, 4) and seen[1][0] == len(PROMPTS)       # 20 + 21 + 22 tokens, and one of the fourth's
+        assert seen[0] == (4, 4) and seen[1][0] == len(PROMPTS)  # 20 + 21 + 22 tokens, and one of the fourth's
 
 
 @pytest.mark.parametrize(("overlap", "policy"), [(0, "fcfs"), (1, "sjf"), (1, "lpm"), (1, "priority")])
-def test_whoever_may_come_first_is_waited_for(folder: str, monkeypatch: pytest.MonkeyPatch, overlap: int, policy: str,
-                                              ) -> None:
+def test_whoever_may_come_first_is_waited_for(
+    folder: str, monkeypatch: pytest.MonkeyPatch, overlap: int, policy: str
+) -> None:
     with made(folder, overlap, scheduling_policy=policy) as llm:
         seen = watched(llm, monkeypatch)
         answers(llm)
@@ -72,8 +73,7 @@ def test_bad_input_after_the_start_leaves_nothing(folder: str) -> None:
         llm.service.engine.scheduler.check()
 
 
-def test_prompts_that_fill_no_step_wait_for_each_other(folder: str, monkeypatch: pytest.MonkeyPatch,
-                                                       ) -> None:
+def test_prompts_that_fill_no_step_wait_for_each_other(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with made(folder) as llm:
         seen = watched(llm, monkeypatch)
         llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)

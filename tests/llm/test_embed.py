@@ -13,8 +13,13 @@ from penstock import LLM, PenstockError
 from penstock.hub import list_models
 from tests.llm import tiny
 
-TEXTS = ["The cat sat on the mat.", "A penstock feeds water to a turbine.", "Où est la bibliothèque ? 日本語 🚀", "x",
-         "A dog ran. " * 40]
+TEXTS = [
+    "The cat sat on the mat.",
+    "A penstock feeds water to a turbine.",
+    "Où est la bibliothèque ? 日本語 🚀",
+    "x",
+    "A dog ran. " * 40,
+]
 
 
 def folder() -> str:
@@ -74,8 +79,12 @@ def test_truncated_as_transformers_does(minilm: LLM, expected: Any) -> None:
 
 
 def test_meaning(minilm: LLM) -> None:
-    cat, kitten, tax = (torch.tensor(output.outputs.embedding) for output in minilm.embed(
-        ["A cat sleeps on the sofa.", "A kitten naps on a couch.", "The tax form is due in April."], use_tqdm=False))
+    cat, kitten, tax = (
+        torch.tensor(output.outputs.embedding)
+        for output in minilm.embed(
+            ["A cat sleeps on the sofa.", "A kitten naps on a couch.", "The tax form is due in April."], use_tqdm=False
+        )
+    )
     assert cat @ kitten > 0.6 > 0.2 > cat @ tax
 
 
@@ -92,7 +101,7 @@ def test_text_and_embedding_models_refuse_each_others_work(minilm: LLM, llm: LLM
 def test_an_embedding_that_is_no_number(tmp_path: Path) -> None:
     with tiny.dummy(tiny.write_config(tmp_path / "bert", "BertModel")) as llm:
         norm = tiny.runner(llm.service).model.embedding.norm
-        norm.weight[0] = float("inf")                       # type: ignore[union-attr]
+        norm.weight[0] = float("inf")  # type: ignore[union-attr]
         with pytest.raises(PenstockError, match="the embedding contains NaN or infinity"):
             llm.embed([1, 2, 3], use_tqdm=False)
 

@@ -35,8 +35,11 @@ def free(text_llm: LLM) -> CompletionOutput:
 
 def ascii_ids() -> list[int]:
     """Tokens that spell whole characters, most of them more than one."""
-    return [id for token, id in tiny.tokenizer().get_vocab().items()
-            if token.isascii() and token.isalpha() and len(token) > 1 or token.startswith("Ġ")]
+    return [
+        id
+        for token, id in tiny.tokenizer().get_vocab().items()
+        if token.isascii() and token.isalpha() and len(token) > 1 or token.startswith("Ġ")
+    ]
 
 
 def again(llm: LLM, **values: Any) -> CompletionOutput:
@@ -59,27 +62,36 @@ def test_max_tokens_none_fills_the_context(config_folder: str) -> None:
 def test_stop_string_across_tokens(text_llm: LLM, free: CompletionOutput) -> None:
     """Every run of 1 to 5 characters of the free answer, wherever tokens begin and end, cuts it at its first place."""
     ends = spelled(free.token_ids)
-    stops = {free.text[at:at + size] for size in (1, 2, 3, 5) for at in range(0, len(free.text) - size, 3)}
+    stops = {free.text[at : at + size] for size in (1, 2, 3, 5) for at in range(0, len(free.text) - size, 3)}
     assert any(len(text) > 1 and not any(text in part for part in pieces(ends)) for text in stops), "none spans tokens"
     cases = [(stop, include) for stop in sorted(stops) for include in (False, True)]
-    params = [SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, allowed_token_ids=ascii_ids(),
-                             stop=[stop, "\x00never"], include_stop_str_in_output=include) for stop, include in cases]
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=24,
+            ignore_eos=True,
+            allowed_token_ids=ascii_ids(),
+            stop=[stop, "\x00never"],
+            include_stop_str_in_output=include,
+        )
+        for stop, include in cases
+    ]
     for (stop, include), output in zip(cases, text_llm.generate([START] * len(cases), params, use_tqdm=False)):
         answer, at = output.outputs[0], free.text.index(stop)
-        assert answer.text == free.text[:at + len(stop) * include]
+        assert answer.text == free.text[: at + len(stop) * include]
         assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
         needed = next(i for i, text in enumerate(ends) if stop in text) + 1
         assert answer.token_ids == free.token_ids[:needed]
 
 
 def pieces(ends: list[str]) -> list[str]:
-    return [text[len(before):] for before, text in zip(["", *ends], ends)]
+    return [text[len(before) :] for before, text in zip(["", *ends], ends)]
 
 
 def test_stop_strings_end_each_sibling_by_itself(text_llm: LLM) -> None:
     params = SamplingParams(seed=5, n=6, max_tokens=20, ignore_eos=True, allowed_token_ids=ascii_ids())
     free = [one.text for one in text_llm.generate("the", params, use_tqdm=False)[0].outputs]
-    stop = next(text for at in range(20) if 2 <= sum((text := free[3][at:at + 3]) in other for other in free) <= 4)
+    stop = next(text for at in range(20) if 2 <= sum((text := free[3][at : at + 3]) in other for other in free) <= 4)
     cut = text_llm.generate("the", params.clone(stop=stop), use_tqdm=False)[0].outputs
     for whole, part in zip(free, cut):
         assert part.text == whole.split(stop)[0]
@@ -91,9 +103,9 @@ def test_min_tokens_passes_stop_strings_over(text_llm: LLM, free: CompletionOutp
     ends = spelled(free.token_ids)
     assert len(again(text_llm, stop=stop).token_ids) < 10
     answer = again(text_llm, stop=stop, min_tokens=10)
-    rest = free.text[len(ends[9]):]
+    rest = free.text[len(ends[9]) :]
     if stop in rest:
-        assert answer.text == free.text[:len(ends[9]) + rest.index(stop)]
+        assert answer.text == free.text[: len(ends[9]) + rest.index(stop)]
     else:
         assert answer.text == free.text and answer.finish_reason == "length"
     assert len(answer.token_ids) > 10
@@ -105,10 +117,18 @@ def test_stop_token_ids(text_llm: LLM, free: CompletionOutput) -> None:
     token, ends = free.token_ids[at], ["", *spelled(free.token_ids)]
     for include, text in ((False, ends[at]), (True, ends[at + 1])):
         answer = again(text_llm, stop_token_ids=[299, token], include_stop_str_in_output=include)
-        assert (answer.token_ids, answer.text) == (free.token_ids[:at + 1], text)
+        assert (answer.token_ids, answer.text) == (free.token_ids[: at + 1], text)
         assert (answer.finish_reason, answer.stop_reason) == ("stop", token)
-    assert "".join(delta.text for delta in text_llm.stream(START, SamplingParams(
-        temperature=0, max_tokens=24, allowed_token_ids=ascii_ids(), stop_token_ids=[token]))) == ends[at]
+    assert (
+        "".join(
+            delta.text
+            for delta in text_llm.stream(
+                START,
+                SamplingParams(temperature=0, max_tokens=24, allowed_token_ids=ascii_ids(), stop_token_ids=[token]),
+            )
+        )
+        == ends[at]
+    )
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -121,7 +141,7 @@ def test_end_of_sequence(tmp_path: Path, config_folder: str, as_list: bool) -> N
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     with tiny.dummy(str(folder)) as model:
         answer = one(model, [1, 2, 3], ignore_eos=False)
-        assert (answer.token_ids, answer.finish_reason, answer.stop_reason) == (free[:at + 1], "stop", None)
+        assert (answer.token_ids, answer.finish_reason, answer.stop_reason) == (free[: at + 1], "stop", None)
         assert one(model, [1, 2, 3]).token_ids == free
         for least in (at, at + 1, at + 4):
             answer = one(model, [1, 2, 3], ignore_eos=False, min_tokens=least)
@@ -153,13 +173,16 @@ def test_logit_bias(text_llm: LLM) -> None:
 def test_bad_words(text_llm: LLM, free: CompletionOutput) -> None:
     """A word of two tokens is kept out; each of its tokens alone is not."""
     encode = tiny.tokenizer().encode
-    pair = next(text for first, second in zip(free.token_ids, free.token_ids[1:])
-                if encode(text := tiny.tokenizer().decode([first, second])).ids == [first, second])
+    pair = next(
+        text
+        for first, second in zip(free.token_ids, free.token_ids[1:])
+        if encode(text := tiny.tokenizer().decode([first, second])).ids == [first, second]
+    )
     answer = again(text_llm, bad_words=[pair])
     first, second = encode(pair).ids
     assert (first, second) not in zip(answer.token_ids, answer.token_ids[1:])
     at = list(zip(free.token_ids, free.token_ids[1:])).index((first, second))
-    assert answer.token_ids[:at + 1] == free.token_ids[:at + 1], "the first half is allowed"
+    assert answer.token_ids[: at + 1] == free.token_ids[: at + 1], "the first half is allowed"
 
 
 def test_penalties_change_the_answer(text_llm: LLM) -> None:

@@ -84,10 +84,17 @@ def damaged(checkpoint: tuple[str, Any], tmp_path_factory: pytest.TempPathFactor
 
 def test_logits_that_are_no_numbers(damaged: str, real: LLM) -> None:
     params = PARAMS.clone(allowed_token_ids=[token for token in range(300) if token != POISON])
-    with LLM(damaged, progress=False, threads=1, kv_cache_dtype="float32", kv_cache_tokens=128, max_model_len=64,
-             block_size=8) as model:
+    with LLM(
+        damaged,
+        progress=False,
+        threads=1,
+        kv_cache_dtype="float32",
+        kv_cache_tokens=128,
+        max_model_len=64,
+        block_size=8,
+    ) as model:
         expected = [contents(output) for output in real.generate(PROMPTS, params, use_tqdm=False)]
-        for _ in range(2):      # the second time, the blocks that held the damage are used again
+        for _ in range(2):  # the second time, the blocks that held the damage are used again
             outputs = model.generate(PROMPTS, params, use_tqdm=False)
             assert [contents(outputs[i]) for i in (0, 2, 3)] == [expected[i] for i in (0, 2, 3)]
             assert outputs[1].outputs[0].finish_reason == "error" and "NaN" in (outputs[1].error or "")

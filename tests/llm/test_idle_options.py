@@ -13,24 +13,29 @@ from penstock.llm import LLM
 from tests.llm import tiny
 
 
-@pytest.mark.parametrize(("options", "device", "packed", "idle"), [
-    ({"enforce_eager": True}, "cpu", 0.0, ["enforce_eager"]),
-    ({"enforce_eager": True}, "cuda", 0.0, []),
-    ({"gpu_memory_utilization": 0.5}, "cpu", 0.0, ["gpu_memory_utilization"]),
-    ({"gpu_memory_utilization": 0.5}, "cuda", 0.0, []),
-    ({"activation_dtype": "float32"}, "cuda", 0.0, ["activation_dtype"]),
-    ({"activation_dtype": "float32"}, "cpu", 0.0, ["activation_dtype"]),
-    ({"activation_dtype": "float32"}, "cpu", 0.9, []),
-    ({"activation_dtype": "float32", "dtype": "float32"}, "cpu", 0.9, ["activation_dtype"]),
-    ({"activation_dtype": "int8", "quantization": "int4"}, "cpu", 0.0, []),
-    ({"quantization": "int8"}, "cpu", 1.0, ["quantization"]),
-    ({"quantization": "int8"}, "cpu", 0.9, []),
-    ({"quantization": "int8"}, "cuda", 1.0, []),
-    ({"quantization": "int8", "dtype": "bfloat16"}, "cpu", 1.0, []),
-    ({}, "cpu", 1.0, []), ({}, "cuda", 0.0, []),
-])
-def test_each_names_itself_where_it_does_nothing(options: dict[str, Any], device: str, packed: float, idle: list[str],
-                                                 ) -> None:
+@pytest.mark.parametrize(
+    ("options", "device", "packed", "idle"),
+    [
+        ({"enforce_eager": True}, "cpu", 0.0, ["enforce_eager"]),
+        ({"enforce_eager": True}, "cuda", 0.0, []),
+        ({"gpu_memory_utilization": 0.5}, "cpu", 0.0, ["gpu_memory_utilization"]),
+        ({"gpu_memory_utilization": 0.5}, "cuda", 0.0, []),
+        ({"activation_dtype": "float32"}, "cuda", 0.0, ["activation_dtype"]),
+        ({"activation_dtype": "float32"}, "cpu", 0.0, ["activation_dtype"]),
+        ({"activation_dtype": "float32"}, "cpu", 0.9, []),
+        ({"activation_dtype": "float32", "dtype": "float32"}, "cpu", 0.9, ["activation_dtype"]),
+        ({"activation_dtype": "int8", "quantization": "int4"}, "cpu", 0.0, []),
+        ({"quantization": "int8"}, "cpu", 1.0, ["quantization"]),
+        ({"quantization": "int8"}, "cpu", 0.9, []),
+        ({"quantization": "int8"}, "cuda", 1.0, []),
+        ({"quantization": "int8", "dtype": "bfloat16"}, "cpu", 1.0, []),
+        ({}, "cpu", 1.0, []),
+        ({}, "cuda", 0.0, []),
+    ],
+)
+def test_each_names_itself_where_it_does_nothing(
+    options: dict[str, Any], device: str, packed: float, idle: list[str]
+) -> None:
     assert list(find_idle(EngineConfig(**options), device, packed)) == idle
 
 

@@ -35,7 +35,8 @@ def test_llm_needs_four_packages_only(config_folder: str) -> None:
     ours = modules_after(
         "from penstock import LLM, AsyncLLM, SamplingParams",
         f"llm = LLM({config_folder!r}, load_format='dummy', skip_tokenizer_init=True, threads=1)",
-        "llm.generate([1, 2, 3], SamplingParams(max_tokens=2), use_tqdm=False)")
+        "llm.generate([1, 2, 3], SamplingParams(max_tokens=2), use_tqdm=False)",
+    )
     assert {"torch", "numpy", "safetensors", "tokenizers", "penstock"} <= ours
     brought = {name for name in ours - theirs if name not in sys.stdlib_module_names}
     assert brought == {"penstock"}
@@ -47,7 +48,8 @@ def test_generating_brings_no_compiler(config_folder: str) -> None:
     loaded = all_modules_after(
         "from penstock import LLM, SamplingParams",
         f"llm = LLM({config_folder!r}, load_format='dummy', skip_tokenizer_init=True, threads=1)",
-        "llm.generate([1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)")
+        "llm.generate([1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)",
+    )
     assert "torch" in loaded and "penstock.runner.tapes" in loaded
     assert not {"torch._dynamo", "torch._inductor"} & loaded
 

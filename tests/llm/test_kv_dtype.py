@@ -25,15 +25,16 @@ def test_float32_is_float32_throughout(checkpoint: tuple[str, Any]) -> None:
         params = SamplingParams(temperature=0, max_tokens=24, logprobs=0, ignore_eos=True)
         answer = model.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
     assert chosen["kv_cache_dtype"] == ("float32", "as dtype says")
-    rows = oracle.logits(theirs, PROMPT + answer.token_ids)[len(PROMPT) - 1:-1].log_softmax(-1)
+    rows = oracle.logits(theirs, PROMPT + answer.token_ids)[len(PROMPT) - 1 : -1].log_softmax(-1)
     assert rows.argmax(-1).tolist() == answer.token_ids
     assert answer.logprobs is not None
     found = torch.tensor([place[token].logprob for place, token in zip(answer.logprobs, answer.token_ids)])
     assert (found - rows.max(-1).values).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [("auto", "float16"), ("float32", "float32"), ("bfloat16", "bfloat16"),
-                                             ("float16", "float16")])
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [("auto", "float16"), ("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")]
+)
 def test_memory_is_planned_for_what_is_stored(config_folder: str, dtype: str, kept: str) -> None:
     like = {"architectures": ["LlamaForCausalLM"], **FAMILIES["LlamaForCausalLM"].like[0]}
     spec = spec_from_config(like)

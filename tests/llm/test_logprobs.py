@@ -32,11 +32,20 @@ def check(position: dict[int, Logprob], row: torch.Tensor, token: int, num: int)
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_of_the_answer(real: LLM, theirs: Any, temperature: float) -> None:
     """The raw distribution: neither the temperature nor a bias or a penalty changes what is reported."""
-    params = SamplingParams(temperature=temperature, max_tokens=12, logprobs=5, seed=3, ignore_eos=True, top_k=20,
-                            repetition_penalty=1.3, presence_penalty=0.5, logit_bias={9: -2.0})
+    params = SamplingParams(
+        temperature=temperature,
+        max_tokens=12,
+        logprobs=5,
+        seed=3,
+        ignore_eos=True,
+        top_k=20,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        logit_bias={9: -2.0},
+    )
     for prompt, output in zip(PROMPTS, real.generate(PROMPTS, params, use_tqdm=False)):
         answer = output.outputs[0]
-        rows = expected(theirs, prompt + answer.token_ids)[len(prompt) - 1:-1]
+        rows = expected(theirs, prompt + answer.token_ids)[len(prompt) - 1 : -1]
         assert answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids) == 12
         for position, row, token in zip(answer.logprobs, rows, answer.token_ids):
             check(position, row, token, 5)
@@ -63,8 +72,9 @@ def test_none_unless_asked_for(real: LLM) -> None:
 def test_of_the_prompt(checkpoint: tuple[str, Any], num: int, chunk: int) -> None:
     """Whole or chunked, and although the prefix cache holds the prompt already."""
     folder, theirs = checkpoint
-    with LLM(folder, progress=False, threads=1, kv_cache_dtype="float32", kv_cache_tokens=1024,
-             max_num_batched_tokens=chunk) as model:
+    with LLM(
+        folder, progress=False, threads=1, kv_cache_dtype="float32", kv_cache_tokens=1024, max_num_batched_tokens=chunk
+    ) as model:
         params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=num)
         for _ in range(2):
             for prompt, output in zip(PROMPTS, model.generate(PROMPTS, params, use_tqdm=False)):
@@ -80,8 +90,9 @@ def test_of_the_prompt(checkpoint: tuple[str, Any], num: int, chunk: int) -> Non
 def test_of_the_prompt_with_siblings_and_preemption(checkpoint: tuple[str, Any]) -> None:
     folder, theirs = checkpoint
     prompts = [[(i * 7 + j) % 300 for j in range(20)] for i in range(6)]
-    with LLM(folder, progress=False, threads=1, kv_cache_dtype="float32", kv_cache_tokens=192, block_size=8,
-             max_model_len=64) as model:
+    with LLM(
+        folder, progress=False, threads=1, kv_cache_dtype="float32", kv_cache_tokens=192, block_size=8, max_model_len=64
+    ) as model:
         params = SamplingParams(max_tokens=30, n=2, seed=1, prompt_logprobs=1, ignore_eos=True)
         outputs = model.generate(prompts, params, use_tqdm=False)
         assert model.stats()["num_preemptions"] > 0

@@ -18,8 +18,7 @@ def traces(llm: LLM) -> list[weakref.ref[Any]]:
     runner = tiny.runner(llm.service)
     tokens = runner.model.embedding.tokens
     assert isinstance(tokens, Dense)
-    return [weakref.ref(thing)
-            for thing in (runner, runner.model, runner.memory, runner.memory.blocks, tokens.panels)]
+    return [weakref.ref(thing) for thing in (runner, runner.model, runner.memory, runner.memory.blocks, tokens.panels)]
 
 
 def used(model: str) -> LLM:
@@ -92,6 +91,7 @@ def test_models_one_after_the_other_do_not_add_up(tmp_path: Path) -> None:
 def test_many_requests_leave_nothing(config_folder: str) -> None:
     """The engine's own books do not grow with the number of requests served."""
     with tiny.dummy(config_folder, kv_cache_tokens=128, block_size=8, max_model_len=64) as llm:
+
         def count() -> int:
             for _ in llm.stream([7] * 20, SamplingParams(max_tokens=3)):
                 break

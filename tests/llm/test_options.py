@@ -13,13 +13,32 @@ from tests.llm import tiny
 
 SHARED = list(range(100, 124))
 PROMPTS = [[1], [2] * 17, [*SHARED, 3], [*SHARED, 4, 5], list(range(50)), [7, 8, 9], [*SHARED, 3, 1], [6] * 33]
-PARAMS = [SamplingParams(max_tokens=20 + i, temperature=i % 2, seed=i, logprobs=1, ignore_eos=True)
-          for i in range(len(PROMPTS))]
+PARAMS = [
+    SamplingParams(max_tokens=20 + i, temperature=i % 2, seed=i, logprobs=1, ignore_eos=True)
+    for i in range(len(PROMPTS))
+]
 STATS = {
-    "num_requests", "num_refused", "num_aborted", "num_failed", "num_steps", "num_failed_steps", "max_batch_size",
-    "num_computed_tokens", "num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_preemptions",
-    "num_forks", "num_running", "num_waiting", "num_evicted_blocks", "num_copied_blocks", "num_blocks",
-    "num_used_blocks", "num_cached_blocks"}
+    "num_requests",
+    "num_refused",
+    "num_aborted",
+    "num_failed",
+    "num_steps",
+    "num_failed_steps",
+    "max_batch_size",
+    "num_computed_tokens",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "num_cached_tokens",
+    "num_preemptions",
+    "num_forks",
+    "num_running",
+    "num_waiting",
+    "num_evicted_blocks",
+    "num_copied_blocks",
+    "num_blocks",
+    "num_used_blocks",
+    "num_cached_blocks",
+}
 
 
 def run(llm: LLM) -> list[Any]:
@@ -34,12 +53,27 @@ def expected(config_folder: str) -> list[Any]:
         return run(model)
 
 
-@pytest.mark.parametrize("options", [
-    dict(), dict(max_num_batched_tokens=1), dict(max_num_batched_tokens=3, max_num_seqs=8), dict(max_num_seqs=2),
-    dict(block_size=1), dict(block_size=8), dict(block_size=256), dict(enable_prefix_caching=False), dict(threads=2),
-    dict(kv_cache_tokens=80, max_model_len=80, block_size=8),
-    *(dict(scheduling_policy=policy, capacity=capacity, kv_cache_tokens=128, block_size=8, max_num_seqs=4)
-      for policy in POLICIES for capacity in CAPACITIES)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(max_num_batched_tokens=1),
+        dict(max_num_batched_tokens=3, max_num_seqs=8),
+        dict(max_num_seqs=2),
+        dict(block_size=1),
+        dict(block_size=8),
+        dict(block_size=256),
+        dict(enable_prefix_caching=False),
+        dict(threads=2),
+        dict(kv_cache_tokens=80, max_model_len=80, block_size=8),
+        *(
+            dict(scheduling_policy=policy, capacity=capacity, kv_cache_tokens=128, block_size=8, max_num_seqs=4)
+            for policy in POLICIES
+            for capacity in CAPACITIES
+        ),
+    ],
+    ids=str,
+)
 def test_answers_do_not_depend_on_it(config_folder: str, expected: list[Any], options: dict[str, Any]) -> None:
     with tiny.dummy(config_folder, **options) as model:
         assert run(model) == expected
@@ -57,9 +91,16 @@ def test_answers_do_not_depend_on_it(config_folder: str, expected: list[Any], op
         model.service.engine.scheduler.check()
 
 
-@pytest.mark.parametrize(("option", "dtype"), [("dtype", "bfloat16"), ("dtype", "float16"),
-                                              ("kv_cache_dtype", "bfloat16"), ("kv_cache_dtype", "float16"),
-                                              ("kv_cache_dtype", "int8")])
+@pytest.mark.parametrize(
+    ("option", "dtype"),
+    [
+        ("dtype", "bfloat16"),
+        ("dtype", "float16"),
+        ("kv_cache_dtype", "bfloat16"),
+        ("kv_cache_dtype", "float16"),
+        ("kv_cache_dtype", "int8"),
+    ],
+)
 def test_half_precision_is_near(config_folder: str, option: str, dtype: str) -> None:
     """Other numbers, yet nearly the same distribution; the log probabilities of one prompt say how near."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
@@ -80,8 +121,12 @@ def test_quantizing_at_load_is_near(config_folder: str, quantization: str, share
     """The tiny model amplifies every rounding: how near is measured against a model of other weights."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     values: list[list[float]] = []
-    options: list[dict[str, Any]] = [{}, dict(seed=1), dict(quantization=quantization),
-                                     dict(quantization=quantization, activation_dtype="float32")]
+    options: list[dict[str, Any]] = [
+        {},
+        dict(seed=1),
+        dict(quantization=quantization),
+        dict(quantization=quantization, activation_dtype="float32"),
+    ]
     for each in options:
         with tiny.dummy(config_folder, **each) as model:
             found = model.generate(PROMPTS[4], params, use_tqdm=False)[0].prompt_logprobs
@@ -114,6 +159,7 @@ def test_num_cached_tokens(config_folder: str) -> None:
     """Whole blocks, never the last token, per request and in sum."""
     greedy = SamplingParams(temperature=0, max_tokens=1)
     with tiny.dummy(config_folder, block_size=8) as model:
+
         def cached(prompt: list[int]) -> int:
             return model.generate(prompt, greedy, use_tqdm=False)[0].num_cached_tokens
 

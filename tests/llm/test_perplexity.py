@@ -67,7 +67,7 @@ def test_scores_are_those_of_the_logits(real: LLM, theirs: Any, window: int, str
     score = perplexity(real, TEXT, window=window, stride=stride)
     assert (score.window, score.stride) == (window, stride) and len(tokens) > 90
     check(score, expected(theirs, [], tokens, window, stride))
-    scored = TEXT.encode()[len(real.tokenizer.decode(tokens[:1]).encode()):]
+    scored = TEXT.encode()[len(real.tokenizer.decode(tokens[:1]).encode()) :]
     assert score.bits_per_byte == pytest.approx(sum(score.losses) / math.log(2) / len(scored))
 
 
@@ -117,17 +117,21 @@ def test_a_model_that_knows_nothing(tmp_path: Path) -> None:
     assert score.perplexity == pytest.approx(300, rel=1e-3) and score.standard_error < 0.3
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (dict(window=1), "window=1 is out of range"), (dict(stride=0), "stride=0 is out of range"),
-    (dict(max_tokens=0), "max_tokens=0 is out of range"),
-    (dict(window=16, stride=16), "stride=16 leaves no context in a window of 16"),
-    (dict(stride=256), "stride=256 leaves no context in a window of 256: set a stride of at most 255"),
-    (dict(window=257), "window=257 is over the longest sequence of 256"),
-    (dict(max_tokens=2), "the text has 2 tokens to score"),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(window=1), "window=1 is out of range"),
+        (dict(stride=0), "stride=0 is out of range"),
+        (dict(max_tokens=0), "max_tokens=0 is out of range"),
+        (dict(window=16, stride=16), "stride=16 leaves no context in a window of 16"),
+        (dict(stride=256), "stride=256 leaves no context in a window of 256: set a stride of at most 255"),
+        (dict(window=257), "window=257 is over the longest sequence of 256"),
+        (dict(max_tokens=2), "the text has 2 tokens to score"),
+    ],
+)
 def test_what_cannot_be_scored(real: LLM, options: dict[str, int], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        perplexity(real, TEXT, **options)      # type: ignore[arg-type]
+        perplexity(real, TEXT, **options)  # type: ignore[arg-type]
 
 
 def test_without_a_tokenizer(llm: LLM) -> None:

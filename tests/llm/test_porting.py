@@ -35,16 +35,36 @@ ASK = [{"role": "user", "content": "the cat"}]
 
 # options
 
+
 def test_harmless_options_change_nothing(config_folder: str, llm: LLM) -> None:
-    options = dict(tensor_parallel_size=1, pipeline_parallel_size=1, trust_remote_code=True, swap_space=4, seed=None,
-                   enable_chunked_prefill=True, task="generate", enable_lora=False, max_seq_len_to_capture=8192,
-                   disable_log_stats=True, distributed_executor_backend="mp", tokenizer_mode="auto", hf_overrides={},
-                   guided_decoding_backend="xgrammar", structured_outputs_config={"backend": "auto"}, quantization=None,
-                   cpu_offload_gb=0, limit_mm_per_prompt={"image": 0}, max_logprobs=20, dtype="float")
+    options = dict(
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        trust_remote_code=True,
+        swap_space=4,
+        seed=None,
+        enable_chunked_prefill=True,
+        task="generate",
+        enable_lora=False,
+        max_seq_len_to_capture=8192,
+        disable_log_stats=True,
+        distributed_executor_backend="mp",
+        tokenizer_mode="auto",
+        hf_overrides={},
+        guided_decoding_backend="xgrammar",
+        structured_outputs_config={"backend": "auto"},
+        quantization=None,
+        cpu_offload_gb=0,
+        limit_mm_per_prompt={"image": 0},
+        max_logprobs=20,
+        dtype="float",
+    )
     with tiny.dummy(config_folder, **options) as model:
         assert model.settings == tiny_settings(config_folder)
-        assert model.generate([1, 2], GREEDY, use_tqdm=False)[0].outputs == \
-            llm.generate([1, 2], GREEDY, use_tqdm=False)[0].outputs
+        assert (
+            model.generate([1, 2], GREEDY, use_tqdm=False)[0].outputs
+            == llm.generate([1, 2], GREEDY, use_tqdm=False)[0].outputs
+        )
 
 
 def tiny_settings(folder: str) -> Any:
@@ -52,33 +72,46 @@ def tiny_settings(folder: str) -> Any:
         return model.settings
 
 
-@pytest.mark.parametrize(("given", "made"), [
-    (dict(dtype="half"), dict(dtype="float16")), (dict(dtype="float"), dict(dtype="float32")),
-    (dict(dtype=torch.bfloat16), dict(dtype="bfloat16")), (dict(dtype="auto"), dict(dtype="auto")),
-    (dict(kv_cache_dtype="fp8_e4m3"), dict(kv_cache_dtype="fp8")), (dict(load_format="safetensors"),
-                                                                    dict(load_format="auto")),
-    (dict(max_model_len=-1), dict(max_model_len=None)), (dict(max_model_len="auto"), dict(max_model_len=None)),
-    (dict(seed=None, block_size=None), {}), (dict(max_model_len=None), dict(max_model_len=None)),
-])
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        (dict(dtype="half"), dict(dtype="float16")),
+        (dict(dtype="float"), dict(dtype="float32")),
+        (dict(dtype=torch.bfloat16), dict(dtype="bfloat16")),
+        (dict(dtype="auto"), dict(dtype="auto")),
+        (dict(kv_cache_dtype="fp8_e4m3"), dict(kv_cache_dtype="fp8")),
+        (dict(load_format="safetensors"), dict(load_format="auto")),
+        (dict(max_model_len=-1), dict(max_model_len=None)),
+        (dict(max_model_len="auto"), dict(max_model_len=None)),
+        (dict(seed=None, block_size=None), {}),
+        (dict(max_model_len=None), dict(max_model_len=None)),
+    ],
+)
 def test_other_spellings(given: dict[str, Any], made: dict[str, Any]) -> None:
     assert port_options(given) == made
 
 
-@pytest.mark.parametrize(("options", "parts"), [
-    (dict(tensor_parallel_size=2), ["tensor_parallel_size=2", "one device", "set it to 1"]),
-    (dict(data_parallel_size=4), ["data_parallel_size=4", "a server per device"]),
-    (dict(enable_lora=True), ["enable_lora=True", "merge them"]),
-    (dict(speculative_config={"method": "ngram"}), ["speculative_config", "answers are the same without"]),
-    (dict(hf_overrides={"max_position_embeddings": 9}), ["hf_overrides", "config.json"]),
-    (dict(logits_processors=[print]), ["logits_processors", "SamplingParams(logits_processors"]),
-    (dict(structured_outputs_config={"disable_any_whitespace": True}), ["StructuredOutputsParams"]),
-    (dict(kv_cache_memory_bytes=1 << 30), ["kv_cache_tokens"]), (dict(cpu_offload_gb=4), ["cpu_offload_gb=4"]),
-    (dict(task="classify"), ["task='classify'"]), (dict(task="embed"), ["task='embed'", "has no embeddings"]),
-    (dict(runner="pooling"), ["runner='pooling'", "has no embeddings"]),
-    (dict(max_logprobs=100), ["max_logprobs=100", "at most 64"]), (dict(enable_lora=1), ["enable_lora=1"]),
-    (dict(tensor_parallel_size=True), ["tensor_parallel_size=True"]),
-    (dict(tensor_paralel_size=1), ["unknown option 'tensor_paralel_size'"]),
-])
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (dict(tensor_parallel_size=2), ["tensor_parallel_size=2", "one device", "set it to 1"]),
+        (dict(data_parallel_size=4), ["data_parallel_size=4", "a server per device"]),
+        (dict(enable_lora=True), ["enable_lora=True", "merge them"]),
+        (dict(speculative_config={"method": "ngram"}), ["speculative_config", "answers are the same without"]),
+        (dict(hf_overrides={"max_position_embeddings": 9}), ["hf_overrides", "config.json"]),
+        (dict(logits_processors=[print]), ["logits_processors", "SamplingParams(logits_processors"]),
+        (dict(structured_outputs_config={"disable_any_whitespace": True}), ["StructuredOutputsParams"]),
+        (dict(kv_cache_memory_bytes=1 << 30), ["kv_cache_tokens"]),
+        (dict(cpu_offload_gb=4), ["cpu_offload_gb=4"]),
+        (dict(task="classify"), ["task='classify'"]),
+        (dict(task="embed"), ["task='embed'", "has no embeddings"]),
+        (dict(runner="pooling"), ["runner='pooling'", "has no embeddings"]),
+        (dict(max_logprobs=100), ["max_logprobs=100", "at most 64"]),
+        (dict(enable_lora=1), ["enable_lora=1"]),
+        (dict(tensor_parallel_size=True), ["tensor_parallel_size=True"]),
+        (dict(tensor_paralel_size=1), ["unknown option 'tensor_paralel_size'"]),
+    ],
+)
 def test_options_that_would_change_something(config_folder: str, options: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(InvalidConfig) as caught:
         tiny.dummy(config_folder, **options)
@@ -97,8 +130,18 @@ def test_no_option_is_both() -> None:
 def test_engine_args_as_flags(config_folder: str) -> None:
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
     parser.set_defaults(model=config_folder, load_format="dummy", skip_tokenizer_init=True)
-    args = parser.parse_args(["--threads", "1", "--tensor-parallel-size", "1", "--trust-remote-code", "--max-model-len",
-                              "64", "--no-enable-prefix-caching"])
+    args = parser.parse_args(
+        [
+            "--threads",
+            "1",
+            "--tensor-parallel-size",
+            "1",
+            "--trust-remote-code",
+            "--max-model-len",
+            "64",
+            "--no-enable-prefix-caching",
+        ]
+    )
     assert vars(EngineArgs.from_cli_args(args)) == vars(args)
     with LLM(**vars(args), progress=False) as model:
         settings = {setting.name: setting.value for setting in model.settings}
@@ -109,6 +152,7 @@ def test_engine_args_as_flags(config_folder: str) -> None:
 
 # sampling params
 
+
 def test_params_may_be_changed(llm: LLM) -> None:
     params = llm.get_default_sampling_params()
     assert params is not llm.get_default_sampling_params()
@@ -117,7 +161,7 @@ def test_params_may_be_changed(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="temperature=-1 is out of range"):
         params.temperature = -1
     with pytest.raises(AttributeError, match="no 'temprature'"):
-        params.temprature = 1                       # type: ignore[attr-defined]
+        params.temprature = 1  # type: ignore[attr-defined]
     assert params.temperature == 0
     params.min_tokens = 9
     with pytest.raises(InvalidRequest, match="min_tokens=9 is out of range: it must be at most max_tokens=3"):
@@ -159,16 +203,19 @@ def test_guided_decoding(text_llm: LLM) -> None:
 
 # calls
 
+
 def test_prompts_and_keywords(text_llm: LLM) -> None:
     expected = text_llm.generate("the cat", GREEDY, use_tqdm=False)[0].outputs
     ids = tiny.tokenizer().encode("the cat").ids
-    for outputs in (text_llm.generate([TextPrompt(prompt="the cat")], GREEDY, use_tqdm=False, lora_request=None),
-                    text_llm.generate(TokensPrompt(prompt_token_ids=ids), GREEDY, use_tqdm=False),
-                    text_llm.generate(prompt_token_ids=[ids], sampling_params=GREEDY, use_tqdm=False),
-                    text_llm.generate({"prompt": "the cat", "multi_modal_data": None}, GREEDY, use_tqdm=False)):
+    for outputs in (
+        text_llm.generate([TextPrompt(prompt="the cat")], GREEDY, use_tqdm=False, lora_request=None),
+        text_llm.generate(TokensPrompt(prompt_token_ids=ids), GREEDY, use_tqdm=False),
+        text_llm.generate(prompt_token_ids=[ids], sampling_params=GREEDY, use_tqdm=False),
+        text_llm.generate({"prompt": "the cat", "multi_modal_data": None}, GREEDY, use_tqdm=False),
+    ):
         assert outputs[0].outputs == expected
     with pytest.raises(InvalidRequest, match="adapters"):
-        text_llm.generate("the", GREEDY, lora_request=object())     # type: ignore[arg-type]
+        text_llm.generate("the", GREEDY, lora_request=object())  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="give one of them"):
         text_llm.generate("the", GREEDY, prompt_token_ids=ids)
     with pytest.raises(InvalidRequest, match="type NoneType"):
@@ -176,8 +223,9 @@ def test_prompts_and_keywords(text_llm: LLM) -> None:
 
 
 def test_chat_with_a_given_template(text_llm: LLM) -> None:
-    output = text_llm.chat(ASK, GREEDY, use_tqdm=False, chat_template="<{{ messages[0].content }}>",
-                           chat_template_content_format="string")[0]
+    output = text_llm.chat(
+        ASK, GREEDY, use_tqdm=False, chat_template="<{{ messages[0].content }}>", chat_template_content_format="string"
+    )[0]
     assert output.prompt == "<the cat>"
     assert text_llm.chat(ASK, GREEDY, use_tqdm=False)[0].prompt == "[user]the cat[assistant]"
     with pytest.raises(InvalidRequest, match="chat_template"):
@@ -188,9 +236,9 @@ def test_chat_with_a_given_template(text_llm: LLM) -> None:
 
 def test_absent_methods_say_why(llm: LLM) -> None:
     with pytest.raises(AttributeError, match="classifier"):
-        llm.classify(["x"])                                         # type: ignore[attr-defined]
+        llm.classify(["x"])  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="LLM has no 'generat'"):
-        llm.generat                                                 # type: ignore[attr-defined] # noqa: B018
+        llm.generat  # type: ignore[attr-defined] # noqa: B018
     with pytest.raises(PenstockError, match="has no embeddings"):
         llm.score([1, 2], [[3], [4]])
 
@@ -200,12 +248,18 @@ def test_metrics(llm: LLM) -> None:
     for output in outputs:
         times = output.metrics
         assert times is not None and times.finished_time is not None and times.time_in_queue is not None
-        assert (times.arrival_time <= times.first_scheduled_time <= times.first_token_time    # type: ignore[operator]
-                < times.last_token_time == times.finished_time)                               # type: ignore[operator]
-        assert times.time_in_queue < times.first_token_latency                                # type: ignore[operator]
+        assert (
+            times.arrival_time
+            <= times.first_scheduled_time
+            <= times.first_token_time  # type: ignore[operator]
+            < times.last_token_time
+            == times.finished_time
+        )  # type: ignore[operator]
+        assert times.time_in_queue < times.first_token_latency  # type: ignore[operator]
         assert (output.encoder_prompt, output.lora_request, output.num_cached_tokens) == (None, None, 0)
     import time
-    assert abs(outputs[0].metrics.arrival_time - time.time()) < 60                            # type: ignore[union-attr]
+
+    assert abs(outputs[0].metrics.arrival_time - time.time()) < 60  # type: ignore[union-attr]
 
 
 def test_sleep_and_wake_up(config_folder: str) -> None:
@@ -222,6 +276,7 @@ def test_sleep_and_wake_up(config_folder: str) -> None:
 
 # the tokenizer
 
+
 def test_tokenizer(text_llm: LLM, text_folder: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
@@ -230,8 +285,10 @@ def test_tokenizer(text_llm: LLM, text_folder: str) -> None:
     assert ours is not None
     text = "the cat sat, 42"
     ids = theirs.encode(text)
-    assert ours.encode(text) == ids == ours(text).input_ids and ours([text, "a"])["input_ids"] == theirs(
-        [text, "a"])["input_ids"]
+    assert (
+        ours.encode(text) == ids == ours(text).input_ids
+        and ours([text, "a"])["input_ids"] == theirs([text, "a"])["input_ids"]
+    )
     assert ours.decode(ids) == theirs.decode(ids) == text and ours.decode(torch.tensor(ids)) == text
     end = [*ids, ours.eos_token_id]
     assert ours.decode(end) == theirs.decode(end) == text + tiny.EOS
@@ -245,21 +302,26 @@ def test_tokenizer(text_llm: LLM, text_folder: str) -> None:
     ours.pad_token = ours.eos_token
     assert ours.pad_token_id == 0
     for begins in (False, True):
-        assert ours.apply_chat_template(ASK, tokenize=False, add_generation_prompt=begins) == \
-            theirs.apply_chat_template(ASK, tokenize=False, add_generation_prompt=begins)
-    assert ours.apply_chat_template(ASK, add_generation_prompt=True) == text_llm.chat(
-        ASK, GREEDY, use_tqdm=False)[0].prompt_token_ids
+        assert ours.apply_chat_template(
+            ASK, tokenize=False, add_generation_prompt=begins
+        ) == theirs.apply_chat_template(ASK, tokenize=False, add_generation_prompt=begins)
+    assert (
+        ours.apply_chat_template(ASK, add_generation_prompt=True)
+        == text_llm.chat(ASK, GREEDY, use_tqdm=False)[0].prompt_token_ids
+    )
     assert ours.chat_template == theirs.chat_template
 
 
 # engines
 
+
 def test_llm_engine(llm: LLM) -> None:
     engine = llm.llm_engine
     assert isinstance(engine, LLMEngine) and engine is llm.llm_engine
     assert engine.model_config.max_model_len == 128 and engine.model_config.get_vocab_size() == 256
-    whole = {str(i): llm.generate([i, 5], GREEDY.clone(n=1 + i, seed=i, temperature=i), use_tqdm=False)[0]
-             for i in range(2)}
+    whole = {
+        str(i): llm.generate([i, 5], GREEDY.clone(n=1 + i, seed=i, temperature=i), use_tqdm=False)[0] for i in range(2)
+    }
     for kind in RequestOutputKind:
         for i in range(2):
             engine.add_request(str(i), [i, 5], GREEDY.clone(n=1 + i, seed=i, temperature=i, output_kind=kind))
@@ -276,8 +338,16 @@ def test_llm_engine(llm: LLM) -> None:
             assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
             assert len(outputs) in ((1,) if kind is RequestOutputKind.FINAL_ONLY else (6, 7))
             if kind is RequestOutputKind.DELTA:
-                joined = [[token for output in outputs for answer in output.outputs if answer.index == k
-                           for token in answer.token_ids] for k in range(len(whole[id].outputs))]
+                joined = [
+                    [
+                        token
+                        for output in outputs
+                        for answer in output.outputs
+                        if answer.index == k
+                        for token in answer.token_ids
+                    ]
+                    for k in range(len(whole[id].outputs))
+                ]
                 assert joined == [answer.token_ids for answer in whole[id].outputs]
             else:
                 assert outputs[-1].outputs == whole[id].outputs
@@ -294,8 +364,14 @@ def test_llm_engine_keeps_the_best(llm: LLM) -> None:
 
 
 def test_async_engine(text_folder: str, text_llm: LLM) -> None:
-    args = AsyncEngineArgs(model=text_folder, load_format="dummy", threads=1, kv_cache_tokens=2048,
-                           enforce_eager=False, disable_log_requests=True)
+    args = AsyncEngineArgs(
+        model=text_folder,
+        load_format="dummy",
+        threads=1,
+        kv_cache_tokens=2048,
+        enforce_eager=False,
+        disable_log_requests=True,
+    )
     prompt, params = "the cat", GREEDY.clone(n=2, temperature=1.0, seed=3, logprobs=1)
     whole = text_llm.generate(prompt, params, use_tqdm=False)[0]
 
@@ -344,8 +420,10 @@ def test_score_and_encode(encoder: str) -> None:
         assert torch.allclose(torch.tensor([one.outputs.score for one in found]), expected, atol=1e-6)
         pairs = model.score([query, query], texts, use_tqdm=False)
         assert [one.outputs for one in pairs] == [one.outputs for one in found]
-        assert found[0].prompt_token_ids == [*model.embed(query, use_tqdm=False)[0].prompt_token_ids,
-                                             *model.embed(texts[0], use_tqdm=False)[0].prompt_token_ids]
+        assert found[0].prompt_token_ids == [
+            *model.embed(query, use_tqdm=False)[0].prompt_token_ids,
+            *model.embed(texts[0], use_tqdm=False)[0].prompt_token_ids,
+        ]
         assert torch.equal(model.encode(query, use_tqdm=False)[0].outputs.data, vectors[0])
         assert model.embed(query, use_tqdm=False)[0].outputs.hidden_size == vectors.shape[1]
         with pytest.raises(InvalidRequest, match="2 texts came with 3"):

@@ -11,7 +11,7 @@ import pytest
 from tests.llm import tiny
 
 SCRIPTS = sorted((Path(__file__).parents[1] / "porting").glob("*.py"))
-SLOW = ("caching", "refused")          # what they call is tested elsewhere, too
+SLOW = ("caching", "refused")  # what they call is tested elsewhere, too
 
 
 @pytest.fixture(scope="module")
@@ -20,16 +20,23 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     from tests.models import oracle
 
     folder: Path = tmp_path_factory.mktemp("models") / "decoder"
-    config = {**tiny.FAMILIES["LlamaForCausalLM"].like[0], "vocab_size": 300, "max_position_embeddings": 256,
-              "eos_token_id": 0}
+    config = {
+        **tiny.FAMILIES["LlamaForCausalLM"].like[0],
+        "vocab_size": 300,
+        "max_position_embeddings": 256,
+        "eos_token_id": 0,
+    }
     oracle.save(oracle.make("LlamaForCausalLM", config, seed=5), folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     tiny.write_tokenizer(folder)
     return str(folder)
 
 
-@pytest.mark.parametrize("path", [pytest.param(path, marks=pytest.mark.slow if path.stem in SLOW else ())
-                                  for path in SCRIPTS], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in SLOW else ()) for path in SCRIPTS],
+    ids=lambda path: path.stem,
+)
 def test_script(path: Path, decoder: str, encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = re.sub(r"\bvllm\b", "penstock", path.read_text(encoding="utf-8"))
     monkeypatch.setattr(sys, "argv", [path.name, encoder if path.stem == "pooling" else decoder])

@@ -50,9 +50,16 @@ def tokens(llm: LLM, prompts: Any, params: Any) -> list[list[int]]:
 
 def test_both_signatures_beside_rows_without(llm: LLM) -> None:
     plain = tokens(llm, [[3, 4]], GREEDY)
-    found = tokens(llm, [[1, 2], [10, 2], [3, 4], [3, 4]],
-                   [GREEDY.clone(logits_processors=[only_seven]), GREEDY.clone(logits_processors=[count_up]), GREEDY,
-                    GREEDY.clone(logits_processors=[no_change])])
+    found = tokens(
+        llm,
+        [[1, 2], [10, 2], [3, 4], [3, 4]],
+        [
+            GREEDY.clone(logits_processors=[only_seven]),
+            GREEDY.clone(logits_processors=[count_up]),
+            GREEDY,
+            GREEDY.clone(logits_processors=[no_change]),
+        ],
+    )
     assert found == [[7] * 6, list(range(10, 16)), *plain, *plain]
 
 
@@ -72,6 +79,7 @@ def test_siblings_and_seeds(llm: LLM) -> None:
 
 def test_in_order_and_before_bias_masks_and_penalties(llm: LLM) -> None:
     """What a callable does cannot undo a mask; each sees what the one before it made."""
+
     def add(output: list[int], logits: torch.Tensor) -> torch.Tensor:
         return logits + 1
 
@@ -90,8 +98,15 @@ def test_in_order_and_before_bias_masks_and_penalties(llm: LLM) -> None:
 def test_log_probabilities_are_the_models_own(llm: LLM) -> None:
     asked = GREEDY.clone(max_tokens=1, logprobs=3)
     plain = llm.generate([1, 2], asked, use_tqdm=False)[0].outputs[0].logprobs
-    forced = llm.generate([1, 2], asked.clone(logits_processors=[Forbid(list(plain[0])[:1])]),       # type: ignore[index]
-                          use_tqdm=False)[0].outputs[0].logprobs
+    forced = (
+        llm.generate(
+            [1, 2],
+            asked.clone(logits_processors=[Forbid(list(plain[0])[:1])]),  # type: ignore[index]
+            use_tqdm=False,
+        )[0]
+        .outputs[0]
+        .logprobs
+    )
     assert plain is not None and forced is not None
     first, second = list(plain[0])[:2]
     assert next(iter(forced[0])) == second and forced[0][first] == plain[0][first]
@@ -103,14 +118,17 @@ def broken(output: list[int], logits: torch.Tensor) -> Any:
     return logits
 
 
-@pytest.mark.parametrize(("processor", "said"), [
-    (broken, r"logits_processors\[0\] \(broken\) failed: KeyError: 'my table lacks it' \(line \d+ of broken\)"),
-    (lambda output, logits: None, "returned NoneType: it must return the logits, a tensor of shape"),
-    (lambda output, logits: logits[:5], r"returned a tensor of shape \(5,\)"),
-    (lambda output, logits: logits * float("nan"), "returned NaN or infinity"),
-    (lambda output, logits: logits.fill_(-torch.inf), "leave no token to choose"),
-    (lambda output: output, "failed: TypeError"),
-])
+@pytest.mark.parametrize(
+    ("processor", "said"),
+    [
+        (broken, r"logits_processors\[0\] \(broken\) failed: KeyError: 'my table lacks it' \(line \d+ of broken\)"),
+        (lambda output, logits: None, "returned NoneType: it must return the logits, a tensor of shape"),
+        (lambda output, logits: logits[:5], r"returned a tensor of shape \(5,\)"),
+        (lambda output, logits: logits * float("nan"), "returned NaN or infinity"),
+        (lambda output, logits: logits.fill_(-torch.inf), "leave no token to choose"),
+        (lambda output: output, "failed: TypeError"),
+    ],
+)
 def test_a_failure_ends_its_own_request(llm: LLM, processor: Any, said: str) -> None:
     """The neighbour gets what it gets alone."""
     alone = tokens(llm, [3, 4], GREEDY)
@@ -123,13 +141,13 @@ def test_a_failure_ends_its_own_request(llm: LLM, processor: Any, said: str) -> 
 
 def test_copies_and_pickles() -> None:
     params = SamplingParams(logits_processors=[only_seven, Forbid([1])])
-    assert copy.deepcopy(params).logits_processors[0] is only_seven                    # type: ignore[index]
+    assert copy.deepcopy(params).logits_processors[0] is only_seven  # type: ignore[index]
     assert pickle.loads(pickle.dumps(params)).logits_processors[1].ids == [1]
     assert params.clone(n=2).logits_processors == params.logits_processors
     with pytest.raises(InvalidRequest, match="a list of callables"):
         SamplingParams(logits_processors=["module.function"])
     with pytest.raises(InvalidRequest, match="a list of callables"):
-        SamplingParams(logits_processors=only_seven)                                   # type: ignore[arg-type]
+        SamplingParams(logits_processors=only_seven)  # type: ignore[arg-type]
 
 
 def test_streams(llm: LLM) -> None:
@@ -145,8 +163,9 @@ def less_of_the_same(output: list[int], logits: torch.Tensor) -> torch.Tensor:
 def test_the_same_in_any_company(config_folder: str) -> None:
     """Preempted, too: a callable sees the same tokens again."""
     prompts = [[i + 3, 5, 7] for i in range(6)]
-    params = [SamplingParams(seed=i, max_tokens=40, ignore_eos=True, logits_processors=[less_of_the_same])
-              for i in range(6)]
+    params = [
+        SamplingParams(seed=i, max_tokens=40, ignore_eos=True, logits_processors=[less_of_the_same]) for i in range(6)
+    ]
     with tiny.dummy(config_folder, kv_cache_tokens=96, max_model_len=64, block_size=8) as model:
         together = tokens(model, prompts, params)
         assert model.stats()["num_preemptions"] > 0

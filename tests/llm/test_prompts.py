@@ -16,18 +16,26 @@ def ids_of(outputs: list[Any]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("prompt", ["the cat", {"prompt": "the cat"}, tiny.tokenizer().encode("the cat").ids,
-                                    tuple(tiny.tokenizer().encode("the cat").ids),
-                                    {"prompt_token_ids": tiny.tokenizer().encode("the cat").ids},
-                                    {"prompt": "the cat", "prompt_token_ids": tiny.tokenizer().encode("the cat").ids}])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "the cat",
+        {"prompt": "the cat"},
+        tiny.tokenizer().encode("the cat").ids,
+        tuple(tiny.tokenizer().encode("the cat").ids),
+        {"prompt_token_ids": tiny.tokenizer().encode("the cat").ids},
+        {"prompt": "the cat", "prompt_token_ids": tiny.tokenizer().encode("the cat").ids},
+    ],
+)
 def test_one_prompt_in_any_form(text_llm: LLM, greedy: SamplingParams, prompt: Any) -> None:
     expected = text_llm.generate(["the cat"], greedy, use_tqdm=False)[0]
     outputs = text_llm.generate(prompt, greedy, use_tqdm=False)
     assert len(outputs) == 1 and outputs[0].finished
     assert outputs[0].prompt_token_ids == tiny.tokenizer().encode("the cat").ids
     assert outputs[0].outputs[0].token_ids == expected.outputs[0].token_ids
-    assert outputs[0].outputs[0].text == expected.outputs[0].text == tiny.tokenizer().decode(
-        expected.outputs[0].token_ids)
+    assert (
+        outputs[0].outputs[0].text == expected.outputs[0].text == tiny.tokenizer().decode(expected.outputs[0].token_ids)
+    )
     has_text = isinstance(prompt, str) or isinstance(prompt, dict) and "prompt" in prompt
     assert outputs[0].prompt == ("the cat" if has_text else None)
 
@@ -81,8 +89,9 @@ def test_progress_bar(llm: LLM, greedy: SamplingParams, capsys: pytest.CaptureFi
 
 def test_detokenize_false(text_llm: LLM) -> None:
     with_text = text_llm.generate("the", SamplingParams(temperature=0, max_tokens=6, logprobs=1), use_tqdm=False)[0]
-    without = text_llm.generate("the", SamplingParams(temperature=0, max_tokens=6, logprobs=1, detokenize=False),
-                                use_tqdm=False)[0]
+    without = text_llm.generate(
+        "the", SamplingParams(temperature=0, max_tokens=6, logprobs=1, detokenize=False), use_tqdm=False
+    )[0]
     assert without.outputs[0].token_ids == with_text.outputs[0].token_ids
     assert without.outputs[0].text == "" != with_text.outputs[0].text
     assert with_text.outputs[0].logprobs and without.outputs[0].logprobs
@@ -94,8 +103,16 @@ def test_detokenize_false(text_llm: LLM) -> None:
 
 def test_defaults_come_from_the_generation_config(tmp_path: Path) -> None:
     folder = Path(tiny.write_config(tmp_path / "model"))
-    settings: dict[str, Any] = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "repetition_penalty": 1.25,
-                                "do_sample": True, "eos_token_id": [3, 4], "max_length": 99, "unknown": "value"}
+    settings: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.9,
+        "repetition_penalty": 1.25,
+        "do_sample": True,
+        "eos_token_id": [3, 4],
+        "max_length": 99,
+        "unknown": "value",
+    }
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, dict(temperature=0.5, top_k=7, top_p=0.9, repetition_penalty=1.25, max_tokens=16)),
         ({"do_sample": False}, dict(temperature=0.0, top_k=0, max_tokens=16)),
@@ -140,10 +157,14 @@ def test_chat(text_llm: LLM, greedy: SamplingParams) -> None:
 
 def test_chat_template_values(tmp_path: Path, greedy: SamplingParams) -> None:
     folder = Path(tiny.write_config(tmp_path / "model", vocab_size=300))
-    tiny.write_tokenizer(folder, "{{ messages[0].content }}{% if tools %}+{{ tools[0].name }}{% endif %}{{ mood }}"
-                                 "{% if add_generation_prompt %}>{% endif %}")
+    tiny.write_tokenizer(
+        folder,
+        "{{ messages[0].content }}{% if tools %}+{{ tools[0].name }}{% endif %}{{ mood }}"
+        "{% if add_generation_prompt %}>{% endif %}",
+    )
     ask = [{"role": "user", "content": "hi"}]
     with tiny.dummy(str(folder), skip_tokenizer_init=False) as model:
+
         def prompt(**values: Any) -> str | None:
             return model.chat(ask, greedy, use_tqdm=False, **values)[0].prompt
 
@@ -156,8 +177,12 @@ def test_chat_template_values(tmp_path: Path, greedy: SamplingParams) -> None:
 def test_salt_divides_the_cache(llm: LLM, greedy: SamplingParams) -> None:
     tokens = list(range(40))
     llm.reset_prefix_cache()
-    cached = [llm.generate({"prompt_token_ids": tokens, "cache_salt": salt} if salt else tokens, greedy,
-                           use_tqdm=False)[0].num_cached_tokens for salt in ("", "", "a", "a", "b")]
+    cached = [
+        llm.generate({"prompt_token_ids": tokens, "cache_salt": salt} if salt else tokens, greedy, use_tqdm=False)[
+            0
+        ].num_cached_tokens
+        for salt in ("", "", "a", "a", "b")
+    ]
     assert cached == [0, 32, 0, 32, 0]
 
 
@@ -171,7 +196,8 @@ def test_priority_decides_who_runs_first(config_folder: str) -> None:
             ends.extend(collector.request.id for collector in done)
             return done
 
-        model.service.step = noted      # type: ignore[method-assign]
-        outputs = model.generate([[1], [2], [3], [4]], SamplingParams(max_tokens=2), use_tqdm=False,
-                                 priority=[3, 1, 2, 1])
+        model.service.step = noted  # type: ignore[method-assign]
+        outputs = model.generate(
+            [[1], [2], [3], [4]], SamplingParams(max_tokens=2), use_tqdm=False, priority=[3, 1, 2, 1]
+        )
         assert ends == [outputs[i].request_id for i in (1, 3, 2, 0)]

@@ -28,8 +28,12 @@ def test_it_is_refused_unless_it_may_be_relaxed(text_llm: LLM, caplog: pytest.Lo
 
 
 def test_structural_tags(text_llm: LLM) -> None:
-    form = {"type": "tag", "begin": "<n>", "content": {"type": "json_schema", "json_schema": {"type": "integer"}},
-            "end": "</n>"}
+    form = {
+        "type": "tag",
+        "begin": "<n>",
+        "content": {"type": "json_schema", "json_schema": {"type": "integer"}},
+        "end": "</n>",
+    }
     asked = StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": form})
     text = text_llm.generate("A number:", SamplingParams(max_tokens=20, structured_outputs=asked))[0].outputs[0].text
     assert isinstance(json.loads(text.removeprefix("<n>").removesuffix("</n>")), int)

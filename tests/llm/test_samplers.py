@@ -14,9 +14,14 @@ from penstock.types import Delta
 
 DRY: dict[str, Any] = {"dry_multiplier": 1.0, "dry_allowed_length": 1}
 KINDS: list[dict[str, Any]] = [
-    {"mirostat": 1, "mirostat_tau": 3.0}, {"mirostat": 2, "mirostat_tau": 3.0}, {"mirostat": 2, **DRY},
-    {"xtc_probability": 0.5, "xtc_threshold": 0.02}, DRY, {"dynatemp_range": 0.8, "top_n_sigma": 2.0},
-    {"repetition_penalty": 1.5, "repeat_last_n": 7}]
+    {"mirostat": 1, "mirostat_tau": 3.0},
+    {"mirostat": 2, "mirostat_tau": 3.0},
+    {"mirostat": 2, **DRY},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.02},
+    DRY,
+    {"dynatemp_range": 0.8, "top_n_sigma": 2.0},
+    {"repetition_penalty": 1.5, "repeat_last_n": 7},
+]
 
 
 def _params(**sampling: Any) -> SamplingParams:

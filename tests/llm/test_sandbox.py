@@ -65,9 +65,11 @@ def test_it_goes_with_its_owner(tmp_path: Path) -> None:
 
 def test_it_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     tiny.write_tokenizer(tmp_path)
-    script = ("import sys, time; from penstock.sandbox.program import load_sandboxed; "
-              f"t = load_sandboxed({str(tmp_path)!r}, 'x'); t.encode('a'); print(t.program.sandbox.pid, flush=True); "
-              "time.sleep(60)")
+    script = (
+        "import sys, time; from penstock.sandbox.program import load_sandboxed; "
+        f"t = load_sandboxed({str(tmp_path)!r}, 'x'); t.encode('a'); print(t.program.sandbox.pid, flush=True); "
+        "time.sleep(60)"
+    )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pid = int(process.stdout.readline())

@@ -61,8 +61,11 @@ def test_seeds(llm: LLM) -> None:
     assert answers(llm, PROMPT, seed=-1) == answers(llm, PROMPT, seed=2**64 - 1) != alone
     llm.reset_prefix_cache()
     others = [[token] * 5 for token in range(20)]
-    params = [SamplingParams(max_tokens=12)] * 10 + [SamplingParams(max_tokens=10, seed=11)] \
+    params = (
+        [SamplingParams(max_tokens=12)] * 10
+        + [SamplingParams(max_tokens=10, seed=11)]
         + [SamplingParams(max_tokens=3)] * 10
+    )
     company = llm.generate([*others[:10], PROMPT, *others[10:]], params, use_tqdm=False)
     assert company[10].outputs[0].token_ids == alone[0]
 
@@ -85,12 +88,13 @@ def small_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM, Any
     theirs = oracle.make("LlamaForCausalLM", config, seed=2)
     folder: Path = oracle.save(theirs, tmp_path_factory.mktemp("models") / "eight")
     (folder / "generation_config.json").write_text('{"eos_token_id": 6}')
-    return LLM(str(folder), skip_tokenizer_init=True, progress=False, threads=1, kv_cache_dtype="float32",
-               kv_cache_tokens=2048), theirs
+    return LLM(
+        str(folder), skip_tokenizer_init=True, progress=False, threads=1, kv_cache_dtype="float32", kv_cache_tokens=2048
+    ), theirs
 
 
 def score(theirs: Any, prompt: list[int], answer: tuple[int, ...]) -> float:
-    rows = oracle.logits(theirs, [*prompt, *answer]).log_softmax(-1)[len(prompt) - 1:-1]
+    rows = oracle.logits(theirs, [*prompt, *answer]).log_softmax(-1)[len(prompt) - 1 : -1]
     return float(sum(row[token] for row, token in zip(rows, answer)))
 
 
@@ -119,9 +123,18 @@ def test_beams_equal_transformers(real: LLM, theirs: Any) -> None:
     assert real.tokenizer is not None
     for prompt, output in zip(prompts, found):
         with torch.no_grad():
-            expected = theirs.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), num_beams=4,
-                                       num_return_sequences=4, max_new_tokens=8, do_sample=False, eos_token_id=None,
-                                       pad_token_id=0, return_dict_in_generate=True, output_scores=True)
+            expected = theirs.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt)),
+                num_beams=4,
+                num_return_sequences=4,
+                max_new_tokens=8,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_scores=True,
+            )
         assert [one.tokens for one in output.sequences] == expected.sequences.tolist()
         scores = [one.cum_logprob / 8 for one in output.sequences]
         assert scores == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
@@ -134,9 +147,16 @@ def test_one_beam_is_greedy(real: LLM) -> None:
     assert len(beam) == 1 and beam[0].tokens == [4, 5, 6, *greedy.token_ids]
 
 
-@pytest.mark.parametrize("options", [
-    dict(max_num_seqs=3), dict(kv_cache_tokens=64, block_size=4, max_model_len=32), dict(max_num_batched_tokens=1),
-    dict(block_size=1), dict(enable_prefix_caching=False)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(max_num_seqs=3),
+        dict(kv_cache_tokens=64, block_size=4, max_model_len=32),
+        dict(max_num_batched_tokens=1),
+        dict(block_size=1),
+        dict(enable_prefix_caching=False),
+    ],
+)
 def test_beams_do_not_depend_on_room(config_folder: str, options: dict[str, Any]) -> None:
     prompts, params = [[1, 2, 3, 4, 5, 6, 7], [9, 8]], BeamSearchParams(beam_width=6, max_tokens=9)
     with tiny.dummy(config_folder) as model:

@@ -51,5 +51,6 @@ def test_sampling_with_siblings(smollm2: LLM) -> None:
     assert smollm2.tokenizer is not None and len({answer.text for answer in answers}) == 3
     for answer in answers:
         assert answer.text == smollm2.tokenizer.decode(answer.token_ids)
-        assert answer.logprobs and all(-20 < position[token].logprob <= 0
-                                       for position, token in zip(answer.logprobs, answer.token_ids))
+        assert answer.logprobs and all(
+            -20 < position[token].logprob <= 0 for position, token in zip(answer.logprobs, answer.token_ids)
+        )

@@ -21,8 +21,17 @@ def joined(deltas: list[StreamDelta]) -> tuple[str, list[int]]:
     return "".join(delta.text for delta in deltas), [token for delta in deltas for token in delta.token_ids]
 
 
-@pytest.mark.parametrize("values", [dict(temperature=0), dict(seed=3), dict(seed=4, stop=["e", "the "], min_tokens=4),
-                                    dict(seed=5, max_tokens=1), dict(seed=6, detokenize=False)], ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [
+        dict(temperature=0),
+        dict(seed=3),
+        dict(seed=4, stop=["e", "the "], min_tokens=4),
+        dict(seed=5, max_tokens=1),
+        dict(seed=6, detokenize=False),
+    ],
+    ids=str,
+)
 def test_deltas_sum_to_the_answer(text_llm: LLM, values: dict[str, Any]) -> None:
     params = SamplingParams(**{"max_tokens": 40, **values})
     for prompt in ("the cat", "one two three", "日本"):
@@ -66,7 +75,7 @@ def test_closing_early_frees_the_blocks(llm: LLM) -> None:
     stream = llm.stream([1] * 40, LONG)
     next(stream)
     assert llm.stats()["num_running"] == 1 and llm.stats()["num_used_blocks"] > 0
-    stream.close()       # type: ignore[attr-defined]
+    stream.close()  # type: ignore[attr-defined]
     assert llm.stats()["num_running"] == llm.stats()["num_used_blocks"] == 0
     for _ in llm.stream([1] * 40, LONG):
         break
@@ -115,7 +124,7 @@ def test_interrupt_between_steps(llm: LLM, greedy: SamplingParams) -> None:
     stream = llm.stream([1, 2, 3], LONG)
     next(stream)
     with pytest.raises(KeyboardInterrupt):
-        stream.throw(KeyboardInterrupt)      # type: ignore[attr-defined]
+        stream.throw(KeyboardInterrupt)  # type: ignore[attr-defined]
     assert llm.stats()["num_running"] == 0
     assert len(llm.generate([1], greedy, use_tqdm=False)[0].outputs[0].token_ids) == 8
 
@@ -128,8 +137,12 @@ def test_closed_while_streaming(config_folder: str) -> None:
     with pytest.raises(PenstockError, match="closed"):
         next(stream)
     model.close()
-    for use in (lambda: model.generate([1]), lambda: model.stats(), lambda: model.tokenizer,
-                lambda: next(model.stream([1]))):
+    for use in (
+        lambda: model.generate([1]),
+        lambda: model.stats(),
+        lambda: model.tokenizer,
+        lambda: next(model.stream([1])),
+    ):
         with pytest.raises(PenstockError, match="this LLM is closed: make a new one"):
             use()
 
@@ -143,7 +156,7 @@ def test_interrupt_while_a_prompt_is_taken_in(llm: LLM, greedy: SamplingParams, 
         os.kill(os.getpid(), signal.SIGINT)
         return take_in(*args, **kwargs)
 
-    llm.service.intake.request = interrupted      # type: ignore[method-assign]
+    llm.service.intake.request = interrupted  # type: ignore[method-assign]
     try:
         with pytest.raises(KeyboardInterrupt):
             if call == "generate":

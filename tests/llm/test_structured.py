@@ -20,8 +20,12 @@ from tests.llm.test_async import collect, serve
 from tests.same_tokens import roads
 
 PROMPT = "the answer is"
-POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "name": {"type": "string"}},
-         "required": ["x", "name"], "additionalProperties": False}
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "name": {"type": "string"}},
+    "required": ["x", "name"],
+    "additionalProperties": False,
+}
 JSON = StructuredOutputsParams(json=POINT)
 
 
@@ -87,7 +91,7 @@ def test_siblings_have_their_own_place(text_llm: LLM) -> None:
 def test_stop_strings_end_it_early(text_llm: LLM) -> None:
     whole = one(text_llm).text
     cut = one(text_llm, stop=['"name"'])
-    assert (cut.text, cut.stop_reason) == (whole[:whole.index('"name"')], '"name"')
+    assert (cut.text, cut.stop_reason) == (whole[: whole.index('"name"')], '"name"')
 
 
 def test_greedy_rows_beside_it_are_as_without_it(text_llm: LLM) -> None:
@@ -101,9 +105,12 @@ def test_greedy_rows_beside_it_are_as_without_it(text_llm: LLM) -> None:
 
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15], [16, 17, 18, 19]]
-MANY = [params(logprobs=1), params(StructuredOutputsParams(regex=r"\d{2,4}(,\d{2,4})*;"), logprobs=1, max_tokens=20),
-        params(StructuredOutputsParams(json_object=True), logprobs=1, max_tokens=25, presence_penalty=0.5),
-        params(logprobs=1, max_tokens=28, temperature=0)]
+MANY = [
+    params(logprobs=1),
+    params(StructuredOutputsParams(regex=r"\d{2,4}(,\d{2,4})*;"), logprobs=1, max_tokens=20),
+    params(StructuredOutputsParams(json_object=True), logprobs=1, max_tokens=25, presence_penalty=0.5),
+    params(logprobs=1, max_tokens=28, temperature=0),
+]
 
 
 @pytest.fixture(scope="module")
@@ -157,13 +164,19 @@ def test_a_grammar_that_fails_ends_its_answer_alone(text_llm: LLM, monkeypatch: 
 
 def test_smollm2_fills_in_a_form() -> None:
     """The model's own words, and a text of characters beyond ASCII."""
-    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "country": {
-        "enum": ["France", "Japan", "Perú"]}}, "required": ["city", "country"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "country": {"enum": ["France", "Japan", "Perú"]}},
+        "required": ["city", "country"],
+        "additionalProperties": False,
+    }
     if not any(model.name == "smollm2" for model in list_models()):
         pytest.skip("smollm2 is not on this machine; penstock pull smollm2 fetches it")
     with LLM("smollm2", progress=False, max_model_len=512) as llm:
-        answer = llm.chat([{"role": "user", "content": "Which city is the capital of France? Reply in JSON."}],
-                          SamplingParams(temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(
-                              json=schema)), use_tqdm=False)[0].outputs[0]
+        answer = llm.chat(
+            [{"role": "user", "content": "Which city is the capital of France? Reply in JSON."}],
+            SamplingParams(temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(json=schema)),
+            use_tqdm=False,
+        )[0].outputs[0]
     value = json.loads(answer.text)
     assert "Paris" in value["city"] and value["country"] == "France"

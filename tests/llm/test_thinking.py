@@ -31,7 +31,7 @@ def answer(llm: LLM, budget: int | None, **values: Any) -> str:
 def test_it_thinks_first_where_a_budget_says_that_it_may(thinker: LLM) -> None:
     thought, end, said = answer(thinker, 12, structured_outputs=ASKED).partition("</think>")
     assert end and is_point(said) and thought.endswith("\n")
-    assert is_point(answer(thinker, None, structured_outputs=ASKED))        # as ever: the whole text matches
+    assert is_point(answer(thinker, None, structured_outputs=ASKED))  # as ever: the whole text matches
     assert "</think>" in answer(thinker, 3, ignore_eos=True)
 
 

@@ -18,10 +18,16 @@ from penstock.runner.step import Step
 from penstock.service import Service
 
 EOS = "<end>"
-CORPUS = ["the cat sat on the mat and the dog ran after the ball", "a penstock is a pipe that feeds water to a turbine",
-          "one two three four five six seven eight nine ten", "what is the answer? the answer is 42."] * 4
-TEMPLATE = ("{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
-            "{% if add_generation_prompt %}[assistant]{% endif %}")
+CORPUS = [
+    "the cat sat on the mat and the dog ran after the ball",
+    "a penstock is a pipe that feeds water to a turbine",
+    "one two three four five six seven eight nine ten",
+    "what is the answer? the answer is 42.",
+] * 4
+TEMPLATE = (
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 
 
 def write_config(folder: Path, architecture: str = "LlamaForCausalLM", variant: int = 0, **changes: Any) -> str:
@@ -39,8 +45,9 @@ def tokenizer() -> Tokenizer:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=[EOS], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=[EOS], show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     made.train_from_iterator(CORPUS, trainer)
     return made
 
@@ -56,9 +63,8 @@ def dummy(model: str, **options: Any) -> LLM:
     return LLM(model, load_format="dummy", progress=False, **options)
 
 
-
 def runner(service: Service) -> Runner:
-    found: Runner = service.engine.executor.runner        # type: ignore[attr-defined]
+    found: Runner = service.engine.executor.runner  # type: ignore[attr-defined]
     return found
 
 

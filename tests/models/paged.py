@@ -17,10 +17,10 @@ from penstock.runner.step import LayerCache, Step, ends_of
 @dataclass
 class Row:
     tokens: list[int]
-    wanted: int                                    # tokens to generate
+    wanted: int  # tokens to generate
     computed: int = 0
     tables: list[list[int]] = field(default_factory=list)
-    logits: list[torch.Tensor] = field(default_factory=list)   # one [V] per computed position
+    logits: list[torch.Tensor] = field(default_factory=list)  # one [V] per computed position
 
 
 class Paged:
@@ -67,13 +67,25 @@ class Paged:
         for index in range(len(self.groups)):
             padded = [row.tables[index] + [-1] * (width - len(row.tables[index])) for row, _ in work]
             tables.append(torch.tensor(padded, dtype=torch.int32))
-            slots.append(torch.tensor([
-                row.tables[index][p // self.block_size] * self.block_size + p % self.block_size
-                for (row, _), ps in zip(work, positions) for p in ps]))
-        ids = [token for row, count in work for token in row.tokens[row.computed:row.computed + count]]
+            slots.append(
+                torch.tensor(
+                    [
+                        row.tables[index][p // self.block_size] * self.block_size + p % self.block_size
+                        for (row, _), ps in zip(work, positions)
+                        for p in ps
+                    ]
+                )
+            )
+        ids = [token for row, count in work for token in row.tokens[row.computed : row.computed + count]]
         starts = torch.tensor([0] + [count for _, count in work]).cumsum(0)
-        return Step(torch.tensor(ids), torch.tensor([p for ps in positions for p in ps]), slots, tables,
-                    starts.to(torch.int32), torch.tensor([row.computed + n for row, n in work], dtype=torch.int32))
+        return Step(
+            torch.tensor(ids),
+            torch.tensor([p for ps in positions for p in ps]),
+            slots,
+            tables,
+            starts.to(torch.int32),
+            torch.tensor([row.computed + n for row, n in work], dtype=torch.int32),
+        )
 
     def _check_ends(self, step: Step, logits: torch.Tensor) -> None:
         """The last tokens' logits are the same bits where only they are asked for."""
@@ -85,8 +97,11 @@ class Paged:
     def run(self, prompts: Sequence[Sequence[int]], num_new: int, chunk: int) -> list[Row]:
         rows = [Row(list(prompt), len(prompt) + num_new, tables=[[] for _ in self.groups]) for prompt in prompts]
         while any(row.computed < row.wanted - 1 for row in rows):
-            work = [(row, min(self.random.randint(1, chunk), len(row.tokens) - row.computed))
-                    for row in rows if row.computed < row.wanted - 1]
+            work = [
+                (row, min(self.random.randint(1, chunk), len(row.tokens) - row.computed))
+                for row in rows
+                if row.computed < row.wanted - 1
+            ]
             step = self._step(work)
             logits = self.model.logits(self.model.forward(step, self.caches), torch.arange(step.ids.shape[0]))
             if self.checks_ends:

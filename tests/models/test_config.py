@@ -23,8 +23,36 @@ from tests.models.known_configs import GEMMA_3_270M, KNOWN, LLAMA_3_1_8B, PHI_3_
 from tests.models.paged import Paged
 
 TINY = {"architectures": ["LlamaForCausalLM"], **FAMILIES["LlamaForCausalLM"].like[0]}
-ABSURD = [None, True, False, -1, 0, 1, 3, 7, 2**31, 2**64, 10**40, -0.5, 0.0, 0.3, 1e308, float("inf"), float("nan"),
-          "", "silu", "8", [], [1], [None], {}, {"a": 1}, {"rope_type": "yarn"}, {"rope_type": "spiral"}, [[1]] * 3]
+ABSURD = [
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    3,
+    7,
+    2**31,
+    2**64,
+    10**40,
+    -0.5,
+    0.0,
+    0.3,
+    1e308,
+    float("inf"),
+    float("nan"),
+    "",
+    "silu",
+    "8",
+    [],
+    [1],
+    [None],
+    {},
+    {"a": 1},
+    {"rope_type": "yarn"},
+    {"rope_type": "spiral"},
+    [[1]] * 3,
+]
 
 
 def attentions(spec: ModelSpec) -> list[Attention]:
@@ -83,8 +111,9 @@ def test_long_rope_is_chosen_by_the_length() -> None:
 
 
 def test_yarn_extends_the_context() -> None:
-    spec = spec_from_config(QWEN2_5_0_5B | {
-        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}})
+    spec = spec_from_config(
+        QWEN2_5_0_5B | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
+    )
     assert spec.max_positions == spec.max_model_len == 131072
     rope = attentions(spec)[0].rope
     assert rope is not None and isinstance(rope.scaling, YarnScaling)
@@ -97,34 +126,49 @@ def test_max_model_len_is_bounded() -> None:
         spec_from_config(SMOLLM2_135M, max_model_len=8193)
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rope_scaling.rope_type='spiral' is not supported"),
-    ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
-    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "wobble": 3}}, "rope_scaling.wobble=3 is not understood"),
-    ({"rope_scaling": "linear"}, "rope_scaling. must be a JSON object"),
-    ({"rope_interleaved": True}, "rope_interleaved=True is not supported"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config=.* is not understood"),
-    ({"hidden_act": "mish"}, "hidden_act='mish' is not supported: the known values are silu"),
-    ({"attention_bias": "yes"}, "attention_bias='yes' must be true or false"),
-    ({"attn_temperature": 0.5}, "attn_temperature=0.5 is not understood and may change the results"),
-    ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000 is out of range: .* from 1 to 1024"),
-    ({"num_hidden_layers": True}, "num_hidden_layers=True is out of range"),
-    ({"num_attention_heads": 5}, "num_attention_heads=5 does not divide hidden_size=64"),
-    ({"num_key_value_heads": 3}, "num_key_value_heads=3 gives 3 key/value heads: they must divide 4"),
-    ({"head_dim": 7}, "rotates 7 of a head's 7 dimensions"),
-    ({"rms_norm_eps": -1e-5}, "rms_norm_eps=-1e-05 is out of range"),
-    ({"vocab_size": None}, "vocab_size is missing"),
-    ({"is_encoder_decoder": True}, "is_encoder_decoder=True is not supported"),
-    ({"architectures": []}, "architectures"),
-    ({"architectures": "LlamaForCausalLM"}, "architectures"),
-    ({"architectures": ["MambaForCausalLM"]}, "unknown architecture MambaForCausalLM: the known ones are BertMod"),
-    ({"architectures": ["GPT2LMHeadModel"], "n_positions": 64, "add_cross_attention": True}, "add_cross_attention"),
-    ({"architectures": ["BloomForCausalLM"], "apply_residual_connection_post_layernorm": True}, "apply_residual"),
-    ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
-    ({"architectures": ["GemmaForCausalLM"], "use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-    ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention", "full_attention"]}, "sliding_window"),
-    ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["linear_attention"] * 2}, "must be a list of 2 out of"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rope_scaling.rope_type='spiral' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "wobble": 3}},
+            "rope_scaling.wobble=3 is not understood",
+        ),
+        ({"rope_scaling": "linear"}, "rope_scaling. must be a JSON object"),
+        ({"rope_interleaved": True}, "rope_interleaved=True is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config=.* is not understood"),
+        ({"hidden_act": "mish"}, "hidden_act='mish' is not supported: the known values are silu"),
+        ({"attention_bias": "yes"}, "attention_bias='yes' must be true or false"),
+        ({"attn_temperature": 0.5}, "attn_temperature=0.5 is not understood and may change the results"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000 is out of range: .* from 1 to 1024"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=True is out of range"),
+        ({"num_attention_heads": 5}, "num_attention_heads=5 does not divide hidden_size=64"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3 gives 3 key/value heads: they must divide 4"),
+        ({"head_dim": 7}, "rotates 7 of a head's 7 dimensions"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps=-1e-05 is out of range"),
+        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder=True is not supported"),
+        ({"architectures": []}, "architectures"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"architectures": ["MambaForCausalLM"]}, "unknown architecture MambaForCausalLM: the known ones are BertMod"),
+        ({"architectures": ["GPT2LMHeadModel"], "n_positions": 64, "add_cross_attention": True}, "add_cross_attention"),
+        ({"architectures": ["BloomForCausalLM"], "apply_residual_connection_post_layernorm": True}, "apply_residual"),
+        ({"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        (
+            {"architectures": ["GemmaForCausalLM"], "use_bidirectional_attention": True},
+            "use_bidirectional_attention=True",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention", "full_attention"]},
+            "sliding_window",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["linear_attention"] * 2},
+            "must be a list of 2 out of",
+        ),
+    ],
+)
 def test_refused_by_name(change: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidModel, match=said) as caught:
         spec_from_config(TINY | change)
@@ -186,7 +230,9 @@ def test_damaged_configs_only_ever_raise_our_errors(architecture: str) -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=6)
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -194,11 +240,24 @@ json_values = st.recursive(
 def test_random_configs_only_ever_raise_our_errors(data: st.DataObject) -> None:
     architecture = data.draw(st.sampled_from(sorted(FAMILIES)))
     like = data.draw(st.sampled_from(FAMILIES[architecture].like))
-    keys = [*like, "rope_scaling", "rope_parameters", "rope_theta", "sliding_window", "layer_types", "head_dim",
-            "partial_rotary_factor", "tie_word_embeddings", "initializer_range", "original_max_position_embeddings"]
+    keys = [
+        *like,
+        "rope_scaling",
+        "rope_parameters",
+        "rope_theta",
+        "sliding_window",
+        "layer_types",
+        "head_dim",
+        "partial_rotary_factor",
+        "tie_word_embeddings",
+        "initializer_range",
+        "original_max_position_embeddings",
+    ]
     changes = data.draw(st.dictionaries(st.sampled_from(keys), json_values, max_size=3))
-    accepted({"architectures": [architecture], **copy.deepcopy(dict(like)), **changes}, data.draw(
-        st.none() | st.integers(-1, 200)))
+    accepted(
+        {"architectures": [architecture], **copy.deepcopy(dict(like)), **changes},
+        data.draw(st.none() | st.integers(-1, 200)),
+    )
 
 
 def test_not_an_object() -> None:

@@ -19,16 +19,23 @@ from penstock.runner.step import Step
 from tests.models import oracle
 
 LENGTHS = (3, 64, 17)
-MODULES = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-           {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
 NORMALIZE = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
 
 
 def step(sequences: list[list[int]]) -> Step:
     counts = [len(sequence) for sequence in sequences]
-    return Step(torch.tensor([token for sequence in sequences for token in sequence]),
-                torch.tensor([p for count in counts for p in range(count)]), [], [],
-                torch.tensor([0, *counts]).cumsum(0).to(torch.int32), torch.tensor(counts, dtype=torch.int32))
+    return Step(
+        torch.tensor([token for sequence in sequences for token in sequence]),
+        torch.tensor([p for count in counts for p in range(count)]),
+        [],
+        [],
+        torch.tensor([0, *counts]).cumsum(0).to(torch.int32),
+        torch.tensor(counts, dtype=torch.int32),
+    )
 
 
 def folder(path: Path, modules: list[dict[str, Any]], pooling: dict[str, Any]) -> Path:
@@ -61,34 +68,47 @@ def test_equals_transformers(tmp_path: Path) -> None:
 
 def test_old_norm_spelling(tmp_path: Path) -> None:
     from tests.models.stored import Stored
+
     theirs = oracle.make("BertModel", FAMILIES["BertModel"].like[0])
     tensors = {"bert." + name: tensor.detach() for name, tensor in theirs.state_dict().items()}
-    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-           for name, tensor in tensors.items()} | {"bert.embeddings.position_ids": torch.arange(64)}
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in tensors.items()
+    } | {"bert.embeddings.position_ids": torch.arange(64)}
     config = {"architectures": ["BertModel"], **FAMILIES["BertModel"].like[0]}
-    outputs = [load_model(Stored(config, each), spec_from_config(config)).forward(step([[1, 2, 3]]), [])
-               for each in (tensors, old)]
+    outputs = [
+        load_model(Stored(config, each), spec_from_config(config)).forward(step([[1, 2, 3]]), [])
+        for each in (tensors, old)
+    ]
     assert torch.equal(*outputs)
 
 
 def test_pooling_is_read_from_the_folder(tmp_path: Path) -> None:
     assert read_pooling(tmp_path) == Pooling("mean", normalize=True)
-    assert read_pooling(folder(tmp_path, MODULES, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False,
-                                                   "word_embedding_dimension": 64})) == Pooling("mean", False)
+    assert read_pooling(
+        folder(
+            tmp_path,
+            MODULES,
+            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False, "word_embedding_dimension": 64},
+        )
+    ) == Pooling("mean", False)
     assert read_pooling(folder(tmp_path, [*MODULES, NORMALIZE], {"pooling_mode_cls_token": True})) == Pooling("cls")
     assert read_pooling(folder(tmp_path, MODULES, {"pooling_mode": "cls"})) == Pooling("cls", False)
 
 
-@pytest.mark.parametrize(("modules", "pooling", "said"), [
-    (MODULES, {"pooling_mode_max_tokens": True}, "only one of mean and cls"),
-    (MODULES, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "only one of mean and cls"),
-    (MODULES, {}, "only one of mean and cls"),
-    (MODULES, [], "must hold a JSON object"),
-    (MODULES[:1], {}, "no Pooling module"),
-    ([*MODULES, {"path": "2_Dense", "type": "models.Dense"}], {"pooling_mode": "mean"}, "'Dense'"),
-    ([{"path": "../..", "type": "Pooling"}], {}, "'Pooling'"),
-    ({"a": 1}, {}, "must hold a list"),
-])
+@pytest.mark.parametrize(
+    ("modules", "pooling", "said"),
+    [
+        (MODULES, {"pooling_mode_max_tokens": True}, "only one of mean and cls"),
+        (MODULES, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "only one of mean and cls"),
+        (MODULES, {}, "only one of mean and cls"),
+        (MODULES, [], "must hold a JSON object"),
+        (MODULES[:1], {}, "no Pooling module"),
+        ([*MODULES, {"path": "2_Dense", "type": "models.Dense"}], {"pooling_mode": "mean"}, "'Dense'"),
+        ([{"path": "../..", "type": "Pooling"}], {}, "'Pooling'"),
+        ({"a": 1}, {}, "must hold a list"),
+    ],
+)
 def test_other_pooling_is_refused(tmp_path: Path, modules: Any, pooling: Any, said: str) -> None:
     with pytest.raises(InvalidModel, match=said):
         read_pooling(folder(tmp_path, modules, pooling))

@@ -24,8 +24,12 @@ from tests.models.paged import Paged
 NUM_NEW = 48
 PROMPT_LENGTHS = (1, 7, 38)
 
-CASES = [pytest.param(name, like, id=f"{name}-{number}") for name, family in FAMILIES.items()
-         for number, like in enumerate(family.like) if name != "BertModel"]
+CASES = [
+    pytest.param(name, like, id=f"{name}-{number}")
+    for name, family in FAMILIES.items()
+    for number, like in enumerate(family.like)
+    if name != "BertModel"
+]
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
@@ -51,15 +55,20 @@ def test_equals_transformers(architecture: str, like: dict[str, Any], tmp_path: 
         assert expected.std() > 0.1, "the oracle's logits say nothing"
         assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
         prompt = len(row.tokens) - NUM_NEW
-        assert expected[prompt - 1:].argmax(-1).tolist() == row.tokens[prompt:]
+        assert expected[prompt - 1 :].argmax(-1).tolist() == row.tokens[prompt:]
     windows = [state for state in spec.states if state is not None and state.kind == "window"]
     assert bool(driver.num_freed) == bool(windows)
     assert spec.num_parameters == sum(p.numel() for p in theirs.parameters())
 
 
-@pytest.mark.parametrize(("architecture", "like"), [
-    pytest.param(name, like, id=f"{name}-{number}") for name, family in FAMILIES.items()
-    for number, like in enumerate(family.like)])
+@pytest.mark.parametrize(
+    ("architecture", "like"),
+    [
+        pytest.param(name, like, id=f"{name}-{number}")
+        for name, family in FAMILIES.items()
+        for number, like in enumerate(family.like)
+    ],
+)
 def test_saved_config_says_the_same_as_the_tiny_one(architecture: str, like: dict[str, Any], tmp_path: Path) -> None:
     """The tiny configs hold a few keys in the old or the new spelling; transformers saves all of them in the new."""
     model_class = getattr(oracle.transformers, architecture)

@@ -96,20 +96,26 @@ def with_(name: str, tensor: torch.Tensor) -> Callable[[Tensors], None]:
     return lambda tensors: tensors.update({name: tensor})
 
 
-@pytest.mark.parametrize(("damage", "said"), [
-    (without("model.layers.1.mlp.up_proj.weight"), r"'layers.1.mlp.up_proj.weight' of shape \[96, 64\] is missing"),
-    (without("model.norm.weight"), r"'norm.weight' of shape \[64\] is missing"),
-    (without("lm_head.weight"), "'lm_head.weight' .* is missing"),
-    (without("model.layers.0.self_attn.k_proj.weight"), r"'layers.0.self_attn.k_proj.weight' of shape \[32, 64\]"),
-    (with_("model.extra.weight", torch.zeros(3)), "'model.extra.weight' is unknown to LlamaForCausalLM"),
-    (with_("model.norm.scale", torch.zeros(64)), "'model.norm.scale' is unknown"),
-    (with_("model.layers.2.input_layernorm.weight", torch.ones(64)), r"layers.2.* has no place .*\(2 layers\)"),
-    (with_("model.layers.0.self_attn.q_proj.bias", torch.ones(64)), "q_proj.bias' has no place in the model"),
-    (with_("norm.weight", torch.ones(64)), "'model.norm.weight' and 'norm.weight' are the same parameter"),
-    (with_("model.norm.weight", torch.ones(65)), r"'model.norm.weight' has shape \[65\], but its config says \[64\]"),
-    (with_("lm_head.weight", torch.ones(64, 256)), r"'lm_head.weight' has shape \[64, 256\]"),
-    (with_("lm_head.weight", torch.ones(256, 64, dtype=torch.int32)), "'lm_head.weight' holds torch.int32"),
-])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (without("model.layers.1.mlp.up_proj.weight"), r"'layers.1.mlp.up_proj.weight' of shape \[96, 64\] is missing"),
+        (without("model.norm.weight"), r"'norm.weight' of shape \[64\] is missing"),
+        (without("lm_head.weight"), "'lm_head.weight' .* is missing"),
+        (without("model.layers.0.self_attn.k_proj.weight"), r"'layers.0.self_attn.k_proj.weight' of shape \[32, 64\]"),
+        (with_("model.extra.weight", torch.zeros(3)), "'model.extra.weight' is unknown to LlamaForCausalLM"),
+        (with_("model.norm.scale", torch.zeros(64)), "'model.norm.scale' is unknown"),
+        (with_("model.layers.2.input_layernorm.weight", torch.ones(64)), r"layers.2.* has no place .*\(2 layers\)"),
+        (with_("model.layers.0.self_attn.q_proj.bias", torch.ones(64)), "q_proj.bias' has no place in the model"),
+        (with_("norm.weight", torch.ones(64)), "'model.norm.weight' and 'norm.weight' are the same parameter"),
+        (
+            with_("model.norm.weight", torch.ones(65)),
+            r"'model.norm.weight' has shape \[65\], but its config says \[64\]",
+        ),
+        (with_("lm_head.weight", torch.ones(64, 256)), r"'lm_head.weight' has shape \[64, 256\]"),
+        (with_("lm_head.weight", torch.ones(256, 64, dtype=torch.int32)), "'lm_head.weight' holds torch.int32"),
+    ],
+)
 def test_damage_is_named(damage: Callable[[Tensors], None], said: str) -> None:
     checkpoint = tiny()
     damage(checkpoint.tensors)

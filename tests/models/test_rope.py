@@ -16,21 +16,46 @@ from penstock.models.registry import spec_from_config
 from tests.models import oracle
 
 BASE: dict[str, Any] = dict(
-    vocab_size=256, hidden_size=256, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
-    max_position_embeddings=4096, rope_theta=50000.0)
+    vocab_size=256,
+    hidden_size=256,
+    intermediate_size=96,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    max_position_embeddings=4096,
+    rope_theta=50000.0,
+)
 KINDS: list[dict[str, Any]] = [
     dict(rope_type="linear", factor=4.0),
     dict(rope_type="dynamic", factor=3.0),
-    dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-         original_max_position_embeddings=1024),
+    dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=1024
+    ),
     dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=1024),
-    dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=512, beta_fast=16, beta_slow=2,
-         truncate=False, mscale=0.7, mscale_all_dim=0.3),
+    dict(
+        rope_type="yarn",
+        factor=8.0,
+        original_max_position_embeddings=512,
+        beta_fast=16,
+        beta_slow=2,
+        truncate=False,
+        mscale=0.7,
+        mscale_all_dim=0.3,
+    ),
     dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=512, attention_factor=1.3),
-    dict(rope_type="longrope", short_factor=[1.0 + i / 32 for i in range(32)], factor=16.0,
-         long_factor=[1.0 + i for i in range(32)], original_max_position_embeddings=1024),
-    dict(rope_type="longrope", short_factor=[1.5] * 32, long_factor=[2.5] * 32, attention_factor=1.1,
-         original_max_position_embeddings=2048),
+    dict(
+        rope_type="longrope",
+        short_factor=[1.0 + i / 32 for i in range(32)],
+        factor=16.0,
+        long_factor=[1.0 + i for i in range(32)],
+        original_max_position_embeddings=1024,
+    ),
+    dict(
+        rope_type="longrope",
+        short_factor=[1.5] * 32,
+        long_factor=[2.5] * 32,
+        attention_factor=1.1,
+        original_max_position_embeddings=2048,
+    ),
 ]
 
 

@@ -48,12 +48,17 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
             assert op.examples is not None
             given = [example for example in op.examples() if _fits(name, example)][-1]
             yield name, given
-            if "k_cache" in given and has_fp8 and name != "qkv_attention":      # which takes two other kernels then
+            if "k_cache" in given and has_fp8 and name != "qkv_attention":  # which takes two other kernels then
                 yield name, given | {cache: given[cache].to(FP8) for cache in ("k_cache", "v_cache")}
-    sampled = {"logits": torch.zeros((2, 9000), dtype=torch.bfloat16), "temperature": torch.zeros(3),
-               "keys": torch.zeros(3, dtype=torch.int64), "positions": torch.zeros(2, dtype=torch.int64),
-               "rows": torch.zeros(2, dtype=torch.int32), "last": torch.zeros(3, dtype=torch.int64),
-               "wishes": make_wishes(3, 9000)}
+    sampled = {
+        "logits": torch.zeros((2, 9000), dtype=torch.bfloat16),
+        "temperature": torch.zeros(3),
+        "keys": torch.zeros(3, dtype=torch.int64),
+        "positions": torch.zeros(2, dtype=torch.int64),
+        "rows": torch.zeros(2, dtype=torch.int32),
+        "last": torch.zeros(3, dtype=torch.int64),
+        "wishes": make_wishes(3, 9000),
+    }
     yield "sample", sampled
     if has_extras:
         yield "sample", sampled | {"extras": make_extras(3, 9000, 512)}
@@ -64,8 +69,10 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
     shared = Shared(numbers, numbers, numbers.view(1, 4), 2)
     alibi = torch.linspace(0.1, 0.5, 8)
     ways: list[tuple[Work, dict[str, Any]]] = [
-        (Work(3, tiles, 2, shared), {}), (Work(3, tiles, 1), {"window": 33}),
-        (Work(3, tiles, 2), {"softcap": 20.0, "alibi": alibi})]
+        (Work(3, tiles, 2, shared), {}),
+        (Work(3, tiles, 1), {"window": 33}),
+        (Work(3, tiles, 2), {"softcap": 20.0, "alibi": alibi}),
+    ]
     kinds = [*((torch.bfloat16, *way) for way in ways), *((FP8, *way) for way in ways[:1] if has_fp8)]
     for cache, work, extra in kinds:
         example = paged(1, [(1, 130), (1, 64), (1, 20), (9, 70)], 8, 2, 128, dtype=cache, **extra)
@@ -78,25 +85,47 @@ def _int_products() -> Iterator[dict[str, Any]]:
     """One row over several blocks, with all around it, and gated; each tile of rows, for few outputs and for many."""
     norm, bias = torch.ones(14336), torch.zeros(128)
     for bits in (8, 4):
-        for width, extra in ((14336, {"norm": norm, "eps": 1e-5, "bias": bias}),
-                             (1024, {"gated": True, "activation": "silu", "eps": 1e-5})):
+        for width, extra in (
+            (14336, {"norm": norm, "eps": 1e-5, "bias": bias}),
+            (1024, {"gated": True, "activation": "silu", "eps": 1e-5}),
+        ):
             words, scales = int_example(1, bits, 128, width)
-            yield {"x": torch.ones(1, width, dtype=torch.bfloat16), "words": words, "scales": scales, "num_out": 128,
-                   **extra}
+            yield {
+                "x": torch.ones(1, width, dtype=torch.bfloat16),
+                "words": words,
+                "scales": scales,
+                "num_out": 128,
+                **extra,
+            }
         for num_rows in TILES:
             words, scales = int_example(1, bits, 128, 1024)
-            yield {"x": torch.ones(num_rows, 1024, dtype=torch.bfloat16), "words": words, "scales": scales,
-                   "num_out": 128, "bias": bias, "gated": num_rows > 16, "activation": "silu"}
+            yield {
+                "x": torch.ones(num_rows, 1024, dtype=torch.bfloat16),
+                "words": words,
+                "scales": scales,
+                "num_out": 128,
+                "bias": bias,
+                "gated": num_rows > 16,
+                "activation": "silu",
+            }
             words, scales = empty_ints(bits, 4096, 4096)
-            yield {"x": torch.ones(num_rows, 4096, dtype=torch.float16 if num_rows == 32 else torch.bfloat16),
-                   "words": words, "scales": scales, "num_out": 4096}
+            yield {
+                "x": torch.ones(num_rows, 4096, dtype=torch.float16 if num_rows == 32 else torch.bfloat16),
+                "words": words,
+                "scales": scales,
+                "num_out": 4096,
+            }
 
 
 def _few_rows() -> Iterator[dict[str, Any]]:
     for num_rows, width, eps in ((32, 1024, 1e-5), (9, 4096, 0.0)):
         x = torch.zeros(num_rows, width, dtype=torch.bfloat16)
-        yield {"x": x, "weight": torch.zeros(4096, width, dtype=x.dtype), "eps": eps,
-               "residual": None if eps else torch.zeros(num_rows, 4096, dtype=x.dtype)}
+        yield {
+            "x": x,
+            "weight": torch.zeros(4096, width, dtype=x.dtype),
+            "eps": eps,
+            "residual": None if eps else torch.zeros(num_rows, 4096, dtype=x.dtype),
+        }
 
 
 def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -109,8 +138,11 @@ def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "fp8_product", {"x": x, "weight": weight.to(torch.float8_e4m3fn), "scale": torch.ones(2048), **after}
     yield "product", {"x": torch.zeros(3, 100), "weight": torch.zeros(64, 100), "bias": torch.zeros(64)}
     work = Work(3, torch.tensor([[3, 0]], dtype=torch.int32))
-    for length, size, extra in ((600, 128, {}), (100, 256, {"window": 33}),
-                                (100, 64, {"softcap": 20.0, "alibi": torch.linspace(0.1, 0.5, 8)})):
+    for length, size, extra in (
+        (600, 128, {}),
+        (100, 256, {"window": 33}),
+        (100, 64, {"softcap": 20.0, "alibi": torch.linspace(0.1, 0.5, 8)}),
+    ):
         example = paged(1, [(1, length), (1, 64), (1, 20), (9, 70)], 8, 2, size, dtype=torch.bfloat16, **extra)
         yield "attention", example | {"q": example["q"].bfloat16(), "work": work}
 
@@ -118,14 +150,16 @@ def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 def _fits(name: str, example: dict[str, Any]) -> bool:
     """Kernels only, not what a library or the reference does."""
     first = next(value for value in example.values() if isinstance(value, torch.Tensor))
-    return first.shape[0] > 0 and "k_scale" not in example and (
-        name != "product" or first.shape[0] == 1
-        or is_few(first, example["weight"], example.get("norm")))
+    return (
+        first.shape[0] > 0
+        and "k_scale" not in example
+        and (name != "product" or first.shape[0] == 1 or is_few(first, example["weight"], example.get("norm")))
+    )
 
 
 def main(capability: int, once: bool = False) -> None:
-    triton.runtime.driver.set_active(Elsewhere(capability))      # type: ignore[arg-type]
-    launch._early = lambda device: capability >= 90              # type: ignore[assignment]
+    triton.runtime.driver.set_active(Elsewhere(capability))  # type: ignore[arg-type]
+    launch._early = lambda device: capability >= 90  # type: ignore[assignment]
     compiled: Counter[str] = Counter()
     run = JITFunction.run
 
@@ -138,8 +172,8 @@ def main(capability: int, once: bool = False) -> None:
     def unmultiplied(codes: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype, **scales: Any) -> torch.Tensor:
         return torch.empty((codes.shape[0], weight.shape[1]), dtype=out_dtype)
 
-    JITFunction.run = compile_only                               # type: ignore[method-assign]
-    torch._scaled_mm = unmultiplied                              # type: ignore[assignment]
+    JITFunction.run = compile_only  # type: ignore[method-assign]
+    torch._scaled_mm = unmultiplied  # type: ignore[assignment]
     usual = [(OPS[name].bodies["cuda"], example) for name, example in _calls(capability >= 89, not once)]
     exact = [(OPS[name].exact_bodies["cuda"], example) for name, example in _exact_calls(capability >= 89)]
     for body, example in usual + exact:

@@ -53,8 +53,20 @@ def build() -> None:
         if not (BUILD / "CMakeCache.txt").exists():
             ninja = _found("ninja")
             generator = [] if ninja is None else ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-            _run([cmake, "-S", str(SOURCE), "-B", str(BUILD), *generator, "-DCMAKE_BUILD_TYPE=Release",
-                  "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={COMPILER}"])
+            _run(
+                [
+                    cmake,
+                    "-S",
+                    str(SOURCE),
+                    "-B",
+                    str(BUILD),
+                    *generator,
+                    "-DCMAKE_BUILD_TYPE=Release",
+                    "-DCMAKE_SYSTEM_NAME=Linux",
+                    "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+                    f"-DCMAKE_CXX_COMPILER={COMPILER}",
+                ]
+            )
         _run([cmake, "--build", str(BUILD), "--parallel", "2"])
 
 
@@ -67,8 +79,15 @@ def _run(command: Sequence[str]) -> str:
 def _driver(processor: str) -> list[str]:
     libraries = Path(_run([COMPILER, "-print-file-name=libc.so.6"]).strip()).resolve().parents[1]
     emulator = _found("qemu-aarch64-static", "qemu-aarch64") or "qemu-aarch64"
-    return [emulator, "-L", str(libraries), "-cpu", processor, str(BUILD / "driver"),
-            str(BUILD / "kernels/_kernels.so")]
+    return [
+        emulator,
+        "-L",
+        str(libraries),
+        "-cpu",
+        processor,
+        str(BUILD / "driver"),
+        str(BUILD / "kernels/_kernels.so"),
+    ]
 
 
 def paths_of(processor: str) -> list[str]:
@@ -101,9 +120,13 @@ class Emulator:
     def __init__(self, processor: str, path: str, threads: int = 2) -> None:
         self.path = path
         self.called: set[str] = set()
-        self._errors = tempfile.TemporaryFile()     # noqa: SIM115
-        self._process = subprocess.Popen([*_driver(processor), "serve", str(threads)], stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE, stderr=self._errors)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [*_driver(processor), "serve", str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
 
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
@@ -148,7 +171,7 @@ class Emulator:
             raise self._death()
         buffers, at = [], 8
         for size in sizes:
-            buffers.append(answer[at:at + size])
+            buffers.append(answer[at : at + size])
             at += size
         return struct.unpack("<q", answer[:8])[0], buffers
 

@@ -15,7 +15,7 @@ def hasten() -> None:
     if not hasattr(interpreter, "_patch_lang") or not hasattr(interpreter, "_LangPatchScope"):
         return
     language, change = interpreter.tl, interpreter._patch_lang
-    changed: set[Any] = set()      # modules, in the launch that goes on
+    changed: set[Any] = set()  # modules, in the launch that goes on
 
     def change_once(function: Any) -> Any:
         seen = {value for value in function.__globals__.values() if value is language or value is language.core}

@@ -16,14 +16,26 @@ from penstock.types import Request, SamplingParams
 LENGTH = 60
 DRY = {"dry_multiplier": 2.0, "dry_sequence_breakers": ()}
 ASKED: list[dict[str, Any]] = [
-    {"top_n_sigma": 1.0}, {"top_n_sigma": 0.4, "top_p": 0.9}, {"xtc_probability": 1.0, "xtc_threshold": 0.01},
-    {"xtc_probability": 0.5, "xtc_threshold": 0.002, "top_k": 30}, {"xtc_probability": 1.0, "xtc_threshold": 0.0},
-    {"dynatemp_range": 0.7}, {"dynatemp_range": 0.8, "dynatemp_exponent": 2.0, "top_k": 20, "xtc_probability": 0.9},
-    {"dynatemp_range": 0.3, "min_p": 0.01, "dynatemp_exponent": 0.0}, {"mirostat": 2}, {"mirostat": 1},
-    {"mirostat": 2, "mirostat_tau": 1.5, "repetition_penalty": 1.2}, {"mirostat": 1, "mirostat_tau": 2.0},
-    DRY, {**DRY, "dry_allowed_length": 1, "dry_penalty_last_n": 20, "temperature": 0.0}, {"top_p": 0.8}, {},
+    {"top_n_sigma": 1.0},
+    {"top_n_sigma": 0.4, "top_p": 0.9},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.01},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.002, "top_k": 30},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.0},
+    {"dynatemp_range": 0.7},
+    {"dynatemp_range": 0.8, "dynatemp_exponent": 2.0, "top_k": 20, "xtc_probability": 0.9},
+    {"dynatemp_range": 0.3, "min_p": 0.01, "dynatemp_exponent": 0.0},
+    {"mirostat": 2},
+    {"mirostat": 1},
+    {"mirostat": 2, "mirostat_tau": 1.5, "repetition_penalty": 1.2},
+    {"mirostat": 1, "mirostat_tau": 2.0},
+    DRY,
+    {**DRY, "dry_allowed_length": 1, "dry_penalty_last_n": 20, "temperature": 0.0},
+    {"top_p": 0.8},
+    {},
     {**DRY, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "repeat_last_n": 7, "top_n_sigma": 2.0},
-    {"repetition_penalty": 1.5, "repeat_last_n": 40}, {"frequency_penalty": 0.5, "repeat_last_n": 3}]
+    {"repetition_penalty": 1.5, "repeat_last_n": 40},
+    {"frequency_penalty": 0.5, "repeat_last_n": 3},
+]
 
 
 def rows_of(size: int, seed: int, count: int) -> list[RowState]:

@@ -19,8 +19,18 @@ LENGTH = 150
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 
 
-def _run(block: int, starts: list[int], window: int = 0, dtype: torch.dtype = torch.float32, seed: int = 0,
-         poison: bool = False, heads: int = 6, kv_heads: int = 2, size: int = 24, **rule: Any) -> Tensor:
+def _run(
+    block: int,
+    starts: list[int],
+    window: int = 0,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    poison: bool = False,
+    heads: int = 6,
+    kv_heads: int = 2,
+    size: int = 24,
+    **rule: Any,
+) -> Tensor:
     """Compute LENGTH positions in the steps that begin at `starts`, keys and values going through cache_write."""
     q, k, v = (normal(i, LENGTH, num, size) for i, num in enumerate((heads, kv_heads, kv_heads)))
     used = -(-LENGTH // block)
@@ -34,9 +44,18 @@ def _run(block: int, starts: list[int], window: int = 0, dtype: torch.dtype = to
         table = blocks[: -(-end // block)].clone()
         if window:
             table[: max(0, begin - window + 1) // block] = -1
-        outputs.append(ops.attention(q[begin:end], **caches, table=table[None], lengths=torch.tensor([end]),
-                                     query_start=torch.tensor([0, end - begin]), scale=size**-0.5, window=window,
-                                     **rule))
+        outputs.append(
+            ops.attention(
+                q[begin:end],
+                **caches,
+                table=table[None],
+                lengths=torch.tensor([end]),
+                query_start=torch.tensor([0, end - begin]),
+                scale=size**-0.5,
+                window=window,
+                **rule,
+            )
+        )
     return torch.cat(outputs)
 
 
@@ -53,8 +72,9 @@ def test_chunks_and_blocks_do_not_matter(dtype: torch.dtype, window: int, path: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (8, 1, 32), (2, 2, 80), (7, 1, 33), (13, 1, 16)])
-def test_rows_read_in_place_or_converted_before(dtype: torch.dtype, heads: int, kv_heads: int, size: int,
-                                                path: str) -> None:
+def test_rows_read_in_place_or_converted_before(
+    dtype: torch.dtype, heads: int, kv_heads: int, size: int, path: str
+) -> None:
     """Many rows at once convert a chunk first, few read it in place, odd sizes always convert: the same bits."""
     shape: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "size": size}
     alibi = torch.linspace(0.0, 0.3, heads)
@@ -66,8 +86,9 @@ def test_rows_read_in_place_or_converted_before(dtype: torch.dtype, heads: int, 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "window"), [(9, 3, 64, 0), (4, 1, 256, 512), (3, 3, 20, 0)])
-def test_a_long_sequence_is_shared_among_threads(dtype: torch.dtype, heads: int, kv_heads: int, size: int, window: int,
-                                                 path: str, threads: None) -> None:
+def test_a_long_sequence_is_shared_among_threads(
+    dtype: torch.dtype, heads: int, kv_heads: int, size: int, window: int, path: str, threads: None
+) -> None:
     """Pieces of a sequence whose partials are merged at the end give the bits of the sequence in one piece."""
     example = paged(3, [(1, 2100)], heads, kv_heads, size, dtype=dtype, window=window)
     cpu.set_num_threads(1)
@@ -137,8 +158,13 @@ def test_a_table_that_leads_nowhere_is_refused(path: str) -> None:
 
 def test_caches_that_do_not_fit_are_refused() -> None:
     example = paged(1, [(1, 40)], 2, 1, 24, dtype=torch.int8)
-    for change in ({"k_scale": None}, {"v_scale": example["v_scale"].double()}, {"v_cache": example["k_cache"]},
-                   {"k_cache": example["k_cache"].float()}, {"q": normal(1, 1, 2, 8)}):
+    for change in (
+        {"k_scale": None},
+        {"v_scale": example["v_scale"].double()},
+        {"v_cache": example["k_cache"]},
+        {"k_cache": example["k_cache"].float()},
+        {"q": normal(1, 1, 2, 8)},
+    ):
         with pytest.raises(ValueError, match="cache"):
             ops.attention(**(example | change))
 

@@ -19,9 +19,18 @@ EXACT = [case for case in CASES if case.values[0].bodies["cpu"].exact]
 
 def test_every_op_has_an_exact_body() -> None:
     without = {op.name for op in OPS.values() if "cpu" not in op.bodies or not op.bodies["cpu"].exact}
-    assert without <= {"fp8_mlp", "fp8_product", "int_product", "int_rows", "product", "qkv_attention", "report",
-                       "sample", "single_inputs",      # a GPU's alone
-                       "pooling"}            # its reference is exact
+    assert without <= {
+        "fp8_mlp",
+        "fp8_product",
+        "int_product",
+        "int_rows",
+        "product",
+        "qkv_attention",
+        "report",
+        "sample",
+        "single_inputs",  # a GPU's alone
+        "pooling",
+    }  # its reference is exact
     assert all(len(examples_of(op)) >= 4 for op in WITH_BODY)
 
 

@@ -44,6 +44,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
 
 def _given(product: Product, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows that the library is asked about."""
+
     def made(size: cublas.Size) -> Product:
         asked.append(size.num_rows)
         return product
@@ -57,12 +58,13 @@ def test_the_named_kernel_is_taken(pair: tuple[Tensor, Tensor], monkeypatch: pyt
     asked = _given(Product(), monkeypatch)
     for _ in range(2):
         assert torch.equal(cublas.multiplied(*pair), torch.full((12, 48), 7.0))
-    assert asked == [cublas.STEP, 12, 12]          # for a kernel once, rounded up
+    assert asked == [cublas.STEP, 12, 12]  # for a kernel once, rounded up
 
 
 @pytest.mark.parametrize("product", [Product(can=False), Product(names=False)])
-def test_what_the_library_cannot_torch_does(product: Product, pair: tuple[Tensor, Tensor],
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_library_cannot_torch_does(
+    product: Product, pair: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _given(product, monkeypatch)
     assert torch.equal(cublas.multiplied(*pair), torch.mm(pair[0], pair[1].t()))
 
@@ -74,8 +76,14 @@ def test_without_the_library_torch_does_it(pair: tuple[Tensor, Tensor], monkeypa
 
 def _on_gpu(rows: int, **other: Any) -> Any:
     """What is asked of a tensor there."""
-    known = {"shape": (rows, 16), "is_cuda": True, "dtype": torch.bfloat16, "is_contiguous": lambda: True,
-             "data_ptr": lambda: 64, "numel": lambda: cublas.MUCH // cublas.MANY_ROWS}
+    known = {
+        "shape": (rows, 16),
+        "is_cuda": True,
+        "dtype": torch.bfloat16,
+        "is_contiguous": lambda: True,
+        "data_ptr": lambda: 64,
+        "numel": lambda: cublas.MUCH // cublas.MANY_ROWS,
+    }
     return SimpleNamespace(**known | other)
 
 
@@ -83,10 +91,13 @@ def test_what_suits_on_a_gpu() -> None:
     many, weight = cublas.MANY_ROWS, _on_gpu(8)
     assert cublas._suits(_on_gpu(many), weight) and cublas._suits(_on_gpu(many + 1), weight)
     apart: list[tuple[Any, Any]] = [
-        (_on_gpu(many - 1), weight), (_on_gpu(many), _on_gpu(8, numel=lambda: cublas.MUCH // many - 1)),
+        (_on_gpu(many - 1), weight),
+        (_on_gpu(many), _on_gpu(8, numel=lambda: cublas.MUCH // many - 1)),
         (_on_gpu(many, dtype=torch.float16), weight),
         (_on_gpu(many, dtype=torch.float32), _on_gpu(8, dtype=torch.float32)),
-        (_on_gpu(many, is_contiguous=lambda: False), weight), (_on_gpu(many), _on_gpu(8, data_ptr=lambda: 72))]
+        (_on_gpu(many, is_contiguous=lambda: False), weight),
+        (_on_gpu(many), _on_gpu(8, data_ptr=lambda: 72)),
+    ]
     assert not any(cublas._suits(*pair) for pair in apart)
 
 

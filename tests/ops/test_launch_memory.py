@@ -44,8 +44,11 @@ class Played:
     def _run(self, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         self.asked.append(args)
         number = len(self.asked)
-        return SimpleNamespace(run=lambda *given: self.launched.append((number, *given)), function=f"f{number}",
-                               packed_metadata=f"m{number}")
+        return SimpleNamespace(
+            run=lambda *given: self.launched.append((number, *given)),
+            function=f"f{number}",
+            packed_metadata=f"m{number}",
+        )
 
     def __call__(self, *args: Any, grid: tuple[int, ...] = (5,), **options: Any) -> None:
         self.kernel[grid](*args, **options)
@@ -64,15 +67,27 @@ def test_the_second_launch_of_a_kind_goes_straight_to_the_compiled_kernel(played
     assert len(played.asked) == 1
     (launch,) = played.launched
     assert launch[:10] == (1, 3, 2, 1, 99, "f1", "m1", None, None, None)
-    assert launch[10] is other and launch[11:] == (32, 1e-5, 64, 7, True)       # in the order of the signature
+    assert launch[10] is other and launch[11:] == (32, 1e-5, 64, 7, True)  # in the order of the signature
 
 
-@pytest.mark.parametrize(("args", "options"), [
-    ((Y, 16, 1.0, 64), {}), ((X[1:], 16, 1.0, 64), {}), ((X, 17, 1.0, 64), {}), ((X, 16, 1, 64), {}),
-    ((X, 16, True, 64), {}), ((None, 16, 1.0, 64), {}), ((X, 16, 1.0, 32), {}), ((X, 16, 1.0, 64), {"num_warps": 8}),
-    ((X, 16, 1.0, 64, 7), {}), ((X, 16, 1.0, 64), {"LAST": 7})])
-def test_what_may_take_another_kernel_is_asked_for(args: tuple[Any, ...], options: dict[str, Any],
-                                                   played: Played) -> None:
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        ((Y, 16, 1.0, 64), {}),
+        ((X[1:], 16, 1.0, 64), {}),
+        ((X, 17, 1.0, 64), {}),
+        ((X, 16, 1, 64), {}),
+        ((X, 16, True, 64), {}),
+        ((None, 16, 1.0, 64), {}),
+        ((X, 16, 1.0, 32), {}),
+        ((X, 16, 1.0, 64), {"num_warps": 8}),
+        ((X, 16, 1.0, 64, 7), {}),
+        ((X, 16, 1.0, 64), {"LAST": 7}),
+    ],
+)
+def test_what_may_take_another_kernel_is_asked_for(
+    args: tuple[Any, ...], options: dict[str, Any], played: Played
+) -> None:
     """Another type, an address that is not aligned, another number, one of another type, another option."""
     played(X, 16, 1.0, 64)
     played(*args, **options)
@@ -111,11 +126,17 @@ print([type(one).__name__ for one in (rms_norm._rms_norm, attention._single)])
 """
 
 
-@pytest.mark.parametrize(("version", "expected"), [("3.9.1+git3", "Remembering"), ("3.5.1", "JITFunction"),
-                                                   ("3.10.0", "JITFunction")])
+@pytest.mark.parametrize(
+    ("version", "expected"), [("3.9.1+git3", "Remembering"), ("3.5.1", "JITFunction"), ("3.10.0", "JITFunction")]
+)
 def test_all_of_ours_remember_where_triton_is_as_known(version: str, expected: str) -> None:
     """A process of its own, where kernels are not interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", KINDS.format(version=version)], capture_output=True, text=True,
-                          env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", KINDS.format(version=version)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     assert done.stdout.strip() == str([expected, expected]), done.stderr

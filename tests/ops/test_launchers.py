@@ -34,7 +34,7 @@ def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = ModuleType(NAME)
 
     def load(name: str, path: str) -> ModuleType:
-        shared.launch = path                      # type: ignore[attr-defined]
+        shared.launch = path  # type: ignore[attr-defined]
         time.sleep(0.002)
         return shared
 

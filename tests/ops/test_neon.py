@@ -17,8 +17,11 @@ from penstock.quant.gguf import GGML_TYPES
 from tests.ops.check import check_near_reference, check_rows_independent, example_of, examples_of, same_bits
 from tests.ops.emulator import Emulator, build, emulated, missing, paths_of
 
-pytestmark = [pytest.mark.skipif(missing() is not None, reason=missing() or ""),
-              pytest.mark.slow, pytest.mark.timeout(3600)]     # the first test compiles for minutes
+pytestmark = [
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+]  # the first test compiles for minutes
 WITH_BODY = [op for op in OPS.values() if "cpu" in op.bodies]
 EVERY_OP = pytest.mark.parametrize("op", WITH_BODY, ids=lambda op: op.name)
 # The oldest processors that must do: the first 64-bit ones, and early ones with integer dot products.

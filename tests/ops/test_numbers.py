@@ -34,14 +34,22 @@ def test_rounding_is_to_nearest_even(dtype: torch.dtype, path: str) -> None:
     exact = _every(dtype).float()
     halfway = (exact[:-1].double() + exact[1:].double()).div(2).float()
     random = integers(1, 2**32, 200_000).to(torch.int32).view(torch.float32)
-    x = torch.cat([exact, halfway, torch.nextafter(halfway, exact[:-1]), torch.nextafter(halfway, exact[1:]), random,
-                   random.clamp(-1e-4, 1e-4) * 1e-3])
+    x = torch.cat(
+        [
+            exact,
+            halfway,
+            torch.nextafter(halfway, exact[:-1]),
+            torch.nextafter(halfway, exact[1:]),
+            random,
+            random.clamp(-1e-4, 1e-4) * 1e-3,
+        ]
+    )
     x = x[: x.numel() // 16 * 16].view(-1, 1, 16)
     caches = cache_pool(x.shape[0], 1, 1, 16, dtype)
     ops.cache_write(x, -x, **caches, slots=torch.arange(x.shape[0]))
     for cache, values in (("k_cache", x.flatten()), ("v_cache", -x.flatten())):
         got, wanted = caches[cache].flatten(), values.to(dtype)
-        if dtype is torch.float16:      # whose range is small: what is too large becomes the largest
+        if dtype is torch.float16:  # whose range is small: what is too large becomes the largest
             too_large = values.isfinite() & wanted.isinf()
             assert too_large.sum() > 1000
             wanted[too_large] = 65504.0 * values[too_large].sign().half()
@@ -60,8 +68,13 @@ def test_functions_are_accurate(path: str) -> None:
     assert _worst_ulp(silu, x.double() * torch.sigmoid(x.double())) < 4
     assert _worst_ulp(ops.softcap(x, 1.0), torch.tanh(x.double())) < 4
     gelu = x.double() * 0.5 * torch.erfc(-x.double() * 0.5**0.5)
-    assert _worst_ulp(ops.activation(x.clamp(-4, 4), "gelu"), x.double().clamp(-4, 4) * 0.5
-                      * torch.erfc(-x.double().clamp(-4, 4) * 0.5**0.5)) < 24
+    assert (
+        _worst_ulp(
+            ops.activation(x.clamp(-4, 4), "gelu"),
+            x.double().clamp(-4, 4) * 0.5 * torch.erfc(-x.double().clamp(-4, 4) * 0.5**0.5),
+        )
+        < 24
+    )
     torch.testing.assert_close(ops.activation(x, "gelu").double(), gelu, rtol=3e-7, atol=3e-7)
 
 
@@ -77,8 +90,11 @@ def test_special_values(kind: str, path: str) -> None:
 def test_a_value_is_the_same_at_every_place(path: str) -> None:
     """Vector bodies and scalar remainders of a loop agree bit for bit."""
     x = torch.linspace(-30, 30, 67)
-    for function in (lambda t: ops.activation(t, "gelu"), lambda t: ops.activation(t, "silu"),
-                     lambda t: ops.softcap(t, 5.0)):
+    for function in (
+        lambda t: ops.activation(t, "gelu"),
+        lambda t: ops.activation(t, "silu"),
+        lambda t: ops.softcap(t, 5.0),
+    ):
         whole = function(x[None])[0]
         for width in (1, 2, 3, 5, 7, 8, 9, 15, 17):
             pieces = [function(piece[None])[0] for piece in x.split(width)]

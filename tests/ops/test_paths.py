@@ -32,8 +32,9 @@ print(ops.cpu.path(), ops.cpu.num_threads(), int(y.sum()))
 
 def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    return subprocess.run([sys.executable, "-c", code], env=clean | environment, capture_output=True, text=True,
-                          timeout=120, cwd="/")
+    return subprocess.run(
+        [sys.executable, "-c", code], env=clean | environment, capture_output=True, text=True, timeout=120, cwd="/"
+    )
 
 
 def test_the_compiled_library_is_there() -> None:
@@ -51,8 +52,9 @@ def test_the_best_path_and_all_cores_are_the_default() -> None:
     assert answer.stdout.split() == [cpu.paths()[-1], str(available_cores()), "30"], answer.stderr
 
 
-@pytest.mark.parametrize(("name", "value"), [("PENSTOCK_CPU", "sse9"), ("PENSTOCK_THREADS", "0"),
-                                             ("PENSTOCK_THREADS", "many")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("PENSTOCK_CPU", "sse9"), ("PENSTOCK_THREADS", "0"), ("PENSTOCK_THREADS", "many")]
+)
 def test_an_impossible_choice_is_named(name: str, value: str) -> None:
     answer = _python(SHOW, **{name: value})
     assert answer.returncode == 1

@@ -24,7 +24,7 @@ def _stress(seed: int) -> int:
     for _ in range(60):
         rows = rng.choice((1, 2, 3, 17, 64))
         x = normal(rng.randrange(1000), rows, 96)
-        parts = [ops.linear(x[i:i + 1], PANELS, 200) for i in range(rows)]
+        parts = [ops.linear(x[i : i + 1], PANELS, 200) for i in range(rows)]
         wrong += not same_bits(ops.linear(x, PANELS, 200), torch.cat(parts))
         if rng.random() < 0.1:
             time.sleep(rng.random() / 500)
@@ -57,7 +57,11 @@ def test_every_item_is_computed_once(threads: None) -> None:
 
 def test_threads_sleep_when_there_is_nothing_to_do() -> None:
     """Breaks when workers spin on after a call or a replayed list."""
-    answer = subprocess.run([sys.executable, "-c", """
+    answer = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            """
 import time, torch
 from penstock import ops
 from penstock.ops.cpu.arena import Arena
@@ -71,8 +75,14 @@ time.sleep(0.1)
 before = time.process_time()
 time.sleep(1.5)
 print(time.process_time() - before)
-"""], capture_output=True, text=True, timeout=120, check=True)
-    assert float(answer.stdout) < 0.015          # seconds of processor time: 50 ms in 5 s
+""",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert float(answer.stdout) < 0.015  # seconds of processor time: 50 ms in 5 s
 
 
 def test_torch_keeps_to_one_thread_beside_ours() -> None:

@@ -38,8 +38,13 @@ def test_the_same_bits_as_one_by_one(index: int, path: str) -> None:
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     example = example_of(OP, 2)
-    wrong = {"qkv": torch.ones(7, 100), "q_norm": torch.ones(3), "sin": None, "slots": torch.arange(3),
-             "cos": torch.ones(50, 200)}
+    wrong = {
+        "qkv": torch.ones(7, 100),
+        "q_norm": torch.ones(3),
+        "sin": None,
+        "slots": torch.arange(3),
+        "cos": torch.ones(50, 200),
+    }
     for name, value in wrong.items():
         with pytest.raises(ValueError, match="do not fit|has the shape"):
             ops.qkv_write(**(example | {name: value}))

@@ -32,7 +32,7 @@ def _network(x: Tensor) -> Tensor:
         y = ops.linear(ops.rms_norm(x, WEIGHT, 1e-5), PANELS, 48)
         y = ops.activation(ops.add(y[:, :24], y.view(-1, 2, 24)[:, 1], 0.5), "silu")
         x = ops.add(x, ops.linear(y, WIDER, 48))
-        x = ops.layer_norm(ops.gather(BACKWARDS[-x.shape[0]:], x), WEIGHT, None, 1e-5, residual=x)
+        x = ops.layer_norm(ops.gather(BACKWARDS[-x.shape[0] :], x), WEIGHT, None, 1e-5, residual=x)
     return x
 
 
@@ -56,7 +56,7 @@ def test_a_replay_gives_the_bits_of_the_calls(num_rows: int, path: str, threads:
 @torch.inference_mode()
 def test_tapes_share_their_memory_and_reuse_it_within() -> None:
     arena, inputs = Arena(), [normal(n, n, 48) for n in (64, 1, 9)]
-    tapes = [_recorded(lambda x=x: _network(x), arena) for x in inputs]       # type: ignore[misc]
+    tapes = [_recorded(lambda x=x: _network(x), arena) for x in inputs]  # type: ignore[misc]
     assert arena.num_bytes <= 1 << 22 and sum(len(tape.kernels) for tape in tapes) > 100
     for x, tape in [*zip(inputs, tapes), *zip(inputs, tapes)]:
         assert same_bits(tape.replay(), _network(x))
@@ -85,7 +85,7 @@ def test_live_tensors_never_overlap() -> None:
         whole = layout.tensor(torch.empty(int(rng.integers(1, 3000)), dtype=torch.int32))
         assert whole.data_ptr() % ALIGNMENT == 0
         whole.fill_(number)
-        alive.append((whole[whole.shape[0] // 2:], number))
+        alive.append((whole[whole.shape[0] // 2 :], number))
     assert all((part == number).all() for part, number in alive)
     alive.clear()
     del whole
@@ -102,7 +102,7 @@ def test_every_op_can_be_replayed(name: str, path: str) -> None:
     for index in range(len(examples_of(op))):
         example, wanted = example_of(op, index), example_of(op, index)
         expected = op(**wanted)
-        result, tape = record(lambda example=example: op(**example), Arena())      # type: ignore[misc]
+        result, tape = record(lambda example=example: op(**example), Arena())  # type: ignore[misc]
         if not isinstance(tape, Tape):
             continue
         num_replayed += 1
@@ -120,13 +120,30 @@ def test_every_kernel_takes_words(path: str) -> None:
     assert [kernel.name for kernel in KERNELS if not kernel.packed] == []
 
 
-@pytest.mark.parametrize("compute", [
-    lambda x: x + 1, lambda x: x.mul_(2), lambda x: x.clone(), lambda x: x.t().contiguous(), lambda x: x[0].sum(),
-    lambda x: x.tolist(), lambda x: x[0, 0].item(), lambda x: bool(x.any()), lambda x: x[torch.tensor([0])],
-    lambda x: x.numpy().sum(), lambda x: torch.zeros(3), lambda x: torch.arange(3), lambda x: x.double(),
-    lambda x: torch.tensor([1.0]), lambda x: x.new_zeros(3), lambda x: torch.from_numpy(np.ones(3)),
-    lambda x: x.t().reshape(-1), lambda x: x.__setitem__(0, 5.0), lambda x: torch.cat([x, x]),
-])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x + 1,
+        lambda x: x.mul_(2),
+        lambda x: x.clone(),
+        lambda x: x.t().contiguous(),
+        lambda x: x[0].sum(),
+        lambda x: x.tolist(),
+        lambda x: x[0, 0].item(),
+        lambda x: bool(x.any()),
+        lambda x: x[torch.tensor([0])],
+        lambda x: x.numpy().sum(),
+        lambda x: torch.zeros(3),
+        lambda x: torch.arange(3),
+        lambda x: x.double(),
+        lambda x: torch.tensor([1.0]),
+        lambda x: x.new_zeros(3),
+        lambda x: torch.from_numpy(np.ones(3)),
+        lambda x: x.t().reshape(-1),
+        lambda x: x.__setitem__(0, 5.0),
+        lambda x: torch.cat([x, x]),
+    ],
+)
 @torch.inference_mode()
 def test_what_torch_computes_is_an_obstacle(compute: Callable[[Tensor], Any]) -> None:
     x = normal(1, 3, 48)

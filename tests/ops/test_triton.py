@@ -10,7 +10,7 @@ import torch
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
 import penstock.ops.triton  # noqa: E402, F401  registers the bodies
@@ -22,6 +22,7 @@ from tests.ops.check import example_of, examples_of  # noqa: E402
 DEVICE = "cuda" if ON_GPU else "cpu"
 WITH_BODY = [op for op in OPS.values() if "cuda" in op.bodies]
 
+
 def takes_long(op: Op[..., Any], index: int) -> bool:
     """Through the interpreter: many outputs of one row, in every dtype."""
     if op.name == "int_product":
@@ -29,8 +30,11 @@ def takes_long(op: Op[..., Any], index: int) -> bool:
     return (op.name, index) == ("fp8_mlp", 1)
 
 
-CASES = [pytest.param(op, i, id=f"{op.name}-{i}", marks=[pytest.mark.slow] if takes_long(op, i) else [])
-         for op in WITH_BODY for i in range(len(examples_of(op)))]
+CASES = [
+    pytest.param(op, i, id=f"{op.name}-{i}", marks=[pytest.mark.slow] if takes_long(op, i) else [])
+    for op in WITH_BODY
+    for i in range(len(examples_of(op)))
+]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
@@ -59,8 +63,10 @@ def test_near_reference(op: Op[..., Any], index: int) -> None:
     expected = op.reference(**expected_example)
     example = as_on_gpu(example_of(op, index))
     found = run(op, example)
-    first = next((value for value in expected_example.values() if torch.is_tensor(value) and value.is_floating_point()),
-                 torch.zeros(0))
+    first = next(
+        (value for value in expected_example.values() if torch.is_tensor(value) and value.is_floating_point()),
+        torch.zeros(0),
+    )
     caches = [example[name].dtype for name in ("k_cache",) if name in example]
     worst = max([first.dtype, *caches], key=lambda dtype: TOLERANCE.get(dtype, 0))
     for name in ("ids", "positions", "lengths", "slots", "table", "step_table"):
@@ -127,12 +133,14 @@ def test_common_positions_are_read_once_for_all(num_parts: int, extra: dict[str,
 def test_draws_follow_the_probabilities(count: int) -> None:
     """Against softmax, over many positions and over many keys. Breaks if draws depend on each other."""
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0, 1.0])
-    for keys, positions in ((torch.full((count,), 77), torch.arange(count)), (torch.arange(count) << 21,
-                                                                             torch.full((count,), 5))):
+    for keys, positions in (
+        (torch.full((count,), 77), torch.arange(count)),
+        (torch.arange(count) << 21, torch.full((count,), 5)),
+    ):
         tokens = sample.reference(logits.expand(count, 6), torch.full((count,), 0.7), keys, positions)
         expected = torch.softmax(logits / 0.7, -1) * count
         found = torch.bincount(tokens, minlength=6)
-        assert ((found - expected).square() / expected).sum() < 20.5       # 5 degrees of freedom: one in a thousand
+        assert ((found - expected).square() / expected).sum() < 20.5  # 5 degrees of freedom: one in a thousand
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(30_000, marks=pytest.mark.slow)])
@@ -143,7 +151,7 @@ def test_draws_over_many_pieces(count: int) -> None:
     tokens = sample.reference(logits, torch.ones(count), torch.arange(count) << 13, torch.arange(count) % 7)
     expected = torch.softmax(torch.tensor([0.0, 1.0, 2.0]), -1) * count
     found = torch.tensor([(tokens == token).sum() for token in (5, 4100, 8999)])
-    assert found.sum() == count and ((found - expected).square() / expected).sum() < 13.8     # one in a thousand
+    assert found.sum() == count and ((found - expected).square() / expected).sum() < 13.8  # one in a thousand
 
 
 def test_bodies_are_named() -> None:

@@ -12,7 +12,7 @@ import torch
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
 import penstock.ops.triton  # noqa: E402, F401  registers the bodies
@@ -30,15 +30,28 @@ from tests.ops.interpreter import steady_dots  # noqa: E402, F401  a fixture
 pytestmark = pytest.mark.usefixtures("steady_dots")
 DEVICE = "cuda" if ON_GPU else "cpu"
 OWN: list[Op[..., Any]] = [product, attention]
-if ON_GPU:               # the interpreter rounds 8-bit floats its own way
+if ON_GPU:  # the interpreter rounds 8-bit floats its own way
     OWN += [fp8_product, fp8_mlp]
-CASES = [pytest.param(op, i, id=f"{op.name}-{i}") for op in OWN for i in range(len(examples_of(op)))
-         if "k_scale" not in examples_of(op)[i]]
+CASES = [
+    pytest.param(op, i, id=f"{op.name}-{i}")
+    for op in OWN
+    for i in range(len(examples_of(op)))
+    if "k_scale" not in examples_of(op)[i]
+]
 EXACT = [op for op in OPS.values() if "cuda" in op.exact_bodies and (ON_GPU or op not in OWN)]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 COUNTS = (1, 15, 16, 17, 33, 64, 65, 130)
-REAL = [(4096, 6144, False), (4096, 4096, False), (4096, 28672, True), (14336, 4096, False), (1024, 4096, False),
-        (1024, 6144, True), (3072, 1024, False), (576, 1536, True), (576, 49152, False)]
+REAL = [
+    (4096, 6144, False),
+    (4096, 4096, False),
+    (4096, 28672, True),
+    (14336, 4096, False),
+    (1024, 4096, False),
+    (1024, 6144, True),
+    (3072, 1024, False),
+    (576, 1536, True),
+    (576, 49152, False),
+]
 
 
 def on_device(example: dict[str, Any]) -> dict[str, Any]:
@@ -59,17 +72,19 @@ def test_near_reference(op: Op[..., Any], index: int) -> None:
     dtypes = [value.dtype for value in example.values() if torch.is_tensor(value) and value.dtype in TOLERANCE]
     tolerance = max(TOLERANCE[dtype] for dtype in dtypes) if op in (product, attention) else 0.1
     found = run(op, on_device(example))
-    torch.testing.assert_close(found.float().cpu(), exact_reference(op, example_of(op, index)).float(), rtol=tolerance,
-                               atol=tolerance)
+    torch.testing.assert_close(
+        found.float().cpu(), exact_reference(op, example_of(op, index)).float(), rtol=tolerance, atol=tolerance
+    )
 
 
 @pytest.mark.parametrize("examples", ["some", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("op", EXACT, ids=lambda op: op.name)
 def test_rows_are_independent(op: Op[..., Any], examples: str) -> None:
     """Rows in another order, and one alone; of whatever says that it is exact."""
-    indices = [index for index, example in enumerate(examples_of(op))
-               if op.rows.count(example) and "k_scale" not in example]
-    for index in indices[::-1 if examples == "all" else -3]:
+    indices = [
+        index for index, example in enumerate(examples_of(op)) if op.rows.count(example) and "k_scale" not in example
+    ]
+    for index in indices[:: -1 if examples == "all" else -3]:
         count = op.rows.count(examples_of(op)[index])
         whole = on_device(example_of(op, index))
         result = run(op, whole)
@@ -78,20 +93,30 @@ def test_rows_are_independent(op: Op[..., Any], examples: str) -> None:
         for rows in (order if ON_GPU else order[:9], order[-1:]):
             part = on_device(op.rows.take(example_of(op, index), rows))
             partial = run(op, part)
-            assert same_bits(op.rows.outputs(part, partial, list(range(len(rows)))).cpu(),
-                             op.rows.outputs(whole, result, rows).cpu()), f"{op.name}, example {index}, rows {rows}"
+            assert same_bits(
+                op.rows.outputs(part, partial, list(range(len(rows)))).cpu(), op.rows.outputs(whole, result, rows).cpu()
+            ), f"{op.name}, example {index}, rows {rows}"
 
 
 def product_call(width: int, num_out: int, gated: bool, dtype: torch.dtype, num_rows: int) -> dict[str, Any]:
     size = num_out // 2 if gated else num_out
-    return on_device({"x": normal(1, num_rows, width, dtype=dtype),
-                      "weight": normal(2, num_out, width, scale=0.1, dtype=dtype), "bias": normal(3, num_out),
-                      "residual": None if gated else normal(4, num_rows, size, dtype=dtype),
-                      "activation": "silu" if gated else None, "gated": gated, "norm": None, "eps": 1e-5})
+    return on_device(
+        {
+            "x": normal(1, num_rows, width, dtype=dtype),
+            "weight": normal(2, num_out, width, scale=0.1, dtype=dtype),
+            "bias": normal(3, num_out),
+            "residual": None if gated else normal(4, num_rows, size, dtype=dtype),
+            "activation": "silu" if gated else None,
+            "gated": gated,
+            "norm": None,
+            "eps": 1e-5,
+        }
+    )
 
 
 def check_products(op: Op[..., Any], call: dict[str, Any], counts: tuple[int, ...]) -> None:
     """So many of the rows of a call, in any order."""
+
     def result(rows: list[int]) -> torch.Tensor:
         found: torch.Tensor = run(op, op.rows.take(call, rows))
         return found.cpu()
@@ -149,25 +174,40 @@ def test_parts_follow_from_the_shape() -> None:
 
 
 EXTRAS: list[dict[str, Any]] = [
-    {}, {"window": 33}, {"alibi": torch.linspace(0.01, 0.5, 3)}, {"block": 4, "dtype": torch.bfloat16, "window": 600}]
+    {},
+    {"window": 33},
+    {"alibi": torch.linspace(0.01, 0.5, 3)},
+    {"block": 4, "dtype": torch.bfloat16, "window": 600},
+]
 MORE: list[dict[str, Any]] = [{"window": 700}, {"softcap": 20.0}, {"dtype": torch.float16}]
 
 
 def chunks(example: dict[str, Any], s: int, cuts: list[int]) -> torch.Tensor:
     """The queries of sequence s in steps that end there, one after the other."""
-    first, last = example["query_start"][s:s + 2].tolist()
+    first, last = example["query_start"][s : s + 2].tolist()
     length = int(example["lengths"][s])
     begin, found = length - (last - first), []
     for start, end in zip([begin, *cuts], [*cuts, length]):
-        found.append(run(attention, example | {
-            "q": example["q"][first + start - begin:first + end - begin], "table": example["table"][s:s + 1],
-            "query_start": torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE),
-            "lengths": torch.tensor([end], dtype=torch.int32, device=DEVICE)}))
+        found.append(
+            run(
+                attention,
+                example
+                | {
+                    "q": example["q"][first + start - begin : first + end - begin],
+                    "table": example["table"][s : s + 1],
+                    "query_start": torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE),
+                    "lengths": torch.tensor([end], dtype=torch.int32, device=DEVICE),
+                },
+            )
+        )
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("extra", [*EXTRAS, *(pytest.param(extra, marks=pytest.mark.slow) for extra in MORE)],
-                         ids=lambda extra: "-".join(extra) or "plain")
+@pytest.mark.parametrize(
+    "extra",
+    [*EXTRAS, *(pytest.param(extra, marks=pytest.mark.slow) for extra in MORE)],
+    ids=lambda extra: "-".join(extra) or "plain",
+)
 def test_attention_along_any_road(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of a prompt, chunks of it cut anywhere, its queries one by one with their parts side by side or not: they
     get the same. Breaks if a part begins where a chunk does, or if keys that are not seen leave a trace."""
@@ -203,8 +243,9 @@ def test_what_lies_before_a_window_is_not_read() -> None:
     given["v_cache"] = torch.cat((given["v_cache"], others.transpose(2, 3))).contiguous()
     given["table"] = torch.where(given["table"] < 0, len(given["k_cache"]) - 1, given["table"])
     for work in (None, Work(3)):
-        torch.testing.assert_close(run(attention, given | {"work": work}).cpu(), attention.reference(**example),
-                                   rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(
+            run(attention, given | {"work": work}).cpu(), attention.reference(**example), rtol=2e-5, atol=2e-5
+        )
 
 
 @pytest.mark.skipif(not ON_GPU, reason="too much for the interpreter")

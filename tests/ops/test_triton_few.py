@@ -14,8 +14,10 @@ pytest.importorskip("triton")
 from penstock.ops.triton.few_rows import few_rows  # noqa: E402
 
 
-@pytest.mark.parametrize(("num_rows", "width", "num_out", "eps", "activation"), [
-    (2, 100, 70, 1e-5, None), (17, 256, 64, 0.0, "silu"), (32, 130, 200, 1e-5, "relu2")])
+@pytest.mark.parametrize(
+    ("num_rows", "width", "num_out", "eps", "activation"),
+    [(2, 100, 70, 1e-5, None), (17, 256, 64, 0.0, "silu"), (32, 130, 200, 1e-5, "relu2")],
+)
 def test_as_the_reference(num_rows: int, width: int, num_out: int, eps: float, activation: str | None) -> None:
     """Breaks if a row's factor, an output's bias or what lies beyond the last of either is another's."""
     x = normal(1, num_rows, width, dtype=torch.float16).to(DEVICE)
@@ -24,13 +26,17 @@ def test_as_the_reference(num_rows: int, width: int, num_out: int, eps: float, a
     expected = product.reference(x, weight, bias, residual, activation, False, None, eps)
     found = few_rows(x, weight, bias, residual.clone(), activation, False, eps)
     torch.testing.assert_close(found, expected, atol=4e-3, rtol=4e-3)
-    torch.testing.assert_close(few_rows(x, weight, None, None, activation, False, eps),
-                               product.reference(x, weight, None, None, activation, False, None, eps),
-                               atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(
+        few_rows(x, weight, None, None, activation, False, eps),
+        product.reference(x, weight, None, None, activation, False, None, eps),
+        atol=4e-3,
+        rtol=4e-3,
+    )
 
 
-@pytest.mark.parametrize(("num_rows", "width", "num_out", "eps"),
-                         [(2, 100, 140, 1e-5), (32, 256, 64, 0.0), (9, 64, 2, 0.0)])
+@pytest.mark.parametrize(
+    ("num_rows", "width", "num_out", "eps"), [(2, 100, 140, 1e-5), (32, 256, 64, 0.0), (9, 64, 2, 0.0)]
+)
 def test_gates_as_the_reference(num_rows: int, width: int, num_out: int, eps: float) -> None:
     """Breaks if a gate meets another one's values; the last program has fewer than it could take."""
     x = normal(1, num_rows, width, dtype=torch.float16).to(DEVICE)
@@ -39,15 +45,20 @@ def test_gates_as_the_reference(num_rows: int, width: int, num_out: int, eps: fl
     expected = product.reference(x, weight, bias, residual, "silu", True, None, eps)
     found = few_rows(x, weight, bias, residual.clone(), "silu", True, eps)
     torch.testing.assert_close(found, expected, atol=4e-3, rtol=4e-3)
-    torch.testing.assert_close(few_rows(x, weight, None, None, "silu", True, eps),
-                               product.reference(x, weight, None, None, "silu", True, None, eps), atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(
+        few_rows(x, weight, None, None, "silu", True, eps),
+        product.reference(x, weight, None, None, "silu", True, None, eps),
+        atol=4e-3,
+        rtol=4e-3,
+    )
 
 
 def test_rows_of_a_wider_tensor() -> None:
     x = normal(1, 5, 96, dtype=torch.float16).to(DEVICE)[:, :64]
     weight = normal(2, 30, 64, scale=0.1, dtype=torch.float16).to(DEVICE)
-    torch.testing.assert_close(few_rows(x, weight, None, None, None, False, 0.0), product.reference(x, weight),
-                               atol=4e-3, rtol=4e-3)
+    torch.testing.assert_close(
+        few_rows(x, weight, None, None, None, False, 0.0), product.reference(x, weight), atol=4e-3, rtol=4e-3
+    )
 
 
 def test_which_products_are_of_few_rows() -> None:

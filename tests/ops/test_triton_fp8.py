@@ -11,7 +11,7 @@ from torch import Tensor
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
 import penstock.ops.triton  # noqa: E402, F401  registers the bodies
@@ -43,8 +43,9 @@ def on_device(example: dict[str, Any]) -> dict[str, Any]:
 
 def near(found: Tensor, expected: Tensor, dtype: torch.dtype, times: float = 1.0) -> None:
     tolerance = times * TOLERANCE[dtype]
-    torch.testing.assert_close(found.float().cpu(), expected.float().cpu(), rtol=tolerance, atol=tolerance,
-                               equal_nan=True)
+    torch.testing.assert_close(
+        found.float().cpu(), expected.float().cpu(), rtol=tolerance, atol=tolerance, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,11 +62,14 @@ def test_writes(dtype: torch.dtype) -> None:
     size, num_heads, num_kv_heads, tokens = 24, 4, 2, 5
     qkv = integers(1, 33, tokens * (num_heads + 2 * num_kv_heads) * size).float() - 16
     qkv = qkv.view(tokens, -1).to(dtype)
-    qkv[0, num_heads * size:num_heads * size + 3] = torch.tensor([1000.0, -2000.0, 448.0])
+    qkv[0, num_heads * size : num_heads * size + 3] = torch.tensor([1000.0, -2000.0, 448.0])
     qkv[1, -3:] = torch.tensor([torch.nan, torch.inf, -torch.inf])
     example: dict[str, Any] = {
-        "qkv": qkv, **cache_pool(3, num_kv_heads, 4, size, FP8), "slots": permutation(2, 12)[:tokens],
-        "positions": torch.arange(tokens)}
+        "qkv": qkv,
+        **cache_pool(3, num_kv_heads, 4, size, FP8),
+        "slots": permutation(2, 12)[:tokens],
+        "positions": torch.arange(tokens),
+    }
     given = on_device(example)
     assert torch.equal(qkv_write.bodies["cuda"].function(**given).cpu(), qkv_write.reference(**example))
     assert example["k_cache"].float().abs().max() == 448 and example["v_cache"].float().isnan().sum() == 3
@@ -79,8 +83,11 @@ def test_writes_are_rounded_to_the_nearest(dtype: torch.dtype) -> None:
     """As torch does it, for many values of many sizes."""
     v = (normal(1, 64, 2 * 128) * torch.logspace(-4, 3, 64)[:, None]).to(dtype)
     example: dict[str, Any] = {
-        "qkv": torch.cat((torch.zeros(64, 128), v.float()), 1).to(dtype), **cache_pool(4, 1, 16, 128, FP8),
-        "slots": torch.arange(64), "positions": torch.zeros(64, dtype=torch.int64)}
+        "qkv": torch.cat((torch.zeros(64, 128), v.float()), 1).to(dtype),
+        **cache_pool(4, 1, 16, 128, FP8),
+        "slots": torch.arange(64),
+        "positions": torch.zeros(64, dtype=torch.int64),
+    }
     given = on_device(example)
     qkv_write.bodies["cuda"].function(**given)
     qkv_write.reference(**example)
@@ -109,8 +116,10 @@ def test_common_positions(dtype: torch.dtype) -> None:
     example["q"] = example["q"].to(dtype)
     example["table"][3, :4] = example["table"][0, :4]
     expected = attention.reference(**example)
-    members, skips, tiles = (torch.tensor(values, dtype=torch.int32, device=DEVICE)
-                             for values in ([0, 3, 0, 0], [64, 0, 0, 64], [[0, 2, 0, 64], [0, 0, 0, 0]]))
+    members, skips, tiles = (
+        torch.tensor(values, dtype=torch.int32, device=DEVICE)
+        for values in ([0, 3, 0, 0], [64, 0, 0, 64], [[0, 2, 0, 64], [0, 0, 0, 0]])
+    )
     work = Work(4, None, 2, Shared(members, skips, tiles, 2))
     found = attention.bodies["cuda"].function(**on_device(example), work=work)
     near(found, expected, dtype)
@@ -177,8 +186,9 @@ def test_powers_of_two_are_exact(dtype: torch.dtype) -> None:
     assert torch.equal(found.float().cpu(), codes) and scales.tolist() == pytest.approx([1 / 64] * 3)
     gate_up = torch.zeros(2 * 32, 32)
     gate_up[:32], gate_up[32:] = torch.eye(32), torch.eye(32) / 4
-    found, scales = finish_codes(multiplied(found, gate_up, torch.float32), scales, torch.ones(64, device=DEVICE), None,
-                                 "relu")
+    found, scales = finish_codes(
+        multiplied(found, gate_up, torch.float32), scales, torch.ones(64, device=DEVICE), None, "relu"
+    )
     values = found.float() * scales[:, None]
     assert values[:, 5].tolist() == pytest.approx([448.0 / 64 * 448 / 256] * 3)
 
@@ -198,9 +208,16 @@ def test_products(dtype: torch.dtype, index: int) -> None:
     gated, normed = bool(index % 2), index > 1
     x, (weight, scale) = normal(1, 5, 64, dtype=dtype), quantized(normal(2, 96, 64, scale=0.125))
     example: dict[str, Any] = {
-        "x": x, "weight": weight, "scale": scale, "bias": normal(5, 96) if normed else None,
-        "residual": None if gated else normal(4, 5, 96, dtype=dtype), "activation": "silu" if gated else None,
-        "gated": gated, "norm": normal(3, 64) if normed else None, "eps": 1e-5 if normed else 0.0}
+        "x": x,
+        "weight": weight,
+        "scale": scale,
+        "bias": normal(5, 96) if normed else None,
+        "residual": None if gated else normal(4, 5, 96, dtype=dtype),
+        "activation": "silu" if gated else None,
+        "gated": gated,
+        "norm": normal(3, 64) if normed else None,
+        "eps": 1e-5 if normed else 0.0,
+    }
     near(fp8_product.bodies["cuda"].function(**on_device(example)), fp8_product.reference(**example), torch.bfloat16)
 
 
@@ -213,9 +230,15 @@ def test_a_gated_mlp(dtype: torch.dtype, num_rows: int) -> None:
     gate_up, gate_up_scale = quantized(normal(1, 2 * hidden, width, scale=width**-0.5))
     down, down_scale = quantized(normal(2, width, hidden, scale=hidden**-0.5))
     example: dict[str, Any] = {
-        "x": normal(3, num_rows, width, dtype=dtype), "gate_up": gate_up, "gate_up_scale": gate_up_scale, "down": down,
-        "down_scale": down_scale, "activation": "silu", "residual": normal(4, num_rows, width, dtype=dtype),
-        "eps": 1e-5}
+        "x": normal(3, num_rows, width, dtype=dtype),
+        "gate_up": gate_up,
+        "gate_up_scale": gate_up_scale,
+        "down": down,
+        "down_scale": down_scale,
+        "activation": "silu",
+        "residual": normal(4, num_rows, width, dtype=dtype),
+        "eps": 1e-5,
+    }
     expected = fp8_mlp.reference(**example)
     near(fp8_mlp.bodies["cuda"].function(**on_device(example)), expected, torch.bfloat16, times=2)
 
@@ -238,6 +261,8 @@ def test_the_reference_writes_what_it_reads() -> None:
     length, q = torch.tensor([6], dtype=torch.int32), normal(3, 1, 4, 8)
     expected = cache_pool(2, 2, 4, 8, torch.float32)
     cache_write.reference(k, v, slots=torch.arange(6), **expected)
-    results = [attention.reference(q, pool["k_cache"], pool["v_cache"], table, ends, length, 1.0)
-               for pool in (caches, expected)]
+    results = [
+        attention.reference(q, pool["k_cache"], pool["v_cache"], table, ends, length, 1.0)
+        for pool in (caches, expected)
+    ]
     assert torch.equal(*results)

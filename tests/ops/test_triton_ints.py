@@ -9,7 +9,7 @@ import torch
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
 from penstock.ops.example import normal  # noqa: E402
@@ -29,20 +29,38 @@ from penstock.ops.triton.int_rows import widen  # noqa: E402
 from tests.ops.check import example_of, examples_of, same_bits  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
-HALF = torch.bfloat16 if ON_GPU else torch.float16      # the interpreter multiplies no bfloat16 matrices
+HALF = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter multiplies no bfloat16 matrices
 BITS = pytest.mark.parametrize("bits", [8, 4])
 
 
-def product_of(bits: int, num_rows: int, width: int, num_out: int, dtype: torch.dtype, *, gated: bool = False,
-               activation: str | None = None, bias: bool = False, residual: bool = False, normed: bool = False,
-               ) -> None:
+def product_of(
+    bits: int,
+    num_rows: int,
+    width: int,
+    num_out: int,
+    dtype: torch.dtype,
+    *,
+    gated: bool = False,
+    activation: str | None = None,
+    bias: bool = False,
+    residual: bool = False,
+    normed: bool = False,
+) -> None:
     words, scales = int_example(bits, bits, num_out, width)
     size = num_out // 2 if gated else num_out
-    given = {"x": normal(1, num_rows, width, dtype=dtype), "words": words, "scales": scales,
-             "num_out": num_out, "bias": normal(2, num_out) if bias else None,
-             "residual": normal(3, num_rows, size, dtype=dtype) if residual else None, "activation": activation,
-             "gated": gated, "norm": normal(4, width) if normed else None, "eps": 1e-5 if normed else 0.0}
-    expected = int_product.reference(**given)      # type: ignore[arg-type]
+    given = {
+        "x": normal(1, num_rows, width, dtype=dtype),
+        "words": words,
+        "scales": scales,
+        "num_out": num_out,
+        "bias": normal(2, num_out) if bias else None,
+        "residual": normal(3, num_rows, size, dtype=dtype) if residual else None,
+        "activation": activation,
+        "gated": gated,
+        "norm": normal(4, width) if normed else None,
+        "eps": 1e-5 if normed else 0.0,
+    }
+    expected = int_product.reference(**given)  # type: ignore[arg-type]
     moved = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in given.items()}
     found = int_product.bodies["cuda"].function(**moved)
     tolerance = int_product.tolerance[dtype]
@@ -73,10 +91,13 @@ def test_few_rows(bits: int, num_rows: int, taken: list[tuple[int, ...]]) -> Non
 
 
 @BITS
-@pytest.mark.parametrize(("large", "outputs", "num_rows"), [
-    (1 << 40, 128, 17), (1 << 40, 128, 64), (1, 64, 9), (1, 256, 30), (1, 256, 65), (1, 256, 128)])
-def test_tiles_of_many_outputs(bits: int, large: int, outputs: int, num_rows: int, taken: list[tuple[int, ...]],
-                               monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("large", "outputs", "num_rows"),
+    [(1 << 40, 128, 17), (1 << 40, 128, 64), (1, 64, 9), (1, 256, 30), (1, 256, 65), (1, 256, 128)],
+)
+def test_tiles_of_many_outputs(
+    bits: int, large: int, outputs: int, num_rows: int, taken: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bodies, "MANY_OUT", 1)
     monkeypatch.setattr(bodies, "LARGE", large)
     product_of(bits, num_rows, 192, 272, HALF, gated=True, activation="silu", normed=True)
@@ -99,8 +120,11 @@ def test_one_row_of_a_large_weight(bits: int, taken: list[tuple[int, ...]], monk
 def test_one_row_wherever_it_lies(bits: int, dtype: torch.dtype) -> None:
     """To torch a row is contiguous whatever its distance to the next, of which there is none."""
     words, scales = int_example(1, bits, 9, 64)
-    for x in (normal(1, 1, 97, dtype=dtype)[:, :64], normal(2, 64, 1, dtype=dtype).t(),
-              normal(3, 1, 70, dtype=dtype)[:, 3:67]):
+    for x in (
+        normal(1, 1, 97, dtype=dtype)[:, :64],
+        normal(2, 64, 1, dtype=dtype).t(),
+        normal(3, 1, 70, dtype=dtype)[:, 3:67],
+    ):
         found = int_product.bodies["cuda"].function(x.to(DEVICE), words.to(DEVICE), scales.to(DEVICE), 9)
         expected = int_product.reference(x, words, scales, 9)
         tolerance = int_product.tolerance[dtype]
@@ -126,8 +150,18 @@ def test_many_rows(bits: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> N
     """A weight that is widened in three parts."""
     monkeypatch.setattr(bodies, "SCRATCH_BYTES", 4 * 200 * 40)
     monkeypatch.setattr(bodies, "_scratch", {})
-    product_of(bits, FEW + 4, 200, 96, torch.float32, gated=gated, activation="silu" if gated else None, bias=True,
-               residual=not gated, normed=True)
+    product_of(
+        bits,
+        FEW + 4,
+        200,
+        96,
+        torch.float32,
+        gated=gated,
+        activation="silu" if gated else None,
+        bias=True,
+        residual=not gated,
+        normed=True,
+    )
     product_of(bits, FEW + 4, 200, 96, torch.float32)
 
 
@@ -137,8 +171,18 @@ def test_many_rows(bits: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> N
 def test_one_row(bits: int, width: int, num_out: int, gated: bool) -> None:
     """As many units as a program reads at once, fewer and more; outputs that fill no program."""
     num_out = 2 * num_out if gated else num_out
-    product_of(bits, 1, width, num_out, torch.bfloat16, gated=gated, activation="silu" if gated else None, bias=True,
-               residual=not gated, normed=True)
+    product_of(
+        bits,
+        1,
+        width,
+        num_out,
+        torch.bfloat16,
+        gated=gated,
+        activation="silu" if gated else None,
+        bias=True,
+        residual=not gated,
+        normed=True,
+    )
 
 
 @BITS
@@ -154,7 +198,14 @@ def test_shapes_of_one_row() -> None:
     """Several outputs a program where there are enough; whole blocks where there are any."""
     assert [bodies._row_shape(32, num_out)[0] for num_out in (4, 512, 1024, 3072, 4096, 128256)] == [1, 1, 2, 4, 8, 8]
     assert [bodies._row_shape(units, 1)[1] for units in (1, 32, 128, 256, 448, 512, 2000)] == [
-        1, 32, 128, 256, 64, 128, 128]
+        1,
+        32,
+        128,
+        256,
+        64,
+        128,
+        128,
+    ]
 
 
 def test_no_rows() -> None:

@@ -11,7 +11,7 @@ import torch
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
 import penstock.ops.triton  # noqa: E402, F401  registers the bodies
@@ -24,16 +24,35 @@ from penstock.sampling.filters import candidates  # noqa: E402
 DEVICE = "cuda" if ON_GPU else "cpu"
 NEUTRAL: dict[str, Any] = {}
 FILTERS: list[dict[str, float]] = [
-    NEUTRAL, {"k": 1}, {"k": 5}, {"k": 300}, {"k": 10**6}, {"p": 0.5}, {"p": 0.97}, {"p": 1e-9}, {"p": 0.99},
-    {"m": 0.02}, {"m": 0.9}, {"k": 50, "p": 0.8}, {"k": 7, "m": 0.05}, {"p": 0.6, "m": 0.01},
-    {"k": 40, "p": 0.9, "m": 0.1}]
+    NEUTRAL,
+    {"k": 1},
+    {"k": 5},
+    {"k": 300},
+    {"k": 10**6},
+    {"p": 0.5},
+    {"p": 0.97},
+    {"p": 1e-9},
+    {"p": 0.99},
+    {"m": 0.02},
+    {"m": 0.9},
+    {"k": 50, "p": 0.8},
+    {"k": 7, "m": 0.05},
+    {"p": 0.6, "m": 0.01},
+    {"k": 40, "p": 0.9, "m": 0.1},
+]
 
 
 def asked(size: int, filters: list[dict[str, float]]) -> w.Wishes:
     wishes = w.make_wishes(len(filters) + 1, size, DEVICE)
     for row, one in enumerate(filters):
-        for name, column in (("k", w.TOP_K), ("p", w.TOP_P), ("m", w.MIN_P), ("r", w.REPETITION), ("f", w.FREQUENCY),
-                             ("q", w.PRESENCE)):
+        for name, column in (
+            ("k", w.TOP_K),
+            ("p", w.TOP_P),
+            ("m", w.MIN_P),
+            ("r", w.REPETITION),
+            ("f", w.FREQUENCY),
+            ("q", w.PRESENCE),
+        ):
             if name in one:
                 wishes.numbers[row, column] = one[name]
     return wishes
@@ -55,10 +74,18 @@ def drawn(logits: torch.Tensor, wishes: w.Wishes, heat: float | torch.Tensor, se
     return found.tolist(), expected.tolist()
 
 
-@pytest.mark.parametrize(("size", "scale", "ties", "seed"), [
-    (40, 2.0, True, 2), (4500, 0.01, False, 2), (9000, 2.0, True, 1), *(
-        pytest.param(*case, marks=pytest.mark.slow)
-        for case in ((40, 2.0, False, 1), (5000, 3.0, False, 1), (20_000, 4.0, True, 2)))])
+@pytest.mark.parametrize(
+    ("size", "scale", "ties", "seed"),
+    [
+        (40, 2.0, True, 2),
+        (4500, 0.01, False, 2),
+        (9000, 2.0, True, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((40, 2.0, False, 1), (5000, 3.0, False, 1), (20_000, 4.0, True, 2))
+        ),
+    ],
+)
 def test_filters(size: int, scale: float, ties: bool, seed: int) -> None:
     """Peaked and flat rows, with many equals, over one piece and several."""
     logits = normal(seed, 1, size, scale=scale).expand(len(FILTERS), size).contiguous()
@@ -73,10 +100,10 @@ def test_the_reference_keeps_what_the_host_keeps(one: dict[str, float]) -> None:
     logits = normal(5, 1, 3000, scale=2.0).bfloat16().float()
     wishes = asked(3000, [one])
     rows = torch.zeros(1, dtype=torch.int64)
-    left = w.kept(logits, torch.tensor([0.7]), w.Wishes(*(getattr(wishes, name).cpu() for name in
-                                                         w.NAMES)), rows)
-    params = SamplingParams(temperature=0.7, top_k=int(one.get("k", 0)), top_p=one.get("p", 1.0),
-                            min_p=one.get("m", 0.0))
+    left = w.kept(logits, torch.tensor([0.7]), w.Wishes(*(getattr(wishes, name).cpu() for name in w.NAMES)), rows)
+    params = SamplingParams(
+        temperature=0.7, top_k=int(one.get("k", 0)), top_p=one.get("p", 1.0), min_p=one.get("m", 0.0)
+    )
     values = logits[0].numpy()
     ids, weights = candidates(values, float(values.max()), params)
     expected = np.arange(3000) if ids is None else ids
@@ -88,8 +115,9 @@ def test_a_neutral_row_gets_what_it_gets_without_wishes() -> None:
     found, _ = drawn(logits, asked(9000, [NEUTRAL, {"k": 3}, NEUTRAL, {"p": 0.5}, NEUTRAL, {"m": 0.5}]), 1.1)
     rows = torch.arange(6, device=DEVICE, dtype=torch.int32)
     keys = torch.arange(7) * 0x9E3779B97F4A7C1 + 1
-    plain = sample.bodies["cuda"].function(logits.to(DEVICE), torch.full((7,), 1.1, device=DEVICE), keys.to(DEVICE),
-                                           (torch.arange(6) + 3).to(DEVICE), rows)
+    plain = sample.bodies["cuda"].function(
+        logits.to(DEVICE), torch.full((7,), 1.1, device=DEVICE), keys.to(DEVICE), (torch.arange(6) + 3).to(DEVICE), rows
+    )
     assert [found[i] for i in (0, 2, 4)] == [plain.tolist()[i] for i in (0, 2, 4)]
 
 
@@ -99,8 +127,8 @@ def test_penalties_biases_and_masks(heat: float) -> None:
     logits = normal(7, 1, size, scale=2.0).expand(6, size).contiguous()
     order = logits[0].argsort(descending=True)
     wishes = asked(size, [{"r": 1.5}, {"f": 0.7, "q": 0.2}, {"r": 0.5, "f": -3.0}, NEUTRAL, {"k": 4}, NEUTRAL])
-    wishes.counts[0, order[:3].to(DEVICE)] = 1                  # in the prompt
-    wishes.counts[1, order[:2].to(DEVICE)] = 7                  # generated three times
+    wishes.counts[0, order[:3].to(DEVICE)] = 1  # in the prompt
+    wishes.counts[1, order[:2].to(DEVICE)] = 7  # generated three times
     wishes.counts[2, order[:40].to(DEVICE)] = 2
     wishes.biased[3, :20] = torch.arange(20, dtype=torch.int32, device=DEVICE) * 200
     wishes.bias[3, :20] = torch.linspace(-5, 30, 20, device=DEVICE)

@@ -11,7 +11,7 @@ import torch
 
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
 import penstock.ops.triton  # noqa: E402, F401  registers the bodies
@@ -30,12 +30,19 @@ def _no_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
 
 
-@pytest.mark.parametrize(("size", "scale", "seed", "steps"), [(5000, 3.0, 2, 1), *(
-    pytest.param(*case, marks=pytest.mark.slow)
-    for case in ((300, 2.0, 1, 6), (9000, 3.0, 2, 3), (20_000, 0.5, 3, 2)))])
+@pytest.mark.parametrize(
+    ("size", "scale", "seed", "steps"),
+    [
+        (5000, 3.0, 2, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((300, 2.0, 1, 6), (9000, 3.0, 2, 3), (20_000, 0.5, 3, 2))
+        ),
+    ],
+)
 def test_against_the_reference(size: int, scale: float, seed: int, steps: int) -> None:
     states = rows_of(size, seed, len(ASKED))
-    if steps == 1:                        # one of each kind
+    if steps == 1:  # one of each kind
         states = [states[i] for i in (0, 3, 6, 9, 10, 13, 15, 16)]
     logits = normal(seed, steps, len(states), size, scale=scale)
     logits[:, 1, :100] = -torch.inf
@@ -99,6 +106,6 @@ def test_the_row_after_some_steps_is_a_row_that_is_taken_in_then() -> None:
         if state.penal:
             assert torch.equal(counts[i], again.counts[i])
         if state.samplers.dry is not None or state.asks_window:
-            assert torch.equal(history[i, :LENGTH + 9], fresh.history[i, :LENGTH + 9])
+            assert torch.equal(history[i, : LENGTH + 9], fresh.history[i, : LENGTH + 9])
         if state.samplers.mu is not None:
             assert float(fresh.numbers[i, e.MU]) == float(mus[i])

@@ -14,8 +14,10 @@ outputs = llm.generate(prompts, params)
 assert [output.outputs[0].text for output in outputs] == plain
 assert all(output.num_cached_tokens >= 16 for output in outputs)
 
-beams = llm.beam_search([TokensPrompt(prompt_token_ids=[5, 6]), {"prompt": "the cat"}],
-                        BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True))
+beams = llm.beam_search(
+    [TokensPrompt(prompt_token_ids=[5, 6]), {"prompt": "the cat"}],
+    BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True),
+)
 assert [len(beam.sequences) for beam in beams] == [3, 3]
 assert beams[0].sequences[0].cum_logprob >= beams[0].sequences[1].cum_logprob
 

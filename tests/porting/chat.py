@@ -19,8 +19,14 @@ one = llm.chat(conversation, params, use_tqdm=False)
 ten = llm.chat([conversation] * 10, sampling_params=params, use_tqdm=True)
 assert [output.outputs[0].text for output in ten] == [one[0].outputs[0].text] * 10
 
-other = llm.chat(conversation, params, use_tqdm=False, chat_template="{{ messages[-1]['content'] }}:",
-                 add_generation_prompt=True, chat_template_content_format="auto")
+other = llm.chat(
+    conversation,
+    params,
+    use_tqdm=False,
+    chat_template="{{ messages[-1]['content'] }}:",
+    add_generation_prompt=True,
+    chat_template_content_format="auto",
+)
 assert other[0].prompt == "what is a penstock?:"
 
 tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]

@@ -3,9 +3,11 @@ import sys
 from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 
 engine = LLMEngine.from_engine_args(EngineArgs(model=sys.argv[1], max_num_seqs=4))
-waiting = [("a robot may not", SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=1, max_tokens=7)),
-           ("to be or", SamplingParams(temperature=0.8, top_k=5, presence_penalty=0.2, max_tokens=7)),
-           ("what is the", SamplingParams(n=2, temperature=0.8, top_p=0.95, frequency_penalty=0.1, max_tokens=7))]
+waiting = [
+    ("a robot may not", SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=1, max_tokens=7)),
+    ("to be or", SamplingParams(temperature=0.8, top_k=5, presence_penalty=0.2, max_tokens=7)),
+    ("what is the", SamplingParams(n=2, temperature=0.8, top_p=0.95, frequency_penalty=0.1, max_tokens=7)),
+]
 num_added, finished = 0, []
 while waiting or engine.has_unfinished_requests():
     if waiting:

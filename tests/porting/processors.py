@@ -22,11 +22,15 @@ def no_repeats(prompt_ids: list[int], output_ids: list[int], logits: torch.Tenso
 
 llm = LLM(model=sys.argv[1])
 prompts = ["the cat", "the dog", "one two"]
-outputs = llm.generate(prompts, [
-    SamplingParams(temperature=0.0, max_tokens=5, logits_processors=[KeepOnly(67)]),
-    SamplingParams(temperature=0.0, max_tokens=5),
-    SamplingParams(temperature=0.9, seed=3, max_tokens=20, ignore_eos=True, logits_processors=[no_repeats])],
-    use_tqdm=False)
+outputs = llm.generate(
+    prompts,
+    [
+        SamplingParams(temperature=0.0, max_tokens=5, logits_processors=[KeepOnly(67)]),
+        SamplingParams(temperature=0.0, max_tokens=5),
+        SamplingParams(temperature=0.9, seed=3, max_tokens=20, ignore_eos=True, logits_processors=[no_repeats]),
+    ],
+    use_tqdm=False,
+)
 assert outputs[0].outputs[0].token_ids == [67] * 5
 assert outputs[1].outputs[0].token_ids != [67] * 5
 ids = outputs[2].outputs[0].token_ids

@@ -2,10 +2,15 @@ import sys
 
 from vllm import LLM
 
-for options, said in (({"tensor_parallel_size": 2}, "one device"), ({"data_parallel_size": 2}, "one device"),
-                      ({"enable_lora": True, "max_loras": 1}, "adapters"), ({"task": "classify"}, "generate text"),
-                      ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}, "speculative"),
-                      ({"tokenizer_mode": "mistral"}, "tokenizer.json"), ({"runner": "pooling"}, "no embeddings")):
+for options, said in (
+    ({"tensor_parallel_size": 2}, "one device"),
+    ({"data_parallel_size": 2}, "one device"),
+    ({"enable_lora": True, "max_loras": 1}, "adapters"),
+    ({"task": "classify"}, "generate text"),
+    ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}, "speculative"),
+    ({"tokenizer_mode": "mistral"}, "tokenizer.json"),
+    ({"runner": "pooling"}, "no embeddings"),
+):
     try:
         LLM(model=sys.argv[1], **options)
     except ValueError as error:

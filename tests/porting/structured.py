@@ -5,10 +5,18 @@ import sys
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import GuidedDecodingParams, StructuredOutputsParams
 
-llm = LLM(model=sys.argv[1], max_model_len=200, guided_decoding_backend="xgrammar",
-          structured_outputs_config={"backend": "guidance"})
-schema = {"type": "object", "properties": {"brand": {"enum": ["a", "b"]}, "year": {"type": "integer"}},
-          "required": ["brand", "year"], "additionalProperties": False}
+llm = LLM(
+    model=sys.argv[1],
+    max_model_len=200,
+    guided_decoding_backend="xgrammar",
+    structured_outputs_config={"backend": "guidance"},
+)
+schema = {
+    "type": "object",
+    "properties": {"brand": {"enum": ["a", "b"]}, "year": {"type": "integer"}},
+    "required": ["brand", "year"],
+    "additionalProperties": False,
+}
 sql = 'root ::= "SELECT " column " FROM t"\ncolumn ::= "x" | "y"'
 
 

@@ -32,7 +32,7 @@ def teacher_forced(integer: bool) -> tuple[list[float], list[int]]:
     with smollm2(INTEGER if integer else FLOAT) as llm:
         assert llm.tokenizer is not None
         tokens = llm.tokenizer.encode(TEXT)
-        prompts = [tokens[begin:begin + 1001] for begin in (0, 1000)]
+        prompts = [tokens[begin : begin + 1001] for begin in (0, 1000)]
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, detokenize=False)
         for output in llm.generate(prompts, params, use_tqdm=False):
             positions: list[Any] = (output.prompt_logprobs or [])[1:]
@@ -62,9 +62,11 @@ def test_integer_activations_on_2000_tokens() -> None:
     losses, chosen = teacher_forced(integer=True)
     ratio = of(losses) / of(exact)
     agreement = sum(a == b for a, b in zip(likeliest, chosen)) / len(chosen)
-    print(f"\n2000 tokens: float32 {of(exact):.5f}, int8 {of(losses):.5f}, ratio {ratio:.5f}, "
-          f"same likeliest token {agreement:.2%}")
-    assert losses != exact       # another path, not the same one twice
+    print(
+        f"\n2000 tokens: float32 {of(exact):.5f}, int8 {of(losses):.5f}, ratio {ratio:.5f}, "
+        f"same likeliest token {agreement:.2%}"
+    )
+    assert losses != exact  # another path, not the same one twice
     assert ratio == pytest.approx(1, abs=0.005)
     assert agreement >= 0.97
 
@@ -75,7 +77,9 @@ def test_integer_activations_on_20000_tokens() -> None:
     exact, integer = of_the_whole(FLOAT), of_the_whole(INTEGER)
     assert len(exact.losses) == len(integer.losses) == 20000
     ratio = integer.perplexity / exact.perplexity
-    print(f"\n20000 tokens: float32 {exact.perplexity:.5f} ± {exact.standard_error:.5f}, "
-          f"int8 {integer.perplexity:.5f}, ratio {ratio:.5f}")
+    print(
+        f"\n20000 tokens: float32 {exact.perplexity:.5f} ± {exact.standard_error:.5f}, "
+        f"int8 {integer.perplexity:.5f}, ratio {ratio:.5f}"
+    )
     assert exact.perplexity == pytest.approx(FLOAT_PERPLEXITY[20000], rel=1e-4)
     assert ratio == pytest.approx(1, abs=0.005)

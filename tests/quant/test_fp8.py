@@ -32,8 +32,9 @@ def test_products_are_near_the_dense_ones(num_rows: int, normed: bool) -> None:
     residual, norm = normal(4, num_rows, 96), layers.RmsNorm(normal(5, 64), 1e-5) if normed else None
     made, dense = Fp8(weight, bias), Matrix(weight, bias)
     assert made.num_bytes == 96 * 64 + 4 * 96 + 4 * 96
-    torch.testing.assert_close(made.matmul(x, residual, norm=norm), dense.matmul(x, residual, norm=norm), rtol=0.1,
-                               atol=0.15)
+    torch.testing.assert_close(
+        made.matmul(x, residual, norm=norm), dense.matmul(x, residual, norm=norm), rtol=0.1, atol=0.15
+    )
     torch.testing.assert_close(made.gated(x, "silu", norm), dense.gated(x, "silu", norm), rtol=0.1, atol=0.3)
     assert not torch.equal(made.matmul(x), dense.matmul(x))
 
@@ -113,15 +114,22 @@ def test_a_layer_at_a_time_is_there_in_both_forms() -> None:
         return made
 
     model = Build(spec, take, hold, final=_as_fp8).model(Pooling())
-    linears = [linear for layer in model.blocks for linear in (layer.attention.qkv, layer.attention.out,
-                                                               layer.mlp.gate_up, layer.mlp.down)]     # type: ignore
+    linears = [
+        linear
+        for layer in model.blocks
+        for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
+    ]  # type: ignore
     assert len(linears) == 4 * spec.num_layers and {type(linear.scheme) for linear in linears} == {Fp8}
     outer = 1 if spec.head is None or spec.head.tied else 2
-    assert len(alive) == outer and most == 5      # the embedding and a layer
+    assert len(alive) == outer and most == 5  # the embedding and a layer
     held = sum(linear.num_bytes for linear in linears)
     shapes = spec.parameters()
-    rest = sum(2 * torch.Size(shape).numel() for name, shape in shapes.items()
-               if not name.startswith("layers.") or len(shape) == 1)
+    rest = sum(
+        2 * torch.Size(shape).numel()
+        for name, shape in shapes.items()
+        if not name.startswith("layers.") or len(shape) == 1
+    )
     assert fp8_bytes(spec) == held + rest
     assert layer_bytes(spec) * spec.num_layers == sum(
-        2 * torch.Size(shape).numel() for name, shape in shapes.items() if name.startswith("layers."))
+        2 * torch.Size(shape).numel() for name, shape in shapes.items() if name.startswith("layers.")
+    )

@@ -66,8 +66,9 @@ def test_products(kind: str) -> None:
 
 @KINDS
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "Gemma2ForCausalLM"])
-def test_a_model_of_them_is_the_cpus(architecture: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                     ) -> None:
+def test_a_model_of_them_is_the_cpus(
+    architecture: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Log probabilities of a prompt with weights as a GPU holds them, and as a CPU does."""
     made: dict[str, Scheme] = {}
     storage = load.storage
@@ -87,7 +88,7 @@ def test_a_model_of_them_is_the_cpus(architecture: str, kind: str, tmp_path: Pat
         if on_gpu:
             monkeypatch.setattr(load, "storage", as_on_gpu)
         with tiny.dummy(folder, quantization=kind, activation_dtype="float32") as model:
-            found = model.generate([list(range(3, 40))], params, use_tqdm=False)[0].prompt_logprobs     # type: ignore[arg-type]
+            found = model.generate([list(range(3, 40))], params, use_tqdm=False)[0].prompt_logprobs  # type: ignore[arg-type]
             assert found is not None
             told.append([next(iter(position.values())).logprob for position in found if position])
     torch.testing.assert_close(torch.tensor(told[1]), torch.tensor(told[0]), rtol=2e-3, atol=2e-3)

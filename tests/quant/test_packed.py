@@ -22,11 +22,18 @@ def _stored(name: str, num_rows: int, width: int, seed: int = 0, order: np.ndarr
     kind = GGML_TYPES[TYPES[name]]
     generator = np.random.default_rng(seed)
     blocks = generator.integers(0, 256, (num_rows, width // kind.block_size, kind.block_bytes), dtype=np.uint8)
-    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2),
-              "Q5_K": (0, 2)}.get(name, (0,))
+    halves = {
+        "Q2_K": (80, 82),
+        "Q3_K": (108,),
+        "Q6_K": (208,),
+        "Q4_1": (0, 2),
+        "Q5_1": (0, 2),
+        "Q4_K": (0, 2),
+        "Q5_K": (0, 2),
+    }.get(name, (0,))
     for at in halves:
         values = generator.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
-        blocks[..., at:at + 2] = values[..., None].view(np.uint8)
+        blocks[..., at : at + 2] = values[..., None].view(np.uint8)
     return Stored(TYPES[name], blocks.reshape(num_rows, -1), width, order)
 
 
@@ -52,8 +59,12 @@ def test_packed_bytes_are_those_of_the_file(name: str) -> None:
 
 
 def test_rows_in_another_order_and_parts_that_share_a_panel(path: str) -> None:
-    parts = [_stored("Q4_1", 20, 64, 1, np.random.default_rng(1).permutation(20)), _stored("Q4_1", 9, 64, 2),
-             _stored("Q8_0", 30, 64, 3), _stored("Q4_1", 7, 64, 4)]
+    parts = [
+        _stored("Q4_1", 20, 64, 1, np.random.default_rng(1).permutation(20)),
+        _stored("Q4_1", 9, 64, 2),
+        _stored("Q8_0", 30, 64, 3),
+        _stored("Q4_1", 7, 64, 4),
+    ]
     scheme = Packed.from_stored(parts, None, x_bits=0)
     assert [part.num_out for part in scheme.parts] == [29, 30, 7]
     meant = torch.cat([_meant(part) for part in parts])
@@ -70,7 +81,7 @@ def test_all_paths_give_the_same_bits(name: str) -> None:
     results = []
     for each in cpu.paths()[1:]:
         if each == "generic":
-            continue                   # has no fused product
+            continue  # has no fused product
         with cpu.using(each):
             results.append(Packed([weight]).matmul(x))
     assert all(same_bits(results[0], other) for other in results)

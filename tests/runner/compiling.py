@@ -53,7 +53,7 @@ def described(folder: str) -> tuple[ModelSpec, Resolved]:
 
 def ahead(folder: str) -> None:
     spec, settings = described(folder)
-    elsewhere.compile_driver = lambda: None          # there is no driver to link with
+    elsewhere.compile_driver = lambda: None  # there is no driver to link with
     begun = begin(partial(outline, spec, settings, GPU.num_processors), folder, GPU, num_cores=4)
     assert begun is not None
     begun.wait()
@@ -76,11 +76,12 @@ def notes(folder: str) -> None:
     assert "sympy" not in sys.modules and "torch._dynamo" not in sys.modules
     assert ours == noted() and len(ours) > 10
     first, later = aheads._jobs(partial(outline, spec, settings, GPU.num_processors), GPU)
-    assert len(first) + len(later) == 1 + len(ours)          # the driver beside them
+    assert len(first) + len(later) == 1 + len(ours)  # the driver beside them
 
 
 def trouble(folder: str) -> None:
     """A foreman that fails, and one that says nothing: neither keeps the engine from starting, and both end."""
+
     def fail() -> Any:
         raise RuntimeError("planted")
 
@@ -163,8 +164,15 @@ def engine(folder: str) -> None:
     materialized(model)
     grouping = group_layers(spec.states_of(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
     memory = Memory(3000, settings.block_size, grouping, settings.kv_cache_dtype)
-    runner = CudaRunner(model, memory, None, settings.max_num_seqs, settings.max_num_batched_tokens, eager=True,
-                        deterministic=settings.deterministic)
+    runner = CudaRunner(
+        model,
+        memory,
+        None,
+        settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+        eager=True,
+        deterministic=settings.deterministic,
+    )
     llm.service.engine.executor, llm.service.engine.overlap = LocalExecutor(runner), 1
     runner.warm()
     for count, length in ((1, 128), (1, 300), (2, 20), (3, 290), (9, 40), (20, 7), (40, 5), (64, 9)):

@@ -17,12 +17,15 @@ from tests.llm.tiny import write_config
 ROOT = Path(__file__).parents[2]
 KINDS = {
     "LlamaForCausalLM": {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
-    "Qwen3ForCausalLM": {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}}
+    "Qwen3ForCausalLM": {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128},
+}
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("LlamaForCausalLM", {}), ("Qwen3ForCausalLM", {}),
+    ("LlamaForCausalLM", {}),
+    ("Qwen3ForCausalLM", {}),
     ("LlamaForCausalLM", {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
     ("Qwen3ForCausalLM", {"quantization": "int4"}),
-    ("LlamaForCausalLM", {"deterministic": True, "quantization": "fp8"})]
+    ("LlamaForCausalLM", {"deterministic": True, "quantization": "fp8"}),
+]
 SIZES = {"intermediate_size": 1024, "vocab_size": 3000, "num_hidden_layers": 3, "max_position_embeddings": 2048}
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None or sys.platform != "linux", reason="no Triton")
@@ -32,8 +35,13 @@ def run(work: str, folder: str, cache: Path, **options: Any) -> str:
     """In a process where Triton compiles; here it may have been told to interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "PENSTOCK_COMPILERS": "2"}
-    told = subprocess.run([sys.executable, "-W", "ignore", "-m", "tests.runner.compiling", work, folder,
-                           json.dumps(options)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.runner.compiling", work, folder, json.dumps(options)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert told.returncode == 0, told.stderr[-3000:]
     return told.stdout.strip()
 
@@ -47,7 +55,7 @@ def test_an_engine_finds_all_its_kernels(kind: str, options: dict[str, Any], tmp
     assert run("engine", folder, tmp_path / "cache", **options) == ""
     if not options:
         (next((tmp_path / "cache").glob("*/_tile.json")).parent / "__grp___tile.json").unlink()
-        assert set(run("engine", folder, tmp_path / "cache").split()) == {"_tile"}      # by one thread or several
+        assert set(run("engine", folder, tmp_path / "cache").split()) == {"_tile"}  # by one thread or several
 
 
 def test_kernels_are_noted_without_torchs_compiler(tmp_path: Path) -> None:

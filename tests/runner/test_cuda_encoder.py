@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
 from penstock import LLM, PenstockError  # noqa: E402
@@ -36,7 +36,7 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LLM,
     folder = write_config(tmp_path, "BertModel")
     with dummy(folder, **OPTIONS) as usual, dummy(folder, **OPTIONS) as other:
         engine = other.service.engine
-        made = EncoderRunner(runner(other.service).model, 5, 64, torch.device("cpu"))      # type: ignore[arg-type]
+        made = EncoderRunner(runner(other.service).model, 5, 64, torch.device("cpu"))  # type: ignore[arg-type]
         made.warm()
         engine.executor, engine.overlap = LocalExecutor(made), 1
         yield usual, other
@@ -64,7 +64,7 @@ def test_a_prompt_that_fills_a_step(both: tuple[LLM, LLM]) -> None:
 
 def test_an_embedding_that_is_no_number(both: tuple[LLM, LLM]) -> None:
     _, other = both
-    model: Any = other.service.engine.executor.runner.model           # type: ignore[attr-defined]
+    model: Any = other.service.engine.executor.runner.model  # type: ignore[attr-defined]
     model.embedding.norm.weight[0] = float("inf")
     with pytest.raises(PenstockError, match="the embedding contains NaN or infinity"):
         other.embed([1, 2, 3], use_tqdm=False)
@@ -72,7 +72,7 @@ def test_an_embedding_that_is_no_number(both: tuple[LLM, LLM]) -> None:
 
 def test_a_step_that_fails_fails_its_requests(both: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     _, other = both
-    model: Any = other.service.engine.executor.runner.model           # type: ignore[attr-defined]
+    model: Any = other.service.engine.executor.runner.model  # type: ignore[attr-defined]
 
     def fail(*_: Any) -> None:
         raise RuntimeError("no such kernel")

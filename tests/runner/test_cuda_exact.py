@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
 from penstock import LLM, SamplingParams  # noqa: E402
@@ -30,11 +30,12 @@ from tests.runner.test_cuda_runner import Moment  # noqa: E402
 from tests.same_tokens.roads import alone, together  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
-HOST = ("log_softmax", "argmax", "above", "weight_sums")      # these choose tokens there
+HOST = ("log_softmax", "argmax", "above", "weight_sums")  # these choose tokens there
 SEQUENCES, TOKENS = 2, 24
 PROMPTS = [[5, 9, 11], [(j * j) % 60 + 3 for j in range(21)]]
-PARAMS = [SamplingParams(temperature=i, seed=i, max_tokens=3, ignore_eos=True, logprobs=1, detokenize=False)
-          for i in range(2)]
+PARAMS = [
+    SamplingParams(temperature=i, seed=i, max_tokens=3, ignore_eos=True, logprobs=1, detokenize=False) for i in range(2)
+]
 
 
 class Memory(BlockMemory):
@@ -42,8 +43,16 @@ class Memory(BlockMemory):
 
     def _cache(self, offset: int, num_heads: int, head_size: int, group: int) -> LayerCache:
         size = self.block_size
-        k, v = (self._view(offset + i * num_heads * size * self.layout.numbers_bytes(head_size), self.dtype, num_heads,
-                           size, head_size) for i in (0, 1))
+        k, v = (
+            self._view(
+                offset + i * num_heads * size * self.layout.numbers_bytes(head_size),
+                self.dtype,
+                num_heads,
+                size,
+                head_size,
+            )
+            for i in (0, 1)
+        )
         return LayerCache(k.transpose(2, 3), v, group)
 
 
@@ -56,8 +65,10 @@ def on_device(monkeypatch: pytest.MonkeyPatch, steady_dots: None) -> Iterator[No
             monkeypatch.setattr(op, "exact_bodies", exact)
     for module in (build, load):
         monkeypatch.setattr(module, "dense", Matrix)
-    monkeypatch.setattr("penstock.runner.cuda.runner.ThreadPoolExecutor",        # the interpreter is one at a time
-                        lambda num, **options: ThreadPoolExecutor(1, **options))
+    monkeypatch.setattr(
+        "penstock.runner.cuda.runner.ThreadPoolExecutor",  # the interpreter is one at a time
+        lambda num, **options: ThreadPoolExecutor(1, **options),
+    )
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options))
@@ -72,7 +83,7 @@ def deterministic(folder: str) -> LLM:
     llm = dummy(folder, max_num_seqs=SEQUENCES, max_num_batched_tokens=TOKENS, kv_cache_dtype="float32")
     theirs = runner(llm.service)
     memory = Memory(len(theirs.memory.blocks) + 1, 16, theirs.memory.grouping, "float32")
-    made = CudaRunner(theirs.model, memory, None, SEQUENCES, TOKENS, True, True)       # type: ignore[arg-type]
+    made = CudaRunner(theirs.model, memory, None, SEQUENCES, TOKENS, True, True)  # type: ignore[arg-type]
     made.warm()
     engine: Any = llm.service.engine
     engine.executor, engine.overlap = LocalExecutor(made), 1
@@ -92,8 +103,9 @@ def test_the_same_bits_along_every_road(on_device: None, tmp_path: Path, archite
         assert llm.stats()["num_cached_tokens"] > before
 
 
-def test_a_model_without_exact_bodies_is_refused(on_device: None, tmp_path: Path,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_exact_bodies_is_refused(
+    on_device: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(OPS["rms_norm"], "exact_bodies", {})
     with pytest.raises(InvalidConfig, match="takes rms_norm, of which cpu has no exact body: leave deterministic out"):
         deterministic(write_config(tmp_path, num_hidden_layers=1))

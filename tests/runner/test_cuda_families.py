@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
 import triton  # noqa: E402
@@ -30,8 +30,12 @@ from penstock.runner.step import Step  # noqa: E402
 from tests.models.paged import Paged, Row  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
-CASES = [pytest.param(name, number, id=f"{name}-{number}", marks=[pytest.mark.slow] if number else [])
-         for name, family in FAMILIES.items() for number in range(len(family.like)) if name != "BertModel"]
+CASES = [
+    pytest.param(name, number, id=f"{name}-{number}", marks=[pytest.mark.slow] if number else [])
+    for name, family in FAMILIES.items()
+    for number in range(len(family.like))
+    if name != "BertModel"
+]
 NUM_NEW = 2
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17], [200]]
 
@@ -39,7 +43,7 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17], [200]]
 class OnGpu(Paged):
     """Work dealt out as the GPU's runner does, and no number on its way back to the host."""
 
-    checks_ends = False                 # its bits depend on the company
+    checks_ends = False  # its bits depend on the company
 
     def __init__(self, model: Decoder, forbidden: pytest.MonkeyPatch) -> None:
         super().__init__(model)
@@ -48,7 +52,7 @@ class OnGpu(Paged):
         self._tile = min(tile_tokens(layer.attention.num_heads, shape[0]) for layer, shape in layers if shape)
         for cache in self.caches:
             cache.k = cache.k.transpose(2, 3).contiguous().transpose(2, 3)
-        forward, model.forward = model.forward, self._forward        # type: ignore[method-assign, assignment]
+        forward, model.forward = model.forward, self._forward  # type: ignore[method-assign, assignment]
         self._computes = forward
 
     def _forward(self, step: Step, caches: Any) -> torch.Tensor:
@@ -65,8 +69,9 @@ class OnGpu(Paged):
         counts = [count for _, count in work]
         tiles = [(s, first) for s, count in enumerate(counts) for first in range(0, count, self._tile)]
         single = all(count == 1 for count in counts)
-        step.work = ops.Work(len(counts) if single else 0, None if single else torch.tensor(tiles, dtype=torch.int32),
-                             2 if single else 1)
+        step.work = ops.Work(
+            len(counts) if single else 0, None if single else torch.tensor(tiles, dtype=torch.int32), 2 if single else 1
+        )
         return step
 
 
@@ -106,10 +111,12 @@ def loaded(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Decode
         return load_model(None, spec_from_config(described), dummy=True, seed=3)
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM",
-                                          pytest.param("Gemma2ForCausalLM", marks=pytest.mark.slow)])
-def test_norms_left_to_whoever_reads_the_product(architecture: str, kernels: None, monkeypatch: pytest.MonkeyPatch,
-                                                 ) -> None:
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", pytest.param("Gemma2ForCausalLM", marks=pytest.mark.slow)]
+)
+def test_norms_left_to_whoever_reads_the_product(
+    architecture: str, kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a GPU does it with few rows in bfloat16, here in float32."""
     calls: list[int] = []
 
@@ -144,9 +151,14 @@ def test_the_encoder(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     described = config("BertModel", 0)
     sequences = [[5, 6, 7, 8, 9, 10, 11], [200], [*range(60)]]
     counts = [len(sequence) for sequence in sequences]
-    step = Step(torch.tensor([token for sequence in sequences for token in sequence]),
-                torch.tensor([p for count in counts for p in range(count)]), [], [],
-                torch.tensor([0, *counts]).cumsum(0).to(torch.int32), torch.tensor(counts, dtype=torch.int32))
+    step = Step(
+        torch.tensor([token for sequence in sequences for token in sequence]),
+        torch.tensor([p for count in counts for p in range(count)]),
+        [],
+        [],
+        torch.tensor([0, *counts]).cumsum(0).to(torch.int32),
+        torch.tensor(counts, dtype=torch.int32),
+    )
     results = []
     for _ in range(2):
         model = loaded(described, monkeypatch)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
 from penstock import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams  # noqa: E402
@@ -31,17 +31,20 @@ from tests.runner.test_cuda_runner import PROMPTS, answers, asking, engines, no_
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
 VOCAB = 320
-STRUCTURES = [StructuredOutputsParams(regex="[0-9]{3,30}"), StructuredOutputsParams(choice=["aa", "ab", "b"]),
-              StructuredOutputsParams(regex="(ab|ba|c)*d"),
-              StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}, "minItems": 2})]
+STRUCTURES = [
+    StructuredOutputsParams(regex="[0-9]{3,30}"),
+    StructuredOutputsParams(choice=["aa", "ab", "b"]),
+    StructuredOutputsParams(regex="(ab|ba|c)*d"),
+    StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}, "minItems": 2}),
+]
 
 
 @dataclass(frozen=True)
 class Asked:
-    arrives: int                       # in which step
+    arrives: int  # in which step
     prompt: list[int]
     params: SamplingParams | BeamSearchParams
-    gone_after: int | None             # tokens of its first answer, after which nobody waits for it any more
+    gone_after: int | None  # tokens of its first answer, after which nobody waits for it any more
 
 
 def wishes(random: Random) -> dict[str, Any]:
@@ -57,9 +60,14 @@ def wishes(random: Random) -> dict[str, Any]:
         lambda: {"bad_words": random.sample(["the", "at", "12", "answer", "zzz", "a cat"], 3)},
         lambda: {"structured_outputs": random.choice(STRUCTURES), "ignore_eos": False},
         lambda: {"structured_outputs": random.choice(STRUCTURES), "frequency_penalty": 0.7, "ignore_eos": False},
-        lambda: {"n": random.randint(2, 3)}, lambda: {"best_of": 3},
-        lambda: {"temperature": random.choice([0.4, 1.5]), "typical_p": random.choice([1.0, 1.0, 0.9]),
-                 **random.choice([{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])}]
+        lambda: {"n": random.randint(2, 3)},
+        lambda: {"best_of": 3},
+        lambda: {
+            "temperature": random.choice([0.4, 1.5]),
+            "typical_p": random.choice([1.0, 1.0, 0.9]),
+            **random.choice([{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}]),
+        },
+    ]
     asked: dict[str, Any] = {}
     for kind in random.sample(kinds, random.choice([0, 1, 1, 2, 3, 4])):
         asked |= kind()
@@ -67,7 +75,7 @@ def wishes(random: Random) -> dict[str, Any]:
 
 
 def someone(random: Random, beginnings: list[list[int]]) -> Asked:
-    prompt = random.choice(beginnings)[:random.choice([2, 9, 17, 33, 60])] + random.sample(range(1, VOCAB), 3)
+    prompt = random.choice(beginnings)[: random.choice([2, 9, 17, 33, 60])] + random.sample(range(1, VOCAB), 3)
     params: SamplingParams | BeamSearchParams = BeamSearchParams(beam_width=2, max_tokens=5, ignore_eos=True)
     if random.random() > 0.06:
         params = asking(max_tokens=random.choice([6, 12, 30, 50]), seed=3, **wishes(random))
@@ -103,15 +111,27 @@ def told(collector: Collector, gone_after: int | None) -> Any:
     output = collector.output()
     if gone_after is not None and len(output.outputs[0].token_ids) >= gone_after:
         return output.outputs[0].token_ids[:gone_after]
-    return ([(one.token_ids, one.text, one.finish_reason, one.stop_reason, one.forced_closing,
-              [list(one)[:4] for one in one.logprobs or ()]) for one in output.outputs], output.error,
-            [list(one or ()) for one in output.prompt_logprobs or ()])
+    return (
+        [
+            (
+                one.token_ids,
+                one.text,
+                one.finish_reason,
+                one.stop_reason,
+                one.forced_closing,
+                [list(one)[:4] for one in one.logprobs or ()],
+            )
+            for one in output.outputs
+        ],
+        output.error,
+        [list(one or ()) for one in output.prompt_logprobs or ()],
+    )
 
 
 def counted(state: RowState, size: int) -> np.ndarray:
     """As the device counts a row's text."""
-    counts = 2 * np.bincount(state.tokens[state.num_prompt:], minlength=size)
-    counts[list(set(state.tokens[:state.num_prompt]))] += 1
+    counts = 2 * np.bincount(state.tokens[state.num_prompt :], minlength=size)
+    counts[list(set(state.tokens[: state.num_prompt]))] += 1
     return counts
 
 
@@ -142,8 +162,13 @@ def num_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("seed, family", [(0, "LlamaForCausalLM"), (1, "Gemma2ForCausalLM")])
-def test_the_same_answers_in_any_company(tmp_path: Path, no_gpu: None, num_counted: list[int],  # noqa: F811
-                                         seed: int, family: str) -> None:
+def test_the_same_answers_in_any_company(
+    tmp_path: Path,
+    no_gpu: None,
+    num_counted: list[int],  # noqa: F811
+    seed: int,
+    family: str,
+) -> None:
     random = Random(seed)
     beginnings = [random.sample(range(1, VOCAB), 60) for _ in range(3)]
     asked = [someone(random, beginnings) for _ in range(60)]
@@ -162,11 +187,16 @@ def with_texts(folder: Path, family: str = "LlamaForCausalLM") -> None:
 
 
 def test_a_text_that_host_and_device_write_in_turns_is_counted_once(
-        tmp_path: Path, no_gpu: None, num_counted: list[int]) -> None:      # noqa: F811
+    tmp_path: Path, no_gpu: None, num_counted: list[int]
+) -> None:  # noqa: F811
     """The host looks after a grammar's budget now and then; a neighbour's wishes have the device choose as well."""
     pairs = StructuredOutputsParams(regex="([0-9][a-z]){3,100}")
-    params = [SamplingParams(temperature=0, max_tokens=70, frequency_penalty=0.3, repetition_penalty=1.1,
-                             structured_outputs=pairs), asking(max_tokens=70, presence_penalty=0.5)]
+    params = [
+        SamplingParams(
+            temperature=0, max_tokens=70, frequency_penalty=0.3, repetition_penalty=1.1, structured_outputs=pairs
+        ),
+        asking(max_tokens=70, presence_penalty=0.5),
+    ]
     turns: list[bool] = []
     with_texts(tmp_path)
     with engines(str(tmp_path), skip_tokenizer_init=False) as (usual, other):
@@ -186,20 +216,23 @@ def test_a_text_that_host_and_device_write_in_turns_is_counted_once(
             found = answers(other, [[5, 6, 7]] * 2, params)
         assert found == answers(usual, [[5, 6, 7]] * 2, params)
         assert other.stats()["num_failed_steps"] == 0
-    assert turns.count(True) > 1 and False in turns[turns.index(True):] and num_counted[0] > 10
+    assert turns.count(True) > 1 and False in turns[turns.index(True) :] and num_counted[0] > 10
 
 
 def test_a_grammar_that_cannot_go_on_ends_its_request_alone(
-        tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:      # noqa: F811
+    tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:  # noqa: F811
     """Nobody else's step fails with it, and whose fault it is is said as on a CPU."""
-    params = [SamplingParams(temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(regex=regex))
-              for regex in ("[0-9]{9,40}", "[a-c]{9,40}")]
+    params = [
+        SamplingParams(temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(regex=regex))
+        for regex in ("[0-9]{9,40}", "[a-c]{9,40}")
+    ]
     words, calls = Grammar.words, []
 
     def failing(self: Grammar, size: int) -> np.ndarray:
         calls.append(self)
         if self is calls[0] and len(calls) > 6:
-            self.mask = self.words                       # type: ignore[method-assign, assignment]
+            self.mask = self.words  # type: ignore[method-assign, assignment]
             raise GrammarFailed("the grammar cannot go on: too large")
         return words(self, size)
 
@@ -207,7 +240,7 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_alone(
     with engines(str(tmp_path), skip_tokenizer_init=False) as (usual, other):
         expected = answers(usual, [[5, 6, 7]], params[1:])
         monkeypatch.setattr(Grammar, "words", failing)
-        outputs = other.generate([[5, 6, 7]] * 2, params, use_tqdm=False)      # type: ignore[arg-type]
+        outputs = other.generate([[5, 6, 7]] * 2, params, use_tqdm=False)  # type: ignore[arg-type]
         assert "too large" in str(outputs[0].error) and "Error" not in str(outputs[0].error)
         assert outputs[1].outputs[0].token_ids == expected[0][0][0]
         assert other.stats()["num_failed_steps"] == 0
@@ -215,7 +248,8 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_alone(
 
 @pytest.mark.parametrize("where, name", [(SingleSteps, "run"), (RowTensors, "admit"), (SingleSteps, "choose")])
 def test_a_plan_that_fails_costs_nobody_an_answer(
-        tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:  # noqa: F811
+    tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch, where: type, name: str
+) -> None:  # noqa: F811
     """The plan after it was made for the same rows: it must not write into others' blocks."""
     folder = write_config(tmp_path)
     params = [asking(max_tokens=30, **kind) for kind in ({}, {"presence_penalty": 0.4}, {"logprobs": 2}, {}, {})]
@@ -241,8 +275,9 @@ def test_a_choice_is_recorded_after_what_it_reads(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
     steps: Any = SimpleNamespace(eager=False, _pool=None)
-    made: Iterator[Any] = iter([torch.zeros(1), RuntimeError("out of memory"), torch.zeros(2),
-                                AssertionError("recorded already")])
+    made: Iterator[Any] = iter(
+        [torch.zeros(1), RuntimeError("out of memory"), torch.zeros(2), AssertionError("recorded already")]
+    )
 
     def forward() -> Any:
         value = next(made)

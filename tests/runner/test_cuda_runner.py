@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 
-os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
 from penstock import LLM, SamplingParams, StructuredOutputsParams  # noqa: E402
@@ -30,7 +30,7 @@ from penstock.sampling.row import RowState  # noqa: E402
 from tests.llm.tiny import dummy, runner, write_config, write_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
-SEQUENCES = 6                             # so that 5 are filled up with one of nobody's
+SEQUENCES = 6  # so that 5 are filled up with one of nobody's
 PROMPTS = [[(7 * i + j * j) % 90 + 3 for j in range(4 + 23 * i)] for i in range(5)]
 
 
@@ -77,9 +77,12 @@ def both(request: pytest.FixtureRequest, tmp_path: Path, no_gpu: None) -> Iterat
 
 def answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Any]:
     """Tokens, why they end, and whose log probabilities were told; the references' last bits depend on the company."""
-    outputs = llm.generate(prompts, params, use_tqdm=False)      # type: ignore[arg-type]
-    return [[(one.token_ids, one.finish_reason, [list(told) for told in one.logprobs or ()]) for one in output.outputs]
-            + [[list(told or ()) for told in output.prompt_logprobs or ()]] for output in outputs]
+    outputs = llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+    return [
+        [(one.token_ids, one.finish_reason, [list(told) for told in one.logprobs or ()]) for one in output.outputs]
+        + [[list(told or ()) for told in output.prompt_logprobs or ()]]
+        for output in outputs
+    ]
 
 
 def asking(**more: Any) -> SamplingParams:
@@ -97,13 +100,24 @@ def test_chunks_and_single_tokens_in_any_company(both: tuple[LLM, LLM]) -> None:
 
 
 ON_HOST: list[dict[str, Any]] = [
-    {}, {"typical_p": 0.4, "temperature": 0.9}, {"logprobs": 40}, {"prompt_logprobs": 1},
-    {"n": 2, "typical_p": 0.8, "temperature": 1}, {"repetition_penalty": 1.3, "logprobs": 33}]
+    {},
+    {"typical_p": 0.4, "temperature": 0.9},
+    {"logprobs": 40},
+    {"prompt_logprobs": 1},
+    {"n": 2, "typical_p": 0.8, "temperature": 1},
+    {"repetition_penalty": 1.3, "logprobs": 33},
+]
 ON_DEVICE: list[dict[str, Any]] = [
-    {}, {"repetition_penalty": 1.4}, {"frequency_penalty": 0.9, "presence_penalty": -0.4}, {"logprobs": 2},
-    {"allowed_token_ids": [3, 4, 5], "logprobs": 0}, {"logit_bias": {4: 6.0, 9: -8.0}},
-    {"top_k": 1, "temperature": 0.9}, {"top_p": 1e-6, "temperature": 2.0},
-    {"min_p": 1.0, "temperature": 1.0, "logprobs": 5}]
+    {},
+    {"repetition_penalty": 1.4},
+    {"frequency_penalty": 0.9, "presence_penalty": -0.4},
+    {"logprobs": 2},
+    {"allowed_token_ids": [3, 4, 5], "logprobs": 0},
+    {"logit_bias": {4: 6.0, 9: -8.0}},
+    {"top_k": 1, "temperature": 0.9},
+    {"top_p": 1e-6, "temperature": 2.0},
+    {"min_p": 1.0, "temperature": 1.0, "logprobs": 5},
+]
 
 
 @pytest.mark.parametrize("kinds", [ON_HOST, ON_DEVICE])
@@ -138,8 +152,10 @@ def test_stops_that_wait_and_words_that_do_not_come(both: tuple[LLM, LLM]) -> No
     usual, other = both
     free = answers(usual, PROMPTS[:1], [asking()])[0][0][0]
     kinds: list[dict[str, Any]] = [
-        {"min_tokens": 6, "stop_token_ids": [free[2], free[7]]}, {"stop_token_ids": [free[2]]},
-        {"min_tokens": 2, "stop_token_ids": [free[1], free[4]], "logprobs": 1}]
+        {"min_tokens": 6, "stop_token_ids": [free[2], free[7]]},
+        {"stop_token_ids": [free[2]]},
+        {"min_tokens": 2, "stop_token_ids": [free[1], free[4]], "logprobs": 1},
+    ]
     params = [asking(**kind) for kind in kinds]
     assert answers(other, PROMPTS[:1] * 3, params) == answers(usual, PROMPTS[:1] * 3, params)
 
@@ -148,10 +164,17 @@ def test_structured_answers(tmp_path: Path, no_gpu: None, monkeypatch: pytest.Mo
     """By the device while they are far from their end, by the host near it."""
     folder = write_config(tmp_path, vocab_size=320)
     write_tokenizer(tmp_path)
-    structures = [StructuredOutputsParams(regex="[0-9]{3,30}"), StructuredOutputsParams(choice=["aa", "ab"]),
-                  StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}, "minItems": 2})]
-    params = [SamplingParams(temperature=0, max_tokens=length, structured_outputs=structure, bad_words=words)
-              for structure in structures for length in (90, 6) for words in ([], ["12"])]
+    structures = [
+        StructuredOutputsParams(regex="[0-9]{3,30}"),
+        StructuredOutputsParams(choice=["aa", "ab"]),
+        StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}, "minItems": 2}),
+    ]
+    params = [
+        SamplingParams(temperature=0, max_tokens=length, structured_outputs=structure, bad_words=words)
+        for structure in structures
+        for length in (90, 6)
+        for words in ([], ["12"])
+    ]
     num_late = 0
     allow = WishRows.allow
 
@@ -163,8 +186,10 @@ def test_structured_answers(tmp_path: Path, no_gpu: None, monkeypatch: pytest.Mo
     monkeypatch.setattr(WishRows, "allow", allowing)
     with engines(folder, skip_tokenizer_init=False) as (usual, other):
         assert answers(other, [[5, 6, 7]] * len(params), params) == answers(usual, [[5, 6, 7]] * len(params), params)
-        drawn = [SamplingParams(temperature=1.2, max_tokens=120, top_p=0.9, seed=seed, structured_outputs=structures[0])
-                 for seed in range(9)]
+        drawn = [
+            SamplingParams(temperature=1.2, max_tokens=120, top_p=0.9, seed=seed, structured_outputs=structures[0])
+            for seed in range(9)
+        ]
         for output in other.generate([[5, 6, 7]] * 9, drawn, use_tqdm=False):
             assert re.fullmatch("[0-9]{3,30}", output.outputs[0].text)
     assert num_late > 50
@@ -182,7 +207,7 @@ def test_damaged_logits_end_their_request_alone(both: tuple[LLM, LLM], monkeypat
     """Those of the first row that is sampled, once; the others get what they get without it."""
     _, other = both
     expected = answers(other, PROMPTS, [asking()] * len(PROMPTS))
-    model = other.service.engine.executor.runner.model           # type: ignore[attr-defined]
+    model = other.service.engine.executor.runner.model  # type: ignore[attr-defined]
     logits, calls = model.logits, iter(range(1000))
 
     def damaged(hidden: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:
@@ -191,7 +216,7 @@ def test_damaged_logits_end_their_request_alone(both: tuple[LLM, LLM], monkeypat
         return values
 
     monkeypatch.setattr(model, "logits", damaged)
-    outputs = other.generate(PROMPTS, asking(), use_tqdm=False)      # type: ignore[arg-type]
+    outputs = other.generate(PROMPTS, asking(), use_tqdm=False)  # type: ignore[arg-type]
     failed = [i for i, output in enumerate(outputs) if output.error]
     assert len(failed) == 1 and "NaN" in str(outputs[failed[0]].error)
     for i, output in enumerate(outputs):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
 from penstock import SamplingParams, StructuredOutputsParams  # noqa: E402
@@ -22,19 +22,35 @@ from tests.runner.test_cuda_runner import answers, asking, engines, no_gpu  # no
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
 DRY: dict[str, Any] = {"dry_multiplier": 3.0, "dry_allowed_length": 1}
 KINDS: list[dict[str, Any]] = [
-    DRY, {**DRY, "dry_penalty_last_n": 12, "dry_sequence_breakers": ["a", "1"]}, {**DRY, "frequency_penalty": 0.4},
-    {"repetition_penalty": 1.5, "repeat_last_n": 5}, {"frequency_penalty": 1.2, "repeat_last_n": 9},
-    {"repetition_penalty": 1.5, "repeat_last_n": 0}, {"temperature": 0.8, "top_n_sigma": 1e-6},
+    DRY,
+    {**DRY, "dry_penalty_last_n": 12, "dry_sequence_breakers": ["a", "1"]},
+    {**DRY, "frequency_penalty": 0.4},
+    {"repetition_penalty": 1.5, "repeat_last_n": 5},
+    {"frequency_penalty": 1.2, "repeat_last_n": 9},
+    {"repetition_penalty": 1.5, "repeat_last_n": 0},
+    {"temperature": 0.8, "top_n_sigma": 1e-6},
     {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.0, "top_k": 2},
-    {"temperature": 0.7, "dynatemp_range": 0.5, "top_k": 1}, {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 0.0},
-    {"temperature": 1.0, "mirostat": 1, "mirostat_tau": 0.0, **DRY}, {}, {"presence_penalty": 0.7}, {"logprobs": 2}]
+    {"temperature": 0.7, "dynatemp_range": 0.5, "top_k": 1},
+    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 0.0},
+    {"temperature": 1.0, "mirostat": 1, "mirostat_tau": 0.0, **DRY},
+    {},
+    {"presence_penalty": 0.7},
+    {"logprobs": 2},
+]
 
 
-def test_the_same_answers_in_any_company(tmp_path: Path, no_gpu: None) -> None:     # noqa: F811
+def test_the_same_answers_in_any_company(tmp_path: Path, no_gpu: None) -> None:  # noqa: F811
     random = Random(3)
     beginnings = [[random.choice((5, 6, 7, 8)) for _ in range(30)] for _ in range(3)]
-    asked = [Asked(random.randint(0, 15), random.choice(beginnings)[:random.choice([3, 17, 30])],
-                   asking(max_tokens=random.choice([6, 20]), seed=3, **kind), None) for kind in KINDS]
+    asked = [
+        Asked(
+            random.randint(0, 15),
+            random.choice(beginnings)[: random.choice([3, 17, 30])],
+            asking(max_tokens=random.choice([6, 20]), seed=3, **kind),
+            None,
+        )
+        for kind in KINDS
+    ]
     with_texts(tmp_path)
     with engines(str(tmp_path), skip_tokenizer_init=False, kv_cache_tokens=256) as (usual, other):
         expected, found = served(usual, asked, Random(1)), served(other, asked, Random(1))
@@ -43,8 +59,11 @@ def test_the_same_answers_in_any_company(tmp_path: Path, no_gpu: None) -> None: 
         assert not other.stats()["num_failed_steps"]
 
 
-def test_one_row_does_not_end_overlap(tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch,    # noqa: F811
-                                      ) -> None:
+def test_one_row_does_not_end_overlap(
+    tmp_path: Path,
+    no_gpu: None,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+) -> None:
     """Breaks when a row with such a sampler has its tokens chosen by the host."""
     left: list[int] = []
     monkeypatch.setattr(WishRows, "leave", lambda self, row, state: left.append(row))
@@ -56,8 +75,11 @@ def test_one_row_does_not_end_overlap(tmp_path: Path, no_gpu: None, monkeypatch:
 
 
 @pytest.mark.slow
-def test_mu_is_kept_while_host_and_device_choose_in_turns(tmp_path: Path, no_gpu: None,          # noqa: F811
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mu_is_kept_while_host_and_device_choose_in_turns(
+    tmp_path: Path,
+    no_gpu: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The host looks after a grammar's budget now and then; what the device knows of mirostat and of the text must be
     what the host knows whenever the device chooses again."""
     from penstock.ops.extras import MU
@@ -81,9 +103,18 @@ def test_mu_is_kept_while_host_and_device_choose_in_turns(tmp_path: Path, no_gpu
 
     monkeypatch.setattr(WishRows, "allow", allowing)
     monkeypatch.setattr(WishRows, "leave", leaving)
-    params = [SamplingParams(temperature=1, seed=1, max_tokens=60, mirostat=2, mirostat_tau=2.0, **DRY,
-                             structured_outputs=StructuredOutputsParams(regex="([0-9][a-z]){3,100}")),
-              asking(max_tokens=60, presence_penalty=0.5)]
+    params = [
+        SamplingParams(
+            temperature=1,
+            seed=1,
+            max_tokens=60,
+            mirostat=2,
+            mirostat_tau=2.0,
+            **DRY,
+            structured_outputs=StructuredOutputsParams(regex="([0-9][a-z]){3,100}"),
+        ),
+        asking(max_tokens=60, presence_penalty=0.5),
+    ]
     with_texts(tmp_path)
     with engines(str(tmp_path), skip_tokenizer_init=False) as (_, other):
         answers(other, [[5, 6, 7]] * 2, params)

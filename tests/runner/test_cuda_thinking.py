@@ -10,7 +10,7 @@ from penstock import LLM, SamplingParams, StructuredOutputsParams
 from tests.runner.test_cuda_runner import Ticket, answers, engines, no_gpu, pytestmark  # noqa: F401
 from tests.server.test_thinking import write_thinker
 
-OPEN, SHUT = [5, 6, 300], [5, 6, 7]         # the first ends with the opening marker
+OPEN, SHUT = [5, 6, 300], [5, 6, 7]  # the first ends with the opening marker
 
 
 def asking(budget: int | None, **more: Any) -> SamplingParams:
@@ -24,16 +24,20 @@ def compare(usual: LLM, other: LLM, prompts: list[list[int]], params: list[Sampl
     return found
 
 
-def test_budgets_end_on_the_device(tmp_path: Path, no_gpu: None) -> None:       # noqa: F811
+def test_budgets_end_on_the_device(tmp_path: Path, no_gpu: None) -> None:  # noqa: F811
     point = StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}, "minItems": 2})
     with engines(str(write_thinker(tmp_path)), skip_tokenizer_init=False) as (usual, other):
         kinds: list[tuple[list[int], SamplingParams]] = [
-            (OPEN, asking(0)), (OPEN, asking(7)), (OPEN, asking(9, n=2)), (SHUT, asking(3)),
+            (OPEN, asking(0)),
+            (OPEN, asking(7)),
+            (OPEN, asking(9, n=2)),
+            (SHUT, asking(3)),
             (SHUT, asking(3, logit_bias={300: 50.0}, repetition_penalty=1.2)),
             (OPEN, asking(4, structured_outputs=point, max_tokens=50)),
             (OPEN, asking(200, structured_outputs=point, max_tokens=50)),
-            (OPEN, asking(None))]
-        found = compare(usual, other, *map(list, zip(*kinds)))      # type: ignore[arg-type]
+            (OPEN, asking(None)),
+        ]
+        found = compare(usual, other, *map(list, zip(*kinds)))  # type: ignore[arg-type]
         ids = [found[at][0][0] for at in range(len(kinds))]
         assert [ids[at][budget + 1] for at, budget in ((0, 0), (1, 7), (2, 9), (5, 4))] == [301] * 4
         assert 301 in ids[4] and 301 in ids[6] and 301 not in ids[7]
@@ -41,9 +45,10 @@ def test_budgets_end_on_the_device(tmp_path: Path, no_gpu: None) -> None:       
 
 def test_no_step_waits_for_the_one_before_until_a_budget_may_end(tmp_path: Path, no_gpu: None) -> None:  # noqa: F811
     with engines(str(write_thinker(tmp_path)), skip_tokenizer_init=False) as (_, other):
+
         def num_waits(budget: int | None) -> int:
             with mock.patch.object(Ticket, "arrive", autospec=True, side_effect=Ticket.arrive) as arrive:
-                other.generate([OPEN], asking(budget, max_tokens=30), use_tqdm=False)      # type: ignore[arg-type]
+                other.generate([OPEN], asking(budget, max_tokens=30), use_tqdm=False)  # type: ignore[arg-type]
             return int(arrive.call_count)
 
-        assert num_waits(1000) == num_waits(None) < num_waits(10) <= num_waits(None) + 4      # of 30 tokens
+        assert num_waits(1000) == num_waits(None) < num_waits(10) <= num_waits(None) + 4  # of 30 tokens

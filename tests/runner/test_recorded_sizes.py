@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-os.environ["TRITON_INTERPRET"] = "1"      # before Triton is imported, as the tests of its kernels need it
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
 from penstock.runner.cuda.graphs import SELDOM, SHORT, SingleSteps, num_parts  # noqa: E402
@@ -20,9 +20,11 @@ def steps(recorded: list[tuple[int, bool]], eager: bool = False) -> SingleSteps:
     made: Any = object.__new__(SingleSteps)
     made.sizes, made.eager, made._wanted = [1, 2, 4, 8, 16, 32, 64], eager, Counter()
     made._processors, made._kv_heads = 132, 8
-    made._known = {(size, shared, made.num_parts(size, 1)): SimpleNamespace(forward=SimpleNamespace(graph=object()))
-                   for size, shared in recorded}
-    return made       # type: ignore[no-any-return]
+    made._known = {
+        (size, shared, made.num_parts(size, 1)): SimpleNamespace(forward=SimpleNamespace(graph=object()))
+        for size, shared in recorded
+    }
+    return made  # type: ignore[no-any-return]
 
 
 def test_one_that_is_recorded_is_taken() -> None:
@@ -41,7 +43,7 @@ def test_nothing_stands_in_for_the_largest_or_for_another_kind() -> None:
     made = steps([(16, False), (64, True)])
     assert made.fitting(20, False, 1)[0] == 32
     assert made.fitting(20, True, 1)[0] == 64
-    assert made.fitting(1, False, SHORT + 1) == (16, False, 2)      # the same kernels as for short texts
+    assert made.fitting(1, False, SHORT + 1) == (16, False, 2)  # the same kernels as for short texts
     assert steps([(1, False)]).fitting(1, False, SHORT + 1) == (1, False, 32)
 
 

@@ -55,6 +55,6 @@ def test_tiles_cover_every_member_once() -> None:
     fill(groups, 2, members, skips, tiles)
     assert skips[:9].tolist() == [320, 256, 320, 320, 256, 320, 320, 256, 256] and not skips[9:].any()
     used = [tile for tile in tiles.tolist() if tile[1]]
-    covered = [members[first:first + count].tolist() for first, count, _, _ in used]
+    covered = [members[first : first + count].tolist() for first, count, _, _ in used]
     assert covered == [[0, 2], [3, 5], [6], [1, 4], [7, 8]]
     assert [(whose, length) for _, _, whose, length in used] == [(0, 320)] * 3 + [(1, 256)] * 2

@@ -16,15 +16,18 @@ from penstock.runner.runner import Runner
 from penstock.runner.tapes import Tapes
 from tests.same_tokens.roads import answer, tiny_llm, tiny_model
 
-VARIANTS = [(name, variant) for name, family in FAMILIES.items() for variant in range(len(family.like))
-            if name != "BertModel"]
+VARIANTS = [
+    (name, variant) for name, family in FAMILIES.items() for variant in range(len(family.like)) if name != "BertModel"
+]
 PROMPTS = [[5, 6, 7], [8], [9] * 20, [3, 4]]
-PARAMS = [SamplingParams(max_tokens=count, temperature=0.7, seed=1, logprobs=1, ignore_eos=True, detokenize=False)
-          for count in (14, 9, 14, 5)]
+PARAMS = [
+    SamplingParams(max_tokens=count, temperature=0.7, seed=1, logprobs=1, ignore_eos=True, detokenize=False)
+    for count in (14, 9, 14, 5)
+]
 
 
 def runner(llm: LLM) -> Runner:
-    found: Runner = llm.service.engine.executor.runner        # type: ignore[attr-defined]
+    found: Runner = llm.service.engine.executor.runner  # type: ignore[attr-defined]
     return found
 
 
@@ -81,7 +84,7 @@ def test_a_model_that_computes_with_torch_runs_on(llama: LLM, caplog: pytest.Log
     model: Any = runner(llama).model
     forward = model.forward
     model.forward = lambda *given: forward(*given) * 1.0
-    tapes.__init__()                    # type: ignore[misc]
+    tapes.__init__()  # type: ignore[misc]
     with caplog.at_level("DEBUG", "penstock"):
         assert [answers(llama) for _ in range(3)] == [expected] * 3
     del model.forward
@@ -90,8 +93,7 @@ def test_a_model_that_computes_with_torch_runs_on(llama: LLM, caplog: pytest.Log
 
 
 def test_an_error_in_a_replayed_step_is_survived(llama: LLM) -> None:
-    """A token past the vocabulary, on the device alone, is noticed by the kernel that looks it up; the step is redone.
-    """
+    """A token past the vocabulary, on the device alone, is noticed by the kernel that looks it up; the step is redone."""
     expected = answers(llama)
     answers(llama)
     collectors = [llama.service.submit(prompt, params) for prompt, params in zip(PROMPTS, PARAMS)]

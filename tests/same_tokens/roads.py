@@ -102,7 +102,7 @@ class Guessing:
     def _guess(self, state: Any, outcome: RowResult) -> tuple[Draft, ...]:
         if not outcome.tokens:
             return ()
-        ahead = list(self.known[tuple(state.request.tokens)])[state.num_generated:][:self.rng.randint(0, 5)]
+        ahead = list(self.known[tuple(state.request.tokens)])[state.num_generated :][: self.rng.randint(0, 5)]
         return tuple(Draft(token if self.rng.random() < 0.8 else 1, i - 1) for i, token in enumerate(ahead))
 
     def close(self) -> None:

@@ -23,8 +23,9 @@ def texts() -> list[str]:
 
 def params() -> list[SamplingParams]:
     kinds: list[dict[str, Any]] = [dict(temperature=0.0), dict(temperature=0.9, top_p=0.95, seed=11)]
-    return [SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1, **kinds[i % 2])
-            for i in range(len(texts()))]
+    return [
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1, **kinds[i % 2]) for i in range(len(texts()))
+    ]
 
 
 def make(**options: object) -> LLM:
@@ -48,9 +49,9 @@ def known() -> Iterator[Known]:
 def test_batch_of_32(known: Known) -> None:
     """Ten known prompts among twenty-two others."""
     known.llm.reset_prefix_cache()
-    others = [known.llm.tokenizer.encode(text) for text in SHORT[10:]]      # type: ignore[union-attr]
+    others = [known.llm.tokenizer.encode(text) for text in SHORT[10:]]  # type: ignore[union-attr]
     found = together(known.llm, known.prompts + others, params() + [params()[1]] * len(others))
-    assert found[:len(known.prompts)] == known.answers
+    assert found[: len(known.prompts)] == known.answers
     assert known.llm.stats()["max_batch_size"] == 32
 
 

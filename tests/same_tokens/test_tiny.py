@@ -26,8 +26,18 @@ from tests.same_tokens.roads import (
     together,
 )
 
-FAMILIES = ["LlamaForCausalLM", "MistralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GPT2LMHeadModel",
-            "BloomForCausalLM", "FalconForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM"]
+FAMILIES = [
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GPT2LMHeadModel",
+    "BloomForCausalLM",
+    "FalconForCausalLM",
+    "GPTNeoXForCausalLM",
+    "Qwen3ForCausalLM",
+    "Olmo2ForCausalLM",
+]
 NUM_PROMPTS, NUM_TOKENS, VOCABULARY = 32, 20, 64
 
 
@@ -35,15 +45,20 @@ def prompts() -> list[list[int]]:
     """Of 1 to 60 tokens, some sharing a beginning."""
     rng = random.Random(5)
     common = [rng.randrange(3, VOCABULARY) for _ in range(40)]
-    return [common[:rng.choice((0, 0, 17, 40))] + [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, 20))]
-            for _ in range(NUM_PROMPTS)]
+    return [
+        common[: rng.choice((0, 0, 17, 40))] + [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, 20))]
+        for _ in range(NUM_PROMPTS)
+    ]
 
 
 def params() -> list[SamplingParams]:
     """Greedy and sampled in turn, with filters and penalties."""
     kinds: list[dict[str, Any]] = [
-        dict(temperature=0.0), dict(temperature=1.0, seed=7), dict(temperature=0.8, top_p=0.9, seed=8),
-        dict(temperature=1.2, top_k=9, min_p=0.02, repetition_penalty=1.2, seed=9)]
+        dict(temperature=0.0),
+        dict(temperature=1.0, seed=7),
+        dict(temperature=0.8, top_p=0.9, seed=8),
+        dict(temperature=1.2, top_k=9, min_p=0.02, repetition_penalty=1.2, seed=9),
+    ]
     common: dict[str, Any] = dict(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2, detokenize=False)
     return [SamplingParams(**common, **kinds[i % len(kinds)]) for i in range(NUM_PROMPTS)]
 
@@ -61,8 +76,11 @@ class Known:
         return tiny_llm(self.model, **self.options, **options)
 
 
-@pytest.fixture(scope="module", params=[(name, "auto") for name in FAMILIES] + [("Gemma3ForCausalLM", "int8")],
-                ids=lambda param: param[0] if param[1] == "auto" else "-".join(param))
+@pytest.fixture(
+    scope="module",
+    params=[(name, "auto") for name in FAMILIES] + [("Gemma3ForCausalLM", "int8")],
+    ids=lambda param: param[0] if param[1] == "auto" else "-".join(param),
+)
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
     name, kv_cache_dtype = request.param
     known = Known(tiny_model(tmp_path_factory.mktemp(name), name), kv_cache_dtype=kv_cache_dtype)

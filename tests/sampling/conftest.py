@@ -19,14 +19,29 @@ PROMPT = (1, 2, 3)
 
 
 def _make_row(
-    *, prompt: Sequence[int] = PROMPT, generated: Sequence[int] = (), sibling: int = 0, seed: int = 7,
-    eos: Sequence[int] = (), bad_words: Sequence[Sequence[int]] = (), beam: BeamSearchParams | None = None,
-    grammars: Grammars | None = None, dry_breakers: bytes = b"", mu: float | None = None, **sampling: Any,
+    *,
+    prompt: Sequence[int] = PROMPT,
+    generated: Sequence[int] = (),
+    sibling: int = 0,
+    seed: int = 7,
+    eos: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
+    beam: BeamSearchParams | None = None,
+    grammars: Grammars | None = None,
+    dry_breakers: bytes = b"",
+    mu: float | None = None,
+    **sampling: Any,
 ) -> RowState:
     params = SamplingParams(**sampling)
     request = Request(
-        id="r", tokens=tuple(prompt), sampling=params, seed=seed, eos_token_ids=tuple(eos),
-        bad_words=tuple(tuple(word) for word in bad_words), beam=beam, max_tokens=params.max_tokens or 16,
+        id="r",
+        tokens=tuple(prompt),
+        sampling=params,
+        seed=seed,
+        eos_token_ids=tuple(eos),
+        bad_words=tuple(tuple(word) for word in bad_words),
+        beam=beam,
+        max_tokens=params.max_tokens or 16,
         dry_breakers=dry_breakers,
     )
     return RowState(request, sibling, [*prompt, *generated], len(prompt), grammars, mu)

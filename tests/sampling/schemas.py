@@ -13,8 +13,17 @@ from typing import Any
 from jsonschema import Draft202012Validator, FormatChecker
 
 WORDS = "name age id tag price city note key value unit état 日本".split() + ["two words", 'quo"te', "back\\slash"]
-PATTERNS = ("^[a-z]{2,6}$", "^[A-Z]{3}-[0-9]{4}$", "^(red|green|blue)+$", "^[a-z]+@[a-z]+\\.(com|org)$",
-            "^#[0-9a-f]{6}$", "^v\\d+\\.\\d+\\.\\d+$", "^[^ ]{1,12}$")
+PATTERNS = (
+    "^[a-z]{2,6}$",
+    "^[A-Z]{3}-[0-9]{4}$",
+    "^(red|green|blue)+$",
+    "^[a-z]+@[a-z]+\\.(com|org)$",
+    "^#[0-9a-f]{6}$",
+    "^v\\d+\\.\\d+\\.\\d+$",
+    "^[^ ]{1,12}$",
+)
+
+
 def _date(text: str) -> bool:
     """The year 0000, which Python lacks, is a leap year."""
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
@@ -25,8 +34,7 @@ def _date(text: str) -> bool:
 
 def _time(text: str) -> bool:
     found = re.fullmatch(r"(\d\d):(\d\d):(\d\d)(?:\.\d+)?(?:[Zz]|[+-](\d\d):(\d\d))", text, re.ASCII)
-    return found is not None and all(int(part or 0) <= most
-                                     for part, most in zip(found.groups(), (23, 59, 60, 23, 59)))
+    return found is not None and all(int(part or 0) <= most for part, most in zip(found.groups(), (23, 59, 60, 23, 59)))
 
 
 FORMATS: dict[str, Callable[[str], object]] = {
@@ -40,6 +48,7 @@ FORMATS: dict[str, Callable[[str], object]] = {
 }
 checker = FormatChecker(())
 for _name, _check in FORMATS.items():
+
     def _whole(value: object, check: Callable[[str], object] = _check) -> bool:
         return not isinstance(value, str) or bool(check(value))
 
@@ -104,8 +113,25 @@ class Schemas:
         return schema
 
     def _literal(self) -> Any:
-        return self.random.choice((None, True, False, 0, -7, 3.5, "", "x", "a longer text", "naïve", [], [1, "two"], {},
-                                   {"a": {"b": None}}, *WORDS))
+        return self.random.choice(
+            (
+                None,
+                True,
+                False,
+                0,
+                -7,
+                3.5,
+                "",
+                "x",
+                "a longer text",
+                "naïve",
+                [],
+                [1, "two"],
+                {},
+                {"a": {"b": None}},
+                *WORDS,
+            )
+        )
 
     def _enum(self, depth: int) -> dict[str, Any]:
         values: list[Any] = []
@@ -118,13 +144,17 @@ class Schemas:
         return {"const": self._literal()}
 
     def _plain(self, depth: int) -> dict[str, Any]:
-        return self.random.choice(({"type": "boolean"}, {"type": "null"}, {"type": ["string", "null"]},
-                                   {"type": ["integer", "boolean"]}, {}))
+        return self.random.choice(
+            ({"type": "boolean"}, {"type": "null"}, {"type": ["string", "null"]}, {"type": ["integer", "boolean"]}, {})
+        )
 
     def _object(self, depth: int) -> dict[str, Any]:
         names = self.random.sample(WORDS, self.random.randint(0, 5))
-        schema: dict[str, Any] = {"type": "object", "properties": {name: self._schema(depth + 1) for name in names},
-                                  "required": [name for name in names if self.random.random() < 0.6]}
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": {name: self._schema(depth + 1) for name in names},
+            "required": [name for name in names if self.random.random() < 0.6],
+        }
         more = self.random.random()
         if more < 0.6:
             schema["additionalProperties"] = False

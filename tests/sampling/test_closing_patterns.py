@@ -20,20 +20,40 @@ from tests.sampling.schemas import matches
 from tests.sampling.writing import write
 
 Make = Callable[..., RowState]
-PATTERNS = ("foo", "^a", "b$", "[0-9]{3}", "(foo|bar)$", "^a|b$", r"\d{3}-\d{4}", "x.*y.*z", "zebra.*quux",
-            r"^[^@]+@[^@]+\.[a-z]{2,}$", "q[^x]{20}w", "日本", "[äöü]$", r"[.]json$", r'say "no"')
+PATTERNS = (
+    "foo",
+    "^a",
+    "b$",
+    "[0-9]{3}",
+    "(foo|bar)$",
+    "^a|b$",
+    r"\d{3}-\d{4}",
+    "x.*y.*z",
+    "zebra.*quux",
+    r"^[^@]+@[^@]+\.[a-z]{2,}$",
+    "q[^x]{20}w",
+    "日本",
+    "[äöü]$",
+    r"[.]json$",
+    r'say "no"',
+)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_an_end_is_found_from_anywhere(make_row: Make, grammars: Grammars, tokenizer: Tokenizer, pattern: str) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"],
-              "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": pattern}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     asked = StructuredOutputsParams(json=schema)
     closing = grammars.compile(asked).closing
     assert closing is not None and len(closing) < 24
     for spare in (0, 3, 25):
-        row = make_row(grammars=grammars, structured_outputs=asked, max_tokens=len(closing) + spare, eos=[2],
-                       seed=spare)
+        row = make_row(
+            grammars=grammars, structured_outputs=asked, max_tokens=len(closing) + spare, eos=[2], seed=spare
+        )
         written = write(row, tokenizer, spare)
         assert written.reason == "stop" and matches(schema, json.loads(written.text)), written
 
@@ -57,8 +77,15 @@ def test_a_long_string_is_closed(make_row: Make, grammars: Grammars, tokenizer: 
         write_schema('{"type": "string", "minLength": 5000}', strict=True)
 
 
-@pytest.mark.parametrize("schema", [{"pattern": "^(?=.*[A-Z]).+$"}, {"pattern": r"\bfoo"}, {"pattern": r"(a)\1"},
-                                    {"pattern": "foo", "minLength": 900}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "^(?=.*[A-Z]).+$"},
+        {"pattern": r"\bfoo"},
+        {"pattern": r"(a)\1"},
+        {"pattern": "foo", "minLength": 900},
+    ],
+)
 def test_what_cannot_be_matched_is_refused_or_relaxed_by_name(schema: dict[str, Any]) -> None:
     text, keyword = json.dumps({"type": "string", **schema}), list(schema)[-1]
     with pytest.raises(InvalidRequest, match=f"structured_outputs: {keyword} at / cannot be enforced .*strict: false"):

@@ -21,9 +21,13 @@ def _between(weights: np.ndarray, share: float, place: int) -> bool:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(length=st.sampled_from([1, 2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5]),
-       share=st.one_of(st.floats(0, LAST), st.sampled_from([0.0, LAST])), seed=st.integers(0, 2**32),
-       spread=st.sampled_from([0.0, 1.0, 8.0, 40.0]), zeros=st.sampled_from([0.0, 0.5, 0.99]))
+@given(
+    length=st.sampled_from([1, 2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5]),
+    share=st.one_of(st.floats(0, LAST), st.sampled_from([0.0, LAST])),
+    seed=st.integers(0, 2**32),
+    spread=st.sampled_from([0.0, 1.0, 8.0, 40.0]),
+    zeros=st.sampled_from([0.0, 0.5, 0.99]),
+)
 def test_inverts_the_cumulative_sum_in_vocabulary_order(
     length: int, share: float, seed: int, spread: float, zeros: float
 ) -> None:
@@ -42,7 +46,7 @@ def test_a_weight_of_zero_is_never_drawn(share: float) -> None:
     weights = np.zeros(4 * BLOCK, dtype=np.float32)
     weights[5] = 1
     assert draw(weights, share) == 5
-    weights[BLOCK + 3:2 * BLOCK - 3] = 1e-20     # each is lost when added to 1, their sum is not
+    weights[BLOCK + 3 : 2 * BLOCK - 3] = 1e-20  # each is lost when added to 1, their sum is not
     weights[BLOCK] = 1e-20
     assert weights[draw(weights, share)] > 0
 
@@ -51,7 +55,7 @@ def test_the_last_share_where_two_orders_of_summing_differ() -> None:
     """A block's sum may come out above its running sum: breaks when what is left of the target is not clamped to it."""
     for seed in range(300):
         weights = np.exp(-40 * np.random.default_rng(seed).random(BLOCK + 100)).astype(np.float32)
-        weights[BLOCK - 50:] = 0
+        weights[BLOCK - 50 :] = 0
         assert weights[draw(weights, LAST)] > 0
 
 
@@ -68,4 +72,5 @@ def test_reach_counts_equality_and_ends_at_the_last_step(counts: list[int], mass
     running = np.cumsum(counts)
     target = min(mass, running[-1])
     assert crossing(np.array(counts, dtype=np.float32), mass, "reach") == next(
-        i for i, value in enumerate(running) if value >= target)
+        i for i, value in enumerate(running) if value >= target
+    )

@@ -29,12 +29,11 @@ def _bits(ids: set[int]) -> bytes:
 def _naive(text: list[int], breakers: set[int], sampling: SamplingParams) -> dict[int, int]:
     """Token → length of the longest repetition that it would go on with."""
     if sampling.dry_penalty_last_n >= 0:
-        text = text[len(text) - min(len(text), sampling.dry_penalty_last_n):]
+        text = text[len(text) - min(len(text), sampling.dry_penalty_last_n) :]
     found: dict[int, int] = {}
     for place in range(1, len(text)):
         length = 0
-        while (length < place and text[place - 1 - length] == text[-1 - length]
-               and text[-1 - length] not in breakers):
+        while length < place and text[place - 1 - length] == text[-1 - length] and text[-1 - length] not in breakers:
             length += 1
         token = text[place]
         if length >= sampling.dry_allowed_length and token not in breakers:
@@ -44,12 +43,29 @@ def _naive(text: list[int], breakers: set[int], sampling: SamplingParams) -> dic
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(prompt=TEXT, generated=TEXT, allowed=st.integers(0, 4), last_n=st.sampled_from([-1, 0, 5, 17]),
-       breakers=st.sets(st.integers(0, V - 1), max_size=2), base=st.sampled_from([1.0, 1.75, 3.0]))
-def test_against_the_definition(make_row: Callable[..., RowState], prompt: list[int], generated: list[int],
-                                allowed: int, last_n: int, breakers: set[int], base: float) -> None:
-    sampling: dict[str, Any] = {"dry_multiplier": 0.8, "dry_base": base, "dry_allowed_length": allowed,
-                                "dry_penalty_last_n": last_n}
+@given(
+    prompt=TEXT,
+    generated=TEXT,
+    allowed=st.integers(0, 4),
+    last_n=st.sampled_from([-1, 0, 5, 17]),
+    breakers=st.sets(st.integers(0, V - 1), max_size=2),
+    base=st.sampled_from([1.0, 1.75, 3.0]),
+)
+def test_against_the_definition(
+    make_row: Callable[..., RowState],
+    prompt: list[int],
+    generated: list[int],
+    allowed: int,
+    last_n: int,
+    breakers: set[int],
+    base: float,
+) -> None:
+    sampling: dict[str, Any] = {
+        "dry_multiplier": 0.8,
+        "dry_base": base,
+        "dry_allowed_length": allowed,
+        "dry_penalty_last_n": last_n,
+    }
     row = make_row(prompt=prompt, dry_breakers=_bits(breakers), **sampling)
     logits = np.zeros(V, dtype=np.float32)
     row.edit(logits)
@@ -98,9 +114,17 @@ def test_breakers_of_a_real_vocabulary(tokenizer: Tokenizer) -> None:
     assert found == {id for id, text in texts.items() if any(one in text for one in breakers)} and len(found) > 100
 
 
-@pytest.mark.parametrize("values", [{"dry_base": 0.9}, {"dry_multiplier": -1}, {"dry_penalty_last_n": -2},
-                                    {"dry_sequence_breakers": ["x" * 41]}, {"dry_sequence_breakers": ["x"] * 65},
-                                    {"dry_allowed_length": 1.5}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dry_base": 0.9},
+        {"dry_multiplier": -1},
+        {"dry_penalty_last_n": -2},
+        {"dry_sequence_breakers": ["x" * 41]},
+        {"dry_sequence_breakers": ["x"] * 65},
+        {"dry_allowed_length": 1.5},
+    ],
+)
 def test_values_out_of_range(values: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(values))):
         SamplingParams(**values)  # type: ignore[arg-type]

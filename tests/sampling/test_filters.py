@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from penstock.sampling.filters import candidates, min_p, temper, top_p, typical_p
 from penstock.types import SamplingParams
 
-SLACK = 1e-5       # float32 weights against float64 probabilities
+SLACK = 1e-5  # float32 weights against float64 probabilities
 
-LOGITS = st.lists(st.one_of(st.integers(-24, 24).map(lambda step: step / 2), st.just(-math.inf)),
-                  min_size=1, max_size=60).filter(lambda values: max(values) > -math.inf)
+LOGITS = st.lists(
+    st.one_of(st.integers(-24, 24).map(lambda step: step / 2), st.just(-math.inf)), min_size=1, max_size=60
+).filter(lambda values: max(values) > -math.inf)
 TEMPERATURES = st.sampled_from([1e-6, 0.3, 1.0, 2.5, 1e3])
 
 
@@ -81,7 +82,7 @@ def test_min_p_keeps_what_is_likely_enough(logits: list[float], share: float, te
 def test_top_p_keeps_the_smallest_nucleus(logits: list[float], mass: float, temperature: float) -> None:
     probabilities = _probabilities(logits, temperature)
     kept = top_p(_weights(logits, temperature), mass).tolist()
-    assert kept == sorted(_descending(logits)[:len(kept)])          # on ties the lower ids
+    assert kept == sorted(_descending(logits)[: len(kept)])  # on ties the lower ids
     assert len(_nucleus(probabilities, mass - SLACK)) <= len(kept)
     assert len(kept) <= max(1, len(_nucleus(probabilities, mass + SLACK)))
 
@@ -102,7 +103,7 @@ def test_top_p_on_a_real_vocabulary(scale: float, mass: float) -> None:
     kept = top_p(weights, mass)
     order = np.lexsort((np.arange(len(logits)), -weights))
     running = np.cumsum(weights[order].astype(np.float64))
-    assert set(kept.tolist()) == set(order[:len(kept)].tolist())
+    assert set(kept.tolist()) == set(order[: len(kept)].tolist())
     assert running[len(kept) - 1] >= mass * running[-1] * (1 - 1e-12)
     assert len(kept) == 1 or running[len(kept) - 2] < mass * running[-1] * (1 + 1e-12)
 
@@ -120,7 +121,7 @@ def test_typical_p_keeps_what_is_nearest_the_entropy(logits: list[float], mass: 
     total = math.fsum(probabilities[token] for token in kept)
     last = min(probabilities[token] for token in kept if distance[token] >= farthest - SLACK)
     assert total >= mass - SLACK and total - last <= mass + SLACK
-    for token in dropped:                                            # on ties the lower ids
+    for token in dropped:  # on ties the lower ids
         assert all(other < token for other in kept if logits[other] == logits[token])
 
 
@@ -137,7 +138,7 @@ def test_filters_together_in_order(logits: list[float], top_k: int, top: float, 
     probabilities = _probabilities(logits, 1.0)
     ratios = [probability / max(probabilities) for probability in probabilities]
     assume(all(abs(ratio - low) > 1e-6 for ratio in ratios))
-    kept = [token for token in _descending(logits)[:top_k if top_k > 0 else None] if ratios[token] >= low]
+    kept = [token for token in _descending(logits)[: top_k if top_k > 0 else None] if ratios[token] >= low]
     possible = {token for token in kept if logits[token] > -math.inf}
     sampling = SamplingParams(top_k=top_k, top_p=top, min_p=low)
     ids, weights = candidates(np.array(logits, dtype=np.float32), max(logits), sampling)

@@ -22,16 +22,20 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.types import GrammarFacts, Request, SamplingParams, StructuredOutputsParams
 from tests.sampling.writing import Written, noise, write
 
-END = 2       # <|im_end|>
+END = 2  # <|im_end|>
 V = 49_152
-PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 18}},
-          "required": ["name", "age"], "additionalProperties": False}
-GBNF = r'''
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 18}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+GBNF = r"""
 root   ::= entry ("," entry)*   # a list
 entry  ::= "(" root? ")"
          | [a-z]{2,4} "\u003D" number
 number ::= "-"? [0-9]+
-'''
+"""
 LARK = 'start: "[" item ("," item)* "]"\nitem: NUMBER | "x"\nNUMBER: /[0-9]{1,3}/\n'
 Make = Callable[..., RowState]
 
@@ -39,8 +43,12 @@ Make = Callable[..., RowState]
 @pytest.fixture
 def begin(make_row: Make, grammars: Grammars) -> Callable[..., RowState]:
     def make(structure: dict[str, Any], max_tokens: int = 40, **values: Any) -> RowState:
-        row = make_row(grammars=grammars, structured_outputs=StructuredOutputsParams(**structure),
-                       max_tokens=max_tokens, **{"eos": [END], **values})
+        row = make_row(
+            grammars=grammars,
+            structured_outputs=StructuredOutputsParams(**structure),
+            max_tokens=max_tokens,
+            **{"eos": [END], **values},
+        )
         assert row.failure is None
         return row
 
@@ -62,14 +70,23 @@ def put(row: RowState, tokenizer: Tokenizer, text: str) -> None:
         row.append(token)
 
 
-def answers(begin: Begin, tokenizer: Tokenizer, structure: dict[str, Any], count: int = 12, **values: Any,
-            ) -> list[Written]:
+def answers(
+    begin: Begin, tokenizer: Tokenizer, structure: dict[str, Any], count: int = 12, **values: Any
+) -> list[Written]:
     return [write(begin(structure, seed=seed, **values), tokenizer, seed) for seed in range(count)]
 
 
-@pytest.mark.parametrize("pattern", [
-    r"\d{3}-\d{4}",
-    r"^[A-Z][a-z]{2,9} (cat|dog)s?$", r"(ab|c)*d", r"[^x]{3,10}x", r"é+ ?[ñ-ö]{2}", r"a/b\\c\.(com|org)"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\d{3}-\d{4}",
+        r"^[A-Z][a-z]{2,9} (cat|dog)s?$",
+        r"(ab|c)*d",
+        r"[^x]{3,10}x",
+        r"é+ ?[ñ-ö]{2}",
+        r"a/b\\c\.(com|org)",
+    ],
+)
 def test_regex(begin: Begin, tokenizer: Tokenizer, pattern: str) -> None:
     for written in answers(begin, tokenizer, {"regex": pattern}):
         assert written.reason == "stop"
@@ -78,8 +95,10 @@ def test_regex(begin: Begin, tokenizer: Tokenizer, pattern: str) -> None:
 
 def test_choice(begin: Begin, tokenizer: Tokenizer) -> None:
     choices = ["red", "redder", 'a "quoted" one', "naïve 日本", "<|im_end|>"]
-    found = {written.text if written.text else "<|im_end|>" for written in
-             answers(begin, tokenizer, {"choice": choices}, count=40)}
+    found = {
+        written.text if written.text else "<|im_end|>"
+        for written in answers(begin, tokenizer, {"choice": choices}, count=40)
+    }
     assert found <= set(choices) and len(found) >= 3
 
 
@@ -158,8 +177,13 @@ def test_sentencepiece(make_row: Make, pieces: Tokenizer) -> None:
     structures: list[dict[str, Any]] = [{"json": PERSON}, {"choice": [rare]}, {"regex": "[a-z ]{4,9}, [0-9]{2}"}]
     for structure in structures:
         for seed in range(3):
-            row = make_row(grammars=made, structured_outputs=StructuredOutputsParams(**structure), max_tokens=30,
-                           eos=pieces.eos_token_ids, seed=seed)
+            row = make_row(
+                grammars=made,
+                structured_outputs=StructuredOutputsParams(**structure),
+                max_tokens=30,
+                eos=pieces.eos_token_ids,
+                seed=seed,
+            )
             written = write(row, pieces, seed)
             assert written.reason == "stop" and not pieces.special_ids & set(written.tokens)
             if "json" in structure:
@@ -177,7 +201,7 @@ def test_rolled_back_is_as_never_advanced(begin: Begin, tokenizer: Tokenizer) ->
         row, rng = begin(structure, seed=3), np.random.default_rng(0)
         for count in range(len(whole)):
             fresh = begin(structure, seed=3, generated=whole[:count])
-            for token in whole[count:count + int(rng.integers(1, 6))]:
+            for token in whole[count : count + int(rng.integers(1, 6))]:
                 row.append(token)
             row.truncate(3 + count)
             assert allowed(row) == allowed(fresh) and row.finished == fresh.finished
@@ -199,7 +223,7 @@ def test_drafts_change_nothing(begin: Begin, tokenizer: Tokenizer) -> None:
         truth = write(begin({"json": PERSON}, 30, seed=seed), tokenizer, seed)
         row, rng = begin({"json": PERSON}, 30, seed=seed), np.random.default_rng(seed)
         while not row.finished and row.num_generated < 30:
-            ahead = truth.tokens[row.num_generated:][:int(rng.integers(0, 4))]
+            ahead = truth.tokens[row.num_generated :][: int(rng.integers(0, 4))]
             draft = tuple(Draft(token if rng.random() < 0.8 else 5, i - 1) for i, token in enumerate(ahead))
             logits = np.concatenate([noise(seed, row.num_generated + i).numpy() for i in range(1 + len(draft))])
             for one in Sampler().verify(logits, row, draft):
@@ -240,18 +264,21 @@ def test_a_failing_grammar_fails_its_row_alone(make_row: Make, grammars: Grammar
     assert second.error is None
 
 
-@pytest.mark.parametrize(("structure", "parts"), [
-    ({"json": {"type": "strin"}}, ["cannot be compiled", "Invalid type: strin"]),
-    ({"json": {"$ref": "#/nowhere"}}, ["/nowhere"]),
-    ({"json": {"not": {}}}, ["Unsatisfiable schema"]),
-    ({"json": {"type": "array", "uniqueItems": True}}, ["uniqueItems at /", "strict: false"]),
-    ({"regex": "(a|b"}, ["unclosed group"]),
-    ({"regex": "(?=a)b"}, ["look-around"]),
-    ({"grammar": "start: nothing"}, ["unknown name"]),
-    ({"grammar": 'root ::= "a'}, ["GBNF", "Unexpected end"]),
-    ({"grammar": 'root ::= other'}, ["GBNF", "other"]),
-    ({"regex": "(" * 5000 + "a" + ")" * 5000}, ["cannot be compiled"]),
-])
+@pytest.mark.parametrize(
+    ("structure", "parts"),
+    [
+        ({"json": {"type": "strin"}}, ["cannot be compiled", "Invalid type: strin"]),
+        ({"json": {"$ref": "#/nowhere"}}, ["/nowhere"]),
+        ({"json": {"not": {}}}, ["Unsatisfiable schema"]),
+        ({"json": {"type": "array", "uniqueItems": True}}, ["uniqueItems at /", "strict: false"]),
+        ({"regex": "(a|b"}, ["unclosed group"]),
+        ({"regex": "(?=a)b"}, ["look-around"]),
+        ({"grammar": "start: nothing"}, ["unknown name"]),
+        ({"grammar": 'root ::= "a'}, ["GBNF", "Unexpected end"]),
+        ({"grammar": "root ::= other"}, ["GBNF", "other"]),
+        ({"regex": "(" * 5000 + "a" + ")" * 5000}, ["cannot be compiled"]),
+    ],
+)
 def test_what_cannot_be_compiled_is_refused(grammars: Grammars, structure: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         grammars.compile(StructuredOutputsParams(**structure))
@@ -261,23 +288,26 @@ def test_what_cannot_be_compiled_is_refused(grammars: Grammars, structure: dict[
         assert part in message, message
 
 
-@pytest.mark.parametrize(("structure", "parts"), [
-    ({}, ["exactly one of json, regex, choice, grammar, json_object"]),
-    ({"regex": "a", "choice": ["b"]}, ["['regex', 'choice']", "exactly one"]),
-    ({"json_object": False}, ["exactly one"]),
-    ({"json": "{bad"}, ["json='{bad'", "a JSON schema"]),
-    ({"json": "[1]"}, ["no object"]),
-    ({"json": 3}, ["json=3"]),
-    ({"json": {"a": {1, 2}}}, ["json={'a': {1, 2}}"]),
-    ({"regex": ""}, ["regex=''", "non-empty"]),
-    ({"regex": 3}, ["regex=3"]),
-    ({"choice": []}, ["choice", "at least one"]),
-    ({"choice": "yes"}, ["choice='yes'", "a list"]),
-    ({"choice": ["a", 1]}, ["choice=1"]),
-    ({"regex": "\ud800"}, ["lone surrogate", "position 0"]),
-    ({"regex": "a" * 600_000}, ["600000 bytes", "524288"]),
-    ({"json": "[" * 100_000}, ["json"]),
-])
+@pytest.mark.parametrize(
+    ("structure", "parts"),
+    [
+        ({}, ["exactly one of json, regex, choice, grammar, json_object"]),
+        ({"regex": "a", "choice": ["b"]}, ["['regex', 'choice']", "exactly one"]),
+        ({"json_object": False}, ["exactly one"]),
+        ({"json": "{bad"}, ["json='{bad'", "a JSON schema"]),
+        ({"json": "[1]"}, ["no object"]),
+        ({"json": 3}, ["json=3"]),
+        ({"json": {"a": {1, 2}}}, ["json={'a': {1, 2}}"]),
+        ({"regex": ""}, ["regex=''", "non-empty"]),
+        ({"regex": 3}, ["regex=3"]),
+        ({"choice": []}, ["choice", "at least one"]),
+        ({"choice": "yes"}, ["choice='yes'", "a list"]),
+        ({"choice": ["a", 1]}, ["choice=1"]),
+        ({"regex": "\ud800"}, ["lone surrogate", "position 0"]),
+        ({"regex": "a" * 600_000}, ["600000 bytes", "524288"]),
+        ({"json": "[" * 100_000}, ["json"]),
+    ],
+)
 def test_what_is_not_understood_is_refused(structure: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         StructuredOutputsParams(**structure)
@@ -291,25 +321,31 @@ def test_params_are_plain_data() -> None:
     assert SamplingParams(structured_outputs=asked).clone(n=2).structured_outputs == asked
     assert StructuredOutputsParams(choice=["a", "b", "a"]).choice == ("a", "b")
     with pytest.raises(InvalidRequest, match="structured_outputs="):
-        SamplingParams(structured_outputs={"regex": "a"})       # type: ignore[arg-type]
+        SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
 
 
 def _chain(count: int, *names: str) -> dict[str, Any]:
     """Definitions that lead each to the next."""
-    links = {f"d{i}": {"type": "object", "properties": {name: {"$ref": f"#/$defs/d{i + 1}"} for name in names}}
-             for i in range(count)}
+    links = {
+        f"d{i}": {"type": "object", "properties": {name: {"$ref": f"#/$defs/d{i + 1}"} for name in names}}
+        for i in range(count)
+    }
     return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{count}": {"type": "string"}}}
 
 
 def test_bombs_are_compiled_or_refused_in_time(grammars: Grammars, begin: Begin) -> None:
     """Breaks by a crash where the compiler runs on the caller's stack: 1,000 definitions overflow 8 MB."""
     bombs: list[dict[str, Any]] = [
-        {"json": _chain(10_000, "a")}, {"json": _chain(1900, "a", "b")},
+        {"json": _chain(10_000, "a")},
+        {"json": _chain(1900, "a", "b")},
         {"json": {"type": "array", "prefixItems": [{"$ref": "#/$defs/x"}] * 10_000, "$defs": {"x": {"type": "null"}}}},
         {"grammar": "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(9000)) + '\nr9000: "a"'},
         {"grammar": "start: r0\n" + "\n".join(f'r{i}: "x" r{i + 1}' for i in range(1900)) + '\nr1900: "a"'},
-        {"regex": "((a{1,100}){1,100}){1,100}"}, {"regex": "(.{0,1000}x){0,1000}"}, {"regex": "(a|b)*a(a|b){40}"},
-        {"regex": "x{100000}"}, {"json": {"type": "string", "maxLength": 1_000_000}},
+        {"regex": "((a{1,100}){1,100}){1,100}"},
+        {"regex": "(.{0,1000}x){0,1000}"},
+        {"regex": "(a|b)*a(a|b){40}"},
+        {"regex": "x{100000}"},
+        {"json": {"type": "string", "maxLength": 1_000_000}},
         {"json": {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(8)]} for i in range(8)]}},
     ]
     outcomes = []
@@ -351,8 +387,9 @@ def test_a_burst_is_compiled_and_equal_grammars_once(grammars: Grammars) -> None
     assert len(tried) == 8 and all(one is compiled[at % 8] for at, one in enumerate(compiled))
 
 
-def test_a_trial_that_takes_too_long_is_refused_and_leaves_the_others(grammars: Grammars,
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_takes_too_long_is_refused_and_leaves_the_others(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = Grammars(lambda: grammars.lexicon, compile_s=0.2)
     with monkeypatch.context() as patch:
         patch.setattr("penstock.sampling.grammars.try_grammar", lambda *_: time.sleep(1))
@@ -379,7 +416,7 @@ def test_grammars_are_kept_while_used_and_for_a_while(grammars: Grammars) -> Non
     assert len(made._kept) <= 64
 
 
-@pytest.mark.parametrize("number", [-2**63, -2**63 + 1, float(-2**63)])
+@pytest.mark.parametrize("number", [-(2**63), -(2**63) + 1, float(-(2**63))])
 def test_the_least_of_64_bits_is_refused(grammars: Grammars, number: float) -> None:
     """llguidance 1.9.1 overflows its stack over it, and takes the process with it."""
     with pytest.raises(InvalidRequest, match="a number about -2"):

@@ -21,9 +21,15 @@ from tests.sampling.schemas import matches
 from tests.sampling.writing import write
 
 Make = Callable[..., RowState]
-NOTE = {"type": "object", "properties": {"title": {"type": "string", "minLength": 3}, "tags": {
-    "type": "array", "items": {"type": "string"}, "minItems": 1}, "more": {"$ref": "#/$defs/note"}},
-    "required": ["title", "tags"]}
+NOTE = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "minLength": 3},
+        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        "more": {"$ref": "#/$defs/note"},
+    },
+    "required": ["title", "tags"],
+}
 NOTES = {"$ref": "#/$defs/note", "$defs": {"note": NOTE}}
 
 
@@ -52,26 +58,42 @@ def test_every_budget_from_the_shortest_answer_on(make_row: Make, grammars: Gram
 
 def test_a_large_budget_forces_nothing(make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
     for seed in range(5):
-        row = make_row(grammars=grammars, structured_outputs=StructuredOutputsParams(regex="[a-z]{4,8}[0-9]"),
-                       max_tokens=400, seed=seed)
+        row = make_row(
+            grammars=grammars,
+            structured_outputs=StructuredOutputsParams(regex="[a-z]{4,8}[0-9]"),
+            max_tokens=400,
+            seed=seed,
+        )
         assert write(row, tokenizer, seed).num_forced == 0
 
 
-@pytest.mark.parametrize(("structure", "pattern"), [
-    ({"regex": "(.|\\n)*END"}, r"(.|\n)*END"), ({"regex": "a(b{40})?c"}, "a(b{40})?c"),
-    ({"grammar": "start: WORD (\" \" WORD)* \".\"\nWORD: /[a-z]+/"}, r"[a-z]+( [a-z]+)*\."),
-    ({"regex": "[a-z]+@[a-z]+\\.(com|org)"}, r"[a-z]+@[a-z]+\.(com|org)")])
-def test_other_grammars_are_closed_too(make_row: Make, grammars: Grammars, tokenizer: Tokenizer,
-                                       structure: dict[str, Any], pattern: str) -> None:
+@pytest.mark.parametrize(
+    ("structure", "pattern"),
+    [
+        ({"regex": "(.|\\n)*END"}, r"(.|\n)*END"),
+        ({"regex": "a(b{40})?c"}, "a(b{40})?c"),
+        ({"grammar": 'start: WORD (" " WORD)* "."\nWORD: /[a-z]+/'}, r"[a-z]+( [a-z]+)*\."),
+        ({"regex": "[a-z]+@[a-z]+\\.(com|org)"}, r"[a-z]+@[a-z]+\.(com|org)"),
+    ],
+)
+def test_other_grammars_are_closed_too(
+    make_row: Make, grammars: Grammars, tokenizer: Tokenizer, structure: dict[str, Any], pattern: str
+) -> None:
     for seed in range(8):
-        row = make_row(grammars=grammars, structured_outputs=StructuredOutputsParams(**structure), max_tokens=24,
-                       eos=[2], seed=seed)
+        row = make_row(
+            grammars=grammars,
+            structured_outputs=StructuredOutputsParams(**structure),
+            max_tokens=24,
+            eos=[2],
+            seed=seed,
+        )
         written = write(row, tokenizer, seed)
         assert written.reason == "stop" and re.fullmatch(pattern, written.text), written
 
 
-def test_an_optional_part_that_does_not_fit_is_not_begun(make_row: Make, grammars: Grammars, tokenizer: Tokenizer,
-                                                         ) -> None:
+def test_an_optional_part_that_does_not_fit_is_not_begun(
+    make_row: Make, grammars: Grammars, tokenizer: Tokenizer
+) -> None:
     """The answer may end now, and every token but the end leads into 60 more."""
     asked = StructuredOutputsParams(regex="ok( [0-9]{60})?")
     row = make_row(grammars=grammars, structured_outputs=asked, max_tokens=20, eos=[2])
@@ -89,7 +111,7 @@ def test_budgets_that_nothing_fits_into_are_refused(grammars: Grammars) -> None:
         grammars.compile(schema.asked, 4)
     assert schema.closing is not None
     grammars.compile(schema.asked, len(schema.closing))
-    grammars.compile(StructuredOutputsParams(regex="(a|b|.*c)*zz"), 1)      # not known, so not refused
+    grammars.compile(StructuredOutputsParams(regex="(a|b|.*c)*zz"), 1)  # not known, so not refused
 
 
 @pytest.mark.parametrize("pattern", ["abc", "(ab|cd){3}", "a{3,5}b?", "x(y|zz)z", "[ab]{2}c", "(abc)+d", "ab?c?d?e"])
@@ -132,14 +154,28 @@ def _parts(data: bytes, cut: tuple[bool, ...]) -> list[bytes]:
 
 
 def person(**more: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, **more},
-            "required": ["name", "age", *more], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, **more},
+        "required": ["name", "age", *more],
+        "additionalProperties": False,
+    }
 
 
-@pytest.mark.parametrize("schema", [
-    {"type": "string"}, {"type": "number"}, {"type": "array", "items": {"type": "string"}, "minItems": 2},
-    {"type": "array", "items": {"type": "integer"}, "minItems": 2}, {"type": "array", "items": {"anyOf": [
-        {"type": "string"}, {"type": "array", "items": {"type": "number"}, "minItems": 1}]}, "minItems": 2}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string"},
+        {"type": "number"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 2},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 2},
+        {
+            "type": "array",
+            "items": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "number"}, "minItems": 1}]},
+            "minItems": 2,
+        },
+    ],
+)
 def test_the_bound_of_schemas_with_free_strings_and_numbers(schema: dict[str, Any]) -> None:
     """Against every text of a small vocabulary; its ids close, escape and open strings along with other things."""
     lexicon = tiny_lexicon(*rb'[" a" "," ", a"," "", \" "] 1, 12 x"] [[ ],['.split())

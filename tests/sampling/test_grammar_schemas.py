@@ -17,11 +17,12 @@ from tests.sampling.schemas import Schemas, matches
 from tests.sampling.writing import write
 
 END = 2
-SPARE = (0, 1, 5, 20, 60, 120)      # tokens beyond the shortest answer that is known
+SPARE = (0, 1, 5, 20, 60, 120)  # tokens beyond the shortest answer that is known
 
 
-def _count(make_row: Callable[..., RowState], grammars: Grammars, tokenizer: Tokenizer, seed: int, count: int,
-           ) -> tuple[int, int, list[str]]:
+def _count(
+    make_row: Callable[..., RowState], grammars: Grammars, tokenizer: Tokenizer, seed: int, count: int
+) -> tuple[int, int, list[str]]:
     """Answers that ended, answers that were brought to their end, and those that ended without matching."""
     rng, schemas = random.Random(seed), Schemas(seed)
     num_ended = num_forced = 0
@@ -60,9 +61,12 @@ def test_the_judge_is_strict() -> None:
     """What the two tests above rest on."""
     assert matches({"type": "string", "format": "date"}, "2024-02-29")
     pairs: list[tuple[dict[str, Any], Any]] = [
-        ({"type": "string", "format": "date"}, "2023-02-29"), ({"format": "uuid"}, "x"),
-        ({"type": "string", "format": "ipv4"}, "1.2.3.256"), ({"minimum": 2}, 1),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"const": 1}}}, 2), ({"format": "time"}, "24:00:00Z"),
+        ({"type": "string", "format": "date"}, "2023-02-29"),
+        ({"format": "uuid"}, "x"),
+        ({"type": "string", "format": "ipv4"}, "1.2.3.256"),
+        ({"minimum": 2}, 1),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"const": 1}}}, 2),
+        ({"format": "time"}, "24:00:00Z"),
     ]
     for schema, value in pairs:
         assert not matches(schema, value)

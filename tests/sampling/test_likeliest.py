@@ -14,8 +14,12 @@ def _order(values: np.ndarray) -> list[int]:
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
-@given(length=st.sampled_from([1, 2, 63, 64, 65, 200, 1000]), count=st.integers(0, 1100), levels=st.integers(1, 400),
-       seed=st.integers(0, 2**32))
+@given(
+    length=st.sampled_from([1, 2, 63, 64, 65, 200, 1000]),
+    count=st.integers(0, 1100),
+    levels=st.integers(1, 400),
+    seed=st.integers(0, 2**32),
+)
 def test_order_of_tokens_against_a_full_sort(length: int, count: int, levels: int, seed: int) -> None:
     """Few levels make many ties; breaks when ties at the cut are not taken by lowest id or the fold bounds too high."""
     random = np.random.default_rng(seed)

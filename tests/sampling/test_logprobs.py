@@ -45,11 +45,19 @@ def test_chosen_token_then_the_likeliest(
         _check(sampled.logprobs, logits[0], sampled.token, num)
 
 
-@pytest.mark.parametrize("change", [
-    {"temperature": 0.5}, {"top_k": 2}, {"top_p": 0.2}, {"logit_bias": {9: 50.0}}, {"allowed_token_ids": [9, 11]},
-    {"repetition_penalty": 5.0, "prompt": list(range(V))}, {"bad_words": [[7]]},
-    {"presence_penalty": 2.0, "generated": [5]},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 0.5},
+        {"top_k": 2},
+        {"top_p": 0.2},
+        {"logit_bias": {9: 50.0}},
+        {"allowed_token_ids": [9, 11]},
+        {"repetition_penalty": 5.0, "prompt": list(range(V))},
+        {"bad_words": [[7]]},
+        {"presence_penalty": 2.0, "generated": [5]},
+    ],
+)
 def test_the_raw_distribution_whatever_the_request_changes(make_row: Callable[..., RowState], change: Any) -> None:
     """Breaks when log probabilities are taken after penalties, masks, temperature or filters."""
     logits = _logits(1)
@@ -77,13 +85,13 @@ def test_prompt_logprobs(num: int) -> None:
     assert len(report) == 6
     for values, target, entry in zip(logits, targets, report):
         _check(entry, values, target, num)
-    assert report[0][0].logprob == -math.inf        # id 0 is impossible in these logits
+    assert report[0][0].logprob == -math.inf  # id 0 is impossible in these logits
 
 
 def test_prompt_logprobs_are_the_same_alone() -> None:
     logits = _logits(3, rows=9)
     together = Sampler().prompt_logprobs(logits, list(range(9)), 3)
-    assert together == [Sampler().prompt_logprobs(logits[i:i + 1], [i], 3)[0] for i in range(9)]
+    assert together == [Sampler().prompt_logprobs(logits[i : i + 1], [i], 3)[0] for i in range(9)]
 
 
 def test_prompt_logprobs_name_damage() -> None:
@@ -100,8 +108,8 @@ def test_beam_candidates_are_the_likeliest(make_row: Callable[..., RowState], wi
     sampled = Sampler().sample(logits, [make_row(beam=beam)])[0]
     order = sorted(range(V), key=lambda other: (-float(logits[0, other]), other))
     expected = torch.log_softmax(logits[0].double(), dim=-1)
-    assert [token for token, _ in sampled.candidates] == order[:2 * width]
-    assert np.allclose([value for _, value in sampled.candidates], expected[order[:2 * width]], atol=1e-5)
+    assert [token for token, _ in sampled.candidates] == order[: 2 * width]
+    assert np.allclose([value for _, value in sampled.candidates], expected[order[: 2 * width]], atol=1e-5)
     assert sampled.token == order[0]
 
 

@@ -33,17 +33,20 @@ def test_single_token_bad_words_are_always_forbidden(make_row: Callable[..., Row
     assert _forbidden(make_row(bad_words=[[4], [7], [99]])) == [4, 7]
 
 
-@pytest.mark.parametrize(("generated", "forbidden"), [
-    ([], []),
-    ([5], [6]),
-    ([5, 6], []),
-    ([8, 5], [6]),
-    ([1, 2], [3]),
-    ([1, 2, 9], []),
-    ([2], []),
-    ([1, 1, 2], [3]),
-    ([5, 6, 1, 2], [3]),
-])
+@pytest.mark.parametrize(
+    ("generated", "forbidden"),
+    [
+        ([], []),
+        ([5], [6]),
+        ([5, 6], []),
+        ([8, 5], [6]),
+        ([1, 2], [3]),
+        ([1, 2, 9], []),
+        ([2], []),
+        ([1, 1, 2], [3]),
+        ([5, 6, 1, 2], [3]),
+    ],
+)
 def test_longer_bad_words_forbid_their_last_token_after_the_others(
     make_row: Callable[..., RowState], generated: list[int], forbidden: list[int]
 ) -> None:
@@ -86,14 +89,24 @@ def test_min_tokens_counts_the_answer_not_the_prompt(make_row: Callable[..., Row
 
 def test_masks_hold_against_any_bias_or_penalty(make_row: Callable[..., RowState]) -> None:
     """Breaks when a bias or a negative penalty could lift a masked token."""
-    row = make_row(prompt=[0], generated=[4, 5], eos=[4], min_tokens=9, bad_words=[[5]], allowed_token_ids=[4, 5, 6],
-                   logit_bias={4: 100.0, 5: 100.0, 7: 100.0}, presence_penalty=-2.0, repetition_penalty=0.1)
+    row = make_row(
+        prompt=[0],
+        generated=[4, 5],
+        eos=[4],
+        min_tokens=9,
+        bad_words=[[5]],
+        allowed_token_ids=[4, 5, 6],
+        logit_bias={4: 100.0, 5: 100.0, 7: 100.0},
+        presence_penalty=-2.0,
+        repetition_penalty=0.1,
+    )
     assert _forbidden(row) == [0, 1, 2, 3, 4, 5, 7, 8, 9]
 
 
 def test_ids_that_no_vocabulary_has_name_nothing(make_row: Callable[..., RowState]) -> None:
     far = [1 << 70, 1 << 63]
-    row = make_row(stop_token_ids=[3, *far], allowed_token_ids=[3, 5, *far], logit_bias={5: 1.0, 1 << 70: 9.0},
-                   min_tokens=2)
+    row = make_row(
+        stop_token_ids=[3, *far], allowed_token_ids=[3, 5, *far], logit_bias={5: 1.0, 1 << 70: 9.0}, min_tokens=2
+    )
     assert _forbidden(row) == [token for token in range(10) if token != 5]
     assert row.words(0, 8).tolist() == [1 << 5] and [len(part) for part in row.bias] == [1, 1]

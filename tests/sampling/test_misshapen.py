@@ -15,12 +15,17 @@ from penstock.sampling.source import write_grammar
 from penstock.types import CompletionOutput, StreamDelta, StructuredOutputsParams
 
 
-@pytest.mark.parametrize("schema", [
-    '{"type": "string", "minLength": Infinity}', '{"maxItems": 1e400}', '{"format": ["date"]}',
-    '{"unevaluatedProperties": false, "allOf": [{"properties": 3}]}',
-    '{"unevaluatedProperties": false, "allOf": [{"allOf": 3}]}',
-    '{"unevaluatedProperties": false, "$ref": "#/properties/x", "properties": {"x": {"properties": [1]}}}',
-])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"type": "string", "minLength": Infinity}',
+        '{"maxItems": 1e400}',
+        '{"format": ["date"]}',
+        '{"unevaluatedProperties": false, "allOf": [{"properties": 3}]}',
+        '{"unevaluatedProperties": false, "allOf": [{"allOf": 3}]}',
+        '{"unevaluatedProperties": false, "$ref": "#/properties/x", "properties": {"x": {"properties": [1]}}}',
+    ],
+)
 def test_schemas(schema: str) -> None:
     with pytest.raises(InvalidRequest, match="not understood"):
         write_schema(schema, strict=False)
@@ -31,10 +36,16 @@ def test_a_count_beyond_all_counts_is_one() -> None:
     assert relaxed == ("minProperties at /",)
 
 
-@pytest.mark.parametrize("form", [
-    {"type": ["tag"]}, {"type": "any_text", "excludes": 3}, {"type": "any_text", "excludes": [["a"]]},
-    {"type": "sequence", "elements": ["a"]}, {"type": "sequence", "elements": [{"type": "any_text"}, "b"]},
-])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": ["tag"]},
+        {"type": "any_text", "excludes": 3},
+        {"type": "any_text", "excludes": [["a"]]},
+        {"type": "sequence", "elements": ["a"]},
+        {"type": "sequence", "elements": [{"type": "any_text"}, "b"]},
+    ],
+)
 def test_tags(form: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="structural_tag"):
         write_grammar(StructuredOutputsParams(structural_tag=json.dumps({"format": form})), {})

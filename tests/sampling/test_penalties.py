@@ -17,8 +17,9 @@ V = 24
 TEXT = st.lists(st.integers(0, V - 1), max_size=30)
 
 
-def _naive(logits: np.ndarray, prompt: list[int], generated: list[int], repetition: float, frequency: float,
-           presence: float) -> list[float]:
+def _naive(
+    logits: np.ndarray, prompt: list[int], generated: list[int], repetition: float, frequency: float, presence: float
+) -> list[float]:
     result = []
     for token, value in enumerate(logits.tolist()):
         if token in prompt or token in generated:
@@ -30,14 +31,32 @@ def _naive(logits: np.ndarray, prompt: list[int], generated: list[int], repetiti
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(prompt=TEXT, generated=TEXT, repetition=st.sampled_from([0.5, 1.0, 1.3, 3.0]),
-       frequency=st.sampled_from([-2.0, 0.0, 0.7]), presence=st.sampled_from([-1.5, 0.0, 2.0]), seed=st.integers(0, 99))
-def test_against_the_formulas(make_row: Callable[..., RowState], prompt: list[int], generated: list[int],
-                              repetition: float, frequency: float, presence: float, seed: int) -> None:
+@given(
+    prompt=TEXT,
+    generated=TEXT,
+    repetition=st.sampled_from([0.5, 1.0, 1.3, 3.0]),
+    frequency=st.sampled_from([-2.0, 0.0, 0.7]),
+    presence=st.sampled_from([-1.5, 0.0, 2.0]),
+    seed=st.integers(0, 99),
+)
+def test_against_the_formulas(
+    make_row: Callable[..., RowState],
+    prompt: list[int],
+    generated: list[int],
+    repetition: float,
+    frequency: float,
+    presence: float,
+    seed: int,
+) -> None:
     """Breaks when frequency or presence count the prompt, or repetition leaves it out."""
     logits = (np.random.default_rng(seed).normal(size=V) * 5).astype(np.float32)
-    row = make_row(prompt=prompt, generated=generated, repetition_penalty=repetition, frequency_penalty=frequency,
-                   presence_penalty=presence)
+    row = make_row(
+        prompt=prompt,
+        generated=generated,
+        repetition_penalty=repetition,
+        frequency_penalty=frequency,
+        presence_penalty=presence,
+    )
     expected = _naive(logits, prompt, generated, repetition, frequency, presence)
     assert np.allclose(row.edit(logits.copy()), expected, rtol=1e-6, atol=1e-6)
 
@@ -55,7 +74,7 @@ def test_a_row_that_grew_and_shrank_equals_a_fresh_one(
             row.append(token)
         elif row.num_generated:
             row.truncate(len(row.tokens) - 1)
-    fresh = make_row(prompt=prompt, generated=row.tokens[len(prompt):], **sampling)
+    fresh = make_row(prompt=prompt, generated=row.tokens[len(prompt) :], **sampling)
     logits = np.linspace(-3, 3, V, dtype=np.float32)
     assert row.tokens == fresh.tokens
     assert row.edit(logits).tobytes() == fresh.edit(logits).tobytes()
@@ -70,7 +89,8 @@ def test_counts_follow_a_long_text() -> None:
         counts.remove(token)
     ids, numbers = counts.below(400)
     assert dict(zip(ids.tolist(), numbers.tolist())) == {
-        token: text[:2500].count(token) for token in set(text[:2500]) if token < 400}
+        token: text[:2500].count(token) for token in set(text[:2500]) if token < 400
+    }
 
 
 @pytest.mark.parametrize("repetition", [1e-300, 1e-40, 1e40, 1e300])

@@ -10,8 +10,11 @@ from penstock.sampling.random import Purpose, philox, uniform
 KNOWN_ANSWERS = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
-     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
 ]
 
 
@@ -34,13 +37,23 @@ def test_uniform_is_pinned() -> None:
 def test_53_bits_below_one() -> None:
     drawn = [uniform(1, 0, position, Purpose.TOKEN) for position in range(4000)]
     assert all(0 <= value < 1 and (value * 2**53).is_integer() for value in drawn)
-    assert 1800 < sum(int(value * 2**53) % 2 for value in drawn) < 2200     # the lowest bit is random too
+    assert 1800 < sum(int(value * 2**53) % 2 for value in drawn) < 2200  # the lowest bit is random too
 
 
 def test_each_argument_matters_alone() -> None:
     """Breaks when an argument, or the upper half of a wide one, does not reach the counter or key."""
-    variants = [(5, 0, 9, 0), (6, 0, 9, 0), (5 + 2**32, 0, 9, 0), (5 + 2**63, 0, 9, 0), (5, 1, 9, 0), (5, 0, 10, 0),
-                (5, 0, 9 + 2**32, 0), (5, 0, 9, 1), (9, 0, 5, 0), (0, 5, 9, 0)]
+    variants = [
+        (5, 0, 9, 0),
+        (6, 0, 9, 0),
+        (5 + 2**32, 0, 9, 0),
+        (5 + 2**63, 0, 9, 0),
+        (5, 1, 9, 0),
+        (5, 0, 10, 0),
+        (5, 0, 9 + 2**32, 0),
+        (5, 0, 9, 1),
+        (9, 0, 5, 0),
+        (0, 5, 9, 0),
+    ]
     assert len({uniform(*arguments) for arguments in variants}) == len(variants)
 
 

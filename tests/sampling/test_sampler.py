@@ -49,9 +49,9 @@ DISTRIBUTIONS: list[tuple[dict[str, Any], list[float]]] = [
     ({"temperature": 0.5}, _softmax(LOGITS, 0.5)),
     ({"temperature": 5.0}, _softmax(LOGITS, 5.0)),
     ({"top_k": 3}, _softmax(_keep(LOGITS, {2, 3, 7}))),
-    ({"top_p": 0.5}, _softmax(_keep(LOGITS, {2, 3}))),                 # 0.25 and 0.25, then 0.22 passes 0.5
+    ({"top_p": 0.5}, _softmax(_keep(LOGITS, {2, 3}))),  # 0.25 and 0.25, then 0.22 passes 0.5
     ({"top_p": 0.72}, _softmax(_keep(LOGITS, {2, 3, 7}))),
-    ({"min_p": 0.4}, _softmax(_keep(LOGITS, {0, 2, 3, 7}))),           # exp(-0.8) = 0.449, exp(-1.2) = 0.301
+    ({"min_p": 0.4}, _softmax(_keep(LOGITS, {0, 2, 3, 7}))),  # exp(-0.8) = 0.449, exp(-1.2) = 0.301
     # Of the 4 that top_k leaves, the first 3 are 0.815; of all tokens they would be 0.61.
     ({"top_k": 4, "top_p": 0.8, "temperature": 2.0}, _softmax(_keep(LOGITS, {2, 3, 7}), 2.0)),
     ({"logit_bias": {6: 5.0, 2: -3.0}}, _softmax(_plus(LOGITS, {6: 5.0, 2: -3.0}))),
@@ -101,8 +101,8 @@ def test_a_row_is_the_same_in_any_company(make_row: Make, vocabulary: int) -> No
     together = Sampler().sample(logits, rows)
     assert Sampler().sample(logits.flip(0), rows[::-1]) == together[::-1]
     for i, row in enumerate(rows):
-        assert Sampler().sample(logits[i:i + 1].clone(), [row]) == [together[i]]
-        assert Sampler().sample(logits[i:i + 3], rows[i:i + 3]) == together[i:i + 3]
+        assert Sampler().sample(logits[i : i + 1].clone(), [row]) == [together[i]]
+        assert Sampler().sample(logits[i : i + 3], rows[i : i + 3]) == together[i : i + 3]
 
 
 def test_weights_do_not_depend_on_where_a_row_lies() -> None:
@@ -110,8 +110,8 @@ def test_weights_do_not_depend_on_where_a_row_lies() -> None:
     values = np.random.default_rng(4).normal(size=1037).astype(np.float32)
     space = np.zeros(1100, dtype=np.float32)
     for offset in range(20):
-        space[offset:offset + 1037] = values
-        assert np.exp(space[offset:offset + 1037]).tobytes() == np.exp(values).tobytes()
+        space[offset : offset + 1037] = values
+        assert np.exp(space[offset : offset + 1037]).tobytes() == np.exp(values).tobytes()
         assert np.exp(values[offset:]).tobytes() == np.exp(values)[offset:].tobytes()
 
 
@@ -126,8 +126,10 @@ def test_sampling_changes_neither_logits_nor_rows(make_row: Make) -> None:
 def test_sibling_0_is_the_answer_of_n_1_and_others_differ(make_row: Make) -> None:
     logits = torch.zeros(1, 1000)
     alone = [Sampler().sample(logits, [make_row(seed=seed)])[0].token for seed in range(50)]
-    siblings = [[Sampler().sample(logits, [make_row(seed=seed, n=4, sibling=sibling)])[0].token for seed in range(50)]
-                for sibling in range(4)]
+    siblings = [
+        [Sampler().sample(logits, [make_row(seed=seed, n=4, sibling=sibling)])[0].token for seed in range(50)]
+        for sibling in range(4)
+    ]
     assert siblings[0] == alone
     assert all(sum(a == b for a, b in zip(siblings[i], siblings[j])) < 5 for i in range(4) for j in range(i))
 
@@ -188,11 +190,15 @@ def test_damage_under_a_mask_is_still_damage(make_row: Make) -> None:
 def test_masks_that_leave_nothing_say_so(make_row: Make, temperature: float) -> None:
     logits = torch.zeros(3, 20)
     logits[1, 5] = -math.inf
-    rows = [make_row(temperature=temperature, allowed_token_ids=[5, 6], bad_words=[[5], [6]], min_tokens=3, eos=[1]),
-            make_row(temperature=temperature, allowed_token_ids=[5, 30]), make_row(temperature=temperature)]
+    rows = [
+        make_row(temperature=temperature, allowed_token_ids=[5, 6], bad_words=[[5], [6]], min_tokens=3, eos=[1]),
+        make_row(temperature=temperature, allowed_token_ids=[5, 30]),
+        make_row(temperature=temperature),
+    ]
     sampled = Sampler().sample(logits, rows)
-    assert sampled[0].error == ("allowed_token_ids (2), bad_words (2) and min_tokens (3) leave no token to choose: "
-                                "allow more tokens")
+    assert sampled[0].error == (
+        "allowed_token_ids (2), bad_words (2) and min_tokens (3) leave no token to choose: allow more tokens"
+    )
     assert sampled[1].error is not None and sampled[1].token == NO_TOKEN
     assert sampled[2].error is None
 

@@ -49,8 +49,10 @@ def test_top_n_sigma(make_row: Make, n: float, temperature: float) -> None:
     assert np.allclose(got, _probabilities(kept, temperature), atol=1e-6) and 0 < (got > 0).sum() < V
 
 
-@pytest.mark.parametrize(("threshold", "temperature", "more"),
-                         [(0.1, 1.0, {}), (0.02, 1.5, {"top_k": 12}), (0.05, 0.7, {"min_p": 0.001}), (0.0, 1.0, {})])
+@pytest.mark.parametrize(
+    ("threshold", "temperature", "more"),
+    [(0.1, 1.0, {}), (0.02, 1.5, {"top_k": 12}), (0.05, 0.7, {"min_p": 0.001}), (0.0, 1.0, {})],
+)
 def test_xtc(make_row: Make, threshold: float, temperature: float, more: dict[str, Any]) -> None:
     """All tokens of the threshold's probability or more go, but for the least likely of them."""
     before = _distribution(make_row(temperature=temperature, xtc_probability=1e-300, **more))
@@ -111,7 +113,7 @@ def test_mirostat_1(make_row: Make, mu: float) -> None:
     s = sum(t * b for t, b in zip(steps, falls)) / sum(t * t for t in steps)
     k = int((((s - 1) * 2**mu) / (1 - V ** (1 - s))) ** (1 / s))
     expected = np.zeros(V)
-    expected[order[:max(k, 1)]] = probabilities[order[:max(k, 1)]]
+    expected[order[: max(k, 1)]] = probabilities[order[: max(k, 1)]]
     got = _distribution(make_row(mirostat=1, temperature=0.8, mu=mu))
     assert np.allclose(got, expected / expected.sum(), atol=1e-6)
 
@@ -134,7 +136,7 @@ def test_mirostat_learns_from_each_token(make_row: Make, version: int) -> None:
         mu = row.samplers.mu
         assert mu is not None
         sampled = Sampler().sample(flat, [row])[0]
-        assert row.samplers.mu == mu                 # sampling changes no row
+        assert row.samplers.mu == mu  # sampling changes no row
         assert sampled.mu is not None
         row.append(sampled.token, sampled.mu)
         surprises.append((mu - sampled.mu) / 0.1 + 4.0)
@@ -168,8 +170,11 @@ def _naive_penalties(logits: np.ndarray, prompt: list[int], generated: list[int]
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(prompt=st.lists(st.integers(0, 8), max_size=12), n=st.integers(0, 9),
-       moves=st.lists(st.one_of(st.integers(0, 8), st.just(None)), max_size=40))
+@given(
+    prompt=st.lists(st.integers(0, 8), max_size=12),
+    n=st.integers(0, 9),
+    moves=st.lists(st.one_of(st.integers(0, 8), st.just(None)), max_size=40),
+)
 def test_penalties_look_back_so_far(make_row: Make, prompt: list[int], n: int, moves: list[int | None]) -> None:
     row = make_row(prompt=prompt, repetition_penalty=1.7, frequency_penalty=0.3, presence_penalty=0.9, repeat_last_n=n)
     for token in moves:
@@ -178,24 +183,47 @@ def test_penalties_look_back_so_far(make_row: Make, prompt: list[int], n: int, m
         elif row.num_generated:
             row.truncate(len(row.tokens) - 1)
     logits = np.linspace(-3, 3, 9, dtype=np.float32)
-    expected = _naive_penalties(logits, prompt, row.tokens[len(prompt):], n)
+    expected = _naive_penalties(logits, prompt, row.tokens[len(prompt) :], n)
     assert np.allclose(row.edit(logits), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_who_chooses_on_a_gpu(make_row: Make) -> None:
     """The device all of it, but windows that its counts cannot follow."""
-    for asked in ({"mirostat": 1}, {"xtc_probability": 0.5}, {"top_n_sigma": 1.0}, {"dynatemp_range": 0.5},
-                  {"dry_multiplier": 1.0, "temperature": 0.0}, {"repetition_penalty": 1.1, "repeat_last_n": 64}):
+    for asked in (
+        {"mirostat": 1},
+        {"xtc_probability": 0.5},
+        {"top_n_sigma": 1.0},
+        {"dynatemp_range": 0.5},
+        {"dry_multiplier": 1.0, "temperature": 0.0},
+        {"repetition_penalty": 1.1, "repeat_last_n": 64},
+    ):
         assert make_row(**asked).asks_extras, asked
-    for asked in ({}, {"top_p": 0.5}, {"mirostat": 2, "temperature": 0.0}, {"repeat_last_n": 64},
-                  {"repetition_penalty": 1.1, "repeat_last_n": 0}):
+    for asked in (
+        {},
+        {"top_p": 0.5},
+        {"mirostat": 2, "temperature": 0.0},
+        {"repeat_last_n": 64},
+        {"repetition_penalty": 1.1, "repeat_last_n": 0},
+    ):
         assert make_row(**asked).on_device and not make_row(**asked).asks_extras, asked
     assert not make_row(repetition_penalty=1.1, repeat_last_n=16_384).on_device
 
 
-@pytest.mark.parametrize("values", [{"mirostat": 3}, {"mirostat_tau": -1}, {"mirostat_eta": 2}, {"xtc_probability": 2},
-                                    {"xtc_threshold": -0.1}, {"top_n_sigma": math.nan}, {"dynatemp_range": -1},
-                                    {"dynatemp_exponent": "1"}, {"repeat_last_n": -2}, {"repeat_last_n": True}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mirostat": 3},
+        {"mirostat_tau": -1},
+        {"mirostat_eta": 2},
+        {"xtc_probability": 2},
+        {"xtc_threshold": -0.1},
+        {"top_n_sigma": math.nan},
+        {"dynatemp_range": -1},
+        {"dynatemp_exponent": "1"},
+        {"repeat_last_n": -2},
+        {"repeat_last_n": True},
+    ],
+)
 def test_values_out_of_range(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(values))):
         SamplingParams(**values)

@@ -22,28 +22,43 @@ class Random:
         choice, randint = self.random.choice, self.random.randint
         self.shallow: dict[str, Callable[[int], Any]] = {
             "type": lambda _: choice(["string", "integer", "object", "array", ["string", "null"], "number", "boolean"]),
-            "const": lambda _: self.value(), "enum": lambda _: [self.value() for _ in range(randint(1, 3))],
-            "minimum": lambda _: choice([1, 4]), "maximum": lambda _: choice([2, 7]),
-            "exclusiveMinimum": lambda _: choice([0, 4]), "minLength": lambda _: randint(0, 3),
-            "maxLength": lambda _: randint(0, 3), "pattern": lambda _: choice(["^a", "b$", "^[ab]+$", "x", "^(?!a)"]),
-            "required": lambda _: self.random.sample(NAMES, randint(1, 2)), "minItems": lambda _: randint(0, 2),
-            "maxItems": lambda _: randint(0, 2), "minProperties": lambda _: randint(0, 2),
+            "const": lambda _: self.value(),
+            "enum": lambda _: [self.value() for _ in range(randint(1, 3))],
+            "minimum": lambda _: choice([1, 4]),
+            "maximum": lambda _: choice([2, 7]),
+            "exclusiveMinimum": lambda _: choice([0, 4]),
+            "minLength": lambda _: randint(0, 3),
+            "maxLength": lambda _: randint(0, 3),
+            "pattern": lambda _: choice(["^a", "b$", "^[ab]+$", "x", "^(?!a)"]),
+            "required": lambda _: self.random.sample(NAMES, randint(1, 2)),
+            "minItems": lambda _: randint(0, 2),
+            "maxItems": lambda _: randint(0, 2),
+            "minProperties": lambda _: randint(0, 2),
             "maxProperties": lambda _: randint(0, 3),
         }
         self.deep: dict[str, Callable[[int], Any]] = {
             "properties": lambda depth: {name: self.schema(depth) for name in self.random.sample(NAMES, randint(1, 3))},
-            "patternProperties": lambda depth: {one: self.schema(depth)
-                                                for one in self.random.sample(["^a", "b", "^[ac]$"], randint(1, 2))},
-            "propertyNames": lambda _: choice([{"enum": ["a", "b"]}, {"pattern": "^[ab]$"}, {"not": {"const": "a"}},
-                                               {"maxLength": 1}]),
+            "patternProperties": lambda depth: {
+                one: self.schema(depth) for one in self.random.sample(["^a", "b", "^[ac]$"], randint(1, 2))
+            },
+            "propertyNames": lambda _: choice(
+                [{"enum": ["a", "b"]}, {"pattern": "^[ab]$"}, {"not": {"const": "a"}}, {"maxLength": 1}]
+            ),
             "dependentRequired": lambda _: {choice(NAMES): self.random.sample(NAMES, 1)},
             "dependentSchemas": lambda depth: {choice(NAMES): self.schema(depth)},
-            "minContains": lambda _: randint(0, 2), "maxContains": lambda _: randint(1, 2),
-            "uniqueItems": lambda _: True, "unevaluatedItems": lambda _: False, "$ref": lambda _: "#/$defs/shared",
-            **dict.fromkeys(("items", "contains", "not", "if", "then", "else", "additionalProperties",
-                             "unevaluatedProperties"), self.schema),
-            **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"),
-                            lambda depth: [self.schema(depth) for _ in range(randint(1, 3))]),
+            "minContains": lambda _: randint(0, 2),
+            "maxContains": lambda _: randint(1, 2),
+            "uniqueItems": lambda _: True,
+            "unevaluatedItems": lambda _: False,
+            "$ref": lambda _: "#/$defs/shared",
+            **dict.fromkeys(
+                ("items", "contains", "not", "if", "then", "else", "additionalProperties", "unevaluatedProperties"),
+                self.schema,
+            ),
+            **dict.fromkeys(
+                ("allOf", "anyOf", "oneOf", "prefixItems"),
+                lambda depth: [self.schema(depth) for _ in range(randint(1, 3))],
+            ),
         }
 
     def value(self) -> Any:
@@ -53,8 +68,10 @@ class Random:
         if depth and self.random.random() < 0.05:
             return self.random.choice([True, False])
         keywords = self.shallow if depth > 3 else {**self.shallow, **self.deep}
-        return {key: keywords[key](depth + 1)
-                for key in self.random.sample(list(keywords), self.random.choice((1, 1, 2, 2, 3)))}
+        return {
+            key: keywords[key](depth + 1)
+            for key in self.random.sample(list(keywords), self.random.choice((1, 1, 2, 2, 3)))
+        }
 
 
 def _check(seed: int, count: int) -> int:

@@ -18,51 +18,107 @@ from penstock.sampling.schema_strings import refusal
 from penstock.sampling.trial import compile_start
 from penstock.types import StructuredOutputsParams
 
-OBJECTS = [dict(zip(names, values)) for size in range(4) for names in itertools.combinations("abc", size)
-           for values in itertools.product((1, "x"), repeat=size)]
-VALUES: list[Any] = [None, True, False, 0, 1, 2.5, 4, 7, 12, "", "a", "b", "ab", "abc", "aab", "x1", [], [1], ["a"],
-                     ["a", "b"], ["b", "a"], ["a", "a"], [1, "a"], [7, 8, 2], *OBJECTS]
+OBJECTS = [
+    dict(zip(names, values))
+    for size in range(4)
+    for names in itertools.combinations("abc", size)
+    for values in itertools.product((1, "x"), repeat=size)
+]
+VALUES: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    2.5,
+    4,
+    7,
+    12,
+    "",
+    "a",
+    "b",
+    "ab",
+    "abc",
+    "aab",
+    "x1",
+    [],
+    [1],
+    ["a"],
+    ["a", "b"],
+    ["b", "a"],
+    ["a", "a"],
+    [1, "a"],
+    [7, 8, 2],
+    *OBJECTS,
+]
 EXACT: list[Any] = [
-    {"not": {"type": "string"}}, {"not": {"enum": [1, "a", None]}}, {"not": {"const": "ab"}},
-    {"not": {"required": ["a"]}}, {"not": {"required": ["a", "b"]}},
+    {"not": {"type": "string"}},
+    {"not": {"enum": [1, "a", None]}},
+    {"not": {"const": "ab"}},
+    {"not": {"required": ["a"]}},
+    {"not": {"required": ["a", "b"]}},
     {"not": {"properties": {"a": {"const": 1}}, "required": ["a"]}},
-    {"not": {"anyOf": [{"type": "object"}, {"maximum": 3}]}}, {"not": {"minLength": 2}}, {"not": {"minItems": 1}},
-    {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"oneOf": [{"type": "integer"}, {"type": "string"}]},
+    {"not": {"anyOf": [{"type": "object"}, {"maximum": 3}]}},
+    {"not": {"minLength": 2}},
+    {"not": {"minItems": 1}},
+    {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"oneOf": [{"type": "integer"}, {"type": "string"}]},
     {"oneOf": [{"maxLength": 1}, {"enum": ["a", "abc"]}, {"type": "object"}]},
     {"oneOf": [{"minimum": 4}, {"maximum": 7}]},
     {"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"required": ["c"]}},
-    {"if": {"type": "string"}, "then": {"minLength": 2}}, {"if": {"type": "string"}, "else": {"type": "object"}},
+    {"if": {"type": "string"}, "then": {"minLength": 2}},
+    {"if": {"type": "string"}, "else": {"type": "object"}},
     {"if": {"properties": {"a": {"const": 1}}}, "then": {"required": ["c"]}, "else": {"properties": {"b": False}}},
     {"dependentRequired": {"a": ["b"], "b": ["c"]}},
     {"dependencies": {"a": {"properties": {"b": {"const": 1}}}, "c": ["a"]}},
-    {"dependentSchemas": {"a": {"required": ["b"]}}}, {"propertyNames": {"enum": ["a", "b"]}},
-    {"propertyNames": {"pattern": "^[ac]$"}}, {"propertyNames": {"not": {"const": "b"}}}, {"propertyNames": False},
+    {"dependentSchemas": {"a": {"required": ["b"]}}},
+    {"propertyNames": {"enum": ["a", "b"]}},
+    {"propertyNames": {"pattern": "^[ac]$"}},
+    {"propertyNames": {"not": {"const": "b"}}},
+    {"propertyNames": False},
     {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2, "additionalProperties": False},
     {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2, "additionalProperties": False},
-    {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}, {"uniqueItems": True, "maxItems": 1},
+    {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True},
+    {"uniqueItems": True, "maxItems": 1},
     {"allOf": [{"properties": {"a": True}}], "properties": {"b": {"const": 1}}, "unevaluatedProperties": False},
     {"type": "array", "prefixItems": [{"const": 1}], "unevaluatedItems": False},
     {"$ref": "#x", "$defs": {"q": {"$anchor": "x", "type": "string"}}},
     {"items": [{"const": 1}], "additionalItems": False},
-    {"allOf": [{"if": {"properties": {"a": {"const": value}}}, "then": {"required": [name]}}
-               for value, name in ((1, "b"), ("x", "c"))], "required": ["a"], "type": "object"},
+    {
+        "allOf": [
+            {"if": {"properties": {"a": {"const": value}}}, "then": {"required": [name]}}
+            for value, name in ((1, "b"), ("x", "c"))
+        ],
+        "required": ["a"],
+        "type": "object",
+    },
 ]
 # Matches less than the schema: where items stand, and whether properties without a name may come, is decided.
 NARROWER: list[Any] = [
-    {"type": "array", "contains": {"const": 1}}, {"type": "array", "contains": {"minimum": 5}, "maxContains": 1},
-    {"properties": {"a": {}, "b": {}}, "maxProperties": 2, "type": "object"}, {"not": {"type": "integer"}},
-    {"type": "object", "oneOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]},
-                                 {"properties": {"b": {}}, "required": ["b"]}], "unevaluatedProperties": False},
+    {"type": "array", "contains": {"const": 1}},
+    {"type": "array", "contains": {"minimum": 5}, "maxContains": 1},
+    {"properties": {"a": {}, "b": {}}, "maxProperties": 2, "type": "object"},
+    {"not": {"type": "integer"}},
+    {
+        "type": "object",
+        "oneOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"]}],
+        "unevaluatedProperties": False,
+    },
 ]
 RELAXED: dict[str, Any] = {
-    "uniqueItems": {"uniqueItems": True}, "not": {"not": {"pattern": "^a"}},
+    "uniqueItems": {"uniqueItems": True},
+    "not": {"not": {"pattern": "^a"}},
     "if": {"if": {"pattern": "a"}, "then": False},
-    "oneOf": {"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "pattern": {"pattern": "^(?!a)"},
+    "oneOf": {"oneOf": [{"pattern": "a"}, {"pattern": "b"}]},
+    "pattern": {"pattern": "^(?!a)"},
     "patternProperties": {"patternProperties": {"^a": {"const": 1}, "^[ab]": {"type": "string"}}},
     "propertyNames": {"propertyNames": {"format": "uuid"}},
     "minContains": {"contains": {"const": 1}, "minContains": 99},
-    "unevaluatedProperties": {"if": {"required": ["a"]}, "then": {"properties": {"b": True}},
-                              "unevaluatedProperties": False},
+    "unevaluatedProperties": {
+        "if": {"required": ["a"]},
+        "then": {"properties": {"b": True}},
+        "unevaluatedProperties": False,
+    },
     "unevaluatedItems": {"allOf": [{"prefixItems": [True]}], "unevaluatedItems": False},
     "minProperties": {"type": "object", "minProperties": 2},
     "maxProperties": {"allOf": [{"properties": {"a": True}}], "maxProperties": 1},
@@ -114,11 +170,25 @@ def test_never_less_than_a_relaxed_schema(keyword: str) -> None:
     assert refusal(json.loads(written)) is None
 
 
-@pytest.mark.parametrize(("schema", "relaxed"), [
-    ({"type": "object", "allOf": [{"patternProperties": {"^a": {"type": "integer"}}},
-                                  {"patternProperties": {"a$": {"maximum": 5}}}]},
-     ("patternProperties at /allOf/0", "patternProperties at /allOf/1")),
-    ({"type": "object", "allOf": [{"properties": {"a": {}}}, {"minProperties": 1}]}, ("minProperties at /allOf/1",))])
+@pytest.mark.parametrize(
+    ("schema", "relaxed"),
+    [
+        (
+            {
+                "type": "object",
+                "allOf": [
+                    {"patternProperties": {"^a": {"type": "integer"}}},
+                    {"patternProperties": {"a$": {"maximum": 5}}},
+                ],
+            },
+            ("patternProperties at /allOf/0", "patternProperties at /allOf/1"),
+        ),
+        (
+            {"type": "object", "allOf": [{"properties": {"a": {}}}, {"minProperties": 1}]},
+            ("minProperties at /allOf/1",),
+        ),
+    ],
+)
 def test_what_cannot_be_merged(schema: Any, relaxed: tuple[str, ...]) -> None:
     """llguidance takes each of the schemas, and not both together."""
     lexicon = Lexicon([bytes([byte]) for byte in range(256)], {}, lambda text: list(text.encode()))
@@ -141,12 +211,22 @@ def test_formats_that_are_known_are_those_that_llguidance_knows() -> None:
     assert {name for name in names if refusal({"type": "string", "format": name}) is None} == FORMATS
 
 
-@pytest.mark.parametrize(("schema", "told"), [
-    ({"$ref": "https://example.com/a.json"}, "'https://example.com/a.json' leads nowhere .* nothing is fetched"),
-    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "leads back to itself"),
-    ({"properties": {"a": 5}}, "at /properties/a the schema is no object"), ({"required": "a"}, "required: 'a' in the"),
-    ({"minLength": -1}, "minLength: -1"), ({"allOf": {}}, "allOf"), ({"type": 5}, "type: 5"), ({"anyOf": "x"}, "anyOf"),
-])
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"$ref": "https://example.com/a.json"}, "'https://example.com/a.json' leads nowhere .* nothing is fetched"),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+            "leads back to itself",
+        ),
+        ({"properties": {"a": 5}}, "at /properties/a the schema is no object"),
+        ({"required": "a"}, "required: 'a' in the"),
+        ({"minLength": -1}, "minLength: -1"),
+        ({"allOf": {}}, "allOf"),
+        ({"type": 5}, "type: 5"),
+        ({"anyOf": "x"}, "anyOf"),
+    ],
+)
 def test_what_is_no_schema(schema: Any, told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         write_schema(json.dumps(schema), strict=False)
@@ -154,25 +234,57 @@ def test_what_is_no_schema(schema: Any, told: str) -> None:
 
 def _hostile() -> dict[str, Any]:
     wide = {"oneOf": [{"properties": {f"p{place}": {"pattern": f"a{place}"}}} for place in range(300)]}
-    chain = {"$ref": "#/$defs/d0", "$defs": {f"d{place}": {"allOf": [{"$ref": f"#/$defs/d{place + 1}"}] * 4}
-                                            for place in range(40)} | {"d40": {"type": "string"}}}
-    merged = {"$ref": "#/$defs/d0", "$defs": {f"d{place}": {"properties": {
-        "x": {"allOf": [{"$ref": f"#/$defs/d{other}"} for other in range(12)]}}} for place in range(12)}}
-    cases = {"allOf": [{"if": {"properties": {f"p{place}": {"const": 1}}}, "then": {"required": [f"q{place}"]}}
-                       for place in range(60)]}
+    chain = {
+        "$ref": "#/$defs/d0",
+        "$defs": {f"d{place}": {"allOf": [{"$ref": f"#/$defs/d{place + 1}"}] * 4} for place in range(40)}
+        | {"d40": {"type": "string"}},
+    }
+    merged = {
+        "$ref": "#/$defs/d0",
+        "$defs": {
+            f"d{place}": {"properties": {"x": {"allOf": [{"$ref": f"#/$defs/d{other}"} for other in range(12)]}}}
+            for place in range(12)
+        },
+    }
+    cases = {
+        "allOf": [
+            {"if": {"properties": {f"p{place}": {"const": 1}}}, "then": {"required": [f"q{place}"]}}
+            for place in range(60)
+        ]
+    }
     deep: Any = {"type": "string"}
     for _ in range(300):
         deep = {"not": {"not": deep}}
     long = {"not": {"enum": ["a" * 150 + str(place) for place in range(200)]}}
-    loops = {"$defs": {f"d{place}": {"properties": {f"p{other}": {"$ref": f"#/$defs/d{other}"} for other in range(60)}}
-                       for place in range(60)}, "allOf": [{"$ref": f"#/$defs/d{place}"} for place in range(60)]}
-    told = {"properties": {f"p{place}": {"oneOf": [{"const": f"a{place}{other}"} for other in range(60)]}
-                           for place in range(150)}}
-    asked = {"properties": {f"p{place}": {"oneOf": [{"pattern": f"^a{place}{other}"} for other in range(60)]}
-                            for place in range(5)}}
-    return {"told": told, "asked": asked, "wide": wide,
-            "chain": chain, "merged": merged, "cases": cases, "deep": deep, "long": long, "loops": loops,
-            "names": {"properties": {f"p{place}": {} for place in range(3000)}, "minProperties": 1500}}
+    loops = {
+        "$defs": {
+            f"d{place}": {"properties": {f"p{other}": {"$ref": f"#/$defs/d{other}"} for other in range(60)}}
+            for place in range(60)
+        },
+        "allOf": [{"$ref": f"#/$defs/d{place}"} for place in range(60)],
+    }
+    told = {
+        "properties": {
+            f"p{place}": {"oneOf": [{"const": f"a{place}{other}"} for other in range(60)]} for place in range(150)
+        }
+    }
+    asked = {
+        "properties": {
+            f"p{place}": {"oneOf": [{"pattern": f"^a{place}{other}"} for other in range(60)]} for place in range(5)
+        }
+    }
+    return {
+        "told": told,
+        "asked": asked,
+        "wide": wide,
+        "chain": chain,
+        "merged": merged,
+        "cases": cases,
+        "deep": deep,
+        "long": long,
+        "loops": loops,
+        "names": {"properties": {f"p{place}": {} for place in range(3000)}, "minProperties": 1500},
+    }
 
 
 @pytest.mark.parametrize("name", _hostile())

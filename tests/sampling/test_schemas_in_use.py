@@ -21,13 +21,36 @@ from tests.sampling.writing import write
 
 Make = Callable[..., RowState]
 END = 2
-SCHEMAS: dict[str, Any] = {one["name"]: one["schema"] for one in map(json.loads, (
-    Path(__file__).parent / "schemas_in_use.jsonl").read_text().splitlines())}
-QUICK = ("github-workflow", "k8s-probe", "pydantic-discriminated", "pydantic-set", "rust-schemars", "fn-nullable-oneof",
-         "std-not-const-number", "std-not-object", "std-oneOf-string-any", "std-if-types", "std-cases", "std-deps",
-         "std-depSchemas", "std-propertyNames", "std-patternProps-overlap", "std-minProps", "std-contains",
-         "std-uneval-oneOf", "std-id-relative", "std-ref-circular-siblings", "std-recursiveRef", "std-ref-mutual",
-         "std-vega-ish", "std-pattern-unanchored")
+SCHEMAS: dict[str, Any] = {
+    one["name"]: one["schema"]
+    for one in map(json.loads, (Path(__file__).parent / "schemas_in_use.jsonl").read_text().splitlines())
+}
+QUICK = (
+    "github-workflow",
+    "k8s-probe",
+    "pydantic-discriminated",
+    "pydantic-set",
+    "rust-schemars",
+    "fn-nullable-oneof",
+    "std-not-const-number",
+    "std-not-object",
+    "std-oneOf-string-any",
+    "std-if-types",
+    "std-cases",
+    "std-deps",
+    "std-depSchemas",
+    "std-propertyNames",
+    "std-patternProps-overlap",
+    "std-minProps",
+    "std-contains",
+    "std-uneval-oneOf",
+    "std-id-relative",
+    "std-ref-circular-siblings",
+    "std-recursiveRef",
+    "std-ref-mutual",
+    "std-vega-ish",
+    "std-pattern-unanchored",
+)
 
 
 def is_valid(schema: Any, value: Any) -> bool:
@@ -42,8 +65,13 @@ def _check(name: str, make_row: Make, grammars: Grammars, tokenizer: Tokenizer, 
     assert compiled.closing is not None, "no end was found"
     written = json.loads(write_schema(json.dumps(schema), strict=False)[0])
     for seed in range(num_seeds):
-        row = make_row(grammars=grammars, structured_outputs=asked, max_tokens=len(compiled.closing) + 40 * (seed + 1),
-                       eos=[END], seed=seed)
+        row = make_row(
+            grammars=grammars,
+            structured_outputs=asked,
+            max_tokens=len(compiled.closing) + 40 * (seed + 1),
+            eos=[END],
+            seed=seed,
+        )
         answer = write(row, tokenizer, seed)
         assert answer.reason == "stop", answer
         value = json.loads(answer.text)

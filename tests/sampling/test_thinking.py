@@ -19,10 +19,25 @@ from penstock.sampling.thinking import ReasoningGuide
 from penstock.types import ReasoningBlock, Request, SamplingParams, StructuredOutputsParams
 
 EOS, BEGIN, END = 256, 257, 258
-SPELLED = [*(bytes([byte]) for byte in range(256)), b"<eos>", b"<think>", b"</think>", b"nk>", b'>{"', b">\n", b"</",
-           b"<t"]
-POINT = StructuredOutputsParams(json={"type": "object", "properties": {"x": {"type": "integer", "maximum": 99}},
-                                      "required": ["x"], "additionalProperties": False})
+SPELLED = [
+    *(bytes([byte]) for byte in range(256)),
+    b"<eos>",
+    b"<think>",
+    b"</think>",
+    b"nk>",
+    b'>{"',
+    b">\n",
+    b"</",
+    b"<t",
+]
+POINT = StructuredOutputsParams(
+    json={
+        "type": "object",
+        "properties": {"x": {"type": "integer", "maximum": 99}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+)
 OPEN, SHUT = ReasoningBlock("<think>", "</think>", is_open=True), ReasoningBlock("<think>", "</think>")
 
 
@@ -37,11 +52,19 @@ def make_grammars(special: bool = True) -> Grammars:
 SPECIAL, PLAIN = make_grammars(), make_grammars(special=False)
 
 
-def make_row(grammars: Grammars, block: ReasoningBlock | None, tokens: list[int] | None = None, seed: int = 0,
-             **sampling: Any) -> RowState:
+def make_row(
+    grammars: Grammars, block: ReasoningBlock | None, tokens: list[int] | None = None, seed: int = 0, **sampling: Any
+) -> RowState:
     params = SamplingParams(**{"max_tokens": 100, "temperature": 1.0, **sampling})
-    request = Request(id="r", tokens=(1,), sampling=params, seed=seed, eos_token_ids=(EOS,),
-                      max_tokens=params.max_tokens or 100, reasoning=block)
+    request = Request(
+        id="r",
+        tokens=(1,),
+        sampling=params,
+        seed=seed,
+        eos_token_ids=(EOS,),
+        max_tokens=params.max_tokens or 100,
+        reasoning=block,
+    )
     return RowState(request, 0, [1, *(tokens or [])], 1, grammars)
 
 
@@ -54,7 +77,7 @@ def write(row: RowState, likes: dict[int, float] | None = None, through: str = "
             values[token] += bias
         if through == "words" and row.free:
             words = row.words(row.num_generated, len(SPELLED))
-            allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[:len(SPELLED)]
+            allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(SPELLED)]
             expected = row.edit(values) > -np.inf
             assert (allowed.astype(bool) == expected).all()
         chosen = sampler.sample(torch.from_numpy(values)[None], [row])[0]
@@ -84,8 +107,11 @@ def test_it_thinks_and_then_matches(grammars: Grammars, max_tokens: int) -> None
 
 @pytest.mark.parametrize("grammars", [SPECIAL, PLAIN], ids=["special", "plain"])
 def test_the_model_may_open_the_block(grammars: Grammars) -> None:
-    opening = {BEGIN: 20.0} if grammars is SPECIAL else {ord("<"): 9.0, ord("t"): 9.0, 263: 9.0, ord("h"): 8.0,
-                                                        ord("i"): 8.0, 259: 9.0}
+    opening = (
+        {BEGIN: 20.0}
+        if grammars is SPECIAL
+        else {ord("<"): 9.0, ord("t"): 9.0, 263: 9.0, ord("h"): 8.0, ord("i"): 8.0, 259: 9.0}
+    )
     row = make_row(grammars, SHUT, structured_outputs=POINT, max_tokens=200)
     text = spell(grammars, write(row, opening, "words"))
     found = re.fullmatch(r"<think>.*</think>(.*)", text, re.DOTALL)
@@ -108,14 +134,21 @@ def test_a_budget_ends_reasoning(grammars: Grammars, budget: int, block: Reasoni
     row = make_row(grammars, block, list(begin), thinking_token_budget=budget, max_tokens=60)
     tokens = write(row, {EOS: -50.0, **dict.fromkeys(grammars.marker("</think>").write(), -50.0)}, "words")
     closing = list(grammars.marker("</think>").write("\n"))
-    assert tokens[budget:budget + len(closing)] == closing
+    assert tokens[budget : budget + len(closing)] == closing
     assert not any(token in tokens[:budget] for token in closing[1:])
     assert len(tokens) > budget + len(closing) + 5 and row.guide is not None and row.guide.forced is None
 
 
 def test_a_budget_holds_against_other_masks() -> None:
-    row = make_row(SPECIAL, OPEN, thinking_token_budget=2, allowed_token_ids=[65, 66], min_tokens=8, max_tokens=10,
-                   logit_bias={END: -100.0})
+    row = make_row(
+        SPECIAL,
+        OPEN,
+        thinking_token_budget=2,
+        allowed_token_ids=[65, 66],
+        min_tokens=8,
+        max_tokens=10,
+        logit_bias={END: -100.0},
+    )
     assert spell(SPECIAL, write(row)[2:4]) == "\n</think>"
 
 
@@ -133,18 +166,19 @@ def test_where_an_answer_is_resumed_it_goes_on_the_same_way() -> None:
             whole = write(make_row(grammars, block, **values), likes)
             for cut in range(0, len(whole), 7):
                 row = make_row(grammars, block, whole[:cut], **values)
-                for token in whole[cut:cut + 12]:
+                for token in whole[cut : cut + 12]:
                     row.append(token)
                 row.truncate(1 + cut)
-                assert whole[:cut] + write(row, likes)[:len(whole) - cut] == whole
+                assert whole[:cut] + write(row, likes)[: len(whole) - cut] == whole
 
 
 def test_drafts_are_verified_across_the_end_marker() -> None:
     values: dict[str, Any] = {"structured_outputs": POINT, "thinking_token_budget": 3, "max_tokens": 70}
     whole = write(make_row(SPECIAL, OPEN, **values))
     row = make_row(SPECIAL, OPEN, **values)
-    logits = [np.random.default_rng([0, 1 + at]).normal(size=len(SPELLED)).astype(np.float32)
-              for at in range(len(whole))]
+    logits = [
+        np.random.default_rng([0, 1 + at]).normal(size=len(SPELLED)).astype(np.float32) for at in range(len(whole))
+    ]
     draft = tuple(Draft(token, at - 1) for at, token in enumerate(whole[:-1]))
     sampled = Sampler().verify(np.stack(logits), row, draft)
     assert [one.token for one in sampled] == whole and row.num_generated == 0

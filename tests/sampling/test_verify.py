@@ -22,8 +22,13 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0, "logprobs": 2},
     {"temperature": 0.8, "top_p": 0.9, "top_k": 9, "seed": 3},
     {"temperature": 0.0, "repetition_penalty": 1.5, "frequency_penalty": 0.6, "presence_penalty": 0.4},
-    {"temperature": 1.2, "frequency_penalty": 1.0, "bad_words": [[4, 5], [6, 7, 8], [9]], "min_tokens": 12,
-     "eos": [0, 1]},
+    {
+        "temperature": 1.2,
+        "frequency_penalty": 1.0,
+        "bad_words": [[4, 5], [6, 7, 8], [9]],
+        "min_tokens": 12,
+        "eos": [0, 1],
+    },
 ]
 
 
@@ -54,15 +59,17 @@ def _logits(row: RowState, draft: list[Draft]) -> torch.Tensor:
 
 def _line(truth: list[int], random: np.random.Generator) -> list[Draft]:
     """Right guesses as a rule; now and then a wrong one, with right ones after it that must not be kept."""
-    return [Draft(token if random.random() < 0.8 else int(random.integers(V)), parent)
-            for parent, token in enumerate(truth[:int(random.integers(0, 6))], start=-1)]
+    return [
+        Draft(token if random.random() < 0.8 else int(random.integers(V)), parent)
+        for parent, token in enumerate(truth[: int(random.integers(0, 6))], start=-1)
+    ]
 
 
 def _tree(truth: list[int], random: np.random.Generator) -> list[Draft]:
     """At each depth some guesses under random parents of the depth before, the right one often among them."""
     draft: list[Draft] = []
     level = [-1]
-    for token in truth[:int(random.integers(0, 4))]:
+    for token in truth[: int(random.integers(0, 4))]:
         parents, level = level, []
         for parent in parents:
             for guess in {int(random.integers(V)), int(random.integers(V)), token if random.random() < 0.8 else 0}:
@@ -84,7 +91,7 @@ def test_the_same_tokens_with_and_without_drafts(
     answer: list[Sampled] = []
     num_drafted = num_accepted = 0
     while len(answer) < LENGTH:
-        draft = guess(tokens[len(answer):], random)
+        draft = guess(tokens[len(answer) :], random)
         before = list(row.tokens)
         sampled = Sampler().verify(_logits(row, draft), row, tuple(draft))
         assert row.tokens == before
@@ -93,7 +100,7 @@ def test_the_same_tokens_with_and_without_drafts(
         answer += sampled
         num_drafted += len(draft)
         num_accepted += len(sampled) - 1
-    assert answer == truth[:len(answer)]
+    assert answer == truth[: len(answer)]
     assert 5 <= num_accepted < num_drafted
 
 
@@ -104,7 +111,7 @@ def test_acceptance_ends_at_the_first_difference(make_row: Make) -> None:
 
     def verify(*tokens: int) -> list[int]:
         draft = tuple(Draft(token, parent) for parent, token in enumerate(tokens, start=-1))
-        return [one.token for one in Sampler().verify(logits[:1 + len(tokens)], row, draft)]
+        return [one.token for one in Sampler().verify(logits[: 1 + len(tokens)], row, draft)]
 
     assert verify() == [3]
     assert verify(3) == [3, 4]

@@ -17,14 +17,14 @@ NOISE = np.random.default_rng(5).normal(size=SPREAD + 49_152).astype(np.float32)
 def noise(seed: int, position: int, size: int = 49_152) -> torch.Tensor:
     """[1, V]: logits that follow from where they are wanted."""
     at = int(np.random.default_rng([seed, position]).integers(SPREAD))
-    return torch.from_numpy(np.resize(NOISE[at:at + 49_152], size))[None]
+    return torch.from_numpy(np.resize(NOISE[at : at + 49_152], size))[None]
 
 
 @dataclass
 class Written:
     tokens: list[int]
     text: str
-    reason: str          # stop, length, error
+    reason: str  # stop, length, error
     num_forced: int
     error: str | None = None
 
@@ -45,5 +45,5 @@ def write(row: RowState, tokenizer: Tokenizer, seed: int = 0) -> Written:
 
 
 def _written(row: RowState, tokenizer: Tokenizer, reason: str, num_forced: int, error: str | None = None) -> Written:
-    tokens = row.tokens[row.num_prompt:]
+    tokens = row.tokens[row.num_prompt :]
     return Written(tokens, tokenizer.decode(tokens), reason, num_forced, error)

@@ -29,7 +29,23 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def keeping(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """With two tenants, `one` and `two`, an admin, `root`, and a folder of files."""
-    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny",
-                       "--api-key", "one", "--api-key", "two", "--admin-key", "root", "--max-files-mb", "8",
-                       "--data-folder", str(tmp_path_factory.mktemp("data"))) as running:
+    with RunningServer(
+        str(tiny_model),
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--served-model-name",
+        "tiny",
+        "--api-key",
+        "one",
+        "--api-key",
+        "two",
+        "--admin-key",
+        "root",
+        "--max-files-mb",
+        "8",
+        "--data-folder",
+        str(tmp_path_factory.mktemp("data")),
+    ) as running:
         yield running

@@ -10,7 +10,7 @@ from penstock import worker
 from penstock.engine.plan import Plan, Result
 from penstock.runner import runner as module
 
-DEATH, RAISE, NAN = 310, 311, 312      # in no text
+DEATH, RAISE, NAN = 310, 311, 312  # in no text
 
 
 class FaultyRunner(module.Runner):
@@ -38,5 +38,5 @@ class FaultyRunner(module.Runner):
 if __name__ == "__main__":
     import penstock.assemble
 
-    penstock.assemble.Runner = FaultyRunner         # type: ignore[attr-defined]
+    penstock.assemble.Runner = FaultyRunner  # type: ignore[attr-defined]
     sys.exit(worker.main())

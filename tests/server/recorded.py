@@ -11,20 +11,28 @@ from penstock.server.conversation import Conversation
 from penstock.server.generation import Generation, Usage
 from penstock.types import SamplingParams, StreamDelta
 
-THOUGHT_AND_CALLS = ('<think>\nLook it up.\n</think>\n\nOne moment.\n'
-                     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
-                     '<tool_call>\n{"name": "weather", "arguments": {"city": "Genf"}}\n</tool_call>\n')
+THOUGHT_AND_CALLS = (
+    "<think>\nLook it up.\n</think>\n\nOne moment.\n"
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Genf"}}\n</tool_call>\n'
+)
 
 
 class Recorded(Generation):
     """A generation of one answer, a few characters at a time."""
 
-    def __init__(self, text: str, finish_reason: str = "stop", stop_reason: str | None = None, size: int = 3,
-                 error: Exception | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        finish_reason: str = "stop",
+        stop_reason: str | None = None,
+        size: int = 3,
+        error: Exception | None = None,
+    ) -> None:
         self.usage = Usage(num_prompt=10, num_cached=4)
         self.model: Any = SimpleNamespace(name="m")
         self._end, self._error = (finish_reason, stop_reason), error
-        self._pieces = [text[at:at + size] for at in range(0, len(text), size)]
+        self._pieces = [text[at : at + size] for at in range(0, len(text), size)]
 
     async def stream(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
         for number, piece in enumerate(self._pieces):

@@ -43,8 +43,13 @@ def wait_ready(process: subprocess.Popen[Any], client: httpx.Client) -> None:
 class RunningServer:
     """Started on entry and ready; stopped on exit. `log` is what it wrote to standard error."""
 
-    def __init__(self, *arguments: str, command: Sequence[str] = (sys.executable, "-m", "penstock", "serve"),
-                 env: dict[str, str] | None = None, verify: ssl.SSLContext | bool = True) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        command: Sequence[str] = (sys.executable, "-m", "penstock", "serve"),
+        env: dict[str, str] | None = None,
+        verify: ssl.SSLContext | bool = True,
+    ) -> None:
         """`verify` is for servers with a certificate of their own."""
         self.verify = verify
         self.arguments = [*command, *arguments, "--port", "0"]
@@ -53,8 +58,9 @@ class RunningServer:
         self._env = {**os.environ, **(env or {})}
 
     def __enter__(self: Running) -> Running:
-        self.process = subprocess.Popen(self.arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-                                        env=self._env)
+        self.process = subprocess.Popen(
+            self.arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=self._env
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.wait_ready()
@@ -102,8 +108,9 @@ class RunningServer:
         self._reader.join(5)
         return status
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self.stop()
         finally:

@@ -28,7 +28,11 @@ def _tgi(body: Any) -> bool:
 
 
 SHAPES: list[tuple[str, Callable[[Any], bool]]] = [
-    ("/v1/messages", _anthropic), ("/api/", _ollama), ("/generate", _tgi), ("/", _openai)]
+    ("/v1/messages", _anthropic),
+    ("/api/", _ollama),
+    ("/generate", _tgi),
+    ("/", _openai),
+]
 
 
 def check_answer(path: str, answer: httpx.Response) -> None:

@@ -21,8 +21,9 @@ class Said:
     num_chunks: int = 0
 
 
-async def listen(client: httpx.AsyncClient, body: dict[str, Any], on_chunk: Callable[[Said], None] | None = None,
-                 ) -> Said:
+async def listen(
+    client: httpx.AsyncClient, body: dict[str, Any], on_chunk: Callable[[Said], None] | None = None
+) -> Said:
     said = Said()
     async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
         said.status = response.status_code
@@ -48,20 +49,28 @@ async def listen(client: httpx.AsyncClient, body: dict[str, Any], on_chunk: Call
 
 def chats(count: int, max_tokens: int = 48) -> list[dict[str, Any]]:
     """Greedy and seeded ones by turns; every token is told."""
-    return [{"messages": [{"role": "user", "content": f"Tell me a story about the number {index} and a dog."}],
-             "max_tokens": max_tokens, "ignore_eos": True, "return_token_ids": True,
-             **({"temperature": 0} if index % 2 else {"temperature": 0.9, "seed": index, "top_p": 0.95})}
-            for index in range(count)]
+    return [
+        {
+            "messages": [{"role": "user", "content": f"Tell me a story about the number {index} and a dog."}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **({"temperature": 0} if index % 2 else {"temperature": 0.9, "seed": index, "top_p": 0.95}),
+        }
+        for index in range(count)
+    ]
 
 
-async def run_all(url: str, bodies: list[dict[str, Any]], beside: Callable[[list[int]], Any] | None = None,
-                  ) -> list[Said]:
+async def run_all(
+    url: str, bodies: list[dict[str, Any]], beside: Callable[[list[int]], Any] | None = None
+) -> list[Said]:
     """All bodies at once. `beside` is a coroutine function that gets the counts of chunks, live."""
     counts = [0] * len(bodies)
 
     def counter(index: int) -> Callable[[Said], None]:
         def count(said: Said) -> None:
             counts[index] = said.num_chunks
+
         return count
 
     limits = httpx.Limits(max_connections=None)

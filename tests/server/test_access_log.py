@@ -59,15 +59,24 @@ def test_requests_are_logged_and_counted(keeping: RunningServer) -> None:
     assert b" 400 " in raw(keeping, b"nonsense\r\n\r\n")
     assert b" 431 " in raw(keeping, b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n")
     grown = {key: value - before.get(key, 0) for key, value in counts(keeping).items()}
-    for key, count in ((("POST", "/v1/completions", "200"), 2), (("POST", "/v1/completions", "400"), 1),
-                       (("GET", "/v1/files/{id}", "404"), 1), (("GET", "other", "404"), 1),
-                       (("GET", "/v1/models", "401"), 1), (("GET", "/v1/models", "403"), 2),
-                       (("POST", "/v1/completions", "415"), 1), (("other", "/v1/models", "405"), 1),
-                       (("other", "other", "400"), 1), (("other", "other", "431"), 1)):
+    for key, count in (
+        (("POST", "/v1/completions", "200"), 2),
+        (("POST", "/v1/completions", "400"), 1),
+        (("GET", "/v1/files/{id}", "404"), 1),
+        (("GET", "other", "404"), 1),
+        (("GET", "/v1/models", "401"), 1),
+        (("GET", "/v1/models", "403"), 2),
+        (("POST", "/v1/completions", "415"), 1),
+        (("other", "/v1/models", "405"), 1),
+        (("other", "other", "400"), 1),
+        (("other", "other", "431"), 1),
+    ):
         assert grown[key] == count, (key, grown)
     answered = lines(keeping, '"POST /v1/completions" 200', 2)
-    assert all(re.search(r'127\.0\.0\.1:\d+ "POST /v1/completions" 200, \d+ ms, 3 tokens in, 5 out$', line)
-               for line in answered[-2:])
+    assert all(
+        re.search(r'127\.0\.0\.1:\d+ "POST /v1/completions" 200, \d+ ms, 3 tokens in, 5 out$', line)
+        for line in answered[-2:]
+    )
     assert lines(keeping, '"GET /v1/models" 403', 2) and lines(keeping, '"GET /nowhere" 404')
     whole = "\n".join(keeping.log)
     assert "secret" not in whole and "wrong key" not in whole
@@ -75,7 +84,7 @@ def test_requests_are_logged_and_counted(keeping: RunningServer) -> None:
 
 
 def test_no_line_can_be_forged(keeping: RunningServer) -> None:
-    raw(keeping, b"GET /a%0A12:00:00%20forged%1b[31m\"x?q=1 HTTP/1.1\r\nHost: localhost\r\nx-api-key: one\r\n\r\n")
+    raw(keeping, b'GET /a%0A12:00:00%20forged%1b[31m"x?q=1 HTTP/1.1\r\nHost: localhost\r\nx-api-key: one\r\n\r\n')
     assert '"GET /a%0A12:00:00%20forged%1B[31m%22x" 404,' in lines(keeping, "forged")[-1]
     raw(keeping, b"GET /" + b"y" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert len(lines(keeping, "yyy")[-1]) < 400
@@ -90,16 +99,28 @@ def test_an_answer_that_was_cut_off_says_so(keeping: RunningServer) -> None:
 
 def test_json_has_fields(caplog: pytest.LogCaptureFixture) -> None:
     access = Access(Metrics())
-    scope: dict[str, Any] = {"client": ("::1", 5), "method": "POST", "path": "/v1/chat/completions",
-                             "usage": Usage(num_prompt=3, num_output=4)}
+    scope: dict[str, Any] = {
+        "client": ("::1", 5),
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "usage": Usage(num_prompt=3, num_output=4),
+    }
     with caplog.at_level(logging.INFO, ACCESS):
         logging.getLogger(ACCESS).propagate = True
         access.answer(scope, "/v1/chat/completions", 200, 0.5, True)
         Access(Metrics(), is_logged=False).answer(scope, "/v1/chat/completions", 200, 0.5, True)
-    assert len(caplog.records) == 1                     # --no-access-log has no lines
+    assert len(caplog.records) == 1  # --no-access-log has no lines
     told = json.loads(JsonLines().format(caplog.records[0]))
-    assert {"client": "[::1]:5", "method": "POST", "path": "/v1/chat/completions", "status": 200, "ms": 500,
-            "prompt_tokens": 3, "completion_tokens": 4, "cut_off": False}.items() <= told.items()
+    assert {
+        "client": "[::1]:5",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "status": 200,
+        "ms": 500,
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "cut_off": False,
+    }.items() <= told.items()
 
 
 def test_a_log_that_nobody_reads_holds_nothing_up() -> None:

@@ -33,7 +33,7 @@ def test_full_queue_refuses_with_a_time() -> None:
         admission.pace.count()
     with pytest.raises(Busy) as refused:
         admission.enter(flight())
-    assert refused.value.retry_after_s == 2 and "limit is 3" in str(refused.value)      # 2.5 requests at 2.2 per second
+    assert refused.value.retry_after_s == 2 and "limit is 3" in str(refused.value)  # 2.5 requests at 2.2 per second
     assert len(admission) == 3 and admission.num_refused == 1
 
 
@@ -63,7 +63,7 @@ def test_tenants_share_by_tokens_not_by_requests() -> None:
         admission.enter(flight("greedy", 100))
         admission.enter(flight("small", 10))
     order = served(admission, 33)
-    assert order.count("small") == pytest.approx(30, abs=1)        # ten small ones for each large one
+    assert order.count("small") == pytest.approx(30, abs=1)  # ten small ones for each large one
 
 
 def test_weights_and_outputs_count() -> None:
@@ -101,13 +101,19 @@ def test_overloaded_server_refuses_at_once_and_serves_the_rest(tiny_model: Path)
 
     async def storm(url: str) -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as client:
-            return await asyncio.gather(*(client.post(f"{url}/v1/completions", json={
-                "prompt": [20, index], "max_tokens": 400, "ignore_eos": True}) for index in range(21, 61)))
+            return await asyncio.gather(
+                *(
+                    client.post(
+                        f"{url}/v1/completions", json={"prompt": [20, index], "max_tokens": 400, "ignore_eos": True}
+                    )
+                    for index in range(21, 61)
+                )
+            )
 
     with RunningServer(str(tiny_model), *arguments) as server:
         answers = asyncio.run(storm(server.url))
         statuses = [answer.status_code for answer in answers]
-        assert set(statuses) == {200, 429} and statuses.count(200) >= 14       # 10 in the engine, 4 waiting
+        assert set(statuses) == {200, 429} and statuses.count(200) >= 14  # 10 in the engine, 4 waiting
         for answer in answers:
             if answer.status_code == 429:
                 assert int(answer.headers["Retry-After"]) >= 1
@@ -120,6 +126,9 @@ def test_overloaded_server_refuses_at_once_and_serves_the_rest(tiny_model: Path)
 
 def test_deadline(tiny_model: Path) -> None:
     with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1") as server:
-        answer = httpx.post(f"{server.url}/v1/completions", timeout=240, json={
-            "prompt": [20], "max_tokens": 4000, "ignore_eos": True, "timeout": 0.3})
+        answer = httpx.post(
+            f"{server.url}/v1/completions",
+            timeout=240,
+            json={"prompt": [20], "max_tokens": 4000, "ignore_eos": True, "timeout": 0.3},
+        )
         assert answer.status_code == 408 and answer.json()["error"]["code"] == "timeout"

@@ -17,19 +17,23 @@ from penstock.server.errors import ApiError
 from tests.server.recorded import THOUGHT_AND_CALLS, Recorded, conversation, joined
 
 
-def answer(text: str, values: dict[str, Any] | None = None, fills: bool = False, most_calls: int | None = None,
-           **more: Any) -> MessageAnswer:
+def answer(
+    text: str, values: dict[str, Any] | None = None, fills: bool = False, most_calls: int | None = None, **more: Any
+) -> MessageAnswer:
     given = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}], **(values or {})}
-    return MessageAnswer(MessagesBody.model_validate(given), conversation(most_calls), Recorded(text, **more),
-                         fills=fills)
+    return MessageAnswer(
+        MessagesBody.model_validate(given), conversation(most_calls), Recorded(text, **more), fills=fills
+    )
 
 
 def streamed(body: bytes) -> tuple[anthropic.types.Message, list[str]]:
     """The message and the events that the client makes of a stream."""
-    transport = httpx2.MockTransport(lambda request: httpx2.Response(
-        200, headers={"content-type": "text/event-stream"}, content=body))
-    client = anthropic.Anthropic(base_url="http://local", api_key="k", max_retries=0,
-                                 http_client=httpx2.Client(transport=transport))
+    transport = httpx2.MockTransport(
+        lambda request: httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=body)
+    )
+    client = anthropic.Anthropic(
+        base_url="http://local", api_key="k", max_retries=0, http_client=httpx2.Client(transport=transport)
+    )
     with client.messages.stream(model="m", max_tokens=50, messages=[{"role": "user", "content": "Hi"}]) as stream:
         kinds: list[str] = [event.type for event in stream]
         return stream.get_final_message(), kinds
@@ -40,14 +44,15 @@ def plain(content: list[Any]) -> list[dict[str, Any]]:
 
 
 def without_ids(content: list[Any]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in part.items() if key != "id" and value is not None}
-            for part in plain(content)]
+    return [{key: value for key, value in part.items() if key != "id" and value is not None} for part in plain(content)]
 
 
-EXPECTED = [{"type": "thinking", "thinking": "Look it up.\n", "signature": ""},
-            {"type": "text", "text": "One moment.\n"},
-            {"type": "tool_use", "name": "weather", "input": {"city": "Bern"}},
-            {"type": "tool_use", "name": "weather", "input": {"city": "Genf"}}]
+EXPECTED = [
+    {"type": "thinking", "thinking": "Look it up.\n", "signature": ""},
+    {"type": "text", "text": "One moment.\n"},
+    {"type": "tool_use", "name": "weather", "input": {"city": "Bern"}},
+    {"type": "tool_use", "name": "weather", "input": {"city": "Genf"}},
+]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -72,12 +77,15 @@ def test_usage_tells_what_was_cached_and_thought() -> None:
     assert (message.usage.input_tokens, message.usage.output_tokens) == (6, 3)
 
 
-@pytest.mark.parametrize(("values", "more", "expected"), [
-    ({}, {"finish_reason": "stop"}, ("end_turn", None)),
-    ({}, {"finish_reason": "length"}, ("max_tokens", None)),
-    ({}, {"finish_reason": "length", "fills": True}, ("model_context_window_exceeded", None)),
-    ({}, {"finish_reason": "stop", "stop_reason": "END"}, ("stop_sequence", "END")),
-])
+@pytest.mark.parametrize(
+    ("values", "more", "expected"),
+    [
+        ({}, {"finish_reason": "stop"}, ("end_turn", None)),
+        ({}, {"finish_reason": "length"}, ("max_tokens", None)),
+        ({}, {"finish_reason": "length", "fills": True}, ("model_context_window_exceeded", None)),
+        ({}, {"finish_reason": "stop", "stop_reason": "END"}, ("stop_sequence", "END")),
+    ],
+)
 def test_stop_reasons(values: dict[str, Any], more: dict[str, Any], expected: tuple[str, str | None]) -> None:
     whole = asyncio.run(answer("Hi", values, **more).whole())
     assert (whole["stop_reason"], whole["stop_sequence"]) == expected
@@ -97,7 +105,7 @@ def test_thinking_can_be_left_out() -> None:
 
 
 def test_arguments_that_were_cut_off() -> None:
-    cut = THOUGHT_AND_CALLS[:THOUGHT_AND_CALLS.index("ern")]
+    cut = THOUGHT_AND_CALLS[: THOUGHT_AND_CALLS.index("ern")]
     content = asyncio.run(answer(cut, finish_reason="length").whole())["content"]
     assert content[-1]["input"] == {"city": "B"}
 
@@ -107,12 +115,13 @@ def test_nothing_is_said_with_max_tokens_0() -> None:
     assert (whole["content"], whole["usage"]["output_tokens"], whole["stop_reason"]) == ([], 0, "max_tokens")
 
 
-@pytest.mark.parametrize(("status", "kind"), [(429, "rate_limit_error"), (503, "overloaded_error"),
-                                              (408, "timeout_error"), (500, "api_error")])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(429, "rate_limit_error"), (503, "overloaded_error"), (408, "timeout_error"), (500, "api_error")],
+)
 def test_a_failure_in_a_stream_is_an_error_of_the_client(status: int, kind: str) -> None:
     begun = asyncio.run(joined(answer("Hi").events())).split(b"event: content_block_stop")[0]
     told = failure(ApiError(status, "it broke"), "req_1")
     with pytest.raises(anthropic.APIStatusError) as caught:
         streamed(begun + sse.named_event("error", told))
-    assert caught.value.body == {"type": "error", "error": {"type": kind, "message": "it broke"},
-                                 "request_id": "req_1"}
+    assert caught.value.body == {"type": "error", "error": {"type": kind, "message": "it broke"}, "request_id": "req_1"}

@@ -44,11 +44,11 @@ def test_polled(client: openai.OpenAI, keeping: RunningServer) -> None:
     response = ended(client, made.id)
     waited_for = client.responses.create(**asked)
     assert response.output_text == waited_for.output_text and response.status == waited_for.status
-    assert response.usage.output_tokens == waited_for.usage.output_tokens       # type: ignore[union-attr]
+    assert response.usage.output_tokens == waited_for.usage.output_tokens  # type: ignore[union-attr]
     assert response.background and not waited_for.background
     following = client.responses.create(model="tiny", input="And?", previous_response_id=made.id, max_output_tokens=1)
     assert following.previous_response_id == made.id
-    assert client.responses.cancel(made.id).status == response.status           # nothing is left to cancel
+    assert client.responses.cancel(made.id).status == response.status  # nothing is left to cancel
     with pytest.raises(openai.BadRequestError, match="background"):
         client.responses.cancel(waited_for.id)
     with pytest.raises(openai.BadRequestError, match="stream=true"):
@@ -62,17 +62,17 @@ def test_a_stream_is_taken_up_again(client: openai.OpenAI) -> None:
         first.append(event)
         if len(first) == 6:
             break
-    stream.close()                                      # the client leaves
-    id = first[0].response.id                           # type: ignore[union-attr]
+    stream.close()  # the client leaves
+    id = first[0].response.id  # type: ignore[union-attr]
     assert [event.type for event in first[:3]] == ["response.created", "response.queued", "response.in_progress"]
     assert [event.sequence_number for event in first] == list(range(6))
     rest = list(client.responses.retrieve(id, stream=True, starting_after=first[-1].sequence_number))
     assert [event.sequence_number for event in rest] == list(range(6, 6 + len(rest)))
-    last = rest[-1].response                            # type: ignore[union-attr]
+    last = rest[-1].response  # type: ignore[union-attr]
     assert last.status in ("completed", "incomplete") and last.usage is not None
     text = "".join(event.delta for event in (*first, *rest) if event.type == "response.output_text.delta")
     assert text == last.output_text == client.responses.retrieve(id).output_text
-    again = list(client.responses.retrieve(id, stream=True))            # it has ended, and is kept
+    again = list(client.responses.retrieve(id, stream=True))  # it has ended, and is kept
     assert [event.type for event in again] == [event.type for event in (*first, *rest)]
     assert list(client.responses.retrieve(id, stream=True, starting_after=10**6)) == []
 
@@ -85,11 +85,12 @@ def test_cancelled(client: openai.OpenAI, keeping: RunningServer) -> None:
         client.responses.create(model="tiny", input="x", previous_response_id=running.id)
     response = client.responses.cancel(running.id)
     assert response.status == "cancelled" and client.responses.retrieve(running.id).status == "cancelled"
-    number = httpx.get(f"{keeping.url}/v1/responses/{running.id}?stream=true&starting_after=x",
-                       headers={"x-api-key": "one"})
+    number = httpx.get(
+        f"{keeping.url}/v1/responses/{running.id}?stream=true&starting_after=x", headers={"x-api-key": "one"}
+    )
     assert number.status_code == 400
-    assert client.responses.cancel(created.response.id).status == "cancelled"       # type: ignore[union-attr]
-    assert "response.completed" not in [event.type for event in followed]           # who follows it sees its end
+    assert client.responses.cancel(created.response.id).status == "cancelled"  # type: ignore[union-attr]
+    assert "response.completed" not in [event.type for event in followed]  # who follows it sees its end
     deleted = client.responses.create(**LONG, background=True)
     client.responses.delete(deleted.id)
     with pytest.raises(openai.NotFoundError):
@@ -142,12 +143,18 @@ def test_bounds_and_ends() -> None:
     async def main() -> None:
         gate, store = asyncio.Event(), ResponseStore(most_bytes=1000)
         background = Background(store, max_running=3, max_log_bytes=150)
-        made = {id: Answer(id, chunks, gate) for id, chunks in (
-            ("a", [b"event: one\n\n" * 3]), ("b", [b"x" * 90 + b"\n\n", b"y" * 90 + b"\n\n"]), ("c", [b""]))}
-        running = {id: background.begin("t", answer, b"[]") for id, answer in made.items()}      # type: ignore[arg-type]
+        made = {
+            id: Answer(id, chunks, gate)
+            for id, chunks in (
+                ("a", [b"event: one\n\n" * 3]),
+                ("b", [b"x" * 90 + b"\n\n", b"y" * 90 + b"\n\n"]),
+                ("c", [b""]),
+            )
+        }
+        running = {id: background.begin("t", answer, b"[]") for id, answer in made.items()}  # type: ignore[arg-type]
         with pytest.raises(Busy, match="limit is 3"):
-            background.begin("t", extra := Answer("d", [], gate), b"[]")                     # type: ignore[arg-type]
-        assert extra.closed                                     # its tokens are not made for nobody
+            background.begin("t", extra := Answer("d", [], gate), b"[]")  # type: ignore[arg-type]
+        assert extra.closed  # its tokens are not made for nobody
         background.check_room("another")
         logs: dict[str, EventLog] = {id: one.log for id, one in running.items() if one.log is not None}
         followers = {id: asyncio.ensure_future(collect(log)) for id, log in logs.items()}
@@ -157,14 +164,14 @@ def test_bounds_and_ends() -> None:
         assert await followers["a"] == b"event: queued\n\n" + b"event: one\n\n" * 3
         assert b"the server is busy" in await followers["c"]
         with pytest.raises(ApiError, match="not kept"):
-            await followers["b"]                                # its events had no room; it went on without
+            await followers["b"]  # its events had no room; it went on without
         await asyncio.sleep(0)
         assert all(answer.closed for answer in made.values()) and background.find("t", "a") is None
         assert store.find("t", "a").events == (b"event: queued\n\n", *[b"event: one\n\n"] * 3)
         assert b"failed" in store.find("t", "c").response and store.find("t", "b").events == ()
         background.check_room("t")
 
-        hanging = background.begin("t", Answer("e", [b"x"], asyncio.Event()), b"[]")           # type: ignore[arg-type]
+        hanging = background.begin("t", Answer("e", [b"x"], asyncio.Event()), b"[]")  # type: ignore[arg-type]
         assert background.find("other", "e") is None
         await background.cancel(hanging)
         assert b"cancelled" in store.find("t", "e").response

@@ -28,8 +28,16 @@ def faulty(tiny_model: Path) -> Iterator[RunningServer]:
 
 
 def stories(count: int) -> list[dict[str, Any]]:
-    return [{"messages": [{"role": "user", "content": f"story {index}"}], "max_tokens": 300, "ignore_eos": True,
-             "return_token_ids": True, "seed": index} for index in range(count)]
+    return [
+        {
+            "messages": [{"role": "user", "content": f"story {index}"}],
+            "max_tokens": 300,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "seed": index,
+        }
+        for index in range(count)
+    ]
 
 
 def beside(server: RunningServer, token: int) -> tuple[list[Said], httpx.Response]:
@@ -40,8 +48,9 @@ def beside(server: RunningServer, token: int) -> tuple[list[Said], httpx.Respons
         while min(counts) < 3:
             await asyncio.sleep(0.005)
         async with httpx.AsyncClient(timeout=180) as client:
-            answers.append(await client.post(f"{server.url}/v1/completions", json={"prompt": [20, token, 21],
-                                                                                   "max_tokens": 4}))
+            answers.append(
+                await client.post(f"{server.url}/v1/completions", json={"prompt": [20, token, 21], "max_tokens": 4})
+            )
 
     said = asyncio.run(run_all(server.url, stories(6), ask))
     return said, answers[0]

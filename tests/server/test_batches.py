@@ -53,6 +53,7 @@ class Scripted:
 
 def answering(*prompts: str) -> Scripted:
     """Answers these, and no other ever."""
+
     async def answer(prompt: str) -> tuple[int, bytes]:
         if prompt not in prompts:
             await asyncio.Event().wait()
@@ -115,8 +116,15 @@ def test_a_batch_is_answered(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path)
         batches = await place.open(Scripted(answer))
-        state = await begin(batches, line("a"), "", line("bad"), line("b"), metadata={"k": "v"},
-                            output_expires_after={"anchor": "created_at", "seconds": 3600})
+        state = await begin(
+            batches,
+            line("a"),
+            "",
+            line("bad"),
+            line("b"),
+            metadata={"k": "v"},
+            output_expires_after={"anchor": "created_at", "seconds": 3600},
+        )
         assert state.as_json()["status"] == "validating" and state.as_json()["output_file_id"] is None
         await wait_for(state, "completed")
         told = state.as_json()
@@ -136,6 +144,7 @@ def test_a_batch_is_answered(tmp_path: Path) -> None:
 
 def test_no_line_twice_and_none_lost(tmp_path: Path) -> None:
     """A server that is killed at any line is followed by one that goes on; a half-written line is asked again."""
+
     async def main() -> None:
         place = Place(tmp_path)
         entries = [line(str(number)) for number in range(20)]
@@ -154,7 +163,7 @@ def test_no_line_twice_and_none_lost(tmp_path: Path) -> None:
             await asyncio.sleep(0.005)
         await batches.close()
         journal = next((tmp_path / "batches").glob("*.answers"))
-        journal.write_bytes(journal.read_bytes()[:-10])                 # as a kill in the middle of a write leaves it
+        journal.write_bytes(journal.read_bytes()[:-10])  # as a kill in the middle of a write leaves it
         again = Scripted()
         batches = await place.open(again)
         resumed = batches.find("", state.id)
@@ -164,7 +173,7 @@ def test_no_line_twice_and_none_lost(tmp_path: Path) -> None:
         assert len(again.asked) == 14 and resumed.as_json()["request_counts"]["completed"] == 20
         await settle(batches)
         await batches.close()
-        batches = await place.open(Scripted())                          # nothing is left to do
+        batches = await place.open(Scripted())  # nothing is left to do
         assert batches.find("", state.id).as_json() == resumed.as_json()
         assert batches.files.has(str(resumed.output_file_id)) and not list((tmp_path / "batches").glob("*.answers"))
         await batches.close()
@@ -258,7 +267,7 @@ def test_what_fails_in_sweeping_ends_nothing(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(room_module, "SWEEP_S", 0.0)
         monkeypatch.setattr(room_module, "LOOK_S", 0.005)
         await asyncio.sleep(0.6)
-        assert len(batches._tasks) == 1                     # who looks after them
+        assert len(batches._tasks) == 1  # who looks after them
         await batches.close()
 
     asyncio.run(main())
@@ -331,7 +340,11 @@ def test_input_is_checked_before_anything_is_asked(tmp_path: Path, monkeypatch: 
     assert codes(line("a"), "", line("b")) == []
     assert codes("") == [("empty_file", None)]
     assert codes(line("a"), line("a"), "{", line("b", "/v1/embeddings", input="x"), line("c", stream=True)) == [
-        ("duplicate_custom_id", 2), ("invalid_json_line", 3), ("mismatched_endpoint", 4), ("invalid_body", 5)]
+        ("duplicate_custom_id", 2),
+        ("invalid_json_line", 3),
+        ("mismatched_endpoint", 4),
+        ("invalid_body", 5),
+    ]
     assert codes(*(line(str(number)) for number in range(9))) == [("too_many_requests", 7)]
     assert codes(line("a", prompt="x" * 400)) == [("line_too_large", 1)]
 
@@ -400,8 +413,17 @@ def test_the_official_client_runs_one(keeping: RunningServer) -> None:
 
 @pytest.mark.slow
 def test_a_killed_server_is_followed_by_one_that_goes_on(tiny_model: Path, tmp_path: Path) -> None:
-    arguments = (str(tiny_model), "--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny",
-                 "--data-folder", str(tmp_path))
+    arguments = (
+        str(tiny_model),
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--served-model-name",
+        "tiny",
+        "--data-folder",
+        str(tmp_path),
+    )
     body: dict[str, Any] = {"prompt": [20, 21], "max_tokens": 200, "ignore_eos": True, "temperature": 1, "seed": 3}
     entries = [line(str(number), **body) for number in range(30)]
     with RunningServer(*arguments) as running:
@@ -409,12 +431,12 @@ def test_a_killed_server_is_followed_by_one_that_goes_on(tiny_model: Path, tmp_p
         uploaded = ours.files.create(file=("in.jsonl", "\n".join(entries).encode()), purpose="batch")
         made = ours.batches.create(input_file_id=uploaded.id, endpoint=TEXTS, completion_window="24h")
         end = time.monotonic() + 60
-        while ours.batches.retrieve(made.id).request_counts.completed < 3:      # type: ignore[union-attr]
+        while ours.batches.retrieve(made.id).request_counts.completed < 3:  # type: ignore[union-attr]
             assert time.monotonic() < end
             time.sleep(0.01)
         begun_s = time.monotonic()
         answer = httpx.post(f"{running.url}{TEXTS}", json={"prompt": [5], "max_tokens": 1}, timeout=30)
-        assert answer.status_code == 200 and time.monotonic() - begun_s < 5     # a client does not wait for the batch
+        assert answer.status_code == 200 and time.monotonic() - begun_s < 5  # a client does not wait for the batch
         running.stop(signal.SIGKILL)
     with RunningServer(*arguments) as running:
         batch = finished(client(running), made.id)
@@ -426,6 +448,7 @@ def test_a_killed_server_is_followed_by_one_that_goes_on(tiny_model: Path, tmp_p
 
 def test_batches_come_behind_clients() -> None:
     """Whatever priority a line asks for."""
+
     class Taken(Exception):
         pass
 
@@ -439,8 +462,16 @@ def test_batches_come_behind_clients() -> None:
     server = Server(ServerConfig(), None, None)  # type: ignore[arg-type]
     for client, least in ((Client("a"), -5), (Client("a", is_batch=True), BATCH_PRIORITY)):
         with pytest.raises(Taken) as caught:
-            asyncio.run(server.generate(Model(), client, SamplingBody.model_validate({"priority": -5}), [  # type: ignore[arg-type]
-                (SimpleNamespace(salt=""), None)]))                                    # type: ignore[list-item]
+            asyncio.run(
+                server.generate(
+                    Model(),
+                    client,
+                    SamplingBody.model_validate({"priority": -5}),
+                    [  # type: ignore[arg-type]
+                        (SimpleNamespace(salt=""), None)
+                    ],
+                )
+            )  # type: ignore[list-item]
         assert caught.value.args == (least,)
 
 

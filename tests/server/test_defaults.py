@@ -43,8 +43,14 @@ def test_info_and_the_banner_say_why(server: RunningServer) -> None:
 
 
 def test_overrides_and_limits_hold_for_every_route(tiny_model: Path) -> None:
-    options = ["--load-format", "dummy", "--threads", "1", "--override-generation-config",
-               '{"max_new_tokens": 5, "top_k": 7}']
+    options = [
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--override-generation-config",
+        '{"max_new_tokens": 5, "top_k": 7}',
+    ]
     with RunningServer(str(tiny_model), *options) as server:
         defaults = told(server)
         assert defaults["top_k"] == (7, "override_generation_config") and defaults["max_tokens"][0] == 5

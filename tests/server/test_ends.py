@@ -38,14 +38,17 @@ def test_clients_that_leave_give_their_blocks_back(server: RunningServer) -> Non
             if index % 5:
                 return await listen(client, body)
             with pytest.raises(ConnectionAbortedError):
+
                 def leave(said: Said) -> None:
                     if said.num_chunks >= 3:
                         raise ConnectionAbortedError
+
                 await listen(client, body, leave)
             return None
 
-        async with httpx.AsyncClient(base_url=server.url, timeout=120,
-                                     limits=httpx.Limits(max_connections=None)) as client:
+        async with httpx.AsyncClient(
+            base_url=server.url, timeout=120, limits=httpx.Limits(max_connections=None)
+        ) as client:
             return list(await asyncio.gather(*(one(client, i, body) for i, body in enumerate(bodies))))
 
     before = settled(server)
@@ -59,13 +62,15 @@ def test_clients_that_leave_give_their_blocks_back(server: RunningServer) -> Non
 def test_left_while_waiting_for_a_whole_answer(server: RunningServer) -> None:
     before = settled(server)["num_aborted"]
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", timeout=0.5,
-                   json={"prompt": "Once", "max_tokens": 1500, "ignore_eos": True})
+        httpx.post(
+            f"{server.url}/v1/completions", timeout=0.5, json={"prompt": "Once", "max_tokens": 1500, "ignore_eos": True}
+        )
     assert settled(server, before + 1)["num_aborted"] == before + 1
 
 
 def test_sigterm_lets_answers_finish() -> None:
     with RunningServer("smollm2", "--max-model-len", "2048") as server:
+
         async def stop(counts: list[int]) -> None:
             while sum(count > 3 for count in counts) < 4:
                 await asyncio.sleep(0.01)
@@ -83,6 +88,7 @@ def test_sigterm_lets_answers_finish() -> None:
 
 def test_answers_that_take_too_long_end_with_an_error() -> None:
     with RunningServer("smollm2", "--shutdown-timeout", "0.5") as server:
+
         async def stop(counts: list[int]) -> None:
             while min(counts) < 3:
                 await asyncio.sleep(0.01)
@@ -114,8 +120,11 @@ def test_taken_port_is_a_clear_error(tiny_model: object) -> None:
         import subprocess
         import sys
 
-        ran = subprocess.run([sys.executable, "-m", "penstock", "serve", str(tiny_model), "--port", str(port)],
-                             capture_output=True, text=True)
+        ran = subprocess.run(
+            [sys.executable, "-m", "penstock", "serve", str(tiny_model), "--port", str(port)],
+            capture_output=True,
+            text=True,
+        )
         assert ran.returncode == 1 and f"port {port}" in ran.stderr and "--port" in ran.stderr
 
 
@@ -123,6 +132,10 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     import subprocess
     import sys
 
-    ran = subprocess.run([sys.executable, "-m", "penstock", "serve", "/no/such/model", "--port", "0"],
-                         capture_output=True, text=True, timeout=240)
+    ran = subprocess.run(
+        [sys.executable, "-m", "penstock", "serve", "/no/such/model", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert ran.returncode == 1 and "/no/such/model" in ran.stderr and "Traceback" not in ran.stderr

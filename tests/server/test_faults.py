@@ -40,6 +40,7 @@ def test_killed_engine_loses_no_token(server: RunningServer, undisturbed: list[S
 
 def test_stopped_engine_is_not_ready_then_replaced(undisturbed: list[Said]) -> None:
     with RunningServer("smollm2", "--max-model-len", "2048", "--hang-timeout", "3") as server:
+
         async def stop(counts: list[int]) -> None:
             while sum(count > 5 for count in counts) < 4:
                 await asyncio.sleep(0.01)
@@ -48,7 +49,7 @@ def test_stopped_engine_is_not_ready_then_replaced(undisturbed: list[Said]) -> N
             async with httpx.AsyncClient() as client:
                 while (await client.get(f"{server.url}/health/ready")).status_code == 200:
                     await asyncio.sleep(0.05)
-                assert time.monotonic() - begin < 2.5       # two heartbeats of a second, and the asking
+                assert time.monotonic() - begin < 2.5  # two heartbeats of a second, and the asking
                 assert (await client.get(f"{server.url}/health/live")).status_code == 200
                 while (await client.get(f"{server.url}/health/ready")).status_code == 503:
                     await asyncio.sleep(0.05)

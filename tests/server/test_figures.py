@@ -17,23 +17,29 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 @pytest.fixture(scope="module")
 def used(tiny_model: Path) -> Iterator[RunningServer]:
-    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--served-model-name",
-                       "tiny") as running:
+    with RunningServer(
+        str(tiny_model), "--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny"
+    ) as running:
         for _ in range(2):
-            httpx.post(f"{running.url}/v1/completions", json={"prompt": list(range(20, 60)), "max_tokens": 8,
-                                                              "ignore_eos": True})
+            httpx.post(
+                f"{running.url}/v1/completions",
+                json={"prompt": list(range(20, 60)), "max_tokens": 8, "ignore_eos": True},
+            )
         yield running
 
 
 def samples(page: str) -> dict[str, float]:
-    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in page.splitlines()
-            if line and not line.startswith("#")}
+    return {
+        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+        for line in page.splitlines()
+        if line and not line.startswith("#")
+    }
 
 
 def test_metrics_count(used: RunningServer) -> None:
     import time
 
-    time.sleep(1.5)             # the engine tells its figures once a second
+    time.sleep(1.5)  # the engine tells its figures once a second
     found = samples(httpx.get(f"{used.url}/metrics").text)
     assert found['penstock:generation_tokens_total{model_name="tiny"}'] == 16
     assert found['penstock:prompt_tokens_total{model_name="tiny"}'] == 80
@@ -44,8 +50,9 @@ def test_metrics_count(used: RunningServer) -> None:
 
 
 def test_series_are_there_before_the_first_request(tiny_model: Path) -> None:
-    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--served-model-name",
-                       "tiny") as running:
+    with RunningServer(
+        str(tiny_model), "--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny"
+    ) as running:
         found = samples(httpx.get(f"{running.url}/metrics").text)
     assert found['penstock:inter_token_latency_seconds_count{model_name="tiny"}'] == 0
 
@@ -89,23 +96,38 @@ def test_json_log(tiny_model: Path) -> None:
 
 
 def test_config_file(tiny_model: Path, tmp_path: Path) -> None:
-    for name, text in (("a.yaml", f"model: {tiny_model}\nload-format: dummy\nthreads: 1\nserved-model-name: filed\n"),
-                       ("b.toml", f'model = "{tiny_model}"\nload_format = "dummy"\nthreads = 1\n'
-                                  'served_model_name = "filed"\n')):
+    for name, text in (
+        ("a.yaml", f"model: {tiny_model}\nload-format: dummy\nthreads: 1\nserved-model-name: filed\n"),
+        ("b.toml", f'model = "{tiny_model}"\nload_format = "dummy"\nthreads = 1\nserved_model_name = "filed"\n'),
+    ):
         (tmp_path / name).write_text(text)
         with RunningServer("--config", str(tmp_path / name)) as running:
             assert httpx.get(f"{running.url}/v1/models").json()["data"][0]["id"] == "filed"
 
 
 def test_idle_models_make_room(tiny_model: Path) -> None:
-    arguments = ("--model", f"second={tiny_model}", "--model", f"third={tiny_model}", "--load-format", "dummy",
-                 "--threads", "1", "--served-model-name", "first", "--kv-cache-tokens", "4096")
+    arguments = (
+        "--model",
+        f"second={tiny_model}",
+        "--model",
+        f"third={tiny_model}",
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--served-model-name",
+        "first",
+        "--kv-cache-tokens",
+        "4096",
+    )
     with RunningServer(str(tiny_model), *arguments) as running:
         cache = httpx.get(f"{running.url}/info").json()["models"][0]["kv_cache_bytes"]
     with RunningServer(str(tiny_model), *arguments, "--memory-budget-gb", str(2.5 * cache / 2**30)) as running:
+
         def ask(model: str) -> int:
-            return httpx.post(f"{running.url}/v1/completions", timeout=120, json={
-                "model": model, "prompt": [20, 21], "max_tokens": 2}).status_code
+            return httpx.post(
+                f"{running.url}/v1/completions", timeout=120, json={"model": model, "prompt": [20, 21], "max_tokens": 2}
+            ).status_code
 
         assert ask("second") == 200 and ask("third") == 200
         loaded = {one["id"]: one["loaded"] for one in httpx.get(f"{running.url}/v1/models").json()["data"]}
@@ -121,14 +143,29 @@ def test_parsers_that_may_be_named_exist() -> None:
 
 
 def test_several_models(tiny_model: Path, tmp_path: Path) -> None:
-    with RunningServer(str(tiny_model), "--model", f"second={tiny_model}", "--load-format", "dummy", "--threads", "1",
-                       "--served-model-name", "first", "--keep-alive", "1") as running:
+    with RunningServer(
+        str(tiny_model),
+        "--model",
+        f"second={tiny_model}",
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--served-model-name",
+        "first",
+        "--keep-alive",
+        "1",
+    ) as running:
+
         def loaded() -> dict[str, bool]:
             return {one["id"]: one["loaded"] for one in httpx.get(f"{running.url}/v1/models").json()["data"]}
 
         assert loaded() == {"first": True, "second": False}
-        answer = httpx.post(f"{running.url}/v1/completions", timeout=120,
-                            json={"model": "second", "prompt": [20, 21], "max_tokens": 2, "temperature": 0})
+        answer = httpx.post(
+            f"{running.url}/v1/completions",
+            timeout=120,
+            json={"model": "second", "prompt": [20, 21], "max_tokens": 2, "temperature": 0},
+        )
         assert answer.status_code == 200 and answer.json()["model"] == "second"
         assert loaded()["second"]
         import time
@@ -137,6 +174,9 @@ def test_several_models(tiny_model: Path, tmp_path: Path) -> None:
         while loaded()["second"] and time.monotonic() < end:
             time.sleep(0.2)
         assert loaded() == {"first": True, "second": False}
-        again = httpx.post(f"{running.url}/v1/completions", timeout=120, json={
-            "model": "second", "prompt": [20, 21], "max_tokens": 2, "temperature": 0})
+        again = httpx.post(
+            f"{running.url}/v1/completions",
+            timeout=120,
+            json={"model": "second", "prompt": [20, 21], "max_tokens": 2, "temperature": 0},
+        )
         assert again.json()["choices"] == answer.json()["choices"]

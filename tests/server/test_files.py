@@ -46,10 +46,15 @@ def test_a_file_comes_back_as_it_was(keeping: RunningServer) -> None:
 
 def test_lists_come_in_pages(keeping: RunningServer) -> None:
     openai_client = client(keeping)
-    ids = [openai_client.files.create(file=(f"{number}.jsonl", b"x"), purpose="batch",
-                                      expires_after={"anchor": "created_at", "seconds": 3600 + number}).id
-           for number in range(3)]
-    assert {file.id for file in openai_client.files.list(limit=2)} >= set(ids)     # the client asks for all pages
+    ids = [
+        openai_client.files.create(
+            file=(f"{number}.jsonl", b"x"),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": 3600 + number},
+        ).id
+        for number in range(3)
+    ]
+    assert {file.id for file in openai_client.files.list(limit=2)} >= set(ids)  # the client asks for all pages
     assert [file.id for file in openai_client.files.list(purpose="batch_output")] == []
     one = openai_client.files.retrieve(ids[1])
     assert one.expires_at == one.created_at + 3601
@@ -69,7 +74,7 @@ def test_pages_follow_each_other() -> None:
     def page(**asked: str) -> dict[str, Any]:
         return page_of("01234", tell, asked, 10, 10, id_of=str)
 
-    assert [one["id"] for one in page(limit="2")["data"]] == ["4", "3"] == told     # nothing else is made ready
+    assert [one["id"] for one in page(limit="2")["data"]] == ["4", "3"] == told  # nothing else is made ready
     last = page(limit="2", after="1", order="asc")
     assert [one["id"] for one in last["data"]] == ["2", "3"] and last["has_more"]
     assert not page(after="2", order="asc")["has_more"]
@@ -86,17 +91,21 @@ def test_tenants_see_their_own(keeping: RunningServer) -> None:
     client(keeping).files.delete(made.id)
 
 
-@pytest.mark.parametrize("files, data, status, word", [
-    ({"file": ("a", b"x")}, {"purpose": "fine-tune"}, 400, "purpose"),
-    ({"file": ("a", b"x")}, {}, 400, "purpose"),
-    ({"file": ("a", b"")}, {"purpose": "batch"}, 400, "empty"),
-    ({"other": ("a", b"x")}, {"purpose": "batch"}, 400, "part 'file'"),
-    ({"file": ("a", b"x")}, {"purpose": "batch", "expires_after[seconds]": "1"}, 400, "3600"),
-    ({"file": ("a", b"x" * (5 << 20))}, {"purpose": "batch"}, 413, "--max-files-mb"),       # half of 8 MiB
-    ({"file": ("a", b"x" * (10 << 20))}, {"purpose": "batch"}, 413, "larger"),
-])
-def test_wrong_uploads_say_why(keeping: RunningServer, files: dict[str, object], data: dict[str, str], status: int,
-                               word: str) -> None:
+@pytest.mark.parametrize(
+    "files, data, status, word",
+    [
+        ({"file": ("a", b"x")}, {"purpose": "fine-tune"}, 400, "purpose"),
+        ({"file": ("a", b"x")}, {}, 400, "purpose"),
+        ({"file": ("a", b"")}, {"purpose": "batch"}, 400, "empty"),
+        ({"other": ("a", b"x")}, {"purpose": "batch"}, 400, "part 'file'"),
+        ({"file": ("a", b"x")}, {"purpose": "batch", "expires_after[seconds]": "1"}, 400, "3600"),
+        ({"file": ("a", b"x" * (5 << 20))}, {"purpose": "batch"}, 413, "--max-files-mb"),  # half of 8 MiB
+        ({"file": ("a", b"x" * (10 << 20))}, {"purpose": "batch"}, 413, "larger"),
+    ],
+)
+def test_wrong_uploads_say_why(
+    keeping: RunningServer, files: dict[str, object], data: dict[str, str], status: int, word: str
+) -> None:
     answer = httpx.post(f"{keeping.url}/v1/files", files=files, data=data, headers={"x-api-key": "one"})  # type: ignore[arg-type]
     assert answer.status_code == status and word in answer.json()["error"]["message"]
     assert client(keeping).files.list().data == []
@@ -104,24 +113,28 @@ def test_wrong_uploads_say_why(keeping: RunningServer, files: dict[str, object],
 
 def test_a_body_that_is_no_form(keeping: RunningServer) -> None:
     def post(body: bytes, kind: str) -> int:
-        return httpx.post(f"{keeping.url}/v1/files", content=body, headers={"x-api-key": "one", "content-type": kind},
-                          ).status_code
+        return httpx.post(
+            f"{keeping.url}/v1/files", content=body, headers={"x-api-key": "one", "content-type": kind}
+        ).status_code
 
     assert post(b"{}", "application/json") == 415
     assert post(b"x" * 10_000, FORM.decode()) == 400
-    assert post(part("file", b"x", "a"), FORM.decode()) == 400           # cut off
+    assert post(part("file", b"x", "a"), FORM.decode()) == 400  # cut off
 
 
-@pytest.mark.parametrize("body, word", [
-    (b"\r\n" * 10_000, "no part begins"),
-    (part("f", b"x") * (MAX_PARTS + 1), "parts"),
-    (part("purpose", b"x" * 5000), "bytes"),
-    (part("file", b"x", "a") + part("file", b"y", "b"), "one file"),
-    (b"--xyz\r\n" + b"A: b\r\n" * 9 + b"\r\n", "header count"),
-    (b"--xyz\r\nA: " + b"b" * 5000 + b"\r\n\r\n", "header size"),
-    (b"--xyz\r\nA: b\r\n\r\n", "no name"),
-    (part("file", b"\r\n--xyzx" * 10_000, "a"), "boundary"),
-])
+@pytest.mark.parametrize(
+    "body, word",
+    [
+        (b"\r\n" * 10_000, "no part begins"),
+        (part("f", b"x") * (MAX_PARTS + 1), "parts"),
+        (part("purpose", b"x" * 5000), "bytes"),
+        (part("file", b"x", "a") + part("file", b"y", "b"), "one file"),
+        (b"--xyz\r\n" + b"A: b\r\n" * 9 + b"\r\n", "header count"),
+        (b"--xyz\r\nA: " + b"b" * 5000 + b"\r\n\r\n", "header size"),
+        (b"--xyz\r\nA: b\r\n\r\n", "no name"),
+        (part("file", b"\r\n--xyzx" * 10_000, "a"), "boundary"),
+    ],
+)
 def test_hostile_forms(tmp_path: Path, body: bytes, word: str) -> None:
     store = FileStore(tmp_path, 1 << 20)
     upload = Upload(store, "", FORM)
@@ -129,7 +142,7 @@ def test_hostile_forms(tmp_path: Path, body: bytes, word: str) -> None:
         upload.feed(body)
     assert caught.value.status == 400
     upload.close()
-    store.reserve("", 1 << 20)                   # all room is free again
+    store.reserve("", 1 << 20)  # all room is free again
     assert list(tmp_path.iterdir()) == []
 
 
@@ -140,7 +153,7 @@ def test_a_form_in_any_pieces(tmp_path: Path, size: int) -> None:
     content = b"\r\n--xy \r\n-" * 200
     body = part("purpose", b"batch") + part("file", content, 'a\x1b"b') + b"--xyz--\r\n"
     for at in range(0, len(body), size):
-        upload.feed(body[at:at + size])
+        upload.feed(body[at : at + size])
     upload.finish()
     assert upload.fields == {"purpose": "batch"} and "\x1b" not in (upload.filename or "")
     assert store.path_of(upload.id).read_bytes() == content
@@ -165,14 +178,20 @@ def test_a_store_reads_back_what_is_whole(tmp_path: Path) -> None:
     store = open_store()
     assert [file.id for file in store.all_of("x")] == [first, second]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"{first}.data", f"{first}.json", f"{second}.data", f"{second}.json", "mine.data", "mine.json"]
+        f"{first}.data",
+        f"{first}.json",
+        f"{second}.data",
+        f"{second}.json",
+        "mine.data",
+        "mine.json",
+    ]
     with pytest.raises(ApiError, match="no room"):
-        store.reserve("x", 11)                  # of 100 bytes a tenant has half
+        store.reserve("x", 11)  # of 100 bytes a tenant has half
     store.pin(first)
     now[0] = 1015.0
     assert [file.id for file in store.all_of("x")] == [second]
     store.delete_expired()
-    assert store.path_of(first).exists()     # a batch reads it
+    assert store.path_of(first).exists()  # a batch reads it
     with pytest.raises(ApiError, match="batch"):
         store.pin(second)
         store.delete(store.find("x", second))
@@ -202,7 +221,7 @@ def test_one_server_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert folder == tmp_path / "home" / "data" / "8000"
         with data_folder(None, 8000, tmp_path / "other") as second:
             assert second == tmp_path / "other" / "data"
-    assert not folder.exists()                              # nothing was in it
+    assert not folder.exists()  # nothing was in it
     with data_folder(None, 0, tmp_path) as folder:
         assert folder == tmp_path / "data"
     with pytest.raises(InvalidConfig, match="--data-folder"), data_folder("/proc/none", 8000, tmp_path):
@@ -211,9 +230,17 @@ def test_one_server_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_large_files_take_no_memory_and_hold_nobody_up(tiny_model: Path, tmp_path: Path) -> None:
-    content = b"a line of some length, as they are in files\n" * (3 << 20)         # 132 MB
-    with CountedServer(tmp_path / "report", str(tiny_model), "--load-format", "dummy", "--threads", "1",
-                       "--data-folder", str(tmp_path / "data")) as running:
+    content = b"a line of some length, as they are in files\n" * (3 << 20)  # 132 MB
+    with CountedServer(
+        tmp_path / "report",
+        str(tiny_model),
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--data-folder",
+        str(tmp_path / "data"),
+    ) as running:
         ours = client(running)
         ours.files.create(file=("a", b"x"), purpose="batch")
         running.forget()

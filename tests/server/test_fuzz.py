@@ -24,16 +24,23 @@ POOLING = ("/v1/embeddings", "/rerank")
 
 @pytest.fixture(scope="module")
 def tiny_server(tiny_model: Path) -> Iterator[RunningServer]:
-    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--max-model-len", "1024",
-                       "--max-body-mb", "4") as running:
+    with RunningServer(
+        str(tiny_model), "--load-format", "dummy", "--threads", "1", "--max-model-len", "1024", "--max-body-mb", "4"
+    ) as running:
         yield running
 
 
 def stories() -> list[dict[str, Any]]:
-    return [{"messages": [{"role": "user", "content": f"the dog ran after ball {index}"}], "max_tokens": 900,
-             "ignore_eos": True, "return_token_ids": True,
-             **({"temperature": 0} if index % 2 else {"temperature": 0.9, "seed": index, "top_p": 0.95})}
-            for index in range(NUM_STREAMS)]
+    return [
+        {
+            "messages": [{"role": "user", "content": f"the dog ran after ball {index}"}],
+            "max_tokens": 900,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **({"temperature": 0} if index % 2 else {"temperature": 0.9, "seed": index, "top_p": 0.95}),
+        }
+        for index in range(NUM_STREAMS)
+    ]
 
 
 async def send_all(url: str, bodies: Iterator[tuple[str, bytes]], statuses: Counter[int]) -> None:
@@ -89,8 +96,10 @@ def ids(server: RunningServer, text: str) -> list[int]:
 
 
 def test_constraints_that_leave_no_token_are_the_requests_fault(tiny_server: RunningServer) -> None:
-    answer = httpx.post(f"{tiny_server.url}/v1/completions", json={
-        "prompt": "a", "max_tokens": 20, "guided_regex": "[xy]+", "allowed_token_ids": ids(tiny_server, "q")})
+    answer = httpx.post(
+        f"{tiny_server.url}/v1/completions",
+        json={"prompt": "a", "max_tokens": 20, "guided_regex": "[xy]+", "allowed_token_ids": ids(tiny_server, "q")},
+    )
     check_answer("/v1/completions", answer)
     assert answer.status_code == 400 and "leave no token" in answer.json()["error"]["message"]
 
@@ -99,9 +108,20 @@ def test_an_answer_that_fails_ends_its_siblings(tiny_server: RunningServer) -> N
     """Those that begin with b cannot go on; those that begin with a would run for 600 tokens."""
     before = tiny_server.stats()["num_aborted"]
     letters = [ids(tiny_server, letter)[0] for letter in "ab"]
-    answer = httpx.post(f"{tiny_server.url}/v1/completions", timeout=240, json={
-        "prompt": "a", "max_tokens": 700, "guided_regex": "a[ab]{600}|bc", "allowed_token_ids": letters, "n": 16,
-        "temperature": 2, "logit_bias": {str(id): 100 for id in letters}, "seed": 1})
+    answer = httpx.post(
+        f"{tiny_server.url}/v1/completions",
+        timeout=240,
+        json={
+            "prompt": "a",
+            "max_tokens": 700,
+            "guided_regex": "a[ab]{600}|bc",
+            "allowed_token_ids": letters,
+            "n": 16,
+            "temperature": 2,
+            "logit_bias": {str(id): 100 for id in letters},
+            "seed": 1,
+        },
+    )
     assert answer.status_code == 400, answer.text
     end = time.monotonic() + 15
     while tiny_server.stats()["num_aborted"] == before and time.monotonic() < end:

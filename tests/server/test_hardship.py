@@ -21,15 +21,19 @@ from tests.server.streams import chats, run_all
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
-REFERENCES = {"$ref": "#/$defs/d0", "$defs": {
-    **{f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(10_000)},
-    "d10000": {"type": "string"}}}
+REFERENCES = {
+    "$ref": "#/$defs/d0",
+    "$defs": {
+        **{f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(10_000)},
+        "d10000": {"type": "string"},
+    },
+}
 NASTY: dict[str, Any] = {
     "regex bomb": {"regex": "((a{0,1000}){0,1000}){0,1000}b"},
     "regex of alternatives": {"regex": "(" + "|".join("a" * i for i in range(1, 400)) + "){1,200}"},
     "10,000 references": {"json": REFERENCES},
     "deep schema": {"json": json.loads('{"type":"array","items":' * 150 + "{}" + "}" * 150)},
-    "endless rule": {"grammar": "start: a\na: a a | \"x\""},
+    "endless rule": {"grammar": 'start: a\na: a a | "x"'},
     "many choices": {"choice": [f"choice number {i}" for i in range(5_000)]},
 }
 
@@ -64,9 +68,23 @@ def test_full_disk(tiny_model: Path, tmp_path: Path) -> None:
     home.write_text("a file where a folder should be")
     port = free_port()
     with open("/dev/full", "wb") as full:
-        process = subprocess.Popen([sys.executable, "-m", "penstock", "serve", str(tiny_model), "--load-format",
-                                    "dummy", "--threads", "1", "--port", str(port)], stderr=full,
-                                   env={**os.environ, "PENSTOCK_HOME": str(home)})
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "penstock",
+                "serve",
+                str(tiny_model),
+                "--load-format",
+                "dummy",
+                "--threads",
+                "1",
+                "--port",
+                str(port),
+            ],
+            stderr=full,
+            env={**os.environ, "PENSTOCK_HOME": str(home)},
+        )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             wait_ready(process, client)
@@ -81,11 +99,45 @@ def test_full_disk(tiny_model: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
 def test_https(tiny_model: Path, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out",
-                    str(certificate), "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
-                   check=True, capture_output=True)
-    arguments = [sys.executable, "-m", "penstock", "serve", str(tiny_model), "--load-format", "dummy", "--threads", "1",
-                 "--port", "0", "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            str(key),
+            "-out",
+            str(certificate),
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    arguments = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "serve",
+        str(tiny_model),
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--port",
+        "0",
+        "--ssl-certfile",
+        str(certificate),
+        "--ssl-keyfile",
+        str(key),
+    ]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -108,8 +160,11 @@ def test_chat_and_embedding_models_side_by_side() -> None:
             return sum(a * b for a, b in zip(one, two))
 
         assert len(first) == 384 and dot(first, second) > dot(first, third) + 0.2
-        ranked = httpx.post(f"{running.url}/rerank", timeout=240, json={
-            "model": "embed", "query": "dogs", "documents": ["Stocks fell today.", "A puppy plays outside."]}).json()
+        ranked = httpx.post(
+            f"{running.url}/rerank",
+            timeout=240,
+            json={"model": "embed", "query": "dogs", "documents": ["Stocks fell today.", "A puppy plays outside."]},
+        ).json()
         assert [one["index"] for one in ranked["results"]] == [1, 0]
         chat = httpx.post(running.url + CHAT, json={"model": "smollm2", "messages": HI, "max_tokens": 4}, timeout=240)
         assert chat.status_code == 200

@@ -18,8 +18,10 @@ from tests.llm import tiny
 from tests.server.running import RunningServer
 
 MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]
-TEMPLATE = ("{% if tools %}{{ tools }}{% endif %}{% for message in messages %}<end>[{{ message.role }}]"
-            "{{ message.content }}{% endfor %}<tool_call>")
+TEMPLATE = (
+    "{% if tools %}{{ tools }}{% endif %}{% for message in messages %}<end>[{{ message.role }}]"
+    "{{ message.content }}{% endfor %}<tool_call>"
+)
 FEW = {"temperature": 0, "max_tokens": 4}
 
 
@@ -39,8 +41,17 @@ def coder(tmp_path_factory: pytest.TempPathFactory, template: Path) -> Iterator[
     made = tiny.Tokenizer.from_file(str(folder / "tokenizer.json"))
     made.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     made.save(str(folder / "tokenizer.json"))
-    with RunningServer(str(folder), "--load-format", "dummy", "--threads", "1", "--served-model-name", "coder",
-                       "--chat-template", str(template)) as running:
+    with RunningServer(
+        str(folder),
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--served-model-name",
+        "coder",
+        "--chat-template",
+        str(template),
+    ) as running:
         yield running
 
 
@@ -69,12 +80,15 @@ def test_what_the_texts_spell_is_text(coder: RunningServer) -> None:
     assert marks == [300, 301, 302]
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    ({"prompt": [1, 2], "suffix": "x"}, "suffix needs a prompt that is a text"),
-    ({"prompt": "a", "suffix": "x", "echo": True}, "echo is not supported with a suffix"),
-    ({"prompt": ["a"] * 65, "suffix": "x"}, "the limit is 64"),
-    ({"prompt": "cat " * 100, "suffix": "mat " * 200, "max_tokens": 1}, "tokens"),
-])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": [1, 2], "suffix": "x"}, "suffix needs a prompt that is a text"),
+        ({"prompt": "a", "suffix": "x", "echo": True}, "echo is not supported with a suffix"),
+        ({"prompt": ["a"] * 65, "suffix": "x"}, "the limit is 64"),
+        ({"prompt": "cat " * 100, "suffix": "mat " * 200, "max_tokens": 1}, "tokens"),
+    ],
+)
 def test_completions_refuse(coder: RunningServer, body: dict[str, Any], words: str) -> None:
     answer = post(coder, "/v1/completions", **body)
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
@@ -90,8 +104,9 @@ def test_completions_cut_what_is_far_from_the_gap(coder: RunningServer) -> None:
 
 def test_ollama_inserts(coder: RunningServer) -> None:
     options = {"temperature": 0, "num_predict": 4}
-    answer = post(coder, "/api/generate", model="coder", prompt="the cat", suffix="the mat", stream=False,
-                  options=options).json()
+    answer = post(
+        coder, "/api/generate", model="coder", prompt="the cat", suffix="the mat", stream=False, options=options
+    ).json()
     raw = "<|fim_prefix|>the cat<|fim_suffix|>the mat<|fim_middle|>"
     same = post(coder, "/api/generate", model="coder", prompt=raw, raw=True, stream=False, options=options).json()
     assert answer["response"] == same["response"] and answer["prompt_eval_count"] == same["prompt_eval_count"]
@@ -124,7 +139,8 @@ def test_infill_reads_other_files_and_keeps_the_nearest(coder: RunningServer) ->
     files = [{"filename": "one.py", "text": "one", "time": 7}, {"text": "two"}]
     assert prompt_of(coder, input_prefix="a", input_suffix="b", input_extra=files) == (
         "<|repo_name|>myproject\n<|file_sep|>one.py\none<|file_sep|>tmp\ntwo<|file_sep|>filename\n"
-        "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>")
+        "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
+    )
     files = [{"text": "x " * 500_000}]
     long = prompt_of(coder, input_prefix="1" * 10**6 + "BEFORE", input_suffix="AFTER " * 10**5, input_extra=files)
     assert "BEFORE<|fim_suffix|>AFTER " in long
@@ -132,28 +148,43 @@ def test_infill_reads_other_files_and_keeps_the_nearest(coder: RunningServer) ->
 
 def test_infill_warms_the_cache_without_a_word(coder: RunningServer) -> None:
     """As editors do before the first key is pressed."""
-    body = {"input_prefix": "warm " * 20, "input_suffix": "b", "n_predict": 0, "samplers": ["top_k", "top_p", "infill"],
-            "t_max_predict_ms": 1}
+    body = {
+        "input_prefix": "warm " * 20,
+        "input_suffix": "b",
+        "n_predict": 0,
+        "samplers": ["top_k", "top_p", "infill"],
+        "t_max_predict_ms": 1,
+    }
     answer = post(coder, "/infill", **body)
     assert answer.status_code == 200 and answer.json()["content"] == "" and answer.json()["tokens_predicted"] == 0
     assert post(coder, "/infill", **{**body, "n_predict": 1}).json()["timings"]["cache_n"] > 0
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    ({"input_prefix": "a"}, "input_suffix"), ({"input_prefix": "a", "input_suffix": "b", "n": 2}, "n=2"),
-    ({"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "x"}]}, "input_extra"),
-    ({"input_prefix": "a", "input_suffix": "b", "n_predict": -3}, "n_predict")])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"input_prefix": "a"}, "input_suffix"),
+        ({"input_prefix": "a", "input_suffix": "b", "n": 2}, "n=2"),
+        ({"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "x"}]}, "input_extra"),
+        ({"input_prefix": "a", "input_suffix": "b", "n_predict": -3}, "n_predict"),
+    ],
+)
 def test_infill_refuses(coder: RunningServer, body: dict[str, Any], words: str) -> None:
     answer = post(coder, "/infill", **body)
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("path", "body", "param"), [
-    ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
-    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
-    ("/api/generate", {"prompt": "a", "suffix": "b"}, None)])
-def test_a_model_without_the_tokens_says_so(server: RunningServer, path: str, body: dict[str, Any],
-                                            param: str | None) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, None),
+    ],
+)
+def test_a_model_without_the_tokens_says_so(
+    server: RunningServer, path: str, body: dict[str, Any], param: str | None
+) -> None:
     answer = post(server, path, **body)
     assert answer.status_code == 400 and "does not support insert" in answer.text
     assert param is None or answer.json()["error"]["param"] == param
@@ -176,8 +207,10 @@ def test_the_given_template_makes_it_a_chat_model(coder: RunningServer, template
 def test_a_wrong_template_ends_the_server_before_it_starts(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.jinja"
     wrong.write_text("{% if %}")
-    with pytest.raises(RuntimeError, match=r"is no Jinja template: line 1"), RunningServer(
-            "no/such-model", "--chat-template", str(wrong)):
+    with (
+        pytest.raises(RuntimeError, match=r"is no Jinja template: line 1"),
+        RunningServer("no/such-model", "--chat-template", str(wrong)),
+    ):
         pass
 
 

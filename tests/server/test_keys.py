@@ -19,8 +19,18 @@ ROUTES: dict[str, Sequence[tuple[Any, ...]]] = {"GET": READS, "POST": WRITES, "D
 
 @pytest.fixture(scope="module")
 def closed(tiny_model: Path) -> Iterator[RunningServer]:
-    arguments = ("--load-format", "dummy", "--threads", "1", "--api-key", "one", "--api-key", "two", "--admin-key",
-                 "root")
+    arguments = (
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--api-key",
+        "one",
+        "--api-key",
+        "two",
+        "--admin-key",
+        "root",
+    )
     with RunningServer(str(tiny_model), *arguments) as running:
         yield running
 
@@ -40,15 +50,17 @@ def test_every_route_is_closed_but_health_and_version(closed: RunningServer, pat
 
 def test_other_sites_pages_cannot_administer(closed: RunningServer) -> None:
     def status(origin: str) -> int:
-        return httpx.post(f"{closed.url}/admin/reset_prefix_cache", headers={"x-api-key": "root", "Origin": origin},
-                          ).status_code
+        return httpx.post(
+            f"{closed.url}/admin/reset_prefix_cache", headers={"x-api-key": "root", "Origin": origin}
+        ).status_code
 
     assert status("https://evil.example") == 403
     assert status(closed.url) == 200
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/health/../v1/models", "//v1/models", "/v1/models/", "/docs",
-                                  "/openapi.json"])
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/health/../v1/models", "//v1/models", "/v1/models/", "/docs", "/openapi.json"]
+)
 def test_other_paths_are_closed_too(closed: RunningServer, path: str) -> None:
     assert httpx.get(closed.url + path).status_code == 401
 
@@ -74,11 +86,25 @@ def test_tenants_share_no_prefix(closed: RunningServer) -> None:
 def test_declared_prefixes_are_shared(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "system.txt").write_text("You are a helpful assistant, and this is a long system prompt. " * 3)
     system = (tmp_path / "system.txt").read_text()
-    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--api-key", "one", "--api-key",
-                       "two", "--public-prefix", str(tmp_path / "system.txt")) as running:
+    with RunningServer(
+        str(tiny_model),
+        "--load-format",
+        "dummy",
+        "--threads",
+        "1",
+        "--api-key",
+        "one",
+        "--api-key",
+        "two",
+        "--public-prefix",
+        str(tmp_path / "system.txt"),
+    ) as running:
+
         def usage(key: str, question: str) -> tuple[int, int]:
-            body = {"messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
-                    "max_tokens": 1}
+            body = {
+                "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
+                "max_tokens": 1,
+            }
             answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, headers={"x-api-key": key}).json()
             return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["usage"]["prompt_tokens"]
 
@@ -86,7 +112,7 @@ def test_declared_prefixes_are_shared(tiny_model: Path, tmp_path: Path) -> None:
         assert usage("one", secret)[0] == 0
         own, total = usage("one", secret)
         shared, _ = usage("two", secret)
-        assert 0 < shared < own < total         # of the system prompt everything whole, of the question nothing
+        assert 0 < shared < own < total  # of the system prompt everything whole, of the question nothing
         assert usage("two", secret)[0] == own
 
 

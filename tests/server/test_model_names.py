@@ -46,8 +46,16 @@ def test_any_name() -> None:
     assert models.names_of(models.default) == ["a"]
 
 
-HARD_CODED = ("dummy", "tgi", "default", "local-model", "gpt-4o", "gpt-3.5-turbo", "claude-sonnet-4-5",
-              "text-embedding-3-small")
+HARD_CODED = (
+    "dummy",
+    "tgi",
+    "default",
+    "local-model",
+    "gpt-4o",
+    "gpt-3.5-turbo",
+    "claude-sonnet-4-5",
+    "text-embedding-3-small",
+)
 
 
 @pytest.mark.parametrize("name", HARD_CODED)

@@ -39,7 +39,9 @@ def warnings_of(texts: list[str], answer: Response = DONE) -> list[str]:
 
 def test_each_text_is_a_header() -> None:
     assert warnings_of(["num_gpu is ignored", 'say "so" \\ now']) == [
-        '299 penstock "num_gpu is ignored"', '299 penstock "say \\"so\\" \\\\ now"']
+        '299 penstock "num_gpu is ignored"',
+        '299 penstock "say \\"so\\" \\\\ now"',
+    ]
     assert warnings_of([]) == []
 
 

@@ -12,8 +12,14 @@ from tests.server.running import RunningServer
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = {"temperature": 0, "num_predict": 16}
 ANSWER = "The capital of France is Paris."
-FIGURES = {"total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count",
-           "eval_duration"}
+FIGURES = {
+    "total_duration",
+    "load_duration",
+    "prompt_eval_count",
+    "prompt_eval_duration",
+    "eval_count",
+    "eval_duration",
+}
 
 
 def post(server: RunningServer, path: str, **body: Any) -> httpx.Response:
@@ -47,16 +53,32 @@ def test_generate(server: RunningServer) -> None:
     assert whole["response"] == ANSWER
     streamed = lines(post(server, "/api/generate", prompt=ASK[0]["content"], options=GREEDY))
     assert "".join(line["response"] for line in streamed) == ANSWER
-    raw = post(server, "/api/generate", prompt="The capital of France is", raw=True, stream=False,
-               options={"temperature": 0, "num_predict": 2}).json()
+    raw = post(
+        server,
+        "/api/generate",
+        prompt="The capital of France is",
+        raw=True,
+        stream=False,
+        options={"temperature": 0, "num_predict": 2},
+    ).json()
     assert raw["response"] == " Paris." and raw["prompt_eval_count"] == 5 and raw["done_reason"] == "length"
 
 
 def test_format(server: RunningServer) -> None:
-    schema = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"],
-              "additionalProperties": False}
-    answer = post(server, "/api/chat", messages=[{"role": "user", "content": "How old is Ann?"}], format=schema,
-                  options={"temperature": 0, "num_predict": 24}, stream=False).json()
+    schema = {
+        "type": "object",
+        "properties": {"age": {"type": "integer", "maximum": 99}},
+        "required": ["age"],
+        "additionalProperties": False,
+    }
+    answer = post(
+        server,
+        "/api/chat",
+        messages=[{"role": "user", "content": "How old is Ann?"}],
+        format=schema,
+        options={"temperature": 0, "num_predict": 24},
+        stream=False,
+    ).json()
     assert isinstance(json.loads(answer["message"]["content"])["age"], int)
 
 
@@ -91,8 +113,10 @@ def test_refusals_are_ollamas(server: RunningServer) -> None:
         (400, "/api/chat", {"messages": ASK, "think": True}),
         (400, "/api/generate", {"prompt": "x", "suffix": "y"}),
         (400, "/api/embed", {"input": "x"}),
-        (400, "/api/pull", {"model": "/etc"}), (400, "/api/pull", {}),
-        (404, "/api/pull", {"model": "no such model"}), (404, "/api/nothing", {}),
+        (400, "/api/pull", {"model": "/etc"}),
+        (400, "/api/pull", {}),
+        (404, "/api/pull", {"model": "no such model"}),
+        (404, "/api/nothing", {}),
     ]
     for status, path, body in refused:
         answer = post(server, path, **body)

@@ -11,15 +11,17 @@ from penstock.server.ollama.answer import Clock, Head, OllamaAnswer
 from penstock.server.turn import Turn
 from penstock.types import SamplingParams, StreamDelta
 
-CALLS = ('Wait.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-         '<tool_call>{"name": "get", "arguments": {}}</tool_call>')
+CALLS = (
+    'Wait.<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    '<tool_call>{"name": "get", "arguments": {}}</tool_call>'
+)
 
 
 def said(text: str, finish_reason: str = "stop", **how: Any) -> list[dict[str, Any]]:
     """The messages that a text comes to when it arrives by four characters."""
     turn = Turn(Conversation(Encoded([1]), SamplingParams(), **how))
     answer = OllamaAnswer(Head("m", chats=True), turn, cast(Any, None), Clock(time.monotonic()), None)
-    pieces = [text[at:at + 4] for at in range(0, len(text), 4)]
+    pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
     items = [StreamDelta("r", 0, piece, (1,)) for piece in pieces] + [StreamDelta("r", 0, "", (2,), (), finish_reason)]
     return [found["message"] for item in items if (found := answer._said([item]))]
 
@@ -30,7 +32,7 @@ def test_calls_come_whole() -> None:
     calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
     assert calls == [{"name": "add", "arguments": {"a": 1}}, {"name": "get", "arguments": {}}]
     first = next(index for index, message in enumerate(messages) if "tool_calls" in message)
-    assert len(messages) - first == 2           # the first did not wait for the end
+    assert len(messages) - first == 2  # the first did not wait for the end
 
 
 def test_a_call_that_was_cut_off_is_none() -> None:

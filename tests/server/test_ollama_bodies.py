@@ -30,9 +30,22 @@ def refusal(kind: Any, **values: Any) -> str:
     return invalid_body(caught.value).message
 
 
-@pytest.mark.parametrize("given, meant", [(300, 300.0), (0, 0.0), ("5m", 300.0), ("1h30m", 5400.0), ("1.5h", 5400.0),
-                                          ("250ms", 0.25), ("0", 0.0), ("90", 90.0), (-1, math.inf), ("-1m", math.inf),
-                                          ("0s", 0.0)])
+@pytest.mark.parametrize(
+    "given, meant",
+    [
+        (300, 300.0),
+        (0, 0.0),
+        ("5m", 300.0),
+        ("1h30m", 5400.0),
+        ("1.5h", 5400.0),
+        ("250ms", 0.25),
+        ("0", 0.0),
+        ("90", 90.0),
+        (-1, math.inf),
+        ("-1m", math.inf),
+        ("0s", 0.0),
+    ],
+)
 def test_durations(given: float | str, meant: float) -> None:
     assert seconds(given) == pytest.approx(meant)
 
@@ -44,11 +57,33 @@ def test_what_is_no_duration(given: float | str) -> None:
 
 
 def test_options_under_the_cores_names() -> None:
-    asked = options(temperature=0.5, top_k=40, top_p=0.9, min_p=0.1, typical_p=0.7, seed=7, stop=["a"],
-                    repeat_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3, num_ctx=4096, mirostat=2)
+    asked = options(
+        temperature=0.5,
+        top_k=40,
+        top_p=0.9,
+        min_p=0.1,
+        typical_p=0.7,
+        seed=7,
+        stop=["a"],
+        repeat_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        num_ctx=4096,
+        mirostat=2,
+    )
     assert asked.sampling() == {
-        "temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.7, "seed": 7, "stop": ["a"],
-        "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3, "mirostat": 2}
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "typical_p": 0.7,
+        "seed": 7,
+        "stop": ["a"],
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "mirostat": 2,
+    }
     assert ChatBody.model_validate({**asked.sampling(), "messages": HI}).repetition_penalty == 1.1
 
 
@@ -64,15 +99,17 @@ def test_options_without_effect_are_told() -> None:
     assert options(num_ctx=8192).notices(4096)[0].startswith("num_ctx=8192 is without effect: this model has 4096 ")
 
 
-@pytest.mark.parametrize("num_predict, meant", [(None, None), (-1, None), (-2, None), (0, None), (5, 5), (100, 100),
-                                                (101, None)])
+@pytest.mark.parametrize(
+    "num_predict, meant", [(None, None), (-1, None), (-2, None), (0, None), (5, 5), (100, 100), (101, None)]
+)
 def test_an_answer_ends_where_there_is_no_room(num_predict: int | None, meant: int | None) -> None:
     assert options(num_predict=num_predict).max_tokens(100) == meant
 
 
 def test_refusals_name_the_field() -> None:
     assert refusal(OllamaChat, messages=HI, options={"temprature": 1}) == (
-        "unknown parameter: 'options.temprature': did you mean 'temperature'?")
+        "unknown parameter: 'options.temprature': did you mean 'temperature'?"
+    )
     assert "options.repeat_penalty" in refusal(OllamaChat, messages=HI, options={"repeat_penalty": -1})
     assert "images are not supported" in refusal(OllamaChat, messages=[{**HI[0], "images": ["aGk="]}])
     assert "keep_alive" in refusal(OllamaChat, messages=HI, keep_alive="later")
@@ -83,12 +120,21 @@ def test_refusals_name_the_field() -> None:
 
 
 def test_a_chat_in_openais_words() -> None:
-    body = OllamaChat.model_validate({
-        "messages": [{"role": "system", "content": "Be brief."}, *HI,
-                     {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
-                     {"role": "tool", "content": "2", "tool_name": "add"}],
-        "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
-        "format": {"type": "object"}, "think": "low", "logprobs": True, "top_logprobs": 2})
+    body = OllamaChat.model_validate(
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                *HI,
+                {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
+                {"role": "tool", "content": "2", "tool_name": "add"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
+            "format": {"type": "object"},
+            "think": "low",
+            "logprobs": True,
+            "top_logprobs": 2,
+        }
+    )
     asked = ChatBody.model_validate(body.chat([message.openai() for message in body.messages], body.tools))
     assert [message.role for message in asked.messages] == ["system", "user", "assistant", "tool"]
     assert asked.messages[2].tool_calls and asked.messages[2].tool_calls[0].function.arguments == {"a": 1}
@@ -107,8 +153,9 @@ def test_generate_is_a_conversation_of_one() -> None:
     assert asked.chat_template_kwargs == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize("name, plain", [("smollm2:latest", "smollm2"), ("hf.co/org/name:Q4_K_M", "org/name:Q4_K_M"),
-                                         ("smollm2", "smollm2")])
+@pytest.mark.parametrize(
+    "name, plain", [("smollm2:latest", "smollm2"), ("hf.co/org/name:Q4_K_M", "org/name:Q4_K_M"), ("smollm2", "smollm2")]
+)
 def test_names(name: str, plain: str) -> None:
     assert plain_name(name) == plain
 

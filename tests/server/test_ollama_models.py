@@ -32,8 +32,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(home: Path) -> Iterator[RunningServer]:
-    with RunningServer("one", "--model", "two", "--load-format", "dummy", "--allow-delete",
-                       env={"PENSTOCK_HOME": str(home)}) as running:
+    with RunningServer(
+        "one", "--model", "two", "--load-format", "dummy", "--allow-delete", env={"PENSTOCK_HOME": str(home)}
+    ) as running:
         yield running
 
 
@@ -42,8 +43,11 @@ def names(server: RunningServer, path: str) -> list[str]:
 
 
 def chat(server: RunningServer, model: str, **more: Any) -> httpx.Response:
-    return httpx.post(server.url + "/api/chat", timeout=240, json={
-        "model": model, "messages": HI, "options": SHORT, "stream": False, **more})
+    return httpx.post(
+        server.url + "/api/chat",
+        timeout=240,
+        json={"model": model, "messages": HI, "options": SHORT, "stream": False, **more},
+    )
 
 
 def await_loaded(server: RunningServer, expected: list[str]) -> None:
@@ -61,11 +65,11 @@ def test_keep_alive(small: RunningServer) -> None:
     await_loaded(small, ["one"])
     assert chat(small, "one", keep_alive=0).status_code == 200
     await_loaded(small, [])
-    assert httpx.get(small.url + "/health/ready").status_code == 200        # it is loaded when it is asked for
+    assert httpx.get(small.url + "/health/ready").status_code == 200  # it is loaded when it is asked for
     assert chat(small, "one", keep_alive=-1).status_code == 200
     assert names(small, "/api/ps") == ["one"]
     told = httpx.get(small.url + "/api/ps").json()["models"][0]
-    assert told["size"] > 0 and told["size_vram"] == 0      # on a CPU
+    assert told["size"] > 0 and told["size_vram"] == 0  # on a CPU
 
 
 def test_a_pulled_model_is_served_until_it_is_deleted(small: RunningServer, home: Path) -> None:
@@ -73,7 +77,8 @@ def test_a_pulled_model_is_served_until_it_is_deleted(small: RunningServer, home
     assert pulled.text.splitlines()[-1] == '{"status":"success"}'
     assert names(small, "/api/tags") == ["one", "smollm2", "two"]
     assert httpx.post(small.url + "/api/pull", json={"model": "smollm2", "stream": False}).json() == {
-        "status": "success"}
+        "status": "success"
+    }
     for name in ("smollm2", "two"):
         assert httpx.request("DELETE", small.url + "/api/delete", json={"model": name}).status_code == 200
     assert names(small, "/api/tags") == ["one"]

@@ -26,10 +26,14 @@ def taken(admission: Admission) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize(("policy", "names"), [
-    ("fcfs", ["long", "short", "middle"]), ("priority", ["long", "short", "middle"]),
-    ("sjf", ["short", "middle", "long"]),
-])
+@pytest.mark.parametrize(
+    ("policy", "names"),
+    [
+        ("fcfs", ["long", "short", "middle"]),
+        ("priority", ["long", "short", "middle"]),
+        ("sjf", ["short", "middle", "long"]),
+    ],
+)
 def test_the_shortest_goes_first_where_that_is_asked_for(policy: str, names: list[str]) -> None:
     admission = Admission(100, 10_000, policy=policy)
     for name, count in (("long", 90), ("short", 3), ("middle", 30)):
@@ -64,8 +68,11 @@ def test_prompts_of_one_beginning_go_together() -> None:
 
 def test_a_prefix_counts_within_its_salt_and_until_the_engine_is_new() -> None:
     tokens = range(3 * BLOCK_TOKENS)
-    for salts, is_forgotten, names in ((("s", "s"), False, ["same", "new"]), (("s", "t"), False, ["new", "same"]),
-                                       (("s", "s"), True, ["new", "same"])):
+    for salts, is_forgotten, names in (
+        (("s", "s"), False, ["same", "new"]),
+        (("s", "t"), False, ["new", "same"]),
+        (("s", "s"), True, ["new", "same"]),
+    ):
         admission = Admission(100, 10_000, policy="lpm")
         admission.enter(flight("first", tokens, salt=salts[0]))
         assert admission.next() is not None

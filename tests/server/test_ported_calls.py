@@ -20,10 +20,17 @@ from tests.server.running import RunningServer
 HI = [{"role": "user", "content": "hi"}]
 
 
-@pytest.mark.parametrize("body, needed", [
-    (ChatBody, {"messages": HI}), (CompletionBody, {"prompt": "hi"}), (ResponsesBody, {"input": "hi"}),
-    (OllamaChat, {"model": "a"}), (OllamaGenerate, {"model": "a"}), (TgiBody, {"inputs": "hi"}),
-])
+@pytest.mark.parametrize(
+    "body, needed",
+    [
+        (ChatBody, {"messages": HI}),
+        (CompletionBody, {"prompt": "hi"}),
+        (ResponsesBody, {"input": "hi"}),
+        (OllamaChat, {"model": "a"}),
+        (OllamaGenerate, {"model": "a"}),
+        (TgiBody, {"inputs": "hi"}),
+    ],
+)
 def test_null_is_the_same_as_nothing(body: type[BaseModel], needed: dict[str, Any]) -> None:
     """Many clients write null for all that is not set."""
     nulls = {field.alias or name: None for name, field in body.model_fields.items() if name not in needed}
@@ -55,21 +62,29 @@ def test_openais_other_names(name: str) -> None:
     assert not stands_in(f"x{name}")
 
 
-@pytest.mark.parametrize("path, advice", [
-    ("/chat/completions", "did you mean /v1/chat/completions?"), ("/v1/api/chat", "did you mean /api/chat?"),
-    ("/v1/v1/completions", "did you mean /v1/completions?"), ("/nowhere", "see /docs for those there are"),
-])
+@pytest.mark.parametrize(
+    "path, advice",
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/api/chat", "did you mean /api/chat?"),
+        ("/v1/v1/completions", "did you mean /v1/completions?"),
+        ("/nowhere", "see /docs for those there are"),
+    ],
+)
 def test_an_address_with_too_much_or_too_little(server: RunningServer, path: str, advice: str) -> None:
     answer = httpx.post(server.url + path, json={})
     assert answer.status_code == 404
     assert f"there is no route POST {path}: {advice}" in answer.text
 
 
-@pytest.mark.parametrize("body, values, place", [
-    (ChatBody, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-    (CompletionBody, {"prompt": 5}, "prompt"),
-    (ChatBody, {"messages": HI, "documents": [5]}, "documents.0"),
-])
+@pytest.mark.parametrize(
+    "body, values, place",
+    [
+        (ChatBody, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        (CompletionBody, {"prompt": 5}, "prompt"),
+        (ChatBody, {"messages": HI, "documents": [5]}, "documents.0"),
+    ],
+)
 def test_a_place_has_the_names_of_the_body(body: type[BaseModel], values: dict[str, Any], place: str) -> None:
     with pytest.raises(ValidationError) as found:
         body.model_validate(values)

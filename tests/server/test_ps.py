@@ -27,15 +27,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("seconds, shown", [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"),
-                                            (200_000, "2 d")])
+@pytest.mark.parametrize(
+    "seconds, shown", [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d")]
+)
 def test_times(seconds: float, shown: str) -> None:
     assert readable_seconds(seconds) == shown
 
 
 def test_what_a_dead_server_left_is_cleared() -> None:
     folder().mkdir()
-    left = folder() / "1.json"                      # a process that lives, and is no server of ours
+    left = folder() / "1.json"  # a process that lives, and is no server of ours
     left.write_text(json.dumps({"pid": 1, "url": "http://127.0.0.1:1", "models": ["m"], "started_s": 0.0}))
     assert running_servers() == [] and not left.exists()
 
@@ -55,8 +56,11 @@ def test_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
 @contextmanager
 def one_request(server: RunningServer, max_tokens: int) -> Iterator[None]:
     """A request that the engine has and does not answer within the block."""
-    asking = threading.Thread(target=httpx.post, args=(server.url + "/v1/completions",),
-                              kwargs={"json": {"prompt": "x", "max_tokens": max_tokens}, "timeout": 60})
+    asking = threading.Thread(
+        target=httpx.post,
+        args=(server.url + "/v1/completions",),
+        kwargs={"json": {"prompt": "x", "max_tokens": max_tokens}, "timeout": 60},
+    )
     os.kill(server.engine_pid(), signal.SIGSTOP)
     try:
         asking.start()

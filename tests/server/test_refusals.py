@@ -33,15 +33,26 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
     "unknown role": (b'{"messages": [{"role": "wizard", "content": "hi"}]}', 400, "messages.0.role"),
     "unknown key": (json.dumps({"messages": HI, "tempersture": 1}).encode(), 400, "tempersture"),
     "n too large": (json.dumps({"messages": HI, "n": 129}).encode(), 400, "n"),
-    "top_logprobs too large": (json.dumps({"messages": HI, "logprobs": True, "top_logprobs": 21}).encode(), 400,
-                               "top_logprobs"),
+    "top_logprobs too large": (
+        json.dumps({"messages": HI, "logprobs": True, "top_logprobs": 21}).encode(),
+        400,
+        "top_logprobs",
+    ),
     "temperature": (json.dumps({"messages": HI, "temperature": -1}).encode(), 400, "temperature"),
     "NaN": (b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}', 400, ""),
     "huge number": (b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1' + b"0" * 5000 + b"}", 400, ""),
-    "image": (json.dumps({"messages": [{"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": "data:x"}}]}]}).encode(), 400, "messages"),
-    "too long": (json.dumps({"messages": [{"role": "user", "content": "a b " * 250_000}]}).encode(), 400,
-                 "context_length_exceeded"),
+    "image": (
+        json.dumps(
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]}
+        ).encode(),
+        400,
+        "messages",
+    ),
+    "too long": (
+        json.dumps({"messages": [{"role": "user", "content": "a b " * 250_000}]}).encode(),
+        400,
+        "context_length_exceeded",
+    ),
     "logit_bias": (json.dumps({"messages": HI, "logit_bias": {"x": 1}}).encode(), 400, "logit_bias"),
     "token out of range": (json.dumps({"messages": HI, "logit_bias": {"999999": 1}}).encode(), 400, "999999"),
 }
@@ -88,14 +99,18 @@ def test_an_endless_body_is_cut(server: RunningServer) -> None:
         answer = httpx.post(server.url + CHAT, content=chunks(), timeout=240)
         assert answer.status_code == 413
     except (httpx.WriteError, httpx.RemoteProtocolError):
-        pass            # it was answered and closed while we were still sending
+        pass  # it was answered and closed while we were still sending
     assert httpx.get(f"{server.url}/health/ready").status_code == 200
 
 
 def test_raw_nonsense(server: RunningServer) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    for sent in (b"\0" * 100, b"GET /\r\n\r\n", b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
-                 b"\x16\x03\x01\x02\x00\x01\x00"):
+    for sent in (
+        b"\0" * 100,
+        b"GET /\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+    ):
         with socket.create_connection((host, int(port)), timeout=10) as line:
             line.sendall(sent)
             line.shutdown(socket.SHUT_WR)

@@ -13,9 +13,12 @@ from penstock.server.chat_body import ChatBody
 from penstock.server.structure import structure
 from tests.server.running import RunningServer
 
-SCHEMA = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}, "maxItems": 2,
-                                                    "uniqueItems": True}}, "required": ["tags"],
-          "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"tags": {"type": "array", "items": {"type": "string"}, "maxItems": 2, "uniqueItems": True}},
+    "required": ["tags"],
+    "additionalProperties": False,
+}
 RELAXED = ["uniqueItems at /properties/tags"]
 HI = [{"role": "user", "content": "Tags?"}]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "tags", "schema": SCHEMA}}
@@ -28,10 +31,17 @@ def post(server: RunningServer, path: str, body: dict[str, Any]) -> httpx.Respon
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HI, "max_tokens": 9, "response_format": FORMAT},
     "/v1/completions": {"prompt": "Tags:", "max_tokens": 9, "structured_outputs": {"json": SCHEMA}},
-    "/v1/responses": {"input": "Tags?", "max_output_tokens": 9, "text": {"format": {
-        "type": "json_schema", "name": "tags", "schema": SCHEMA}}},
-    "/v1/messages": {"model": "smollm2", "messages": HI, "max_tokens": 9, "output_config": {"format": {
-        "type": "json_schema", "schema": SCHEMA}}},
+    "/v1/responses": {
+        "input": "Tags?",
+        "max_output_tokens": 9,
+        "text": {"format": {"type": "json_schema", "name": "tags", "schema": SCHEMA}},
+    },
+    "/v1/messages": {
+        "model": "smollm2",
+        "messages": HI,
+        "max_tokens": 9,
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    },
     "/api/chat": {"model": "smollm2", "messages": HI, "stream": False, "format": SCHEMA, "options": {"num_predict": 9}},
     "/generate": {"inputs": "Tags:", "parameters": {"max_new_tokens": 9, "grammar": {"type": "json", "value": SCHEMA}}},
 }
@@ -45,8 +55,9 @@ def test_the_answer_names_what_is_relaxed(server: RunningServer, path: str) -> N
     assert answer.headers["warning"] == f'299 penstock "the schema is relaxed: {RELAXED[0]}"'
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-                                  "/api/chat"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"]
+)
 def test_a_stream_names_it_in_the_end(server: RunningServer, path: str) -> None:
     answer = post(server, path, {**BODIES[path], "stream": True})
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if "{" in line]
@@ -56,9 +67,21 @@ def test_a_stream_names_it_in_the_end(server: RunningServer, path: str) -> None:
 
 
 def test_what_is_kept_whole_says_nothing(server: RunningServer) -> None:
-    body = {"messages": HI, "max_tokens": 12, "response_format": {"type": "json_schema", "json_schema": {
-        "name": "x", "schema": {"type": "object", "properties": {"a": {"type": "string", "format": "color"}},
-                                "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}}}}
+    body = {
+        "messages": HI,
+        "max_tokens": 12,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "x",
+                "schema": {
+                    "type": "object",
+                    "properties": {"a": {"type": "string", "format": "color"}},
+                    "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+                },
+            },
+        },
+    }
     answer = post(server, "/v1/chat/completions", body)
     assert answer.status_code == 200 and "relaxed" not in answer.json() and "warning" not in answer.headers
 
@@ -66,8 +89,9 @@ def test_what_is_kept_whole_says_nothing(server: RunningServer) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/completions"])
 def test_a_strict_schema_is_refused(server: RunningServer, path: str) -> None:
     body = json.loads(json.dumps(BODIES[path]))
-    strict = body.get("response_format", {}).get("json_schema") or body.get("structured_outputs") or \
-        body["text"]["format"]
+    strict = (
+        body.get("response_format", {}).get("json_schema") or body.get("structured_outputs") or body["text"]["format"]
+    )
     strict["strict"] = True
     answer = post(server, path, body)
     assert answer.status_code == 400
@@ -75,10 +99,16 @@ def test_a_strict_schema_is_refused(server: RunningServer, path: str) -> None:
 
 
 def test_a_structural_tag_over_the_wire(server: RunningServer) -> None:
-    form = {"type": "tag", "begin": "<tags>", "end": "</tags>",
-            "content": {"type": "json_schema", "json_schema": SCHEMA}}
-    for more in ({"response_format": {"type": "structural_tag", "format": form}},
-                 {"structured_outputs": {"structural_tag": json.dumps({"format": form})}}):
+    form = {
+        "type": "tag",
+        "begin": "<tags>",
+        "end": "</tags>",
+        "content": {"type": "json_schema", "json_schema": SCHEMA},
+    }
+    for more in (
+        {"response_format": {"type": "structural_tag", "format": form}},
+        {"structured_outputs": {"structural_tag": json.dumps({"format": form})}},
+    ):
         answer = post(server, "/v1/chat/completions", {"messages": HI, "max_tokens": 30, **more}).json()
         content = answer["choices"][0]["message"]["content"]
         assert content.startswith("<tags>") and content.endswith("</tags>") and answer["relaxed"] == RELAXED
@@ -86,8 +116,11 @@ def test_a_structural_tag_over_the_wire(server: RunningServer) -> None:
 
 
 def test_an_older_structural_tag_is_read() -> None:
-    asked = {"type": "structural_tag", "triggers": ["<f"],
-             "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}]}
+    asked = {
+        "type": "structural_tag",
+        "triggers": ["<f"],
+        "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}],
+    }
     found = structure(ChatBody.model_validate({"messages": HI, "response_format": asked}))
     assert found is not None and json.loads(str(found.structural_tag)) == asked and not found.strict
     both = {"response_format": asked, "structured_outputs": {"structural_tag": asked}}

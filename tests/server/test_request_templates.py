@@ -12,15 +12,24 @@ import pytest
 
 from tests.server.running import RunningServer
 
-TEMPLATE = ("{% for doc in documents or [] %}[{{ doc.text }}]{% endfor %}"
-            "{% for message in messages %}{{ message.content }}{% endfor %}")
+TEMPLATE = (
+    "{% for doc in documents or [] %}[{{ doc.text }}]{% endfor %}"
+    "{% for message in messages %}{{ message.content }}{% endfor %}"
+)
 HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
 def trusting(tiny_model: Path) -> Iterator[RunningServer]:
-    flags = ("--load-format", "dummy", "--trust-request-chat-template", "--served-model-name", "tiny",
-             "--served-model-name", "alias")
+    flags = (
+        "--load-format",
+        "dummy",
+        "--trust-request-chat-template",
+        "--served-model-name",
+        "tiny",
+        "--served-model-name",
+        "alias",
+    )
     with RunningServer(str(tiny_model), *flags) as running:
         yield running
 
@@ -42,11 +51,16 @@ def test_a_template_of_the_request(trusting: RunningServer) -> None:
     assert prompt_of(trusting) != "hi"
 
 
-@pytest.mark.parametrize(("template", "told"), [
-    ("{% for", "chat_template cannot be read: "), ("{{ messages.nobody() }}", "the chat template of this request"),
-    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ""),
-    ("{{ ''.__class__.__mro__ }}", "unsafe"), ("x" * (1 << 17) + "x", "the limit is 131072"),
-])
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% for", "chat_template cannot be read: "),
+        ("{{ messages.nobody() }}", "the chat template of this request"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ""),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("x" * (1 << 17) + "x", "the limit is 131072"),
+    ],
+)
 def test_a_hostile_template_is_refused(trusting: RunningServer, template: str, told: str) -> None:
     answer = ask(trusting, chat_template=template)
     assert answer.status_code == 400 and told in answer.json()["error"]["message"], answer.text
@@ -72,8 +86,16 @@ def test_unknown_fields_are_told(trusting: RunningServer, stream: bool) -> None:
 
 
 def test_llama_servers_fields(trusting: RunningServer) -> None:
-    said = ask(trusting, grammar='root ::= "yes" | "no"', max_tokens=8, n_probs=2, samplers=["top_k"], top_k=4,
-               cache_prompt=True, id_slot=1)
+    said = ask(
+        trusting,
+        grammar='root ::= "yes" | "no"',
+        max_tokens=8,
+        n_probs=2,
+        samplers=["top_k"],
+        top_k=4,
+        cache_prompt=True,
+        id_slot=1,
+    )
     [choice] = said.json()["choices"]
     assert choice["message"]["content"] in ("yes", "no") and "warning" not in said.headers
     assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 2
@@ -95,8 +117,14 @@ def test_as_many_tokens_as_fit(trusting: RunningServer) -> None:
 
 
 def test_options_of_ollama_without_effect(trusting: RunningServer) -> None:
-    answer = ask(trusting, "/api/chat", options={"num_gpu": 1, "num_predict": 1, "num_ctx": 9999}, stream=False,
-                 max_tokens=None, return_token_ids=None)
+    answer = ask(
+        trusting,
+        "/api/chat",
+        options={"num_gpu": 1, "num_predict": 1, "num_ctx": 9999},
+        stream=False,
+        max_tokens=None,
+        return_token_ids=None,
+    )
     assert answer.status_code == 200
     assert [told.split(" ")[2] for told in answer.headers.get_list("warning")] == ['"options', '"num_ctx=9999']
 
@@ -105,7 +133,10 @@ def test_names_of_the_model(trusting: RunningServer) -> None:
     cards = httpx.get(f"{trusting.url}/v1/models").json()["data"]
     assert [card["id"] for card in cards] == ["tiny", "alias"] and cards[0]["root"] == cards[1]["root"]
     assert [ask(trusting, **named).json()["model"] for named in ({}, {"model": "alias"}, {"model": "gpt-4o"})] == [
-        "tiny", "alias", "gpt-4o"]
+        "tiny",
+        "alias",
+        "gpt-4o",
+    ]
     assert httpx.get(f"{trusting.url}/v1/models/alias").json()["id"] == "alias"
     assert httpx.get(f"{trusting.url}/v1/models/gpt-4o").json()["id"] == "tiny"
     assert ask(trusting, model="nobody").status_code == 404

@@ -16,9 +16,18 @@ from tests.server.running import RunningServer
 
 ASK = "What is the capital of France?"
 PARIS = "The capital of France is Paris."
-TOOL: Any = {"type": "function", "name": "weather", "description": "The weather in a city", "strict": True,
-             "parameters": {"type": "object", "properties": {"city": {"enum": ["Bern", "Paris"]}},
-                            "required": ["city"], "additionalProperties": False}}
+TOOL: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather in a city",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Bern", "Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
 
 
 class City(BaseModel):
@@ -38,8 +47,9 @@ def shared(tiny_model: Path) -> Iterator[RunningServer]:
 
 
 def test_response(client: openai.OpenAI) -> None:
-    response = client.responses.create(model="smollm2", input=ASK, temperature=0, max_output_tokens=16,
-                                       metadata={"a": "b"})
+    response = client.responses.create(
+        model="smollm2", input=ASK, temperature=0, max_output_tokens=16, metadata={"a": "b"}
+    )
     assert response.output_text == PARIS
     assert (response.status, response.metadata, response.model) == ("completed", {"a": "b"}, "smollm2")
     assert response.usage is not None
@@ -60,9 +70,11 @@ def test_stream(client: openai.OpenAI) -> None:
 def test_async_stream(server: RunningServer) -> None:
     async def main() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+
             async def one() -> str:
-                async with client.responses.stream(model="smollm2", input=ASK, temperature=0,
-                                                   max_output_tokens=16) as stream:
+                async with client.responses.stream(
+                    model="smollm2", input=ASK, temperature=0, max_output_tokens=16
+                ) as stream:
                     return (await stream.get_final_response()).output_text
 
             return await asyncio.gather(*(one() for _ in range(4)))
@@ -71,10 +83,12 @@ def test_async_stream(server: RunningServer) -> None:
 
 
 def test_a_response_follows_another(client: openai.OpenAI) -> None:
-    first = client.responses.create(model="smollm2", input=ASK, temperature=0, max_output_tokens=16,
-                                    instructions="Be brief.")
-    second = client.responses.create(model="smollm2", input="And of Italy?", previous_response_id=first.id,
-                                     temperature=0, max_output_tokens=16)
+    first = client.responses.create(
+        model="smollm2", input=ASK, temperature=0, max_output_tokens=16, instructions="Be brief."
+    )
+    second = client.responses.create(
+        model="smollm2", input="And of Italy?", previous_response_id=first.id, temperature=0, max_output_tokens=16
+    )
     spoken: Any = [{"role": "user", "content": ASK}, *first.output, {"role": "user", "content": "And of Italy?"}]
     by_hand = client.responses.create(model="smollm2", input=spoken, temperature=0, max_output_tokens=16)
     assert second.output_text == by_hand.output_text != ""
@@ -118,27 +132,52 @@ def test_parse(client: openai.OpenAI) -> None:
 
 def test_a_round_of_tools(client: openai.OpenAI) -> None:
     ask: Any = {"role": "user", "content": "What is the weather in Bern?"}
-    response = client.responses.create(model="smollm2", input=[ask], tools=[TOOL], max_output_tokens=32,
-                                       tool_choice={"type": "function", "name": "weather"}, temperature=0)
+    response = client.responses.create(
+        model="smollm2",
+        input=[ask],
+        tools=[TOOL],
+        max_output_tokens=32,
+        tool_choice={"type": "function", "name": "weather"},
+        temperature=0,
+    )
     call = response.output[0]
     assert call.type == "function_call" and call.name == "weather"
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
-    kept = client.responses.create(model="smollm2", input=[result], previous_response_id=response.id, tools=[TOOL],
-                                   max_output_tokens=8, temperature=0)
+    kept = client.responses.create(
+        model="smollm2",
+        input=[result],
+        previous_response_id=response.id,
+        tools=[TOOL],
+        max_output_tokens=8,
+        temperature=0,
+    )
     sent: Any = [ask, *response.output, result]
     by_hand = client.responses.create(model="smollm2", input=sent, tools=[TOOL], max_output_tokens=8, temperature=0)
     assert kept.usage is not None and by_hand.usage is not None
     assert kept.usage.input_tokens == by_hand.usage.input_tokens
-    with client.responses.stream(model="smollm2", input=[ask], tools=[TOOL], max_output_tokens=32,
-                                 tool_choice="required", parallel_tool_calls=False, temperature=0) as stream:
+    with client.responses.stream(
+        model="smollm2",
+        input=[ask],
+        tools=[TOOL],
+        max_output_tokens=32,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+    ) as stream:
         streamed = stream.get_final_response()
     assert [item.type for item in streamed.output] == ["function_call"]
     assert streamed.output[0].parsed_arguments["city"] in ("Bern", "Paris")  # type: ignore[union-attr, index]
 
 
 def test_logprobs(client: openai.OpenAI) -> None:
-    response = client.responses.create(model="smollm2", input=ASK, temperature=0, max_output_tokens=4, top_logprobs=2,
-                                       include=["message.output_text.logprobs"])
+    response = client.responses.create(
+        model="smollm2",
+        input=ASK,
+        temperature=0,
+        max_output_tokens=4,
+        top_logprobs=2,
+        include=["message.output_text.logprobs"],
+    )
     message: Any = response.output[0]
     logprobs = message.content[0].logprobs
     assert [one.token for one in logprobs] == ["The", " capital", " of", " France"]

@@ -20,11 +20,17 @@ from tests.server.recorded import THOUGHT_AND_CALLS, Recorded, conversation, joi
 EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 
-def answer(text: str, values: dict[str, Any] | None = None, kept: list[Any] | None = None,
-           most_calls: int | None = None, **more: Any) -> ResponseAnswer:
+def answer(
+    text: str,
+    values: dict[str, Any] | None = None,
+    kept: list[Any] | None = None,
+    most_calls: int | None = None,
+    **more: Any,
+) -> ResponseAnswer:
     body = ResponsesBody.model_validate({"input": "Hi", "model": "m", **(values or {})})
-    return ResponseAnswer(body, conversation(most_calls), Recorded(text, **more),
-                          (kept if kept is not None else []).append)
+    return ResponseAnswer(
+        body, conversation(most_calls), Recorded(text, **more), (kept if kept is not None else []).append
+    )
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
@@ -33,10 +39,12 @@ def events(body: bytes) -> list[dict[str, Any]]:
 
 def streamed(body: bytes) -> tuple[Response, list[str]]:
     """The response and the events that the client makes of a stream."""
-    transport = httpx2.MockTransport(lambda request: httpx2.Response(
-        200, headers={"content-type": "text/event-stream"}, content=body))
-    client = openai.OpenAI(base_url="http://local", api_key="k", max_retries=0,
-                           http_client=httpx2.Client(transport=transport))
+    transport = httpx2.MockTransport(
+        lambda request: httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=body)
+    )
+    client = openai.OpenAI(
+        base_url="http://local", api_key="k", max_retries=0, http_client=httpx2.Client(transport=transport)
+    )
     with client.responses.stream(model="m", input="Hi") as stream:
         kinds: list[str] = [event.type for event in stream]
         return stream.get_final_response(), kinds
@@ -44,12 +52,18 @@ def streamed(body: bytes) -> tuple[Response, list[str]]:
 
 def told(output: list[Any]) -> list[tuple[str, Any]]:
     items = [item if isinstance(item, dict) else item.model_dump() for item in output]
-    return [(item["type"], item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
-            for item in items]
+    return [
+        (item["type"], item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+        for item in items
+    ]
 
 
-EXPECTED = [("reasoning", "Look it up.\n"), ("message", "One moment.\n"), ("function_call", '{"city": "Bern"}'),
-            ("function_call", '{"city": "Genf"}')]
+EXPECTED = [
+    ("reasoning", "Look it up.\n"),
+    ("message", "One moment.\n"),
+    ("function_call", '{"city": "Bern"}'),
+    ("function_call", '{"city": "Genf"}'),
+]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -75,7 +89,7 @@ def test_events_are_numbered_and_well_formed() -> None:
 
 
 def test_an_answer_that_was_cut_off_is_incomplete() -> None:
-    cut = THOUGHT_AND_CALLS[:THOUGHT_AND_CALLS.index("ern")]
+    cut = THOUGHT_AND_CALLS[: THOUGHT_AND_CALLS.index("ern")]
     whole = asyncio.run(answer(cut, finish_reason="length").whole())
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in whole["output"]] == ["completed", "completed", "incomplete"]
@@ -106,16 +120,23 @@ def test_a_response_is_kept_unless_it_is_not_to_be() -> None:
 
 def test_what_was_asked_is_told_again() -> None:
     schema = {"type": "object"}
-    asked = {"instructions": "Be brief.", "metadata": {"a": "b"}, "max_output_tokens": 5, "user": "u",
-             "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}},
-             "tools": [{"type": "function", "name": "f", "parameters": schema, "strict": True}],
-             "tool_choice": {"type": "function", "name": "f"}, "reasoning": {"effort": "low"}}
+    asked = {
+        "instructions": "Be brief.",
+        "metadata": {"a": "b"},
+        "max_output_tokens": 5,
+        "user": "u",
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}},
+        "tools": [{"type": "function", "name": "f", "parameters": schema, "strict": True}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "reasoning": {"effort": "low"},
+    }
     whole = asyncio.run(answer("Hi", asked).whole())
     response = Response.model_validate(whole)
     assert response.text is not None and response.text.format is not None
     assert response.text.format.to_dict() == asked["text"]["format"]  # type: ignore[index]
     assert {name: whole[name] for name in ("instructions", "metadata", "max_output_tokens", "user", "tool_choice")} == {
-        name: asked[name] for name in ("instructions", "metadata", "max_output_tokens", "user", "tool_choice")}
+        name: asked[name] for name in ("instructions", "metadata", "max_output_tokens", "user", "tool_choice")
+    }
     assert whole["tools"][0]["name"] == "f" and whole["reasoning"]["effort"] == "low"
 
 

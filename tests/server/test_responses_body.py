@@ -24,8 +24,10 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 # a field's value, and what it makes of the chat body
 HONOURED: dict[str, tuple[Any, dict[str, Any]]] = {
-    "input": ([{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],
-              {"messages": [HELLO]}),
+    "input": (
+        [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],
+        {"messages": [HELLO]},
+    ),
     "include": (["message.output_text.logprobs"], {"logprobs": True, "top_logprobs": 0}),
     "instructions": ("Be brief.", {"messages": [{"role": "system", "content": "Be brief."}, HELLO]}),
     "max_output_tokens": (7, {"max_completion_tokens": 7}),
@@ -34,9 +36,10 @@ HONOURED: dict[str, tuple[Any, dict[str, Any]]] = {
     "reasoning": ({"effort": "none", "summary": "auto"}, {"reasoning_effort": "none"}),
     "stream": (True, {"stream": True}),
     "temperature": (0.5, {"temperature": 0.5}),
-    "text": ({"format": {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}},
-             {"response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA,
-                                                                           "strict": True}}}),
+    "text": (
+        {"format": {"type": "json_schema", "name": "city", "schema": SCHEMA, "strict": True}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}},
+    ),
     "tool_choice": ("none", {"tool_choice": "none"}),
     "tools": ([TOOL], {"tools": [CHAT_TOOL]}),
     "top_logprobs": (3, {"logprobs": True, "top_logprobs": 3}),
@@ -44,22 +47,37 @@ HONOURED: dict[str, tuple[Any, dict[str, Any]]] = {
     "user": ("u", {"user": "u"}),
 }
 # honoured by the routes, not by the chat body
-ELSEWHERE: dict[str, Any] = {"background": True, "metadata": {"a": "b"}, "previous_response_id": "resp_1",
-                             "store": False, "truncation": "auto"}
+ELSEWHERE: dict[str, Any] = {
+    "background": True,
+    "metadata": {"a": "b"},
+    "previous_response_id": "resp_1",
+    "store": False,
+    "truncation": "auto",
+}
 NO_EFFECT: dict[str, Any] = {
-    "access_programs": {"cyber": "standard"}, "image": {"context_compression": "auto"}, "max_tool_calls": 3,
-    "prompt_cache_key": "k", "prompt_cache_options": {"mode": "implicit"}, "prompt_cache_retention": "24h",
-    "safety_identifier": "s", "service_tier": "auto", "stream_options": {"include_obfuscation": True},
+    "access_programs": {"cyber": "standard"},
+    "image": {"context_compression": "auto"},
+    "max_tool_calls": 3,
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "s",
+    "service_tier": "auto",
+    "stream_options": {"include_obfuscation": True},
 }
 REFUSED: dict[str, Any] = {
-    "context_management": [{"type": "compaction"}], "conversation": "conv_1",
-    "moderation": {"model": "omni"}, "prompt": {"id": "p"},
+    "context_management": [{"type": "compaction"}],
+    "conversation": "conv_1",
+    "moderation": {"model": "omni"},
+    "prompt": {"id": "p"},
 }
 
 
 def fields() -> list[str]:
-    kinds = (response_create_params.ResponseCreateParamsNonStreaming,
-             response_create_params.ResponseCreateParamsStreaming)
+    kinds = (
+        response_create_params.ResponseCreateParamsNonStreaming,
+        response_create_params.ResponseCreateParamsStreaming,
+    )
     return sorted({name for kind in kinds for name in get_type_hints(kind)})
 
 
@@ -94,21 +112,40 @@ def test_an_unknown_key_is_named() -> None:
 
 
 def test_a_round_of_tools() -> None:
-    body = chat(instructions="Be brief.", input=[
-        {"role": "developer", "content": "Use tools."}, HELLO,
-        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Look."}]},
-        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
-         "content": [{"type": "output_text", "text": "One moment.", "annotations": []}]},
-        {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "weather", "arguments": "{}"},
-        {"type": "function_call", "call_id": "call_2", "name": "weather", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
-        {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "rain"}]},
-    ])
+    body = chat(
+        instructions="Be brief.",
+        input=[
+            {"role": "developer", "content": "Use tools."},
+            HELLO,
+            {
+                "type": "reasoning",
+                "id": "rs_1",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "Look."}],
+            },
+            {
+                "type": "message",
+                "id": "msg_1",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "One moment.", "annotations": []}],
+            },
+            {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "weather", "arguments": "{}"},
+            {"type": "function_call", "call_id": "call_2", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
+            {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "rain"}]},
+        ],
+    )
     call = {"type": "function", "function": {"name": "weather", "arguments": "{}"}}
     assert [message.plain() for message in body.messages] == [
-        {"role": "system", "content": "Be brief.\nUse tools."}, HELLO,
-        {"role": "assistant", "content": "One moment.", "reasoning_content": "Look.",
-         "tool_calls": [{"id": "call_1", **call}, {"id": "call_2", **call}]},
+        {"role": "system", "content": "Be brief.\nUse tools."},
+        HELLO,
+        {
+            "role": "assistant",
+            "content": "One moment.",
+            "reasoning_content": "Look.",
+            "tool_calls": [{"id": "call_1", **call}, {"id": "call_2", **call}],
+        },
         {"role": "tool", "content": "sunny", "tool_call_id": "call_1", "name": "weather"},
         {"role": "tool", "content": "rain", "tool_call_id": "call_2", "name": "weather"},
     ]
@@ -116,26 +153,40 @@ def test_a_round_of_tools() -> None:
 
 def test_allowed_tools_narrow_the_choice_alone() -> None:
     other = {**TOOL, "name": "time"}
-    body = told(chat(tools=[other, TOOL], tool_choice={
-        "type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}))
+    body = told(
+        chat(
+            tools=[other, TOOL],
+            tool_choice={
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "weather"}],
+            },
+        )
+    )
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "weather"}}]}
-    assert body["tools"][1] == CHAT_TOOL and len(body["tools"]) == 2        # the prompt stays the same
+    assert body["tools"][1] == CHAT_TOOL and len(body["tools"]) == 2  # the prompt stays the same
     assert body["tool_choice"] == {"type": "allowed_tools", "allowed_tools": allowed}
     named = told(chat(tools=[other, TOOL], tool_choice={"type": "function", "name": "weather"}))
     assert named["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
 
 
-@pytest.mark.parametrize(("values", "reason"), [
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "describe the image"),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "send the item itself"),
-    ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "'web_search_call' is not supported"),
-    ({"input": []}, "input is needed"),
-    ({"tools": [{"type": "web_search"}]}, "tools of type 'web_search' are not supported"),
-    ({"tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice of type 'mcp' is not supported"),
-    ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice names 'x', not among the tools"),
-    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "needs a schema"),
-    ({"top_logprobs": 21}, "top_logprobs=21"),
-])
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "describe the image"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "send the item itself"),
+        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "'web_search_call' is not supported"),
+        ({"input": []}, "input is needed"),
+        ({"tools": [{"type": "web_search"}]}, "tools of type 'web_search' are not supported"),
+        ({"tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice of type 'mcp' is not supported"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}},
+            "tool_choice names 'x', not among the tools",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "needs a schema"),
+        ({"top_logprobs": 21}, "top_logprobs=21"),
+    ],
+)
 def test_refusals_say_why(values: dict[str, Any], reason: str) -> None:
     assert reason in refusal(**values)
 

@@ -22,8 +22,12 @@ CHAT = "/v1/chat/completions"
 
 def asked(custom_id: str, url: str = CHAT, **body: Any) -> str:
     if url == CHAT:
-        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0,
-                "max_tokens": 8, **body}
+        body = {
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "temperature": 0,
+            "max_tokens": 8,
+            **body,
+        }
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
 
 
@@ -35,13 +39,19 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("line, code, custom_id", [
-    ("{", "invalid_json_line", None), ("[]", "invalid_json_line", None), ("{}", "missing_custom_id", None),
-    ('{"custom_id": 3}', "missing_custom_id", None), ('{"custom_id": "a", "method": "GET"}', "invalid_method", "a"),
-    ('{"custom_id": "a", "method": "POST", "url": "/v1/files"}', "invalid_url", "a"),
-    ('{"custom_id": "a", "method": "POST", "url": "/v1/embeddings"}', "invalid_body", "a"),
-    (asked("a", stream=True), "invalid_body", "a"),
-])
+@pytest.mark.parametrize(
+    "line, code, custom_id",
+    [
+        ("{", "invalid_json_line", None),
+        ("[]", "invalid_json_line", None),
+        ("{}", "missing_custom_id", None),
+        ('{"custom_id": 3}', "missing_custom_id", None),
+        ('{"custom_id": "a", "method": "GET"}', "invalid_method", "a"),
+        ('{"custom_id": "a", "method": "POST", "url": "/v1/files"}', "invalid_url", "a"),
+        ('{"custom_id": "a", "method": "POST", "url": "/v1/embeddings"}', "invalid_body", "a"),
+        (asked("a", stream=True), "invalid_body", "a"),
+    ],
+)
 def test_bad_lines(line: str, code: str, custom_id: str | None) -> None:
     with pytest.raises(BadEntry) as caught:
         parse(line.encode())
@@ -61,7 +71,7 @@ def test_a_half_line_is_removed_and_others_stay(tmp_path: Path) -> None:
         with Output(path) as output:
             assert output.done == {"a", "b"}
             assert output.num_lines == (3 if cut == 1 else 2)
-        assert path.read_bytes() == (whole if cut == 1 else whole[:whole.rstrip(b"\n").rfind(b"\n") + 1])
+        assert path.read_bytes() == (whole if cut == 1 else whole[: whole.rstrip(b"\n").rfind(b"\n") + 1])
 
 
 @pytest.mark.parametrize("text", ["notes of mine", "notes of mine\n", asked("a") + "\n"])
@@ -75,10 +85,15 @@ def test_another_file_is_left_alone(tmp_path: Path, text: str) -> None:
 
 def test_a_batch_goes_on_where_it_was(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    lines = [*(asked(f"chat-{number}", model="smollm2") for number in range(6)),
-             asked("text", "/v1/completions", prompt="The capital of France is", max_tokens=2, temperature=0),
-             asked("no model", model="nobody"), asked("embedding", "/v1/embeddings", input="x"), "not json", "",
-             asked("chat-1")]
+    lines = [
+        *(asked(f"chat-{number}", model="smollm2") for number in range(6)),
+        asked("text", "/v1/completions", prompt="The capital of France is", max_tokens=2, temperature=0),
+        asked("no model", model="nobody"),
+        asked("embedding", "/v1/embeddings", input="x"),
+        "not json",
+        "",
+        asked("chat-1"),
+    ]
     source.write_text("\n".join(lines))
     done = run(source, "-o", target, "--max-model-len", 512)
     results = {result["custom_id"]: result for result in read(target) if result["error"] is None}
@@ -92,7 +107,7 @@ def test_a_batch_goes_on_where_it_was(tmp_path: Path) -> None:
     errors = sorted((result["error"]["line"], result["error"]["code"]) for result in read(target) if result["error"])
     assert errors == [(10, "invalid_json_line"), (12, "duplicate_custom_id")]
 
-    again = run(source, "-o", target, "--model", "/no/such/model")      # nothing is left that needs one
+    again = run(source, "-o", target, "--model", "/no/such/model")  # nothing is left that needs one
     assert again.returncode == 1 and "11 were there before, 0 added" in again.stderr
     assert len(read(target)) == 11
 
@@ -103,8 +118,14 @@ def test_a_batch_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join([asked("short", max_tokens=1),
-                                 *(asked(str(number), max_tokens=1500, ignore_eos=True) for number in range(4))]))
+    source.write_text(
+        "\n".join(
+            [
+                asked("short", max_tokens=1),
+                *(asked(str(number), max_tokens=1500, ignore_eos=True) for number in range(4)),
+            ]
+        )
+    )
     process = subprocess.Popen([*COMMAND, str(source), "-o", str(target)], stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
     while not (target.exists() and target.read_text()):

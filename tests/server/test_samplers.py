@@ -13,16 +13,29 @@ import pytest
 
 from tests.server.running import RunningServer
 
-VALUES: dict[str, Any] = {"prompt": "the cat sat on the mat", "temperature": 1.0, "seed": 5, "max_tokens": 300,
-                          "ignore_eos": True, "return_token_ids": True, "dry_multiplier": 0.8, "xtc_probability": 0.3}
+VALUES: dict[str, Any] = {
+    "prompt": "the cat sat on the mat",
+    "temperature": 1.0,
+    "seed": 5,
+    "max_tokens": 300,
+    "ignore_eos": True,
+    "return_token_ids": True,
+    "dry_multiplier": 0.8,
+    "xtc_probability": 0.3,
+}
 
 
 def test_values_reach_the_engine(server: RunningServer) -> None:
     """One string many times, at temperature 0; DRY ends it."""
-    body = {"prompt": "one two three one two three one two three one two three one two", "temperature": 0,
-            "max_tokens": 6}
-    texts = [httpx.post(f"{server.url}/v1/completions", json={**body, **more}, timeout=60).json()["choices"][0]["text"]
-             for more in ({}, {"dry_multiplier": 50.0}, {"dry_multiplier": 50.0, "dry_sequence_breakers": ["two"]})]
+    body = {
+        "prompt": "one two three one two three one two three one two three one two",
+        "temperature": 0,
+        "max_tokens": 6,
+    }
+    texts = [
+        httpx.post(f"{server.url}/v1/completions", json={**body, **more}, timeout=60).json()["choices"][0]["text"]
+        for more in ({}, {"dry_multiplier": 50.0}, {"dry_multiplier": 50.0, "dry_sequence_breakers": ["two"]})
+    ]
     assert "three one" in texts[0] and "three" not in texts[1].split()[:1] and texts[2] != texts[1]
     bad = httpx.post(f"{server.url}/v1/completions", json={**body, "mirostat": 3}, timeout=60)
     assert bad.status_code == 400 and "mirostat" in bad.text

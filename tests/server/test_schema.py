@@ -33,8 +33,9 @@ EMBEDS: list[tuple[str, dict[str, Any]]] = [
 @pytest.fixture(scope="module")
 def generator(tiny_model: Path) -> Iterator[RunningServer]:
     """Answers are short, whatever a body asks for."""
-    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--max-model-len",
-                       "128") as running:
+    with RunningServer(
+        str(tiny_model), "--load-format", "dummy", "--threads", "1", "--max-model-len", "128"
+    ) as running:
         yield running
 
 
@@ -48,14 +49,20 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
 
 
 def ask(client: httpx.Client, operation: APIOperation, mode: GenerationMode, num_examples: int) -> None:
-    @settings(max_examples=num_examples, suppress_health_check=list(HealthCheck), derandomize=True, database=None,
-              phases=[Phase.generate])
+    @settings(
+        max_examples=num_examples,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+    )
     @given(case=operation.as_strategy(generation_mode=mode))
     def one(case: Case) -> None:
         made = case.as_transport_kwargs(base_url=str(client.base_url))
         content = {"json": made["json"]} if "json" in made else {"content": made.get("data")}
-        answer = client.request(made["method"], made["url"], headers=dict(made["headers"] or {}),
-                                params=made.get("params"), **content)
+        answer = client.request(
+            made["method"], made["url"], headers=dict(made["headers"] or {}), params=made.get("params"), **content
+        )
         check_answer(operation.path, answer)
 
     one()
@@ -117,8 +124,8 @@ def test_the_document_is_right(generator: RunningServer) -> None:
     assert set(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
     assert [one["name"] for one in document["paths"]["/v1/models/{name}"]["get"]["parameters"]] == ["name"]
     schemas = document["components"]["schemas"]
-    assert "functions" not in schemas["ChatBody"]["properties"]            # always refused
-    assert "temperature" not in schemas["EmbeddingBody"]["properties"]     # without meaning there
+    assert "functions" not in schemas["ChatBody"]["properties"]  # always refused
+    assert "temperature" not in schemas["EmbeddingBody"]["properties"]  # without meaning there
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert "4XX" in operation["responses"], f"{method} {path} does not say what its errors look like"

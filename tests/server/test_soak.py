@@ -19,7 +19,7 @@ from tests.server.streams import Said, listen
 
 NUM_REQUESTS = int(os.environ.get("PENSTOCK_SOAK_REQUESTS", 50_000))
 NUM_WARM = NUM_REQUESTS // 5
-EVERY = NUM_REQUESTS // 50          # requests between two samples
+EVERY = NUM_REQUESTS // 50  # requests between two samples
 AT_ONCE = 8
 MB = 1e6
 MOST_MB_PER_10_000 = 1.0
@@ -29,8 +29,9 @@ HI = [{"role": "user", "content": "the dog ran after the ball"}]
 
 @pytest.fixture
 def tiny_server(tiny_model: Path) -> Iterator[RunningServer]:
-    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--max-model-len",
-                       "1024") as running:
+    with RunningServer(
+        str(tiny_model), "--load-format", "dummy", "--threads", "1", "--max-model-len", "1024"
+    ) as running:
         yield running
 
 
@@ -60,17 +61,29 @@ def leave_after(num_chunks: int) -> Callable[[Said], None]:
     def look(said: Said) -> None:
         if said.num_chunks >= num_chunks:
             raise ConnectionAbortedError
+
     return look
 
 
 async def whole(client: httpx.AsyncClient, index: int) -> int:
-    return (await client.post("/v1/completions", json={
-        "prompt": f"request {index}", "max_tokens": 4, "n": 1 + index % 2, "logprobs": index % 3})).status_code
+    return (
+        await client.post(
+            "/v1/completions",
+            json={"prompt": f"request {index}", "max_tokens": 4, "n": 1 + index % 2, "logprobs": index % 3},
+        )
+    ).status_code
 
 
 async def stream(client: httpx.AsyncClient, index: int) -> int:
-    said = await listen(client, {"messages": [{"role": "user", "content": f"{index} is a number"}], "max_tokens": 6,
-                                 "ignore_eos": True, "return_token_ids": True})
+    said = await listen(
+        client,
+        {
+            "messages": [{"role": "user", "content": f"{index} is a number"}],
+            "max_tokens": 6,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        },
+    )
     assert said.error is None and len(said.token_ids) == 6
     return said.status
 
@@ -82,17 +95,34 @@ async def abort(client: httpx.AsyncClient, index: int) -> int:
 
 
 async def wrong(client: httpx.AsyncClient, index: int) -> int:
-    body: Any = [{"messages": []}, {"messages": HI, "no_such_key": index}, {"messages": HI, "model": f"m{index}"},
-                 {"messages": HI, "logit_bias": {"999": 1}}, {"messages": HI, "guided_regex": "(" * (1 + index % 9)}]
+    body: Any = [
+        {"messages": []},
+        {"messages": HI, "no_such_key": index},
+        {"messages": HI, "model": f"m{index}"},
+        {"messages": HI, "logit_bias": {"999": 1}},
+        {"messages": HI, "guided_regex": "(" * (1 + index % 9)},
+    ]
     return (await client.post("/v1/chat/completions", json=body[index % len(body)])).status_code
 
 
 async def structured(client: httpx.AsyncClient, index: int) -> int:
     """Every schema is another, so that none is found compiled."""
-    schema = {"type": "object", "properties": {f"k{index}": {"type": "boolean"}}, "required": [f"k{index}"],
-              "additionalProperties": False}
-    return (await client.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 24, "response_format": {
-        "type": "json_schema", "json_schema": {"name": "s", "schema": schema}}})).status_code
+    schema = {
+        "type": "object",
+        "properties": {f"k{index}": {"type": "boolean"}},
+        "required": [f"k{index}"],
+        "additionalProperties": False,
+    }
+    return (
+        await client.post(
+            "/v1/chat/completions",
+            json={
+                "messages": HI,
+                "max_tokens": 24,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}},
+            },
+        )
+    ).status_code
 
 
 KINDS = ((whole, 6), (stream, 6), (abort, 2), (wrong, 4), (structured, 2))
@@ -132,8 +162,9 @@ def test_memory_stays_flat(tiny_server: RunningServer) -> None:
     stats = settled(tiny_server)
     assert stats["num_used_blocks"] == 0 and stats["num_running"] == 0
     assert tiny_server.engine_pid() == pids["engine"]
-    grown = {name: slope([(count, size) for count, size in taken if count >= NUM_WARM])
-             for name, taken in samples.items()}
+    grown = {
+        name: slope([(count, size) for count, size in taken if count >= NUM_WARM]) for name, taken in samples.items()
+    }
     for name, taken in samples.items():
         print(f"{name}: {grown[name]:+.2f} MB per 10,000 requests; {[round(size / MB, 1) for _, size in taken]}")
     assert max(grown.values()) <= MOST_MB_PER_10_000, f"MB per 10,000 requests: {grown}"
@@ -142,9 +173,14 @@ def test_memory_stays_flat(tiny_server: RunningServer) -> None:
 @pytest.mark.slow
 def test_a_storm_of_clients_that_leave(tiny_server: RunningServer) -> None:
     """200 streams at once, every fifth left in its middle; the others come to their end."""
+
     async def one(client: httpx.AsyncClient, index: int) -> Said | None:
-        body = {"messages": [{"role": "user", "content": f"number {index}"}], "max_tokens": 100, "ignore_eos": True,
-                "return_token_ids": True}
+        body = {
+            "messages": [{"role": "user", "content": f"number {index}"}],
+            "max_tokens": 100,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
         if index % 5:
             return await listen(client, body)
         with pytest.raises(ConnectionAbortedError):

@@ -30,10 +30,23 @@ def test_greedy_unless_sampling_is_asked_for() -> None:
 
 
 def test_parameters_under_the_cores_names() -> None:
-    params = parameters(do_sample=True, temperature=0.7, top_k=5, top_p=0.9, typical_p=0.8, repetition_penalty=1.2,
-                        frequency_penalty=0.1, seed=7, stop=["a"], truncate=9, best_of=3, top_n_tokens=2,
-                        max_new_tokens=12, decoder_input_details=True,
-                        grammar={"type": "regex", "value": "[0-9]+"}).sampling(50)
+    params = parameters(
+        do_sample=True,
+        temperature=0.7,
+        top_k=5,
+        top_p=0.9,
+        typical_p=0.8,
+        repetition_penalty=1.2,
+        frequency_penalty=0.1,
+        seed=7,
+        stop=["a"],
+        truncate=9,
+        best_of=3,
+        top_n_tokens=2,
+        max_new_tokens=12,
+        decoder_input_details=True,
+        grammar={"type": "regex", "value": "[0-9]+"},
+    ).sampling(50)
     assert (params.temperature, params.top_k, params.top_p, params.typical_p) == (0.7, 5, 0.9, 0.8)
     assert (params.repetition_penalty, params.frequency_penalty, params.seed) == (1.2, 0.1, 7)
     assert (params.stop, params.truncate_prompt_tokens, params.n, params.logprobs) == (("a",), 9, 3, 2)
@@ -46,16 +59,22 @@ def test_answers_without_a_limit_end_where_there_is_no_room(room: int, meant: in
     assert parameters().sampling(room).max_tokens == meant
 
 
-@pytest.mark.parametrize("kind, body, word", [
-    (TgiBody, {"inputs": "x", "parameters": {"watermark": True}}, "watermark is not supported"),
-    (TgiBody, {"inputs": "x", "parameters": {"adapter_id": "a"}}, "adapter_id is not supported"),
-    (TgiBody, {"inputs": "x", "parameters": {"best_of": 2}}, "do_sample"),
-    (TgiBody, {"inputs": "x", "parameters": {"temprature": 1}}, "'parameters.temprature'"),
-    (TgiBody, {"parameters": {}}, "'inputs'"),
-    (TgiStreamBody, {"inputs": "x", "parameters": {"decoder_input_details": True}}, "cannot be streamed"),
-    (TgiEitherBody, {"inputs": "x", "stream": True, "parameters": {"best_of": 2, "do_sample": True}},
-     "cannot be streamed"),
-])
+@pytest.mark.parametrize(
+    "kind, body, word",
+    [
+        (TgiBody, {"inputs": "x", "parameters": {"watermark": True}}, "watermark is not supported"),
+        (TgiBody, {"inputs": "x", "parameters": {"adapter_id": "a"}}, "adapter_id is not supported"),
+        (TgiBody, {"inputs": "x", "parameters": {"best_of": 2}}, "do_sample"),
+        (TgiBody, {"inputs": "x", "parameters": {"temprature": 1}}, "'parameters.temprature'"),
+        (TgiBody, {"parameters": {}}, "'inputs'"),
+        (TgiStreamBody, {"inputs": "x", "parameters": {"decoder_input_details": True}}, "cannot be streamed"),
+        (
+            TgiEitherBody,
+            {"inputs": "x", "stream": True, "parameters": {"best_of": 2, "do_sample": True}},
+            "cannot be streamed",
+        ),
+    ],
+)
 def test_refusals_name_the_parameter(kind: Any, body: dict[str, Any], word: str) -> None:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
@@ -64,7 +83,10 @@ def test_refusals_name_the_parameter(kind: Any, body: dict[str, Any], word: str)
 
 def test_why_an_answer_ended() -> None:
     assert [finish_reason("length", None), finish_reason("stop", None), finish_reason("stop", ".")] == [
-        "length", "eos_token", "stop_sequence"]
+        "length",
+        "eos_token",
+        "stop_sequence",
+    ]
 
 
 def post(server: RunningServer, path: str, **parameters: Any) -> httpx.Response:
@@ -73,8 +95,15 @@ def post(server: RunningServer, path: str, **parameters: Any) -> httpx.Response:
 
 def test_generate(server: RunningServer) -> None:
     assert post(server, "/generate", max_new_tokens=2).json() == {"generated_text": " Paris."}
-    answer = post(server, "/generate", max_new_tokens=2, details=True, decoder_input_details=True, top_n_tokens=2,
-                  return_full_text=True).json()
+    answer = post(
+        server,
+        "/generate",
+        max_new_tokens=2,
+        details=True,
+        decoder_input_details=True,
+        top_n_tokens=2,
+        return_full_text=True,
+    ).json()
     details = answer["details"]
     assert answer["generated_text"] == PROMPT + " Paris."
     assert (details["finish_reason"], details["generated_tokens"], details["seed"]) == ("length", 2, None)
@@ -92,20 +121,21 @@ def test_streamed(server: RunningServer) -> None:
     assert all(event["generated_text"] is None and event["details"] is None for event in events[:-1])
     last = events[-1]
     assert "".join(event["token"]["text"] for event in events) == last["generated_text"] == " Paris.\n"
-    assert last["details"] == {"finish_reason": "stop_sequence", "generated_tokens": 3, "seed": None,
-                               "input_length": 5}
+    assert last["details"] == {"finish_reason": "stop_sequence", "generated_tokens": 3, "seed": None, "input_length": 5}
 
 
 def test_either(server: RunningServer) -> None:
     assert post(server, "/", max_new_tokens=2).json() == [{"generated_text": " Paris."}]
-    streamed = httpx.post(server.url + "/", json={"inputs": PROMPT, "stream": True,
-                                                  "parameters": {"max_new_tokens": 2}})
+    streamed = httpx.post(
+        server.url + "/", json={"inputs": PROMPT, "stream": True, "parameters": {"max_new_tokens": 2}}
+    )
     assert streamed.text.startswith('data:{"index":1,')
 
 
 def test_best_of(server: RunningServer) -> None:
-    details = post(server, "/generate", max_new_tokens=4, best_of=3, do_sample=True, seed=1, details=True,
-                   ).json()["details"]
+    details = post(server, "/generate", max_new_tokens=4, best_of=3, do_sample=True, seed=1, details=True).json()[
+        "details"
+    ]
     scores = [sum(token["logprob"] for token in one["tokens"]) for one in (details, *details["best_of_sequences"])]
     assert details["seed"] == 1 and len(scores) == 3 and scores == sorted(scores, reverse=True)
 

@@ -64,14 +64,26 @@ def test_probabilities_as_llama_server_asks_for_them() -> None:
 
 
 def test_a_seed_of_minus_one_is_another_each_time() -> None:
-    assert params(chat(seed=-1)).seed == 3          # the model's own, as where none is given
+    assert params(chat(seed=-1)).seed == 3  # the model's own, as where none is given
     assert params(chat(seed=-2)).seed == -2
 
 
 SAMPLERS: dict[str, Any] = {
-    "repeat_last_n": 64, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": 100,
-    "dry_sequence_breakers": ("\n", "x"), "xtc_probability": 0.5, "xtc_threshold": 0.2, "mirostat": 2,
-    "mirostat_tau": 4.0, "mirostat_eta": 0.2, "top_n_sigma": 1.0, "dynatemp_range": 0.3, "dynatemp_exponent": 2.0}
+    "repeat_last_n": 64,
+    "dry_multiplier": 0.8,
+    "dry_base": 1.5,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": 100,
+    "dry_sequence_breakers": ("\n", "x"),
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+    "mirostat": 2,
+    "mirostat_tau": 4.0,
+    "mirostat_eta": 0.2,
+    "top_n_sigma": 1.0,
+    "dynatemp_range": 0.3,
+    "dynatemp_exponent": 2.0,
+}
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -81,8 +93,17 @@ def test_samplers_have_their_values(name: str) -> None:
 
 
 def test_samplers_that_are_not_named_are_off() -> None:
-    given: dict[str, Any] = {"top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.5, "temperature": 0.5,
-                             "repeat_penalty": 1.5, "xtc_probability": 0.5, "top_n_sigma": 1.0, "dry_multiplier": 1.0}
+    given: dict[str, Any] = {
+        "top_k": 5,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "typical_p": 0.5,
+        "temperature": 0.5,
+        "repeat_penalty": 1.5,
+        "xtc_probability": 0.5,
+        "top_n_sigma": 1.0,
+        "dry_multiplier": 1.0,
+    }
     for named in (["top_k", "temperature"], "kt"):
         found = params(chat(**given, samplers=named))
         assert found == params(chat(top_k=5, temperature=0.5))
@@ -107,13 +128,18 @@ def test_every_sampling_value_has_a_field() -> None:
     assert own <= set(SamplingBody.model_fields)
 
 
-@pytest.mark.parametrize(("asked", "expected"), [
-    ({"type": "json_object", "value": SCHEMA}, {"json": SCHEMA}), ({"type": "json", "value": SCHEMA}, {"json": SCHEMA}),
-    ({"type": "json_object", "schema": SCHEMA}, {"json": SCHEMA}),
-    ({"type": "json_schema", "schema": SCHEMA}, {"json": SCHEMA}),
-    ({"type": "json_schema", "value": {"name": "a", "schema": SCHEMA}}, {"json": SCHEMA}),
-    ({"type": "json_object"}, {"json_object": True}), ({"type": "regex", "value": "[ab]+"}, {"regex": "[ab]+"}),
-])
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"type": "json_object", "value": SCHEMA}, {"json": SCHEMA}),
+        ({"type": "json", "value": SCHEMA}, {"json": SCHEMA}),
+        ({"type": "json_object", "schema": SCHEMA}, {"json": SCHEMA}),
+        ({"type": "json_schema", "schema": SCHEMA}, {"json": SCHEMA}),
+        ({"type": "json_schema", "value": {"name": "a", "schema": SCHEMA}}, {"json": SCHEMA}),
+        ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "regex", "value": "[ab]+"}, {"regex": "[ab]+"}),
+    ],
+)
 def test_response_format(asked: dict[str, Any], expected: dict[str, Any]) -> None:
     found = structure(chat(response_format=asked))
     wanted = StructuredOutputsParams(**expected)
@@ -121,8 +147,14 @@ def test_response_format(asked: dict[str, Any], expected: dict[str, Any]) -> Non
     assert (found.json, found.regex, found.json_object) == (wanted.json, wanted.regex, wanted.json_object)
 
 
-@pytest.mark.parametrize(("asked", "told"), [({"type": "json"}, "value"), ({"type": "regex", "value": {}}, "value"),
-                                             ({"type": "json_schema"}, "json_schema.schema")])
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"type": "json"}, "value"),
+        ({"type": "regex", "value": {}}, "value"),
+        ({"type": "json_schema"}, "json_schema.schema"),
+    ],
+)
 def test_response_format_without_its_source(asked: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=f"response_format of type {asked['type']} needs {told}: give the"):
         structure(chat(response_format=asked))

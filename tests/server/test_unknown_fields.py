@@ -26,11 +26,20 @@ from penstock.server.unknown import MAX_EDITS, MAX_KEYS, UnknownKeys, count_edit
 
 HI = [{"role": "user", "content": "hi"}]
 LEAST: dict[type[BaseModel], dict[str, Any]] = {
-    ChatBody: {"messages": HI}, CompletionBody: {"prompt": "hi"}, ResponsesBody: {"input": "hi"},
-    MessagesBody: {"model": "m", "messages": HI, "max_tokens": 5}, OllamaChat: {"messages": HI},
-    OllamaGenerate: {"prompt": "hi"}, TgiBody: {"inputs": "hi"}}
-CLIENTS = [chat_params.CompletionCreateParamsBase, completion_params.CompletionCreateParamsBase,
-           response_create_params.ResponseCreateParamsBase, message_create_params.MessageCreateParamsBase]
+    ChatBody: {"messages": HI},
+    CompletionBody: {"prompt": "hi"},
+    ResponsesBody: {"input": "hi"},
+    MessagesBody: {"model": "m", "messages": HI, "max_tokens": 5},
+    OllamaChat: {"messages": HI},
+    OllamaGenerate: {"prompt": "hi"},
+    TgiBody: {"inputs": "hi"},
+}
+CLIENTS = [
+    chat_params.CompletionCreateParamsBase,
+    completion_params.CompletionCreateParamsBase,
+    response_create_params.ResponseCreateParamsBase,
+    message_create_params.MessageCreateParamsBase,
+]
 
 
 def any_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -60,16 +69,32 @@ def test_an_unknown_field_is_passed_over(kind: type[BaseModel]) -> None:
 def test_or_refused_where_the_server_is_told_so(kind: type[BaseModel]) -> None:
     error = refusal(kind, refuses=True, no_such_field=5)
     assert (error.message, error.param, error.code) == (
-        "unknown parameter: 'no_such_field'", "no_such_field", "unknown_parameter")
+        "unknown parameter: 'no_such_field'",
+        "no_such_field",
+        "unknown_parameter",
+    )
 
 
-@pytest.mark.parametrize(("key", "meant"), [
-    ("tempersture", "temperature"), ("temprature", "temperature"), ("max_token", "max_tokens"), ("messges", "messages"),
-    ("maxTokens", "max_tokens"), ("top-p", "top_p"), ("topP", "top_p"), ("modle", "model"), ("stpo", "stop"),
-    ("sed", "seed"), ("strem", "stream"), ("mdoell", "model"),
-    ("frequency_penality", "frequency_penalty"), ("responseFormat", "response_format"), ("max_competion_tokens",
-                                                                                         "max_completion_tokens"),
-])
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("tempersture", "temperature"),
+        ("temprature", "temperature"),
+        ("max_token", "max_tokens"),
+        ("messges", "messages"),
+        ("maxTokens", "max_tokens"),
+        ("top-p", "top_p"),
+        ("topP", "top_p"),
+        ("modle", "model"),
+        ("stpo", "stop"),
+        ("sed", "seed"),
+        ("strem", "stream"),
+        ("mdoell", "model"),
+        ("frequency_penality", "frequency_penalty"),
+        ("responseFormat", "response_format"),
+        ("max_competion_tokens", "max_completion_tokens"),
+    ],
+)
 def test_a_misspelt_one_is_refused(key: str, meant: str) -> None:
     for refuses in (False, True):
         told = refusal(refuses=refuses, **any_of({key: 1})).message
@@ -82,12 +107,15 @@ def test_a_short_or_other_key_is_no_misspelling(key: str) -> None:
     assert passed(**any_of({key: 1})) == [key]
 
 
-@pytest.mark.parametrize(("place", "param"), [
-    ({"messages": [{"role": "user", "contnt": "hi", "content": "ho"}]}, "messages.0.contnt"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools.0.function.paramters"),
-    ({"response_format": {"type": "json_schema", "json_scheme": {}}}, "response_format.json_scheme"),
-    ({"stream": True, "stream_options": {"include_usages": True}}, "stream_options.include_usages"),
-])
+@pytest.mark.parametrize(
+    ("place", "param"),
+    [
+        ({"messages": [{"role": "user", "contnt": "hi", "content": "ho"}]}, "messages.0.contnt"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]}, "tools.0.function.paramters"),
+        ({"response_format": {"type": "json_schema", "json_scheme": {}}}, "response_format.json_scheme"),
+        ({"stream": True, "stream_options": {"include_usages": True}}, "stream_options.include_usages"),
+    ],
+)
 def test_misspelt_inside(place: dict[str, Any], param: str) -> None:
     assert refusal(**place).param == param
     assert refusal(OllamaChat, options={"num_predct": 5}).param == "options.num_predct"
@@ -99,7 +127,7 @@ def test_unknown_inside() -> None:
     tool = {"type": "function", "function": {"name": "f", "returns": {}}, "enabled": True}
     assert passed(messages=[message] * 50, tools=[tool]) == ["timestamp", "returns", "enabled"]
     assert passed(OllamaChat, options={"num_widgets": 1}) == ["num_widgets"]
-    assert passed(refuses=True, messages=[message]) == ["timestamp"]         # what was said before is never refused
+    assert passed(refuses=True, messages=[message]) == ["timestamp"]  # what was said before is never refused
 
 
 @pytest.mark.parametrize("kind", LEAST, ids=lambda kind: kind.__name__)
@@ -144,9 +172,20 @@ def test_misspellings_are_looked_for_in_little_time() -> None:
     assert time.process_time() - begun < 0.1
 
 
-@pytest.mark.parametrize(("one", "two", "edits"), [
-    ("", "", 0), ("a", "a", 0), ("a", "", 1), ("ab", "ba", 1), ("abc", "cab", 2), ("temperature", "tempersture", 1),
-    ("kitten", "sitting", 3), ("abcdef", "ghijkl", 3), ("ab", "abcdef", 3), ("top_k", "top_p", 1),
-])
+@pytest.mark.parametrize(
+    ("one", "two", "edits"),
+    [
+        ("", "", 0),
+        ("a", "a", 0),
+        ("a", "", 1),
+        ("ab", "ba", 1),
+        ("abc", "cab", 2),
+        ("temperature", "tempersture", 1),
+        ("kitten", "sitting", 3),
+        ("abcdef", "ghijkl", 3),
+        ("ab", "abcdef", 3),
+        ("top_k", "top_p", 1),
+    ],
+)
 def test_edits(one: str, two: str, edits: int) -> None:
     assert count_edits(one, two) == count_edits(two, one) == min(edits, MAX_EDITS + 1)

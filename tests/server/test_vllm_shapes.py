@@ -20,16 +20,18 @@ def post(server: RunningServer, path: str, **values: Any) -> Any:
 
 
 def chunks(server: RunningServer, path: str, **values: Any) -> list[Any]:
-    text = httpx.post(f"{server.url}/v1/{path}", timeout=60,
-                      json={"max_tokens": 3, "temperature": 0, "stream": True, **values}).text
+    text = httpx.post(
+        f"{server.url}/v1/{path}", timeout=60, json={"max_tokens": 3, "temperature": 0, "stream": True, **values}
+    ).text
     return [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
 
 
 def test_what_was_not_asked_for_is_null(server: RunningServer) -> None:
     chat = post(server, "chat/completions", messages=HI)
     choice = chat["choices"][0]
-    assert [chat["prompt_logprobs"], chat["prompt_token_ids"], choice["token_ids"],
-            choice["message"]["reasoning"]] == [None] * 4
+    assert [chat["prompt_logprobs"], chat["prompt_token_ids"], choice["token_ids"], choice["message"]["reasoning"]] == [
+        None
+    ] * 4
     choice = post(server, "completions", prompt="Hello")["choices"][0]
     assert [choice["prompt_logprobs"], choice["prompt_token_ids"], choice["token_ids"]] == [None] * 3
 
@@ -39,8 +41,9 @@ def test_a_cut_prompt_is_told_as_the_model_read_it(server: RunningServer) -> Non
     cut = {"truncate_prompt_tokens": 4, "return_token_ids": True}
     answer = post(server, "completions", prompt=ids, **cut)
     assert answer["choices"][0]["prompt_token_ids"] == ids[-4:] and answer["usage"]["prompt_tokens"] == 4
-    echoed = post(server, "completions", prompt="one two three four five six", echo=True, logprobs=1,
-                  truncate_prompt_tokens=2)
+    echoed = post(
+        server, "completions", prompt="one two three four five six", echo=True, logprobs=1, truncate_prompt_tokens=2
+    )
     assert echoed["choices"][0]["text"].startswith(" five six")
     assert echoed["choices"][0]["logprobs"]["tokens"][:2] == [" five", " six"]
     assert len(post(server, "chat/completions", messages=HI, **cut)["prompt_token_ids"]) == 4
@@ -80,7 +83,10 @@ def test_reasoning_comes_back_under_vllms_name() -> None:
 
 
 def test_more_tokens_than_fit_are_not_refused(server: RunningServer) -> None:
-    answer = httpx.post(f"{server.url}/v1/completions", timeout=60,
-                        json={"prompt": "One two", "max_tokens": 100_000, "temperature": 0, "stop": [" "]})
+    answer = httpx.post(
+        f"{server.url}/v1/completions",
+        timeout=60,
+        json={"prompt": "One two", "max_tokens": 100_000, "temperature": 0, "stop": [" "]},
+    )
     assert answer.status_code == 200 and "max_tokens=100000" in answer.headers["warning"]
     assert "warning" not in httpx.post(f"{server.url}/v1/completions", json={"prompt": "One", "max_tokens": 2}).headers

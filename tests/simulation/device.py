@@ -43,7 +43,7 @@ class Memory:
         for index in range(first, -(-end // size)):
             require(index < len(table) and table[index] >= 0, "a position without a block is read", index, table)
             values += self.cells[table[index]]
-        return values[start - first * size:end - first * size]
+        return values[start - first * size : end - first * size]
 
     def write(self, table: Seq[int], start: int, values: Chain) -> None:
         size = self.block_size
@@ -70,11 +70,11 @@ class DeviceRow:
     request: Request
     sibling: int
     tokens: list[int]
-    tables: list[list[int]]            # as the plans started so far say
-    computed: int                      # by the plans that have run
+    tables: list[list[int]]  # as the plans started so far say
+    computed: int  # by the plans that have run
     chain: Chain = field(default_factory=list)
-    broken: bool = False               # a step failed under it: what it does until it is admitted anew is void
-    num_drafting: int = 0              # guesses of it that unfinished plans verify
+    broken: bool = False  # a step failed under it: what it does until it is admitted anew is void
+    num_drafting: int = 0  # guesses of it that unfinished plans verify
 
     @property
     def name(self) -> tuple[str, int]:
@@ -88,15 +88,15 @@ class Task:
     row: Row
     device: DeviceRow
     tables: list[list[int]]
-    exact: bool                        # row.start is where the row stands, not an upper bound of it
-    first: int                         # the first position that it may write
+    exact: bool  # row.start is where the row stands, not an upper bound of it
+    first: int  # the first position that it may write
 
 
 @dataclass(eq=False)
 class Work:
     plan: Plan
     tasks: list[Task]
-    beside: frozenset[int] = frozenset()     # plans that had not ended when this one was started, and it
+    beside: frozenset[int] = frozenset()  # plans that had not ended when this one was started, and it
     result: Result | None = None
 
 
@@ -105,9 +105,9 @@ class Tally:
     """What the device did."""
 
     num_computed: int = 0
-    num_recomputed: int = 0        # positions computed again by the same sequence
+    num_recomputed: int = 0  # positions computed again by the same sequence
     num_moves: int = 0
     num_failed_steps: int = 0
     num_failed_rows: int = 0
-    num_void: int = 0              # rows that ran although their last step had failed
-    num_rejected: int = 0          # guesses
+    num_void: int = 0  # rows that ran although their last step had failed
+    num_rejected: int = 0  # guesses

@@ -13,7 +13,7 @@ from tests.simulation.forward import Drafting, Forward
 from tests.simulation.inspection import Limits, inspect_blocks, inspect_size
 from tests.simulation.model import Model
 
-Cell = tuple[int, int]     # a block, and an offset in it
+Cell = tuple[int, int]  # a block, and an offset in it
 
 
 class FakeTicket:
@@ -28,8 +28,17 @@ class FakeTicket:
 class FakeExecutor:
     """Plans run in order: at once, or (`lazy`) not before someone waits for them."""
 
-    def __init__(self, cache: KVCache, model: Model, limits: Limits, *, faults: Faults | None = None,
-                 drafting: Drafting | None = None, lazy: bool = True, strict: bool = True) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        model: Model,
+        limits: Limits,
+        *,
+        faults: Faults | None = None,
+        drafting: Drafting | None = None,
+        lazy: bool = True,
+        strict: bool = True,
+    ) -> None:
         self.cache = cache
         self.limits = limits
         self.faults = faults or Faults()
@@ -37,8 +46,8 @@ class FakeExecutor:
         self.memory = Memory(cache.pool.num_blocks, cache.block_size)
         self.rows: dict[int, DeviceRow] = {}
         self.unfinished: deque[Work] = deque()
-        self.spoiled: dict[Cell, int] = {}     # and the plan that should have filled it and did not
-        self.blamed: set[tuple[str, int]] = set()      # failed alone: these may end with an error
+        self.spoiled: dict[Cell, int] = {}  # and the plan that should have filled it and did not
+        self.blamed: set[tuple[str, int]] = set()  # failed alone: these may end with an error
         self.tally = Tally()
         self.forward = Forward(cache, model, self.memory, self.tally, drafting or Drafting(), self.faults.seed, strict)
         self.closed = False
@@ -48,8 +57,13 @@ class FakeExecutor:
         inspect_size(plan, self.limits)
         starts = {row.row: row.start for row in plan.rows}
         for admission in plan.admissions:
-            self.rows[admission.row] = DeviceRow(admission.request, admission.sibling, list(admission.tokens),
-                                                 [[] for _ in self.cache.groups], starts[admission.row])
+            self.rows[admission.row] = DeviceRow(
+                admission.request,
+                admission.sibling,
+                list(admission.tokens),
+                [[] for _ in self.cache.groups],
+                starts[admission.row],
+            )
         beside = frozenset([plan.number, *(earlier.plan.number for earlier in self.unfinished)])
         work = Work(plan, [self._task(row) for row in plan.rows], beside)
         inspect_blocks(work, self.unfinished, self.cache)
@@ -81,8 +95,13 @@ class FakeExecutor:
             for index, block in changes.items():
                 table.extend([-1] * (index + 1 - len(table)))
                 table[index] = block
-        task = Task(row, device, [self._visible(device, g) for g in range(len(device.tables))],
-                    exact=device.num_drafting == 0, first=max(row.start - device.num_drafting, device.computed))
+        task = Task(
+            row,
+            device,
+            [self._visible(device, g) for g in range(len(device.tables))],
+            exact=device.num_drafting == 0,
+            first=max(row.start - device.num_drafting, device.computed),
+        )
         device.num_drafting += len(row.draft)
         return task
 

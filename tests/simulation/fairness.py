@@ -48,5 +48,5 @@ class Fairness:
 
     def _unfair(self, other: Request, request: Request) -> bool:
         if request.tenant != other.tenant:
-            return False               # shares of the cache decide among tenants
+            return False  # shares of the cache decide among tenants
         return self.policy != "priority" or request.priority >= other.priority

@@ -16,7 +16,7 @@ class Faults:
     seed: int = 0
     step_rate: float = 0.0
     row_rate: float = 0.0
-    poison: set[str] = field(default_factory=set)      # requests that no step survives
+    poison: set[str] = field(default_factory=set)  # requests that no step survives
 
     def of_step(self, work: Work) -> str | None:
         if any(task.device.request.id in self.poison for task in work.tasks):

@@ -54,22 +54,35 @@ def inspect_blocks(work: Work, unfinished: Iterable[Work], cache: KVCache) -> No
     for task in work.tasks:
         for g, group in enumerate(cache.groups):
             table = task.tables[g]
-            blocks = table if group.spec.kind == "recurrent" else table[task.first // cache.block_size:]
+            blocks = table if group.spec.kind == "recurrent" else table[task.first // cache.block_size :]
             for block in blocks:
-                require(block >= 0 and own(block), "a block that is not its own is written", block, task.row,
-                        pool.refs[block])
+                require(
+                    block >= 0 and own(block),
+                    "a block that is not its own is written",
+                    block,
+                    task.row,
+                    pool.refs[block],
+                )
                 require(block not in written, "a block with two writers", block, task.row)
-                require(busy.get(block, task.device) is task.device, "a block that a started plan names is written",
-                        block, task.row)
+                require(
+                    busy.get(block, task.device) is task.device,
+                    "a block that a started plan names is written",
+                    block,
+                    task.row,
+                )
                 written.add(block)
-            require(all(block < 0 or pool.refs[block] > 0 or given_up(block) for block in table),
-                    "a free block is read", task.row, table)
+            require(
+                all(block < 0 or pool.refs[block] > 0 or given_up(block) for block in table),
+                "a free block is read",
+                task.row,
+                table,
+            )
     for task in work.tasks:
         for g, group in enumerate(cache.groups):
-            read = task.tables[g][:task.first // cache.block_size] if group.spec.kind != "recurrent" else []
+            read = task.tables[g][: task.first // cache.block_size] if group.spec.kind != "recurrent" else []
             require(written.isdisjoint(read), "a block is read that another row of the plan writes", task.row)
     targets = [move.target for move in work.plan.moves]
     require(len(set(targets)) == len(targets), "a block is moved to twice", work.plan.moves)
-    require(all(own(target) and target not in busy for target in targets), "a move into a block in use",
-            work.plan.moves)
-
+    require(
+        all(own(target) and target not in busy for target in targets), "a move into a block in use", work.plan.moves
+    )

@@ -15,8 +15,8 @@ FINISHED = ("stop", "length")
 class Account:
     request: Request
     answers: dict[int, Answer] = field(default_factory=dict)
-    taken: dict[int, int] = field(default_factory=dict)           # tokens so far, per sibling
-    finished: dict[int, str] = field(default_factory=dict)        # why, per sibling
+    taken: dict[int, int] = field(default_factory=dict)  # tokens so far, per sibling
+    finished: dict[int, str] = field(default_factory=dict)  # why, per sibling
     beams: list[Delta] = field(default_factory=list)
 
     @property
@@ -79,8 +79,11 @@ class Ledger:
         wanted = request.sampling.prompt_logprobs is not None and sibling == 0
         expected = self.model.prompt_logprobs(request) if wanted and start == 0 else None
         require(delta.prompt_logprobs == expected, "wrong prompt log probabilities", delta, expected)
-        require(0 <= delta.num_cached_tokens < len(request.tokens) and not (wanted and delta.num_cached_tokens),
-                "more is cached than can be", delta)
+        require(
+            0 <= delta.num_cached_tokens < len(request.tokens) and not (wanted and delta.num_cached_tokens),
+            "more is cached than can be",
+            delta,
+        )
         account.taken[sibling] = end
         self.num_tokens += len(delta.tokens)
 

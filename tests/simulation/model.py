@@ -10,7 +10,7 @@ from penstock.cache.group import Group
 from penstock.types import Logprob, Request, TokenLogprobs
 
 VOCABULARY = 50
-Chain = list[int]      # one value per position: a hash of the salt and of every token up to there
+Chain = list[int]  # one value per position: a hash of the salt and of every token up to there
 
 
 def extend(chain: Chain, tokens: Seq[int], salt: str) -> None:
@@ -49,12 +49,13 @@ class Model:
 
     def digest(self, chain: Chain, position: int) -> int:
         """What a query at `position` sees, computed from the prefix itself."""
-        return self.join([hash(tuple(self.visible(chain, g, position))) for g in range(len(self.groups))]
-                         or [chain[position]])
+        return self.join(
+            [hash(tuple(self.visible(chain, g, position))) for g in range(len(self.groups))] or [chain[position]]
+        )
 
     def visible(self, chain: Chain, g: int, position: int) -> Chain:
         spec = self.groups[g].spec
-        return [chain[position]] if spec.kind == "recurrent" else chain[spec.first_needed(position):position + 1]
+        return [chain[position]] if spec.kind == "recurrent" else chain[spec.first_needed(position) : position + 1]
 
     def join(self, parts: Seq[int]) -> int:
         return hash(tuple(parts))
@@ -132,4 +133,4 @@ class Model:
                 else:
                     live.append((score, tokens))
         ended.sort(key=lambda beam: -beam.score / len(beam.tokens) ** params.length_penalty)
-        return ended[:params.beam_width]
+        return ended[: params.beam_width]

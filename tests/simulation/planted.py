@@ -22,11 +22,13 @@ ROOT = Path(__file__).parents[2]
 CORE = ["__init__.py", "types", "config.py", "errors.py", "cache", "engine"]
 SUITES = ("cache", "engine", "simulation")
 LEFT_OUT = ("test_config.py", "test_types.py", "test_imports.py", "test_device.py", "test_planted.py", "test_soak.py")
-SLOW = ("test_pool.py", "test_tree.py", "test_machine.py", "test_simulation.py")     # these come last, in this order
+SLOW = ("test_pool.py", "test_tree.py", "test_machine.py", "test_simulation.py")  # these come last, in this order
 TIMEOUT_S = 120
 # An installed package may come before PYTHONPATH: -S leaves the hooks of site-packages out.
-PYTEST = ("import sys, penstock, pytest; assert penstock.__file__.startswith({root!r}), penstock.__file__; "
-          "sys.exit(pytest.main(sys.argv[1:]))")
+PYTEST = (
+    "import sys, penstock, pytest; assert penstock.__file__.startswith({root!r}), penstock.__file__; "
+    "sys.exit(pytest.main(sys.argv[1:]))"
+)
 
 
 def _passing(folder: str, names: list[str]) -> list[str]:
@@ -54,8 +56,10 @@ def plant(bug: Bug, target: Path) -> None:
         path = target / "penstock" / edit.path
         source = path.read_text()
         if source.count(edit.old) != 1 or edit.old == edit.new:
-            raise ValueError(f"{bug.name!r}: the text to replace stands {source.count(edit.old)} times in {edit.path}, "
-                             f"not once: {edit.old!r}")
+            raise ValueError(
+                f"{bug.name!r}: the text to replace stands {source.count(edit.old)} times in {edit.path}, "
+                f"not once: {edit.old!r}"
+            )
         patched = source.replace(edit.old, edit.new)
         compile(patched, edit.path, "exec")
         path.write_text(patched)
@@ -70,8 +74,20 @@ def files_of(suites: Sequence[str]) -> list[str]:
 
 def run_suites(target: Path, suites: Sequence[str]) -> str:
     """The first test that fails, or nothing."""
-    command = [sys.executable, "-S", "-c", PYTEST.format(root=str(target)), "-x", "-q", "--tb=line",
-               "--noconftest", "--import-mode=importlib", "-p", "no:cacheprovider", *files_of(suites)]
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        PYTEST.format(root=str(target)),
+        "-x",
+        "-q",
+        "--tb=line",
+        "--noconftest",
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+        *files_of(suites),
+    ]
     paths = [str(target), *(path for path in sys.path if path and Path(path).resolve() != ROOT)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment.update(PENSTOCK_EFFORT="quick", PYTHONPATH=os.pathsep.join(paths), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
@@ -112,8 +128,11 @@ def main(arguments: list[str] | None = None) -> int:
             with tempfile.TemporaryDirectory() as folder:
                 caught.append(trial(bug, Path(folder), suites))
         missed += not any(caught)
-        print(f"{bug.name:64} {' '.join(f'{suite_of(test):11}' for test in caught)} "
-              f"{next((test.split('/')[-1] for test in caught if test), '')}", flush=True)
+        print(
+            f"{bug.name:64} {' '.join(f'{suite_of(test):11}' for test in caught)} "
+            f"{next((test.split('/')[-1] for test in caught if test), '')}",
+            flush=True,
+        )
     print(f"{missed} missed" if missed else "all caught")
     return 1 if missed else 0
 

@@ -51,8 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
     with tqdm(total=options.steps, unit=" steps", unit_scale=True) as bar:
         for seed, world, error in worlds(options.seed, options.world_steps, options.workers):
             if error:
-                bar.write(f"{error}\nseed {seed} failed; to see it again:\n  python -m tests.simulation.run "
-                          f"--workers 1 --steps 1 --seed {seed} --world-steps {options.world_steps}", file=sys.stderr)
+                bar.write(
+                    f"{error}\nseed {seed} failed; to see it again:\n  python -m tests.simulation.run "
+                    f"--workers 1 --steps 1 --seed {seed} --world-steps {options.world_steps}",
+                    file=sys.stderr,
+                )
                 return 1
             census.update(world)
             bar.update(world["num_steps"])

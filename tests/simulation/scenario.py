@@ -28,16 +28,16 @@ class Scenario:
     enable_prefix_caching: bool = True
     overlap: int = 0
     lazy: bool = True
-    longest: int = 64                  # prompt and answer of what fits for sure
+    longest: int = 64  # prompt and answer of what fits for sure
     draft_rate: float = 0.0
     draft_accuracy: float = 0.7
     draft_longest: int = 4
     step_fault_rate: float = 0.0
     row_fault_rate: float = 0.0
-    poison_rate: float = 0.0           # of requests
-    abort_rate: float = 0.0            # per step
-    special_rate: float = 0.3          # of requests that want siblings, beams, pooling or prompt log probabilities
-    load: float = 1.0                  # arriving work over what the device can do
+    poison_rate: float = 0.0  # of requests
+    abort_rate: float = 0.0  # per step
+    special_rate: float = 0.3  # of requests that want siblings, beams, pooling or prompt log probabilities
+    load: float = 1.0  # arriving work over what the device can do
     check_every: int = 8
     num_tenants: int = 1
 
@@ -68,16 +68,27 @@ def draw_scenario(seed: int) -> Scenario:
     longest = rng.choice([24, 36, 48, 80])
     alone = KVCache(1, block_size, groups).blocks_to(longest)
     return Scenario(
-        seed=seed, groups=groups, block_size=block_size, longest=longest,
+        seed=seed,
+        groups=groups,
+        block_size=block_size,
+        longest=longest,
         num_blocks=int(alone * rng.choice([1, 1.3, 2, 2.5, 3, 3, 4, 5, 6, 10])),
         max_num_seqs=rng.choice([1, 2, 4, 6, 6, 8, 8, 8, 12, 12]),
         max_num_batched_tokens=rng.choice([1, 3, 8, 8, 16, 16, 32, 32, 64, 64, 128, 128]),
-        policy=rng.choice(POLICIES), capacity=CAPACITIES[rng.random() < 0.25],
-        enable_prefix_caching=rng.random() < 0.85, overlap=rng.randint(0, 3), lazy=rng.random() < 0.7,
-        draft_rate=rng.choice([0, 0.5, 0.9]), draft_accuracy=rng.choice([0.3, 0.7, 0.9]),
+        policy=rng.choice(POLICIES),
+        capacity=CAPACITIES[rng.random() < 0.25],
+        enable_prefix_caching=rng.random() < 0.85,
+        overlap=rng.randint(0, 3),
+        lazy=rng.random() < 0.7,
+        draft_rate=rng.choice([0, 0.5, 0.9]),
+        draft_accuracy=rng.choice([0.3, 0.7, 0.9]),
         draft_longest=rng.choice([2, 4, 8]),
-        step_fault_rate=rng.choice([0, 0, 0.005, 0.02]), row_fault_rate=rng.choice([0, 0, 0.002]),
-        poison_rate=rng.choice([0, 0, 0.02]), abort_rate=rng.choice([0, 0.01, 0.04]),
-        special_rate=rng.choice([0, 0.2, 0.5, 0.8]), load=rng.choice([0.5, 1.0, 2.0]),
-        check_every=rng.choice([1, 4, 8, 16]), num_tenants=rng.choice([1, 1, 2, 3]),
+        step_fault_rate=rng.choice([0, 0, 0.005, 0.02]),
+        row_fault_rate=rng.choice([0, 0, 0.002]),
+        poison_rate=rng.choice([0, 0, 0.02]),
+        abort_rate=rng.choice([0, 0.01, 0.04]),
+        special_rate=rng.choice([0, 0.2, 0.5, 0.8]),
+        load=rng.choice([0.5, 1.0, 2.0]),
+        check_every=rng.choice([1, 4, 8, 16]),
+        num_tenants=rng.choice([1, 1, 2, 3]),
     )

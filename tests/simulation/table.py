@@ -6,9 +6,13 @@ from typing import Any
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    rows = [value for reports in terminalreporter.stats.values() for report in reports
-            for name, value in getattr(report, "user_properties", ()) if name == "planted"
-            and getattr(report, "when", "") == "call"]
+    rows = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == "planted" and getattr(report, "when", "") == "call"
+    ]
     if not rows:
         return
     terminalreporter.section("planted bugs")

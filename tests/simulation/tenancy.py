@@ -15,8 +15,8 @@ class Tenancy:
         self.needy: Sequence | None = None
         self.num_across = 0
         self._make_room, self._preempt = scheduler._make_room, scheduler._preempt
-        scheduler._make_room = self._note_needy             # type: ignore[method-assign]
-        scheduler._preempt = self._note_victim              # type: ignore[method-assign]
+        scheduler._make_room = self._note_needy  # type: ignore[method-assign]
+        scheduler._preempt = self._note_victim  # type: ignore[method-assign]
 
     def _note_needy(self, sequence: Sequence, count: int) -> int:
         self.needy = sequence
@@ -29,16 +29,25 @@ class Tenancy:
         if self.needy is not None and self.needy.request.tenant != victim.request.tenant:
             self.num_across += 1
             above = self.above()
-            require(not above or victim.request.tenant in above, "a tenant within its share gave way to another",
-                    victim.request.tenant, above)
+            require(
+                not above or victim.request.tenant in above,
+                "a tenant within its share gave way to another",
+                victim.request.tenant,
+                above,
+            )
         self._preempt(victim)
 
     def above(self) -> set[str]:
         roster, above = self.scheduler.roster, set()
         tenants = {s.request.tenant for s in roster.running + roster.waiting}
         for tenant in tenants:
-            held = {block for s in roster.running if s.request.tenant == tenant
-                    for g, table in enumerate(s.held.tables) for block in table[s.held.first[g]:]}
+            held = {
+                block
+                for s in roster.running
+                if s.request.tenant == tenant
+                for g, table in enumerate(s.held.tables)
+                for block in table[s.held.first[g] :]
+            }
             if len(held) * len(tenants) > self.scheduler.cache.pool.num_blocks:
                 above.add(tenant)
         return above

@@ -11,10 +11,16 @@ from tests.simulation.bugs import BUGS, Bug, bug
 from tests.simulation.planted import copy_core, plant, suite_of, trial
 
 REQUIRED = [
-    "an abort in the middle of a prompt releases nothing", "preemption releases a block twice",
-    "a locked node is evicted", "a partial block is shared", "copy-on-write is skipped",
-    "the budget is one token too large", "`computed` is not rolled back after rejected drafts",
-    "sjf starves the long ones", "a window's usable prefix is off by one", "every draft is accepted",
+    "an abort in the middle of a prompt releases nothing",
+    "preemption releases a block twice",
+    "a locked node is evicted",
+    "a partial block is shared",
+    "copy-on-write is skipped",
+    "the budget is one token too large",
+    "`computed` is not rolled back after rejected drafts",
+    "sjf starves the long ones",
+    "a window's usable prefix is off by one",
+    "every draft is accepted",
 ]
 
 

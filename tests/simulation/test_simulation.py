@@ -15,18 +15,40 @@ from tests.simulation.run import main
 from tests.simulation.world import simulate
 
 SHARDS = 8
-STEPS = 25_600              # per shard
+STEPS = 25_600  # per shard
 WORLD_STEPS = 400
 QUICK_STEPS = 6_000
 
 # Per shard; over the whole run eight times as many. A simulation that stops meeting these tests nothing.
 AT_LEAST = {
-    "num_requests": 1000, "num_preemptions": 200, "num_evicted": 10_000, "num_cached_tokens": 8_000,
-    "num_copies": 1000, "num_forks": 200, "num_aborted": 150, "num_refused": 50, "num_failed_steps": 60,
-    "num_failed_rows": 4, "num_void": 50, "num_accepted_tokens": 100, "num_rejected": 200, "num_recomputed": 500,
-    "end_stop": 150, "end_length": 700, "end_abort": 150, "end_error": 40,
-    "abort_waiting": 15, "abort_preempted": 4, "abort_prefill": 8, "abort_decoding": 15, "abort_in_flight": 10,
-    "abort_paused": 2, "abort_beam": 4, "abort_forked": 8, "abort_leader": 8, "abort_sibling": 10,
+    "num_requests": 1000,
+    "num_preemptions": 200,
+    "num_evicted": 10_000,
+    "num_cached_tokens": 8_000,
+    "num_copies": 1000,
+    "num_forks": 200,
+    "num_aborted": 150,
+    "num_refused": 50,
+    "num_failed_steps": 60,
+    "num_failed_rows": 4,
+    "num_void": 50,
+    "num_accepted_tokens": 100,
+    "num_rejected": 200,
+    "num_recomputed": 500,
+    "end_stop": 150,
+    "end_length": 700,
+    "end_abort": 150,
+    "end_error": 40,
+    "abort_waiting": 15,
+    "abort_preempted": 4,
+    "abort_prefill": 8,
+    "abort_decoding": 15,
+    "abort_in_flight": 10,
+    "abort_paused": 2,
+    "abort_beam": 4,
+    "abort_forked": 8,
+    "abort_leader": 8,
+    "abort_sibling": 10,
 }
 
 
@@ -37,8 +59,10 @@ def test_every_invariant_holds(shard: int) -> None:
         try:
             census.update(simulate(seed, WORLD_STEPS))
         except Exception as error:
-            raise AssertionError(f"seed {seed}: {error}; to see it again: python -m tests.simulation.run --workers 1 "
-                                 f"--steps 1 --seed {seed} --world-steps {WORLD_STEPS}") from error
+            raise AssertionError(
+                f"seed {seed}: {error}; to see it again: python -m tests.simulation.run --workers 1 "
+                f"--steps 1 --seed {seed} --world-steps {WORLD_STEPS}"
+            ) from error
         if census["num_steps"] >= (QUICK_STEPS if QUICK else STEPS):
             break
     if not QUICK:

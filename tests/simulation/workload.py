@@ -11,7 +11,7 @@ from tests.simulation.scenario import Scenario
 
 SALTS = ("", "", "", "a", "b")
 EOS = 0
-LONER = 1000           # tokens from here on begin prompts that share nothing
+LONER = 1000  # tokens from here on begin prompts that share nothing
 
 
 class Workload:
@@ -22,7 +22,7 @@ class Workload:
         self.rng = random.Random(scenario.seed * 31 + 1)
         self.tenants = random.Random(scenario.seed * 31 + 3)
         self.texts = [[self.rng.randrange(VOCABULARY) for _ in range(scenario.longest)] for _ in range(3)]
-        self.texts.append(self.texts[0][:scenario.longest // 2] + self.texts[1][:scenario.longest // 2])
+        self.texts.append(self.texts[0][: scenario.longest // 2] + self.texts[1][: scenario.longest // 2])
         self.pace = scenario.load * min(scenario.max_num_seqs, 6)
         self.next_s = 0.0
         self.num_made = 0
@@ -45,8 +45,11 @@ class Workload:
         self.num_made += 1
         max_tokens = rng.randint(1, longest // 2)
         room = longest - max_tokens
-        special = rng.choice(["n", "n", "best_of", "beam", "beam", "pool", "prompt", "prompt_n"]) \
-            if rng.random() < self.scenario.special_rate else ""
+        special = (
+            rng.choice(["n", "n", "best_of", "beam", "beam", "pool", "prompt", "prompt_n"])
+            if rng.random() < self.scenario.special_rate
+            else ""
+        )
         options: dict[str, Any] = {"max_tokens": max_tokens}
         if special in ("n", "prompt_n"):
             options["n"] = rng.choice([2, 3, 5])
@@ -61,14 +64,29 @@ class Workload:
         if rng.random() < 0.3:
             options["stop_token_ids"] = [rng.randrange(VOCABULARY), rng.randrange(VOCABULARY)]
         options["ignore_eos"] = rng.random() < 0.5
-        beam = BeamSearchParams(beam_width=rng.choice([1, 2, 3, 4]), max_tokens=min(max_tokens, 8),
-                                length_penalty=rng.choice([0.0, 1.0, 1.5]),
-                                ignore_eos=options["ignore_eos"]) if special == "beam" else None
+        beam = (
+            BeamSearchParams(
+                beam_width=rng.choice([1, 2, 3, 4]),
+                max_tokens=min(max_tokens, 8),
+                length_penalty=rng.choice([0.0, 1.0, 1.5]),
+                ignore_eos=options["ignore_eos"],
+            )
+            if special == "beam"
+            else None
+        )
         return Request(
-            id=f"r{self.num_made}", tokens=tuple(self._prompt(text, room)), sampling=SamplingParams(**options),
-            beam=beam, pool=special == "pool", max_tokens=beam.max_tokens if beam else max_tokens,
-            seed=rng.randrange(1 << 30), eos_token_ids=(EOS,), priority=rng.randint(0, 3), salt=rng.choice(SALTS),
-            tenant=self._tenant())
+            id=f"r{self.num_made}",
+            tokens=tuple(self._prompt(text, room)),
+            sampling=SamplingParams(**options),
+            beam=beam,
+            pool=special == "pool",
+            max_tokens=beam.max_tokens if beam else max_tokens,
+            seed=rng.randrange(1 << 30),
+            eos_token_ids=(EOS,),
+            priority=rng.randint(0, 3),
+            salt=rng.choice(SALTS),
+            tenant=self._tenant(),
+        )
 
     def _tenant(self) -> str:
         """One asks for more than the others. Drawn apart, so that worlds of one tenant are as they were."""
@@ -78,11 +96,11 @@ class Workload:
     def _prompt(self, text: list[int] | None, room: int) -> list[int]:
         rng = self.rng
         draw = rng.random()
-        if draw < 0.03:            # too long, or empty: to be refused
+        if draw < 0.03:  # too long, or empty: to be refused
             return [rng.randrange(VOCABULARY) for _ in range(rng.choice([0, 20 * self.scenario.longest]))]
         if draw < 0.15:
             return [LONER + self.num_made] + [rng.randrange(VOCABULARY) for _ in range(rng.randint(0, room - 1))]
-        shared = (text or rng.choice(self.texts))[:rng.randint(0, room)]
+        shared = (text or rng.choice(self.texts))[: rng.randint(0, room)]
         if draw < 0.4 and shared:
             return shared
         return (shared + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, max(1, room // 2)))])[:room]

@@ -23,8 +23,8 @@ from tests.simulation.scenario import Scenario, draw_scenario
 from tests.simulation.tenancy import Tenancy
 from tests.simulation.workload import Workload
 
-QUEUE = 24     # while so many sequences wait nothing arrives; fewer where the budget is tiny
-RARE = ("paused", "beam", "suspect", "preempted", "forked")     # states to be aborted in oftener
+QUEUE = 24  # while so many sequences wait nothing arrives; fewer where the budget is tiny
+RARE = ("paused", "beam", "suspect", "preempted", "forked")  # states to be aborted in oftener
 
 
 class World:
@@ -34,13 +34,22 @@ class World:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed * 31 + 2)
         self.cache = scenario.make_cache()
-        self.scheduler = Scheduler(self.cache, max_num_seqs=scenario.max_num_seqs, policy=scenario.policy,
-                                   max_num_batched_tokens=scenario.max_num_batched_tokens, capacity=scenario.capacity)
+        self.scheduler = Scheduler(
+            self.cache,
+            max_num_seqs=scenario.max_num_seqs,
+            policy=scenario.policy,
+            max_num_batched_tokens=scenario.max_num_batched_tokens,
+            capacity=scenario.capacity,
+        )
         self.model = Model(self.cache.groups)
         self.device = FakeExecutor(
-            self.cache, self.model, Limits(scenario.max_num_seqs, scenario.max_num_batched_tokens),
-            faults=Faults(scenario.seed, scenario.step_fault_rate, scenario.row_fault_rate), lazy=scenario.lazy,
-            drafting=Drafting(scenario.draft_rate, scenario.draft_longest, scenario.draft_accuracy))
+            self.cache,
+            self.model,
+            Limits(scenario.max_num_seqs, scenario.max_num_batched_tokens),
+            faults=Faults(scenario.seed, scenario.step_fault_rate, scenario.row_fault_rate),
+            lazy=scenario.lazy,
+            drafting=Drafting(scenario.draft_rate, scenario.draft_longest, scenario.draft_accuracy),
+        )
         self.engine = Engine(self.scheduler, self, scenario.overlap)
         self.workload = Workload(scenario)
         self.ledger = Ledger(self.model)
@@ -96,8 +105,11 @@ class World:
             if delta.finish_reason == "error":
                 name = (delta.request_id, delta.sibling)
                 blamed = {request_id for request_id, _ in self.device.blamed}
-                require(name in self.device.blamed or delta.request_id in blamed and not delta.sibling,
-                        "an innocent ends with an error", delta)
+                require(
+                    name in self.device.blamed or delta.request_id in blamed and not delta.sibling,
+                    "an innocent ends with an error",
+                    delta,
+                )
             elif delta.tokens:
                 require(delta.request_id not in self.device.faults.poison, "poison answers", delta)
         self._check_cheaply()
@@ -142,20 +154,27 @@ class World:
     def _kinds(self, sequence: Sequence) -> list[str]:
         runs = sequence.status is Status.RUNNING
         kinds = {
-            "waiting": not runs and not sequence.epoch, "preempted": not runs and sequence.num_preempted > 0,
+            "waiting": not runs and not sequence.epoch,
+            "preempted": not runs and sequence.num_preempted > 0,
             "prefill": runs and sequence.num_output == 0 and 0 < sequence.settled < sequence.num_prompt,
-            "decoding": runs and sequence.num_output > 0, "in_flight": bool(sequence.flights),
-            "paused": bool(sequence.candidates), "beam": sequence.beam is not None and sequence.sibling > 0,
-            "forked": runs and sequence.leader is not None, "sibling": sequence.request.num_siblings > 1,
-            "leader": sequence.sibling == 0 and sequence.request.num_siblings > 1, "suspect": sequence.suspect > 0,
+            "decoding": runs and sequence.num_output > 0,
+            "in_flight": bool(sequence.flights),
+            "paused": bool(sequence.candidates),
+            "beam": sequence.beam is not None and sequence.sibling > 0,
+            "forked": runs and sequence.leader is not None,
+            "sibling": sequence.request.num_siblings > 1,
+            "leader": sequence.sibling == 0 and sequence.request.num_siblings > 1,
+            "suspect": sequence.suspect > 0,
         }
         return [kind for kind, applies in kinds.items() if applies]
 
     def _drain(self) -> None:
         """Nothing new arrives: everyone must finish, soon, and give everything back."""
-        owed = sum((len(account.request.tokens) + account.request.max_tokens)
-                   * max(account.request.num_siblings, account.request.beam.beam_width if account.request.beam else 1)
-                   for account in self.ledger.open.values())
+        owed = sum(
+            (len(account.request.tokens) + account.request.max_tokens)
+            * max(account.request.num_siblings, account.request.beam.beam_width if account.request.beam else 1)
+            for account in self.ledger.open.values()
+        )
         last = self.num_steps + 100 + 4 * owed
         while self.engine.has_work:
             self._step()
@@ -184,8 +203,9 @@ class World:
         most = (0.5 if calm else 2.0) * once + 8 * scenario.longest
         require(tally.num_recomputed <= most, "too much is computed again", tally)
         if orderly:
-            require(self.most_preempted <= 3 + scenario.longest.bit_length(), "preempted too often",
-                    self.most_preempted)
+            require(
+                self.most_preempted <= 3 + scenario.longest.bit_length(), "preempted too often", self.most_preempted
+            )
         # A window gives its blocks back one plan late: with overlap it may hold more than was reserved for it.
         late = scenario.overlap and any(group.spec.kind == "window" for group in scenario.groups)
         if scenario.capacity == "reserve" and orderly and not late:

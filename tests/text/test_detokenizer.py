@@ -26,8 +26,9 @@ def tokenizers(byte_level, train_sentencepiece, tmp_path_factory) -> dict[str, T
     made = {"bytes": Tokenizer.of(LocalProgram(Vocabulary(byte_level, "test")))}
     for name, prefix in (("pieces", False), ("prefixed pieces", True)):
         folder = tmp_path_factory.mktemp("pieces")
-        (folder / "tokenizer.model").write_bytes(train_sentencepiece(add_dummy_prefix=prefix,
-                                                                     user_defined_symbols=["[TOOL]"]))
+        (folder / "tokenizer.model").write_bytes(
+            train_sentencepiece(add_dummy_prefix=prefix, user_defined_symbols=["[TOOL]"])
+        )
         made[name] = Tokenizer.from_folder(folder)
     for name, decoder in (("word pieces", decoders.WordPiece()), ("metaspace", decoders.Metaspace()), ("none", None)):
         made[name] = Tokenizer.of(LocalProgram(Vocabulary(word_pieces(decoder), "test")))
@@ -40,14 +41,16 @@ def word_pieces(decoder) -> Backend:
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoder
-    backend.train_from_iterator(["the ▁cat ▁sat on ▁the mat, don't it!"] * 3, trainers.WordPieceTrainer(
-        vocab_size=200, special_tokens=["[UNK]", "[CLS]"], show_progress=False))
+    backend.train_from_iterator(
+        ["the ▁cat ▁sat on ▁the mat, don't it!"] * 3,
+        trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]", "[CLS]"], show_progress=False),
+    )
     return backend
 
 
 def deltas(tokenizer: Tokenizer, ids: list[int], skip: bool, prompt: list[int], size: int = 1) -> list[str]:
     detokenizer = Detokenizer(tokenizer, skip, prompt)
-    pushed = [detokenizer.push(ids[at:at + size]) for at in range(0, len(ids), size)]
+    pushed = [detokenizer.push(ids[at : at + size]) for at in range(0, len(ids), size)]
     return [*pushed, detokenizer.finish()]
 
 
@@ -76,7 +79,7 @@ def test_text_after_a_prompt_is_what_the_ids_add_to_it(tokenizers, kind, prompt,
 @settings(max_examples=100, deadline=None)
 def test_every_delta_of_encoded_text_is_whole_characters(tokenizers, kind, text):
     tokenizer = tokenizers[kind]
-    text = text.replace("\u2581", " ").replace("\ufffd", "?")    # a piece's space, and the mark of half a character
+    text = text.replace("\u2581", " ").replace("\ufffd", "?")  # a piece's space, and the mark of half a character
     parts = deltas(tokenizer, tokenizer.encode(text, add_special_tokens=False), False, [])
     assert "".join(parts) == text
     assert not any("\ufffd" in part for part in parts)
@@ -94,7 +97,8 @@ def test_decode_equals_the_librarys(tokenizers, kind, ids, skip):
 @pytest.fixture(scope="module")
 def sentencepiece_model(train_sentencepiece):
     return sentencepiece.SentencePieceProcessor(
-        model_proto=train_sentencepiece(add_dummy_prefix=True, user_defined_symbols=["[TOOL]"]))
+        model_proto=train_sentencepiece(add_dummy_prefix=True, user_defined_symbols=["[TOOL]"])
+    )
 
 
 @given(ids=st.lists(st.integers(3, 700), max_size=40))

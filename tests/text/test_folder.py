@@ -41,18 +41,31 @@ def test_tokenizer_json_alone_suffices(folder, texts):
 
 
 @pytest.mark.parametrize("template", [False, True])
-@pytest.mark.parametrize("config", [
-    {}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True},
-    {"add_eos_token": True},
-])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"add_bos_token": True},
+        {"add_bos_token": False},
+        {"add_bos_token": True, "add_eos_token": True},
+        {"add_eos_token": True},
+    ],
+)
 def test_bos_and_eos_around_a_prompt(byte_level, tmp_path, template, config):
     backend = Backend.from_str(byte_level.to_str())
     if template:
         backend.post_processor = processors.TemplateProcessing(
-            single="<|im_end|> $A", special_tokens=[("<|im_end|>", 1)])
+            single="<|im_end|> $A", special_tokens=[("<|im_end|>", 1)]
+        )
     backend.save(str(tmp_path / "tokenizer.json"))
-    write(tmp_path, "tokenizer_config.json", bos_token="<|im_end|>", tokenizer_class="PreTrainedTokenizerFast",
-          eos_token={"__type": "AddedToken", "content": "<|endoftext|>"}, **config)
+    write(
+        tmp_path,
+        "tokenizer_config.json",
+        bos_token="<|im_end|>",
+        tokenizer_class="PreTrainedTokenizerFast",
+        eos_token={"__type": "AddedToken", "content": "<|endoftext|>"},
+        **config,
+    )
     tokenizer = Tokenizer.from_folder(tmp_path)
     oracle = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for text in ("", "the cat", "<|im_end|>x"):
@@ -68,10 +81,17 @@ def test_tokens_named_only_in_the_settings(byte_level, tmp_path):
     backend.pre_tokenizer, backend.decoder = byte_level.pre_tokenizer, byte_level.decoder
     backend.save(str(tmp_path / "tokenizer.json"))
     size = backend.get_vocab_size()
-    write(tmp_path, "tokenizer_config.json", eos_token="<|endoftext|>", tokenizer_class="PreTrainedTokenizerFast",
-          added_tokens_decoder={"1": {"content": "<|im_end|>", "special": True, "normalized": False},
-                                str(size): {"content": "<new>", "special": False, "normalized": False},
-                                "99999": {"content": "<lost>", "special": False}})
+    write(
+        tmp_path,
+        "tokenizer_config.json",
+        eos_token="<|endoftext|>",
+        tokenizer_class="PreTrainedTokenizerFast",
+        added_tokens_decoder={
+            "1": {"content": "<|im_end|>", "special": True, "normalized": False},
+            str(size): {"content": "<new>", "special": False, "normalized": False},
+            "99999": {"content": "<lost>", "special": False},
+        },
+    )
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.encode("a<new><|im_end|><|endoftext|>")[1:] == [size, 1, 0]
     assert tokenizer.special_ids == {0, 1}
@@ -79,13 +99,16 @@ def test_tokens_named_only_in_the_settings(byte_level, tmp_path):
     assert tokenizer.decode(tokenizer.encode("<lost>")) == "<lost>" and 99999 not in tokenizer.encode("<lost>")
 
 
-@pytest.mark.parametrize("generation, config, named, expected", [
-    ({"eos_token_id": [5, 0]}, {"eos_token_id": 7}, None, (5, 0)),
-    ({"eos_token_id": 5}, {"eos_token_id": 7}, "<|im_end|>", (5, 1)),
-    (None, {"eos_token_id": [7, 8]}, None, (7, 8)),
-    (None, {"eos_token_id": -1}, None, ()),
-    ({"eos_token_id": None}, {}, "<|im_end|>", (1,)),
-])
+@pytest.mark.parametrize(
+    "generation, config, named, expected",
+    [
+        ({"eos_token_id": [5, 0]}, {"eos_token_id": 7}, None, (5, 0)),
+        ({"eos_token_id": 5}, {"eos_token_id": 7}, "<|im_end|>", (5, 1)),
+        (None, {"eos_token_id": [7, 8]}, None, (7, 8)),
+        (None, {"eos_token_id": -1}, None, ()),
+        ({"eos_token_id": None}, {}, "<|im_end|>", (1,)),
+    ],
+)
 def test_what_ends_an_answer(folder, generation, config, named, expected):
     write(folder, "config.json", **config)
     if generation is not None:
@@ -106,8 +129,11 @@ def test_truncation_and_padding_of_the_file_are_off(byte_level, tmp_path):
 
 
 def test_where_a_chat_template_is_found(folder):
-    write(folder, "tokenizer_config.json", chat_template=[{"name": "default", "template": "A"},
-                                                         {"name": "tool_use", "template": "T"}])
+    write(
+        folder,
+        "tokenizer_config.json",
+        chat_template=[{"name": "default", "template": "A"}, {"name": "tool_use", "template": "T"}],
+    )
     messages = [{"role": "user", "content": "x"}]
     assert Tokenizer.from_folder(folder).apply_chat_template(messages) == "A"
     assert Tokenizer.from_folder(folder).apply_chat_template(messages, tools=[{"name": "f"}]) == "T"
@@ -124,8 +150,15 @@ def test_vocab_and_merges(byte_level, tmp_path, texts, oracle_class):
     write(tmp_path, "vocab.json", **vocab)
     merges = "\n".join(" ".join(merge) for merge in model["merges"])
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + merges + "\n")
-    write(tmp_path, "tokenizer_config.json", tokenizer_class=oracle_class.__name__, bos_token="<|im_end|>",
-          eos_token="<|endoftext|>", unk_token="<|endoftext|>", add_bos_token=oracle_class is GPT2Tokenizer)
+    write(
+        tmp_path,
+        "tokenizer_config.json",
+        tokenizer_class=oracle_class.__name__,
+        bos_token="<|im_end|>",
+        eos_token="<|endoftext|>",
+        unk_token="<|endoftext|>",
+        add_bos_token=oracle_class is GPT2Tokenizer,
+    )
     tokenizer = Tokenizer.from_folder(tmp_path)
     oracle = oracle_class.from_pretrained(tmp_path)
     for text in texts:
@@ -141,11 +174,14 @@ def test_vocab_and_merges_without_settings_are_gpt2s(byte_level, tmp_path):
     assert tokenizer.encode("the<|endoftext|>") == [701, 0]
 
 
-@pytest.mark.parametrize("options", [
-    {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True},
-    {"normalization_rule_name": "identity", "remove_extra_whitespaces": True, "add_dummy_prefix": False},
-    {"normalization_rule_name": "nfkc", "bos_id": -1},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True},
+        {"normalization_rule_name": "identity", "remove_extra_whitespaces": True, "add_dummy_prefix": False},
+        {"normalization_rule_name": "nfkc", "bos_id": -1},
+    ],
+)
 def test_sentencepiece_file(train_sentencepiece, tmp_path, texts, options):
     data = train_sentencepiece(**options)
     (tmp_path / "tokenizer.model").write_bytes(data)
@@ -155,7 +191,7 @@ def test_sentencepiece_file(train_sentencepiece, tmp_path, texts, options):
         if not any(mark in text for mark in ("<s>", "▁", "\x00", "\u200d", "\u0301", "\u0308", "\u0303")):
             assert tokenizer.encode(text, add_special_tokens=False) == model.encode(text), text
     bos = [1] if model.bos_id() >= 0 else []
-    assert tokenizer.encode("a")[:len(bos)] == bos
+    assert tokenizer.encode("a")[: len(bos)] == bos
     assert tokenizer.eos_token_ids == (model.eos_id(),)
 
 
@@ -167,16 +203,19 @@ def test_missing_tokenizer_names_the_folder_and_the_remedy(tmp_path):
         Tokenizer.from_folder(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name, content, words", [
-    ("tokenizer.json", "{", ["tokenizer.json", "damaged"]),
-    ("tokenizer.json", "\xff\xfe", ["tokenizer.json"]),
-    ("tokenizer.json", '{"model": {"type": "Crystal"}}', ["tokenizer.json", "unknown kind"]),
-    ("tokenizer_config.json", "[1]", ["tokenizer_config.json", "table"]),
-    ("tokenizer_config.json", "[" * 100_000, ["tokenizer_config.json", "JSON"]),
-    ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', ["damaged"]),
-    ("generation_config.json", '{"eos_token_id": "end"}', ["eos_token_id='end'"]),
-    ("added_tokens.json", '{"a": "b"}', ["damaged"]),
-])
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("tokenizer.json", "{", ["tokenizer.json", "damaged"]),
+        ("tokenizer.json", "\xff\xfe", ["tokenizer.json"]),
+        ("tokenizer.json", '{"model": {"type": "Crystal"}}', ["tokenizer.json", "unknown kind"]),
+        ("tokenizer_config.json", "[1]", ["tokenizer_config.json", "table"]),
+        ("tokenizer_config.json", "[" * 100_000, ["tokenizer_config.json", "JSON"]),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', ["damaged"]),
+        ("generation_config.json", '{"eos_token_id": "end"}', ["eos_token_id='end'"]),
+        ("added_tokens.json", '{"a": "b"}', ["damaged"]),
+    ],
+)
 def test_damaged_files_are_refused_by_name(folder, name, content, words):
     (folder / name).write_bytes(content.encode("latin-1"))
     with pytest.raises(InvalidModel) as refused:
@@ -189,8 +228,12 @@ def test_damaged_files_are_refused_by_name(folder, name, content, words):
 def test_damage_that_shows_only_when_encoding_is_refused_at_load(byte_level, tmp_path):
     """The library panics here, which is no ordinary exception."""
     table = json.loads(byte_level.to_str())
-    table["post_processor"] = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
-                               "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}]}
+    table["post_processor"] = {
+        "type": "TemplateProcessing",
+        "pair": [],
+        "special_tokens": {},
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}],
+    }
     write(tmp_path, "tokenizer.json", **table)
     with pytest.raises(InvalidModel, match="damaged"):
         Tokenizer.from_folder(tmp_path)
@@ -206,8 +249,8 @@ def test_altered_files_raise_only_our_error(byte_level, train_sentencepiece, tmp
         for _ in range(rng.randrange(1, 4)):
             at = rng.randrange(len(data)) if rng.random() < 0.5 else rng.randrange(min(len(data), 600))
             inserted = rng.choice([b"", b'"', b"{", b"9999999999", b"\xff\xff\xff\x7f", b"null", b"-1"])
-            data[at:at + rng.choice([0, 1, 1, 8])] = inserted or bytes([rng.randrange(256)])
-        (tmp_path / name).write_bytes(data if rng.random() < 0.9 else data[:rng.randrange(len(data))])
+            data[at : at + rng.choice([0, 1, 1, 8])] = inserted or bytes([rng.randrange(256)])
+        (tmp_path / name).write_bytes(data if rng.random() < 0.9 else data[: rng.randrange(len(data))])
         try:
             tokenizer = Tokenizer.from_folder(tmp_path)
             tokenizer.decode(tokenizer.encode("the cat 😀 [TOOL]"))
@@ -220,8 +263,14 @@ def test_a_unigram_model_is_refused_with_the_remedy(tmp_path):
     import io
 
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(["the cat sat on the mat"] * 9), model_writer=model,
-                                             vocab_size=20, model_type="unigram", minloglevel=2, hard_vocab_limit=False)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat on the mat"] * 9),
+        model_writer=model,
+        vocab_size=20,
+        model_type="unigram",
+        minloglevel=2,
+        hard_vocab_limit=False,
+    )
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
     with pytest.raises(InvalidModel, match="unigram.*tokenizer.json"):
         Tokenizer.from_folder(tmp_path)
@@ -261,8 +310,10 @@ def test_word_pieces(tmp_path):
 def test_the_tokenizer_needs_only_the_tokenizers_library(folder):
     import subprocess
 
-    code = ("import sys; from penstock.text.tokenizer import Tokenizer; from penstock.text import detokenizer, stop; "
-            f"Tokenizer.from_folder({str(folder)!r}).encode('a'); "
-            "print([name for name in ('jinja2', 'transformers', 'gguf', 'torch', 'numpy') if name in sys.modules])")
+    code = (
+        "import sys; from penstock.text.tokenizer import Tokenizer; from penstock.text import detokenizer, stop; "
+        f"Tokenizer.from_folder({str(folder)!r}).encode('a'); "
+        "print([name for name in ('jinja2', 'transformers', 'gguf', 'torch', 'numpy') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -17,10 +17,12 @@ from penstock.text.tokenizer import Tokenizer
 
 K = "tokenizer.ggml."
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%(end)s"
-         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%(end)s"
-         r"|%(digits)s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%(end)s"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%(end)s"
+    r"|%(digits)s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # the published patterns, each applied to what the one before left apart
 PATTERNS = {
     "gpt-2": [GPT2],
@@ -43,10 +45,15 @@ def bpe(byte_level) -> dict:
     special = {"<|endoftext|>": 3, "<|im_end|>": 3, "[TOOL]": 4}
     merges = json.loads(byte_level.to_str())["model"]["merges"]
     return {
-        "general.architecture": "llama", K + "model": "gpt2", K + "pre": "gpt-2", K + "tokens": tokens,
+        "general.architecture": "llama",
+        K + "model": "gpt2",
+        K + "pre": "gpt-2",
+        K + "tokens": tokens,
         K + "token_type": [special.get(token, 1) for token in tokens],
         K + "merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in merges],
-        K + "bos_token_id": 0, K + "eos_token_id": 0, K + "add_bos_token": False,
+        K + "bos_token_id": 0,
+        K + "eos_token_id": 0,
+        K + "add_bos_token": False,
     }
 
 
@@ -57,9 +64,14 @@ def pieces_metadata(model: sentencepiece.SentencePieceProcessor, defined: list[s
 
     ids = range(model.vocab_size())
     return {
-        K + "model": "llama", K + "tokens": [model.id_to_piece(id) for id in ids],
-        K + "scores": [model.get_score(id) for id in ids], K + "token_type": [kind(id) for id in ids],
-        K + "bos_token_id": 1, K + "eos_token_id": 2, K + "unknown_token_id": 0, **extra,
+        K + "model": "llama",
+        K + "tokens": [model.id_to_piece(id) for id in ids],
+        K + "scores": [model.get_score(id) for id in ids],
+        K + "token_type": [kind(id) for id in ids],
+        K + "bos_token_id": 1,
+        K + "eos_token_id": 2,
+        K + "unknown_token_id": 0,
+        **extra,
     }
 
 
@@ -93,16 +105,20 @@ def test_falcon_splits_punctuation_and_threes_of_digits(bpe):
     assert [word for word, _ in split] == ["a", "!?", "Ġb", "123", "456", "7", "Ġc"]
 
 
-@pytest.mark.parametrize("options", [
-    {"add_dummy_prefix": True},
-    {"add_dummy_prefix": False},
-    {"add_dummy_prefix": False, "user_defined_symbols": ["[TOOL]", "▁▁", "▁▁▁", "\n\n"]},
-    {"add_dummy_prefix": True, "split_by_whitespace": False, "vocab_size": 700},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"add_dummy_prefix": True},
+        {"add_dummy_prefix": False},
+        {"add_dummy_prefix": False, "user_defined_symbols": ["[TOOL]", "▁▁", "▁▁▁", "\n\n"]},
+        {"add_dummy_prefix": True, "split_by_whitespace": False, "vocab_size": 700},
+    ],
+)
 def test_sentencepiece_encodes_as_sentencepiece_does(train_sentencepiece, texts, options):
     model = sentencepiece.SentencePieceProcessor(model_proto=train_sentencepiece(**options))
-    metadata = pieces_metadata(model, options.get("user_defined_symbols", []),
-                               **{K + "add_space_prefix": options["add_dummy_prefix"]})
+    metadata = pieces_metadata(
+        model, options.get("user_defined_symbols", []), **{K + "add_space_prefix": options["add_dummy_prefix"]}
+    )
     tokenizer = Tokenizer.from_gguf(metadata)
     for text in texts:
         # control tokens in the text are ours to recognise, and only we tell a space from the sign pieces write it by
@@ -115,9 +131,13 @@ def test_pieces_of_equal_score_merge_from_the_left(pieces, naive_pieces):
     runs = ["▁" * size for size in range(2, 17)]
     tokens = [token for token in pieces[K + "tokens"] if token not in runs] + runs
     kept = {token: at for at, token in enumerate(pieces[K + "tokens"])}
-    metadata = {**pieces, K + "tokens": tokens, K + "add_space_prefix": False,
-                K + "scores": [-1e9 if token in runs else pieces[K + "scores"][kept[token]] for token in tokens],
-                K + "token_type": [1 if token in runs else pieces[K + "token_type"][kept[token]] for token in tokens]}
+    metadata = {
+        **pieces,
+        K + "tokens": tokens,
+        K + "add_space_prefix": False,
+        K + "scores": [-1e9 if token in runs else pieces[K + "scores"][kept[token]] for token in tokens],
+        K + "token_type": [1 if token in runs else pieces[K + "token_type"][kept[token]] for token in tokens],
+    }
     tokenizer, naive, rng = Tokenizer.from_gguf(metadata), naive_pieces(metadata), random.Random(2)
     for _ in range(300):
         text = "".join(rng.choice(["a", "the", "-", "\n", ""]) + " " * rng.randrange(50) for _ in range(3))
@@ -128,7 +148,7 @@ def test_control_tokens_in_the_text_are_recognised(pieces):
     tokenizer = Tokenizer.from_gguf(pieces)
     ids = tokenizer.encode("the</s>the", add_special_tokens=False)
     word = tokenizer.encode("the", add_special_tokens=False)
-    assert ids == [*word, 2, *word]            # each stretch begins with its own space, as in llama.cpp
+    assert ids == [*word, 2, *word]  # each stretch begins with its own space, as in llama.cpp
     assert tokenizer.decode(ids) == "the the"
     assert tokenizer.special_ids == {0, 1, 2}
 
@@ -139,9 +159,10 @@ def test_without_scores_the_order_of_ids_stands(pieces):
     assert Tokenizer.from_gguf(metadata).encode(text) == Tokenizer.from_gguf(pieces).encode(text)
 
 
-@pytest.mark.parametrize("add_bos, add_eos, expected", [
-    (True, True, [1, "x", 2]), (False, False, ["x"]), (None, None, [1, "x"]), (False, True, ["x", 2]),
-])
+@pytest.mark.parametrize(
+    "add_bos, add_eos, expected",
+    [(True, True, [1, "x", 2]), (False, False, ["x"]), (None, None, [1, "x"]), (False, True, ["x", 2])],
+)
 def test_what_stands_around_a_prompt(pieces, add_bos, add_eos, expected):
     flags = {K + "add_bos_token": add_bos, K + "add_eos_token": add_eos}
     tokenizer = Tokenizer.from_gguf({**pieces, **{key: flag for key, flag in flags.items() if flag is not None}})
@@ -191,8 +212,12 @@ def test_tokens_of_the_same_text_and_rows_without_a_token(bpe):
 
 
 def test_phi3_swallows_the_break_after_a_role(pieces):
-    metadata = {**pieces, K + "tokens": [*pieces[K + "tokens"], "<|user|>"], K + "scores": [*pieces[K + "scores"], 0.0],
-                K + "token_type": [*pieces[K + "token_type"], 4]}
+    metadata = {
+        **pieces,
+        K + "tokens": [*pieces[K + "tokens"], "<|user|>"],
+        K + "scores": [*pieces[K + "scores"], 0.0],
+        K + "token_type": [*pieces[K + "token_type"], 4],
+    }
     role = len(pieces[K + "tokens"])
     (word,) = Tokenizer.from_gguf(metadata).encode("a", add_special_tokens=False)
     assert Tokenizer.from_gguf(metadata).encode("<|user|>\na")[:2] == [1, role]
@@ -210,19 +235,22 @@ def test_an_unnamed_splitting_goes_by_architecture(bpe, caplog, naive_bytes):
     assert plain.encode("I'll x!? 12") == naive_bytes(bpe, [GPT2]).encode("I'll x!? 12")
 
 
-@pytest.mark.parametrize("change, words", [
-    ({K + "model": None}, ["no tokenizer.ggml.model", "skip_tokenizer_init"]),
-    ({K + "model": "t5"}, ["'t5'", "gpt2, llama, gemma4, bert"]),
-    ({K + "model": 7}, ["must be a string"]),
-    ({K + "pre": "klingon"}, ["'klingon'", "llama-bpe", "skip_tokenizer_init"]),
-    ({K + "tokens": []}, ["tokens is missing or empty"]),
-    ({K + "tokens": [1, 2]}, ["must hold only str"]),
-    ({K + "token_type": [1, 1]}, ["2 entries for"]),
-    ({K + "merges": ["ab"]}, ["'ab'", "not a pair"]),
-    ({K + "add_bos_token": 1}, ["true or false"]),
-    ({K + "bos_token_id": "x"}, ["a token id"]),
-    ({"tokenizer.chat_template": 3}, ["a string"]),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({K + "model": None}, ["no tokenizer.ggml.model", "skip_tokenizer_init"]),
+        ({K + "model": "t5"}, ["'t5'", "gpt2, llama, gemma4, bert"]),
+        ({K + "model": 7}, ["must be a string"]),
+        ({K + "pre": "klingon"}, ["'klingon'", "llama-bpe", "skip_tokenizer_init"]),
+        ({K + "tokens": []}, ["tokens is missing or empty"]),
+        ({K + "tokens": [1, 2]}, ["must hold only str"]),
+        ({K + "token_type": [1, 1]}, ["2 entries for"]),
+        ({K + "merges": ["ab"]}, ["'ab'", "not a pair"]),
+        ({K + "add_bos_token": 1}, ["true or false"]),
+        ({K + "bos_token_id": "x"}, ["a token id"]),
+        ({"tokenizer.chat_template": 3}, ["a string"]),
+    ],
+)
 def test_damaged_metadata_is_refused_by_name(bpe, change, words):
     with pytest.raises(InvalidModel) as refused:
         Tokenizer.from_gguf({**bpe, **change}, origin="model.gguf")
@@ -233,8 +261,10 @@ def test_damaged_metadata_is_refused_by_name(bpe, change, words):
 
 def test_bad_scores_and_endless_tokens_are_refused(pieces):
     size = len(pieces[K + "tokens"])
-    for change in ({K + "scores": [float("nan")] * size}, {K + "tokens": ["x" * 5000, *pieces[K + "tokens"][1:]],
-                                                          K + "token_type": [1] * size}):
+    for change in (
+        {K + "scores": [float("nan")] * size},
+        {K + "tokens": ["x" * 5000, *pieces[K + "tokens"][1:]], K + "token_type": [1] * size},
+    ):
         with pytest.raises(InvalidModel, match="scores must be finite|5000 characters"):
             Tokenizer.from_gguf({**pieces, **change})
 
@@ -243,8 +273,11 @@ def test_whatever_the_metadata_says_only_our_error_comes(bpe, pieces):
     """400 files with values replaced and entries of lists altered: refused, or a tokenizer that works."""
     rng, num_refused = random.Random(5), 0
     junk: list[Any] = [None, True, -1, 3, 10**12, 0.5, float("nan"), "", "x", [], [1], ["a"], [0.5], [None], {}]
-    other: dict[type, list[Any]] = {str: ["", "x", "a b", "▁", "<0x41>", "é" * 9], int: [-1, 0, 2, 3, 4, 5, 6, 99],
-                                    float: [0.0, 9.0, -1e30]}
+    other: dict[type, list[Any]] = {
+        str: ["", "x", "a b", "▁", "<0x41>", "é" * 9],
+        int: [-1, 0, 2, 3, 4, 5, 6, 99],
+        float: [0.0, 9.0, -1e30],
+    }
     for _ in range(400):
         metadata = dict(rng.choice([bpe, pieces]))
         for key in rng.sample(sorted(metadata), 2):

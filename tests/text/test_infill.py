@@ -19,10 +19,17 @@ QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|
 def program(marks: list[str], kind: int = CONTROL, **keys: Any) -> LocalProgram:
     """A vocabulary of single characters, behind the given tokens and `<eos>`."""
     tokens = [*marks, "<eos>", *LETTERS]
-    return LocalProgram.load({
-        K + "model": "gpt2", K + "pre": "gpt-2", K + "tokens": tokens, K + "merges": [], K + "eos_token_id": len(marks),
-        K + "token_type": [*[kind] * len(marks), CONTROL, *[1] * len(LETTERS)],
-        **{K + name: value for name, value in keys.items()}})
+    return LocalProgram.load(
+        {
+            K + "model": "gpt2",
+            K + "pre": "gpt-2",
+            K + "tokens": tokens,
+            K + "merges": [],
+            K + "eos_token_id": len(marks),
+            K + "token_type": [*[kind] * len(marks), CONTROL, *[1] * len(LETTERS)],
+            **{K + name: value for name, value in keys.items()},
+        }
+    )
 
 
 def told(made: LocalProgram, gap: Gap, room: Room | None = None, **options: Any) -> str:
@@ -30,16 +37,19 @@ def told(made: LocalProgram, gap: Gap, room: Room | None = None, **options: Any)
     return made.decode(ids)
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [
-    (QWEN, "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"),
-    (["<fim_prefix>", "<fim_middle>", "<fim_suffix>"], "<fim_prefix>a<fim_suffix>b<fim_middle>"),
-    (["<fim-prefix>", "<fim-middle>", "<fim-suffix>"], "<fim-prefix>a<fim-suffix>b<fim-middle>"),
-    (["<｜fim▁hole｜>", "<｜fim▁begin｜>", "<｜fim▁end｜>"], "<｜fim▁begin｜>a<｜fim▁hole｜>b<｜fim▁end｜>"),
-    (["▁<PRE>", "▁<MID>", "▁<SUF>"], "▁<PRE>a▁<SUF>b▁<MID>"),
-    (["<|code_prefix|>", "<|code_middle|>", "<|code_suffix|>"], "<|code_prefix|>a<|code_suffix|>b<|code_middle|>"),
-    (["[SUFFIX]", "[PREFIX]", "[MIDDLE]"], "[SUFFIX]b[PREFIX]a"),
-    (["<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"], "<[fim-suffix]>b<[fim-prefix]>a<[fim-middle]>"),
-])
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (QWEN, "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"),
+        (["<fim_prefix>", "<fim_middle>", "<fim_suffix>"], "<fim_prefix>a<fim_suffix>b<fim_middle>"),
+        (["<fim-prefix>", "<fim-middle>", "<fim-suffix>"], "<fim-prefix>a<fim-suffix>b<fim-middle>"),
+        (["<｜fim▁hole｜>", "<｜fim▁begin｜>", "<｜fim▁end｜>"], "<｜fim▁begin｜>a<｜fim▁hole｜>b<｜fim▁end｜>"),
+        (["▁<PRE>", "▁<MID>", "▁<SUF>"], "▁<PRE>a▁<SUF>b▁<MID>"),
+        (["<|code_prefix|>", "<|code_middle|>", "<|code_suffix|>"], "<|code_prefix|>a<|code_suffix|>b<|code_middle|>"),
+        (["[SUFFIX]", "[PREFIX]", "[MIDDLE]"], "[SUFFIX]b[PREFIX]a"),
+        (["<[fim-suffix]>", "<[fim-prefix]>", "<[fim-middle]>"], "<[fim-suffix]>b<[fim-prefix]>a<[fim-middle]>"),
+    ],
+)
 @pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
 def test_families(tokens: list[str], expected: str, kind: int) -> None:
     assert told(program(tokens, kind), Gap("a", "b")) == expected
@@ -67,15 +77,18 @@ def test_control_tokens_in_the_texts_are_text(kind: int) -> None:
     gap = Gap("a<|fim_suffix|><eos>", "<|fim_middle|>", (("<|file_sep|>", "<|fim_prefix|>"),))
     ids = made.encode_infill(gap, None, True, None)
     assert [id for id in ids if id < 7] == [4, 5, 5, 0, 1, 2]
-    assert made.decode(ids) == ("<|repo_name|>myproject\n<|file_sep|><|file_sep|>\n<|fim_prefix|><|file_sep|>filename\n"
-                                "<|fim_prefix|>a<|fim_suffix|><eos><|fim_suffix|><|fim_middle|><|fim_middle|>")
+    assert made.decode(ids) == (
+        "<|repo_name|>myproject\n<|file_sep|><|file_sep|>\n<|fim_prefix|><|file_sep|>filename\n"
+        "<|fim_prefix|>a<|fim_suffix|><eos><|fim_suffix|><|fim_middle|><|fim_middle|>"
+    )
     assert made.encode("<|fim_suffix|>") == [1], "a plain prompt may still spell them"
 
 
 def test_other_files_without_tokens_for_them() -> None:
     made = program(QWEN[:3])
     assert told(made, Gap("a", "b", (("x.py", "one"), ("y.py", "two")))) == (
-        "\n\n--- snippet ---\n\none\n\n--- snippet ---\n\ntwo<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>")
+        "\n\n--- snippet ---\n\none\n\n--- snippet ---\n\ntwo<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
+    )
 
 
 def test_the_nearest_is_kept() -> None:
@@ -131,8 +144,15 @@ def test_sentencepiece_goes_on_without_a_blank() -> None:
     pieces = ["<unk>", "<s>", "</s>", "▁<PRE>", "▁<SUF>", "▁<MID>", "▁", "a", "b", "▁a", "▁b"]
     bytes_ = [f"<0x{value:02X}>" for value in range(256)]
     scores = [-float(at) for at in range(len(pieces) + 256)]
-    made = LocalProgram.load({
-        K + "model": "llama", K + "tokens": pieces + bytes_, K + "scores": scores,
-        K + "token_type": [2, 3, 3, 3, 3, 3, 1, 1, 1, 1, 1, *[6] * 256], K + "bos_token_id": 1, K + "eos_token_id": 2})
+    made = LocalProgram.load(
+        {
+            K + "model": "llama",
+            K + "tokens": pieces + bytes_,
+            K + "scores": scores,
+            K + "token_type": [2, 3, 3, 3, 3, 3, 1, 1, 1, 1, 1, *[6] * 256],
+            K + "bos_token_id": 1,
+            K + "eos_token_id": 2,
+        }
+    )
     ids = made.encode_infill(Gap("a", "b"), None, True, None)
     assert [pieces[id] for id in ids] == ["<s>", "▁<PRE>", "▁a", "▁<SUF>", "b", "▁<MID>"]

@@ -66,14 +66,19 @@ def test_markers_that_are_tokens(tokenizer: Any) -> None:
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Wrapped()))
     assert admits(tokenizer, open_grammar(TOOLS, "hermes", special=SPECIAL), "Hm. " + TWO["hermes"], SPECIAL)
     assert admits(tokenizer, open_grammar(TOOLS, "mistral", special=SPECIAL), "Hm. " + NEWER, SPECIAL)
-    assert not admits(tokenizer, open_grammar(TOOLS, "mistral", special=SPECIAL), NEWER.replace("city", "town"),
-                      SPECIAL)
+    assert not admits(
+        tokenizer, open_grammar(TOOLS, "mistral", special=SPECIAL), NEWER.replace("city", "town"), SPECIAL
+    )
 
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_calls_or_an_answer_of_its_own_schema(tokenizer: Any, parser: str) -> None:
-    schema = {"type": "object", "properties": {"sky": {"enum": ["clear", "grey"]}}, "required": ["sky"],
-              "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"sky": {"enum": ["clear", "grey"]}},
+        "required": ["sky"],
+        "additionalProperties": False,
+    }
     grammar = open_grammar(TOOLS, parser, answer=json.dumps(schema))
     one_only = parser == "llama3_json"
     for text in (ONE[parser], ONE[parser] if one_only else TWO[parser], '{"sky": "grey"}', '{\n  "sky": "clear"\n}'):

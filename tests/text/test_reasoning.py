@@ -62,18 +62,21 @@ def test_every_kind(kind):
 
 def test_a_megabyte():
     text = "</think" * 150_000
-    pieces = [text[at:at + 1000] for at in range(0, len(text), 1000)]
+    pieces = [text[at : at + 1000] for at in range(0, len(text), 1000)]
     assert run(ReasoningSplitter(inside=True), pieces) == [("reasoning", text)]
 
 
-@pytest.mark.parametrize("template, prompt, kind, inside", [
-    (None, "<think>", None, False),
-    ("{{ messages }}", "<think>", None, False),
-    ("{% if '</think>' in content %}", "<|User|>hi<|Assistant|><think>\n", "deepseek_r1", True),
-    ("<think></think>", "user: what is <think>?\nassistant:", "deepseek_r1", False),
-    ("<think></think>", "assistant\n<think>\n\n</think>\n\n", "deepseek_r1", False),
-    ("[THINK]{{ x }}[/THINK]", "[/INST][THINK]", "mistral", True),
-])
+@pytest.mark.parametrize(
+    "template, prompt, kind, inside",
+    [
+        (None, "<think>", None, False),
+        ("{{ messages }}", "<think>", None, False),
+        ("{% if '</think>' in content %}", "<|User|>hi<|Assistant|><think>\n", "deepseek_r1", True),
+        ("<think></think>", "user: what is <think>?\nassistant:", "deepseek_r1", False),
+        ("<think></think>", "assistant\n<think>\n\n</think>\n\n", "deepseek_r1", False),
+        ("[THINK]{{ x }}[/THINK]", "[/INST][THINK]", "mistral", True),
+    ],
+)
 def test_template_and_prompt_tell(template, prompt, kind, inside):
     assert detect_kind(template) == kind
     splitter = new_splitter(detect_kind(template), prompt)

@@ -10,6 +10,10 @@ PIECES = st.dictionaries(st.text("ab▁", min_size=1, max_size=6), st.sampled_fr
 
 @given(PIECES)
 def test_merges_come_by_score_then_by_the_longer_left_half(scored: dict[str, float]) -> None:
-    cuts = [(-score, -cut, index, piece[:cut], piece[cut:]) for index, (piece, score) in enumerate(scored.items())
-            for cut in range(1, len(piece)) if piece[:cut] in scored and piece[cut:] in scored]
+    cuts = [
+        (-score, -cut, index, piece[:cut], piece[cut:])
+        for index, (piece, score) in enumerate(scored.items())
+        for cut in range(1, len(piece))
+        if piece[:cut] in scored and piece[cut:] in scored
+    ]
     assert merges_of(list(scored), list(scored.values()), "x") == [(left, right) for *_, left, right in sorted(cuts)]

@@ -41,17 +41,21 @@ def test_holds_back_only_what_a_stop_string_may_begin_with(text, strings):
         shown += stop.push(char)
         if stop.matched:
             return
-        held = max((size for string in strings for size in range(len(string)) if text[:end].endswith(string[:size])),
-                   default=0)
+        held = max(
+            (size for string in strings for size in range(len(string)) if text[:end].endswith(string[:size])), default=0
+        )
         assert shown == text[: end - held]
 
 
-@pytest.mark.parametrize("strings, shown, matched", [
-    (["\n", "\n\n"], "one", "\n"),          # a shorter string is not kept waiting for a longer one
-    (["e\n\ntwo", "\n\n"], "one", "\n\n"),   # complete first, though it begins later
-    (["\n\n", "e\n\n"], "on", "e\n\n"),      # complete together: the longest
-    (["three"], "one\n\ntwo", None),
-])
+@pytest.mark.parametrize(
+    "strings, shown, matched",
+    [
+        (["\n", "\n\n"], "one", "\n"),  # a shorter string is not kept waiting for a longer one
+        (["e\n\ntwo", "\n\n"], "one", "\n\n"),  # complete first, though it begins later
+        (["\n\n", "e\n\n"], "on", "e\n\n"),  # complete together: the longest
+        (["three"], "one\n\ntwo", None),
+    ],
+)
 def test_which_stop_string_ends_the_text(strings, shown, matched):
     stop = StopStrings(strings)
     assert stop.push("one\n\ntwo") + stop.finish() == shown

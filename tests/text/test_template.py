@@ -101,18 +101,33 @@ MISTRAL = """{{ bos_token }}{% set ns = namespace(index=0) %}
 
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL}
 NAMED = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
-TOOLS = [{"type": "function", "function": {
-    "name": "wetter", "description": "<Wie> wird's & \"so\"?",
-    "parameters": {"type": "object", "properties": {"ort": {"type": "string"}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "wetter",
+            "description": '<Wie> wird\'s & "so"?',
+            "parameters": {"type": "object", "properties": {"ort": {"type": "string"}}},
+        },
+    }
+]
 TALKS: dict[str, list[dict[str, Any]]] = {
     "one": [{"role": "user", "content": "Hi"}],
     "system": [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "  Ünïcode 😀 <b> & 'q'\n"}],
-    "turns": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b\n\n"},
-              {"role": "user", "content": ""}],
-    "tools": [{"role": "user", "content": "Rain?"},
-              {"role": "assistant", "content": None, "tool_calls": [
-                  {"type": "function", "function": {"name": "wetter", "arguments": {"ort": "Köln <1>"}}}]},
-              {"role": "tool", "content": "dry"}],
+    "turns": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b\n\n"},
+        {"role": "user", "content": ""},
+    ],
+    "tools": [
+        {"role": "user", "content": "Rain?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"type": "function", "function": {"name": "wetter", "arguments": {"ort": "Köln <1>"}}}],
+        },
+        {"role": "tool", "content": "dry"},
+    ],
     "wrong": [{"role": "assistant", "content": "first"}, {"role": "narrator", "content": "?"}],
 }
 
@@ -120,6 +135,7 @@ TALKS: dict[str, list[dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def pair(byte_level):
     """Our tokenizer and transformers' with the same template."""
+
     def make(template: str) -> tuple[Tokenizer, PreTrainedTokenizerFast]:
         oracle = PreTrainedTokenizerFast(tokenizer_object=byte_level, chat_template=template, **NAMED)
         vocabulary = Vocabulary(byte_level, "model", named=NAMED, templates={"default": template})
@@ -150,8 +166,9 @@ def test_any_content_renders_as_transformers_does(pair, contents):
     talk = [{"role": "assistant" if at % 2 else "user", "content": content} for at, content in enumerate(contents)]
     for template in TEMPLATES.values():
         ours, oracle = pair(template)
-        assert ours.apply_chat_template(talk) == oracle.apply_chat_template(talk, tokenize=False,
-                                                                            add_generation_prompt=True)
+        assert ours.apply_chat_template(talk) == oracle.apply_chat_template(
+            talk, tokenize=False, add_generation_prompt=True
+        )
 
 
 def render(source: str, **values) -> str:
@@ -178,24 +195,36 @@ def test_a_damaged_template_is_the_models_fault(source):
         ChatTemplate(source, "model")
 
 
-@pytest.mark.parametrize("source", [
-    "{{ messages.__class__.__mro__ }}", "{{ ''.__class__ }}", "{{ messages.append(1) }}",
-    "{{ cycler.__init__.__globals__ }}",
-    "{{ namespace(__init__=1) }}", "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
-    "{{ self.__init__ }}{{ 1/0 }}",
-    "{{ 'a' * 10**9 }}", "{{ [0] * 100000000 }}", "{{ 9**999999 }}", "{{ '%999999999d' % 1 }}",
-    "{{ '%*d' % (10**9, 1) }}",
-    "{% for i in range(999999999) %}{% endfor %}", "{{ raise_exception() }}", "{{ lipsum() }}",
-    "{% set ns = namespace(x='a' * 1000) %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ namespace(__init__=1) }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ self.__init__ }}{{ 1/0 }}",
+        "{{ 'a' * 10**9 }}",
+        "{{ [0] * 100000000 }}",
+        "{{ 9**999999 }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%*d' % (10**9, 1) }}",
+        "{% for i in range(999999999) %}{% endfor %}",
+        "{{ raise_exception() }}",
+        "{{ lipsum() }}",
+        "{% set ns = namespace(x='a' * 1000) %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
 def test_a_hostile_template_gets_nowhere(source):
     try:
         text = render(source)
     except InvalidRequest as refused:
         assert "\n" not in str(refused)
     else:
-        assert text == ""                  # an attribute the sandbox hides is undefined and prints as nothing
+        assert text == ""  # an attribute the sandbox hides is undefined and prints as nothing
 
 
 def test_output_is_bounded():
@@ -208,11 +237,20 @@ def test_no_template_names_the_remedy(byte_level):
         Tokenizer.of(LocalProgram(Vocabulary(byte_level, "some/folder"))).apply_chat_template(TALKS["one"])
 
 
-@pytest.mark.parametrize("messages", [
-    [], "hi", [7], [{"content": "no role"}], [{"role": "user", "content": 3}], [{"role": 1, "content": "x"}],
-    [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], [{"role": "user", "content": [5]}],
-    [{"role": "user", "content": "x", "extra": object()}],
-])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        "hi",
+        [7],
+        [{"content": "no role"}],
+        [{"role": "user", "content": 3}],
+        [{"role": 1, "content": "x"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+        [{"role": "user", "content": [5]}],
+        [{"role": "user", "content": "x", "extra": object()}],
+    ],
+)
 def test_messages_of_another_shape_are_refused(messages):
     with pytest.raises(InvalidRequest):
         ChatTemplate("{{ messages }}", "model").render(messages, {})

@@ -24,9 +24,17 @@ def test_a_file_and_a_text(tmp_path: Path) -> None:
     assert read_template(str(file)) == read_template(GIVEN) == GIVEN
 
 
-@pytest.mark.parametrize(("written", "words"), [
-    (None, "No such file"), ("{% for a in b %}\n{{ a }}\n{% endif %}", "line 3"), ("{{ a", "line 1"),
-    ("", "is empty"), (b"\xff\xfe{{ a }}", "not UTF-8"), ("x" * (MAX_TEMPLATE_BYTES + 1), "larger than 1 MiB")])
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (None, "No such file"),
+        ("{% for a in b %}\n{{ a }}\n{% endif %}", "line 3"),
+        ("{{ a", "line 1"),
+        ("", "is empty"),
+        (b"\xff\xfe{{ a }}", "not UTF-8"),
+        ("x" * (MAX_TEMPLATE_BYTES + 1), "larger than 1 MiB"),
+    ],
+)
 def test_what_is_refused(tmp_path: Path, written: str | bytes | None, words: str) -> None:
     file = tmp_path / "given.jinja"
     if written is not None:
@@ -74,15 +82,22 @@ def test_ends_of_turns_that_it_writes_end_answers() -> None:
     from penstock.text.program import LocalProgram
 
     key = "tokenizer.ggml."
-    metadata = {key + "model": "gpt2", key + "pre": "gpt-2", key + "tokens": ["a", "</s>", "<|im_end|>", "<|eot_id|>"],
-                key + "token_type": [1, 3, 3, 3], key + "eos_token_id": 1}
+    metadata = {
+        key + "model": "gpt2",
+        key + "pre": "gpt-2",
+        key + "tokens": ["a", "</s>", "<|im_end|>", "<|eot_id|>"],
+        key + "token_type": [1, 3, 3, 3],
+        key + "eos_token_id": 1,
+    }
     assert LocalProgram.load(metadata).vocabulary.eos_token_ids == (1,)
     given = LocalProgram.load(metadata, template="{{ messages }}<|im_end|>")
     assert given.vocabulary.eos_token_ids == (1, 2)
 
 
-@pytest.mark.parametrize(("options", "has_cache", "idle"), [({}, True, ""), ({}, False, "the model makes embeddings"),
-                                                            ({"skip_tokenizer_init": True}, True, "no tokenizer")])
+@pytest.mark.parametrize(
+    ("options", "has_cache", "idle"),
+    [({}, True, ""), ({}, False, "the model makes embeddings"), ({"skip_tokenizer_init": True}, True, "no tokenizer")],
+)
 def test_where_it_is_without_effect_the_settings_say_so(options: dict[str, bool], has_cache: bool, idle: str) -> None:
     found = find_idle(EngineConfig.from_options(chat_template=GIVEN, **options), "cpu", 0.0, has_cache)
     assert idle in found["chat_template"] if idle else not found

@@ -13,11 +13,17 @@ from tests.text.streams import run
 
 llguidance = pytest.importorskip("llguidance")
 
-WEATHER = {"type": "object", "$defs": {"count": {"type": "integer"}},
-           "properties": {"city": {"type": "string"}, "days": {"$ref": "#/$defs/count"}, "metric": {"type": "boolean"}},
-           "required": ["city"], "additionalProperties": False}
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}},
-         {"type": "function", "function": {"name": "time"}}]
+WEATHER = {
+    "type": "object",
+    "$defs": {"count": {"type": "integer"}},
+    "properties": {"city": {"type": "string"}, "days": {"$ref": "#/$defs/count"}, "metric": {"type": "boolean"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}},
+    {"type": "function", "function": {"name": "time"}},
+]
 SPECIAL = {"<tool_call>": 256, "</tool_call>": 257, "[TOOL_CALLS]": 258, "[ARGS]": 259}
 
 ONE = {
@@ -45,9 +51,9 @@ def admits(tokenizer, grammar: str, text: str, special: dict[str, int] | None = 
     ids = list(text.encode())
     for marker, id in (special or {}).items():
         raw = list(marker.encode())
-        while any(ids[at:at + len(raw)] == raw for at in range(len(ids))):
-            at = next(at for at in range(len(ids)) if ids[at:at + len(raw)] == raw)
-            ids[at:at + len(raw)] = [id]
+        while any(ids[at : at + len(raw)] == raw for at in range(len(ids))):
+            at = next(at for at in range(len(ids)) if ids[at : at + len(raw)] == raw)
+            ids[at : at + len(raw)] = [id]
     matcher = llguidance.LLMatcher(tokenizer, grammar)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
@@ -59,16 +65,28 @@ def test_the_parser_reads_what_the_grammar_admits(tokenizer, parser):
     assert admits(tokenizer, grammar, TWO[parser])
     events = run(TOOL_PARSERS[parser](lambda: "id"), [TWO[parser]])
     assert [(event[0], event[-1]) for event in events] == [
-        ("call", "weather"), ("arguments", '{"city": "Oslo", "days": 3}'),
-        ("call", "time"), ("arguments", '{"any": [1]}')]
+        ("call", "weather"),
+        ("arguments", '{"city": "Oslo", "days": 3}'),
+        ("call", "time"),
+        ("arguments", '{"any": [1]}'),
+    ]
 
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_nothing_but_calls_is_admitted(tokenizer, parser):
     grammar = call_grammar(TOOLS, parser)
     one = ONE[parser]
-    for text in ["", "Hello", " " + one, one + " bye", one[:-1], one.replace("weather", "wether"),
-                 one.replace("3", '"3"'), one.replace("city", "town"), one.replace("days", "daze")]:
+    for text in [
+        "",
+        "Hello",
+        " " + one,
+        one + " bye",
+        one[:-1],
+        one.replace("weather", "wether"),
+        one.replace("3", '"3"'),
+        one.replace("city", "town"),
+        one.replace("days", "daze"),
+    ]:
         assert not admits(tokenizer, grammar, text), text
 
 
@@ -86,10 +104,10 @@ def test_a_named_function_is_the_only_one(tokenizer, parser):
     assert not admits(tokenizer, call_grammar(TOOLS, parser, name="time"), ONE[parser])
 
 
-@pytest.mark.parametrize("parser, text", [
-    ("hermes", TWO["hermes"]),
-    ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]time[ARGS]{}'),
-])
+@pytest.mark.parametrize(
+    "parser, text",
+    [("hermes", TWO["hermes"]), ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}[TOOL_CALLS]time[ARGS]{}')],
+)
 def test_special_tokens_stand_for_markers(tokenizer, parser, text):
     grammar = call_grammar(TOOLS, parser, special=SPECIAL)
     assert admits(tokenizer, grammar, text, SPECIAL)
@@ -104,11 +122,20 @@ def test_mistral_without_args_token_writes_an_array(tokenizer):
     assert admits(tokenizer, grammar, TWO["mistral"].replace("] [", "]["), special)
 
 
-@pytest.mark.parametrize("text, admitted", [
-    ("city='x'", False), ('city="x"', True), ('city="x", metric=true', True), ('city="x", days=1, metric=false', True),
-    ('metric=true, city="x"', False), ("days=1", False), ("", False), ('city="x", ', False),
-    ('city="x", days=1.5', False),
-])
+@pytest.mark.parametrize(
+    "text, admitted",
+    [
+        ("city='x'", False),
+        ('city="x"', True),
+        ('city="x", metric=true', True),
+        ('city="x", days=1, metric=false', True),
+        ('metric=true, city="x"', False),
+        ("days=1", False),
+        ("", False),
+        ('city="x", ', False),
+        ('city="x", days=1.5', False),
+    ],
+)
 def test_keyword_arguments_follow_the_schema(tokenizer, text, admitted):
     assert admits(tokenizer, call_grammar(TOOLS, "pythonic"), f"[weather({text})]") == admitted
 
@@ -133,14 +160,17 @@ def test_names_are_written_as_json(tokenizer, name):
     assert admits(tokenizer, grammar, f"<tool_call>\n{call}\n</tool_call>")
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"tools": []}, "at least one tool"),
-    ({"name": "wether"}, "'wether', which is not among the tools; use one of weather, time"),
-    ({"parser": "none"}, "use one of hermes"),
-    ({"tools": [{"type": "function"}]}, "a tool must be"),
-    ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "must be a JSON schema"),
-    ({"tools": [{"function": {"name": "f g"}}], "parser": "pythonic"}, "'f g' cannot stand without quotes"),
-])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"tools": []}, "at least one tool"),
+        ({"name": "wether"}, "'wether', which is not among the tools; use one of weather, time"),
+        ({"parser": "none"}, "use one of hermes"),
+        ({"tools": [{"type": "function"}]}, "a tool must be"),
+        ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "must be a JSON schema"),
+        ({"tools": [{"function": {"name": "f g"}}], "parser": "pythonic"}, "'f g' cannot stand without quotes"),
+    ],
+)
 def test_what_cannot_be_forced_is_refused(options, message):
     with pytest.raises(InvalidRequest, match=message):
         call_grammar(**{"tools": TOOLS, "parser": "hermes", **options})

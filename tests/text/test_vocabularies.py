@@ -18,8 +18,10 @@ from tests.text.test_gguf import bpe as bpe
 ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LEAD = r"[^\r\n\p{L}\p{N}]?"
 CASED_3 = CASED % {"end": ENDING + "?", "digits": r"\p{N}{1,3}"}
-MARKED = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-          r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+MARKED = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 UPPER, LOWER = r"(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])", r"(?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}])"
 # the published patterns, each applied to what the one before left apart
 PATTERNS = {
@@ -28,20 +30,32 @@ PATTERNS = {
     "minimax-m2": [CASED_3],
     "granite-embed-multi-97m": [CASED_3],
     "tiny_aya": [r"\d{1,3}(?=(?:\d{3})*\b)", CASED_3],
-    "afmoe": [r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
-              r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
-              r"\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+", MARKED],
+    "afmoe": [
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+        r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
+        r"\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+        MARKED,
+    ],
     "minicpm5": [r"\p{N}{1,3}", WORDS % r"\p{N}+"],
     "laguna": [r"[^\n]+|\n+", WORDS % r"\p{N}"],
     "seed-coder": [ENDING + "|" + LEAD + r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"],
-    "bailingmoe2": [r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
-                    r"|\s+(?!\S)|\s+"],
-    "exaone-moe": [ENDING + "|" + LEAD + r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]"
-                   r"|\s+(?!\S)|\s+"],
-    "kimi-k2": [r"\p{Han}+|" + "".join(f"{LEAD}{UPPER}{a}{LOWER}{b}{ENDING}?|" for a, b in ("*+", "+*"))
-                + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"],
-    "jais-2": [ENDING + "|" + LEAD + r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{8}(?!\S)|\s{4}(?!\S)"
-               r"|\s{1,2}(?!\S)|\s{1}"],
+    "bailingmoe2": [
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+        r"|\s+(?!\S)|\s+"
+    ],
+    "exaone-moe": [
+        ENDING + "|" + LEAD + r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]"
+        r"|\s+(?!\S)|\s+"
+    ],
+    "kimi-k2": [
+        r"\p{Han}+|"
+        + "".join(f"{LEAD}{UPPER}{a}{LOWER}{b}{ENDING}?|" for a, b in ("*+", "+*"))
+        + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "jais-2": [
+        ENDING + "|" + LEAD + r"\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{8}(?!\S)|\s{4}(?!\S)"
+        r"|\s{1,2}(?!\S)|\s{1}"
+    ],
 }
 
 
@@ -60,14 +74,17 @@ def words(bpe: dict[str, Any], name: str, text: str) -> list[str]:
     return [text[start:end] for _, (start, end) in made.pre_tokenize_str(text)]
 
 
-@pytest.mark.parametrize(("name", "text", "expected"), [
-    ("deepseek-llm", "Ab éß 中文x 1234\n!?ა", ["Ab", " éß", " ", "中文", "x", " ", "1234", "\n", "!?", "ა"]),
-    ("deepseek-llm", "a  ", ["a", "  "]),
-    ("superbpe", "ab cd 1234567!", ["ab cd ", "1", "234", "567", "!"]),
-    ("afmoe", "12345 x", ["12", "345", " x"]),
-    ("youtu", "한국 Abc'ss１，中", ["한국", " Abc's", "s", "１", "，", "中"]),
-    ("chameleon", "a 12IMGIMGABZab\t!!", ["a", " ", "1", "2", "IMGIMGABZ", "ab", "\t", "!", "!"]),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("deepseek-llm", "Ab éß 中文x 1234\n!?ა", ["Ab", " éß", " ", "中文", "x", " ", "1234", "\n", "!?", "ა"]),
+        ("deepseek-llm", "a  ", ["a", "  "]),
+        ("superbpe", "ab cd 1234567!", ["ab cd ", "1", "234", "567", "!"]),
+        ("afmoe", "12345 x", ["12", "345", " x"]),
+        ("youtu", "한국 Abc'ss１，中", ["한국", " Abc's", "s", "１", "，", "中"]),
+        ("chameleon", "a 12IMGIMGABZab\t!!", ["a", " ", "1", "2", "IMGIMGABZ", "ab", "\t", "!", "!"]),
+    ],
+)
 def test_words(bpe: dict[str, Any], name: str, text: str, expected: list[str]) -> None:
     assert words(bpe, name, text) == expected
 
@@ -79,9 +96,10 @@ def wordpiece(texts: list[str]) -> Backend:
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    clean = [text for text in texts[::2] if "▁" not in text]       # the sign of GGUF's own spelling
-    made.train_from_iterator(clean, trainers.WordPieceTrainer(vocab_size=400, special_tokens=special,
-                                                              show_progress=False))
+    clean = [text for text in texts[::2] if "▁" not in text]  # the sign of GGUF's own spelling
+    made.train_from_iterator(
+        clean, trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    )
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return made
 
@@ -89,11 +107,20 @@ def wordpiece(texts: list[str]) -> Backend:
 def bert_metadata(theirs: Backend) -> dict[str, Any]:
     special = theirs.get_added_tokens_decoder()
     tokens = [theirs.id_to_token(id) or "" for id in range(theirs.get_vocab_size())]
-    written = [text if id in special else text[2:] if text.startswith("##") else "▁" + text
-               for id, text in enumerate(tokens)]
-    return {"general.architecture": "bert", K + "model": "bert", K + "pre": "bert-bge", K + "tokens": written,
-            K + "token_type": [3 if id in special else 1 for id in range(len(tokens))], K + "unknown_token_id": 1,
-            K + "cls_token_id": 2, K + "seperator_token_id": 3, K + "padding_token_id": 0}
+    written = [
+        text if id in special else text[2:] if text.startswith("##") else "▁" + text for id, text in enumerate(tokens)
+    ]
+    return {
+        "general.architecture": "bert",
+        K + "model": "bert",
+        K + "pre": "bert-bge",
+        K + "tokens": written,
+        K + "token_type": [3 if id in special else 1 for id in range(len(tokens))],
+        K + "unknown_token_id": 1,
+        K + "cls_token_id": 2,
+        K + "seperator_token_id": 3,
+        K + "padding_token_id": 0,
+    }
 
 
 def test_wordpiece_equals_its_definition(wordpiece: Backend, texts: list[str]) -> None:
@@ -135,12 +162,22 @@ def gemma(texts: list[str]) -> Backend:
 
 def gemma_metadata(theirs: Backend) -> dict[str, Any]:
     tokens = [theirs.id_to_token(id) or "" for id in range(theirs.get_vocab_size())]
-    kinds = [3 if id < 5 else 6 if id < 261 else 4 if text == "\n" * len(text) and len(text) > 1 else 1
-             for id, text in enumerate(tokens)]
+    kinds = [
+        3 if id < 5 else 6 if id < 261 else 4 if text == "\n" * len(text) and len(text) > 1 else 1
+        for id, text in enumerate(tokens)
+    ]
     merges = [" ".join(merge) for merge in json.loads(theirs.to_str())["model"]["merges"]]
-    return {"general.architecture": "gemma4", K + "model": "gemma4", K + "tokens": tokens, K + "token_type": kinds,
-            K + "merges": merges, K + "unknown_token_id": 3, K + "bos_token_id": 2, K + "eos_token_id": 1,
-            K + "scores": [-1000.0] * len(tokens)}
+    return {
+        "general.architecture": "gemma4",
+        K + "model": "gemma4",
+        K + "tokens": tokens,
+        K + "token_type": kinds,
+        K + "merges": merges,
+        K + "unknown_token_id": 3,
+        K + "bos_token_id": 2,
+        K + "eos_token_id": 1,
+        K + "scores": [-1000.0] * len(tokens),
+    }
 
 
 @pytest.mark.parametrize("change", [{}, {K + "model": "gpt2", K + "pre": "gemma4"}])

@@ -44,12 +44,27 @@ BERT = Names(
 )
 
 # The pooler of next-sentence prediction, which embeddings do not use.
-POOLER = ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
-          "pooler_type", "directionality")
+POOLER = (
+    "pooler_fc_size",
+    "pooler_num_attention_heads",
+    "pooler_num_fc_layers",
+    "pooler_size_per_head",
+    "pooler_type",
+    "directionality",
+)
 
 
-@family("BertModel", like=dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-                               num_attention_heads=4, max_position_embeddings=64))
+@family(
+    "BertModel",
+    like=dict(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+    ),
+)
 def bert(c: Config) -> ModelSpec:
     c.ignore(*POOLER)
     c.only("position_embedding_type", "absolute")
@@ -57,9 +72,22 @@ def bert(c: Config) -> ModelSpec:
     c.only("add_cross_attention", False)
     norm = layer_norm(c, "layer_norm_eps", eps=1e-12)
     size = head_size(c)
-    block = PostNormBlock(EncoderAttention(width(c), num_heads(c), size, size**-0.5),
-                          mlp(c, activation(c, default="gelu"), bias=True), norm, norm)
+    block = PostNormBlock(
+        EncoderAttention(width(c), num_heads(c), size, size**-0.5),
+        mlp(c, activation(c, default="gelu"), bias=True),
+        norm,
+        norm,
+    )
     positions = c.count("max_position_embeddings", most=MAX_POSITIONS)
-    return model(c, layers=[block] * num_layers(c), norm=None, names=BERT, tied=True, positions=positions, head=False,
-                 embed=embedding(c, num_positions=positions, norm=norm,
-                                 num_types=c.count("type_vocab_size", default=2, most=1024)))
+    return model(
+        c,
+        layers=[block] * num_layers(c),
+        norm=None,
+        names=BERT,
+        tied=True,
+        positions=positions,
+        head=False,
+        embed=embedding(
+            c, num_positions=positions, norm=norm, num_types=c.count("type_vocab_size", default=2, most=1024)
+        ),
+    )

@@ -21,8 +21,12 @@ from penstock.models.spec import ModelSpec
 BLOOM = Names(
     prefixes=("transformer.",),
     stack="h",
-    model={"word_embeddings": "embedding.tokens", "word_embeddings_layernorm": "embedding.norm", "ln_f": "norm",
-           "lm_head": "head.rows"},
+    model={
+        "word_embeddings": "embedding.tokens",
+        "word_embeddings_layernorm": "embedding.norm",
+        "ln_f": "norm",
+        "lm_head": "head.rows",
+    },
     layer={
         "input_layernorm": "attention_norm",
         "self_attention.query_key_value": Stored("attention.qkv", "grouped"),
@@ -33,8 +37,15 @@ BLOOM = Names(
     },
 )
 # How training computed the same values.
-TRAINING = ("attention_softmax_in_fp32", "masked_softmax_fusion", "bias_dropout_fusion", "offset_alibi",
-            "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact")
+TRAINING = (
+    "attention_softmax_in_fp32",
+    "masked_softmax_fusion",
+    "bias_dropout_fusion",
+    "offset_alibi",
+    "skip_bias_add",
+    "skip_bias_add_qkv",
+    "slow_but_exact",
+)
 TINY = dict(vocab_size=256, hidden_size=64, n_layer=2, n_head=4)
 
 
@@ -46,5 +57,12 @@ def bloom(c: Config) -> ModelSpec:
     inner = attention(c, num_kv_heads=num_heads(c), alibi=alibi_slopes(num_heads(c)), qkv_bias=True, out_bias=True)
     block = Block(inner, mlp(c, "gelu_tanh", bias=True), attention_norm=norm, mlp_norm=norm)
     positions = c.count("seq_length", "max_position_embeddings", default=2048, most=MAX_POSITIONS)
-    return model(c, layers=[block] * num_layers(c), norm=norm, names=BLOOM, tied=True, positions=positions,
-                 embed=embedding(c, norm=norm))
+    return model(
+        c,
+        layers=[block] * num_layers(c),
+        norm=norm,
+        names=BLOOM,
+        tied=True,
+        positions=positions,
+        embed=embedding(c, norm=norm),
+    )

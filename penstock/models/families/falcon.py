@@ -62,12 +62,15 @@ def falcon_attention(c: Config, grouped: bool) -> Attention:
     return attention(c, alibi=slopes, num_kv_heads=kv_heads, qkv_bias=bias, out_bias=bias)
 
 
-@family("FalconForCausalLM", like=[
-    TINY,
-    TINY | dict(new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False),
-    TINY | dict(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, ffn_hidden_size=80),
-    TINY | dict(alibi=True, bias=True, multi_query=False, parallel_attn=False),
-])
+@family(
+    "FalconForCausalLM",
+    like=[
+        TINY,
+        TINY | dict(new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False),
+        TINY | dict(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, ffn_hidden_size=80),
+        TINY | dict(alibi=True, bias=True, multi_query=False, parallel_attn=False),
+    ],
+)
 def falcon(c: Config) -> ModelSpec:
     grouped = c.flag("new_decoder_architecture", False)
     parallel = c.flag("parallel_attn", True)

@@ -24,7 +24,7 @@ from penstock.models.registry import family
 from penstock.models.rope import rope
 from penstock.models.spec import ModelSpec
 
-HEAD_SIZE = 256                        # where a config names none
+HEAD_SIZE = 256  # where a config names none
 TINY = LLAMA_TINY | dict(head_dim=24)
 # "gelu" in a Gemma config always meant its tanh form.
 GEMMA_ACTIVATIONS = ACTIVATIONS | {"gelu": "gelu_tanh"}
@@ -32,14 +32,27 @@ GEMMA_ACTIVATIONS = ACTIVATIONS | {"gelu": "gelu_tanh"}
 
 def gemma_model(c: Config, layers: list[Block], names: Names, softcap: float = 0.0) -> ModelSpec:
     c.only("use_bidirectional_attention", False)
-    return model(c, layers=layers, norm=rms_norm(c), names=one_plus(names), tied=True, softcap=softcap,
-                 embed=embedding(c, scale=width(c) ** 0.5))
+    return model(
+        c,
+        layers=layers,
+        norm=rms_norm(c),
+        names=one_plus(names),
+        tied=True,
+        softcap=softcap,
+        embed=embedding(c, scale=width(c) ** 0.5),
+    )
 
 
 def sandwich(c: Config, inner: Attention) -> Block:
     norm = rms_norm(c)
-    return Block(inner, gated_mlp(c, gemma_activation(c)), attention_norm=norm, attention_out_norm=norm,
-                 mlp_norm=norm, mlp_out_norm=norm)
+    return Block(
+        inner,
+        gated_mlp(c, gemma_activation(c)),
+        attention_norm=norm,
+        attention_out_norm=norm,
+        mlp_norm=norm,
+        mlp_out_norm=norm,
+    )
 
 
 def gemma_activation(c: Config) -> str:
@@ -55,33 +68,67 @@ def softcap_of(c: Config, name: str, default: float) -> float:
 def gemma(c: Config) -> ModelSpec:
     bias = c.flag("attention_bias", False)
     size = head_size(c, HEAD_SIZE)
-    block = Block(attention(c, rope=rope(c, size), size=size, qkv_bias=bias, out_bias=bias),
-                  gated_mlp(c, gemma_activation(c)), attention_norm=rms_norm(c), mlp_norm=rms_norm(c))
+    block = Block(
+        attention(c, rope=rope(c, size), size=size, qkv_bias=bias, out_bias=bias),
+        gated_mlp(c, gemma_activation(c)),
+        attention_norm=rms_norm(c),
+        mlp_norm=rms_norm(c),
+    )
     return gemma_model(c, [block] * num_layers(c), LLAMA)
 
 
-@family("Gemma2ForCausalLM", like=TINY | dict(
-    num_hidden_layers=4, sliding_window=10, query_pre_attn_scalar=20, attn_logit_softcapping=5.0,
-    final_logit_softcapping=3.0))
+@family(
+    "Gemma2ForCausalLM",
+    like=TINY
+    | dict(
+        num_hidden_layers=4,
+        sliding_window=10,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0,
+    ),
+)
 def gemma2(c: Config) -> ModelSpec:
     bias = c.flag("attention_bias", False)
     scale = c.number("query_pre_attn_scalar", default=256.0, above=0.0) ** -0.5
     cap = softcap_of(c, "attn_logit_softcapping", 50.0)
     size = head_size(c, HEAD_SIZE)
     slides = [index % 2 == 0 for index in range(num_layers(c))]
-    layers = [sandwich(c, attention(c, rope=rope(c, size), size=size, scale=scale, window=slide, softcap=cap,
-                                    qkv_bias=bias, out_bias=bias))
-              for slide in windows(c, window(c, default=4096), slides)]
+    layers = [
+        sandwich(
+            c,
+            attention(
+                c, rope=rope(c, size), size=size, scale=scale, window=slide, softcap=cap, qkv_bias=bias, out_bias=bias
+            ),
+        )
+        for slide in windows(c, window(c, default=4096), slides)
+    ]
     return gemma_model(c, layers, LLAMA | OUT_NORMS, softcap_of(c, "final_logit_softcapping", 30.0))
 
 
-@family("Gemma3ForCausalLM", like=[
-    TINY | dict(num_hidden_layers=4, sliding_window=10, query_pre_attn_scalar=20, num_key_value_heads=1,
-                layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]),
-    TINY | dict(num_hidden_layers=3, sliding_window=8, rope_theta=5000.0, rope_local_base_freq=500.0,
-                sliding_window_pattern=2, final_logit_softcapping=4.0,
-                rope_scaling=dict(rope_type="linear", factor=4.0)),
-])
+@family(
+    "Gemma3ForCausalLM",
+    like=[
+        TINY
+        | dict(
+            num_hidden_layers=4,
+            sliding_window=10,
+            query_pre_attn_scalar=20,
+            num_key_value_heads=1,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        TINY
+        | dict(
+            num_hidden_layers=3,
+            sliding_window=8,
+            rope_theta=5000.0,
+            rope_local_base_freq=500.0,
+            sliding_window_pattern=2,
+            final_logit_softcapping=4.0,
+            rope_scaling=dict(rope_type="linear", factor=4.0),
+        ),
+    ],
+)
 def gemma3(c: Config) -> ModelSpec:
     bias, size = c.flag("attention_bias", False), head_size(c, HEAD_SIZE)
     scale = c.number("query_pre_attn_scalar", default=256.0, above=0.0) ** -0.5
@@ -91,7 +138,21 @@ def gemma3(c: Config) -> ModelSpec:
     far = rope(c, size, theta=1000000.0)
     slides = [(index + 1) % every > 0 for index in range(num_layers(c))]
     norm = rms_norm(c, size)
-    layers = [sandwich(c, attention(c, rope=near if slide else far, size=size, scale=scale, window=slide,
-                                    qkv_bias=bias, out_bias=bias, q_norm=norm, k_norm=norm))
-              for slide in windows(c, window(c, default=4096), slides)]
+    layers = [
+        sandwich(
+            c,
+            attention(
+                c,
+                rope=near if slide else far,
+                size=size,
+                scale=scale,
+                window=slide,
+                qkv_bias=bias,
+                out_bias=bias,
+                q_norm=norm,
+                k_norm=norm,
+            ),
+        )
+        for slide in windows(c, window(c, default=4096), slides)
+    ]
     return gemma_model(c, layers, LLAMA | OUT_NORMS | QK_NORM, softcap_of(c, "final_logit_softcapping", 0.0))

@@ -33,13 +33,24 @@ GPT2 = Names(
     },
 )
 # Of heads that are not loaded, and of the first release.
-UNUSED = ("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
-          "n_ctx", "n_special", "predict_special_tokens", "_num_labels")
+UNUSED = (
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "summary_proj_to_labels",
+    "summary_first_dropout",
+    "n_ctx",
+    "n_special",
+    "predict_special_tokens",
+    "_num_labels",
+)
 TINY = dict(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=128)
 
 
-@family("GPT2LMHeadModel", like=[TINY, TINY | dict(scale_attn_by_inverse_layer_idx=True, n_inner=80,
-                                                   activation_function="relu")])
+@family(
+    "GPT2LMHeadModel",
+    like=[TINY, TINY | dict(scale_attn_by_inverse_layer_idx=True, n_inner=80, activation_function="relu")],
+)
 def gpt2(c: Config) -> ModelSpec:
     c.ignore(*UNUSED, "reorder_and_upcast_attn")
     c.only("add_cross_attention", False)
@@ -49,9 +60,20 @@ def gpt2(c: Config) -> ModelSpec:
     feed = mlp(c, activation(c, "activation_function", default="gelu_new"), bias=True)
     positions = c.count("n_positions", "max_position_embeddings", most=MAX_POSITIONS)
     layers = [
-        Block(attention(c, scale=scale / (index + 1) if by_layer else scale, qkv_bias=True, out_bias=True), feed,
-              attention_norm=norm, mlp_norm=norm)
+        Block(
+            attention(c, scale=scale / (index + 1) if by_layer else scale, qkv_bias=True, out_bias=True),
+            feed,
+            attention_norm=norm,
+            mlp_norm=norm,
+        )
         for index in range(num_layers(c))
     ]
-    return model(c, layers=layers, norm=norm, names=GPT2, tied=True, positions=positions,
-                 embed=embedding(c, num_positions=positions))
+    return model(
+        c,
+        layers=layers,
+        norm=norm,
+        names=GPT2,
+        tied=True,
+        positions=positions,
+        embed=embedding(c, num_positions=positions),
+    )

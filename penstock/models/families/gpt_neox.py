@@ -22,8 +22,13 @@ from penstock.models.spec import ModelSpec
 GPT_NEOX = Names(
     prefixes=("gpt_neox.",),
     stack="layers",
-    model={"embed_in": "embedding.tokens", "final_layer_norm": "norm", "embed_out": "head.rows", "lm_head": "head.rows",
-           "rotary_emb": IGNORED},
+    model={
+        "embed_in": "embedding.tokens",
+        "final_layer_norm": "norm",
+        "embed_out": "head.rows",
+        "lm_head": "head.rows",
+        "rotary_emb": IGNORED,
+    },
     layer={
         "input_layernorm": "attention_norm",
         "attention.query_key_value": Stored("attention.qkv", "grouped"),
@@ -35,18 +40,29 @@ GPT_NEOX = Names(
         "mlp.dense_4h_to_h": "mlp.down",
     },
 )
-TINY = dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-            max_position_embeddings=128)
+TINY = dict(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=128,
+)
 
 
-@family("GPTNeoXForCausalLM", like=[
-    TINY,
-    TINY | dict(use_parallel_residual=False, rotary_pct=0.5, attention_bias=False, hidden_act="gelu_new"),
-])
+@family(
+    "GPTNeoXForCausalLM",
+    like=[TINY, TINY | dict(use_parallel_residual=False, rotary_pct=0.5, attention_bias=False, hidden_act="gelu_new")],
+)
 def gpt_neox(c: Config) -> ModelSpec:
     bias = c.flag("attention_bias", True)
-    turn = rope(c, head_size(c), theta_keys=["rotary_emb_base", "rope_theta"], fraction=0.25,
-                fraction_keys=["rotary_pct", "partial_rotary_factor"])
+    turn = rope(
+        c,
+        head_size(c),
+        theta_keys=["rotary_emb_base", "rope_theta"],
+        fraction=0.25,
+        fraction_keys=["rotary_pct", "partial_rotary_factor"],
+    )
     inner = attention(c, rope=turn, num_kv_heads=num_heads(c), qkv_bias=bias, out_bias=bias)
     feed = mlp(c, activation(c, default="gelu"), bias=True)
     norm = layer_norm(c, "layer_norm_eps")

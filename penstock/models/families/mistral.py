@@ -29,7 +29,8 @@ def mistral(c: Config) -> ModelSpec:
         Block(
             attention(c, rope=rope(c, head_size(c)), window=slide),
             gated_mlp(c, activation(c, default="silu")),
-            attention_norm=rms_norm(c), mlp_norm=rms_norm(c),
+            attention_norm=rms_norm(c),
+            mlp_norm=rms_norm(c),
         )
         for slide in windows(c, size, [size > 0] * num_layers(c))
     ]

@@ -42,15 +42,19 @@ OPT = Names(
         "fc2": "mlp.down",
     },
 )
-TINY = dict(vocab_size=256, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4,
-            max_position_embeddings=128)
+TINY = dict(
+    vocab_size=256, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128
+)
 
 
-@family("OPTForCausalLM", like=[
-    TINY,
-    TINY | dict(do_layer_norm_before=False, word_embed_proj_dim=48),
-    TINY | dict(enable_bias=False, activation_function="gelu"),
-])
+@family(
+    "OPTForCausalLM",
+    like=[
+        TINY,
+        TINY | dict(do_layer_norm_before=False, word_embed_proj_dim=48),
+        TINY | dict(enable_bias=False, activation_function="gelu"),
+    ],
+)
 def opt(c: Config) -> ModelSpec:
     c.only("layer_norm_elementwise_affine", True)
     c.only("learned_embeddings", True)
@@ -64,5 +68,12 @@ def opt(c: Config) -> ModelSpec:
     last = norm if before and not c.flag("_remove_final_layer_norm", False) else None
     row = c.count("word_embed_proj_dim", default=width(c), most=MAX_WIDTH)
     positions = c.count("max_position_embeddings", most=MAX_POSITIONS)
-    return model(c, layers=[block] * num_layers(c), norm=last, names=OPT, tied=True, positions=positions,
-                 embed=embedding(c, row_width=row, num_positions=positions + OFFSET, position_offset=OFFSET))
+    return model(
+        c,
+        layers=[block] * num_layers(c),
+        norm=last,
+        names=OPT,
+        tied=True,
+        positions=positions,
+        embed=embedding(c, row_width=row, num_positions=positions + OFFSET, position_offset=OFFSET),
+    )

@@ -21,9 +21,17 @@ from penstock.models.rope import LAYER_TYPES, max_model_len, max_positions
 from penstock.models.spec import Embedding, Head, ModelSpec
 
 ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh", "relu": "relu",
-    "relu2": "relu2", "quick_gelu": "quick_gelu",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "quick_gelu": "quick_gelu",
 }
 
 
@@ -62,16 +70,40 @@ def layer_norm(c: Config, *names: str, eps: float = 1e-5) -> LayerNorm:
     return LayerNorm(width(c), c.number(*names, default=eps, most=1.0) if names else eps)
 
 
-def attention(c: Config, *, rope: Rope | None = None, size: int | None = None, num_kv_heads: int | None = None,
-              scale: float | None = None, window: int = 0, softcap: float = 0.0, alibi: Sequence[float] = (),
-              qkv_bias: bool = False, out_bias: bool = False, q_norm: Norm | None = None,
-              k_norm: Norm | None = None) -> Attention:
+def attention(
+    c: Config,
+    *,
+    rope: Rope | None = None,
+    size: int | None = None,
+    num_kv_heads: int | None = None,
+    scale: float | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi: Sequence[float] = (),
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    q_norm: Norm | None = None,
+    k_norm: Norm | None = None,
+) -> Attention:
     heads, size = num_heads(c), size or head_size(c)
     kv_heads = num_kv_heads or c.count("num_key_value_heads", default=heads, most=MAX_HEADS)
     if heads % kv_heads:
         c.refuse("num_key_value_heads", f"gives {kv_heads} key/value heads: they must divide {heads} query heads")
-    return Attention(width(c), heads, kv_heads, size, size**-0.5 if scale is None else scale, rope, window, softcap,
-                     tuple(alibi), qkv_bias, out_bias, q_norm, k_norm)
+    return Attention(
+        width(c),
+        heads,
+        kv_heads,
+        size,
+        size**-0.5 if scale is None else scale,
+        rope,
+        window,
+        softcap,
+        tuple(alibi),
+        qkv_bias,
+        out_bias,
+        q_norm,
+        k_norm,
+    )
 
 
 def mlp(c: Config, kind: str, bias: bool) -> Mlp:
@@ -109,19 +141,39 @@ def vocab_size(c: Config) -> int:
     return c.count("vocab_size", most=MAX_VOCAB)
 
 
-def embedding(c: Config, *, row_width: int = 0, scale: float = 1.0, num_positions: int = 0, position_offset: int = 0,
-              num_types: int = 0, norm: Norm | None = None) -> Embedding:
+def embedding(
+    c: Config,
+    *,
+    row_width: int = 0,
+    scale: float = 1.0,
+    num_positions: int = 0,
+    position_offset: int = 0,
+    num_types: int = 0,
+    norm: Norm | None = None,
+) -> Embedding:
     return Embedding(vocab_size(c), width(c), row_width, scale, num_positions, position_offset, num_types, norm)
 
 
-def model(c: Config, *, layers: Sequence[AnyBlock], norm: Norm | None, names: Names, tied: bool,
-          embed: Embedding | None = None, positions: int | None = None, divisor: float = 1.0, softcap: float = 0.0,
-          head: bool = True) -> ModelSpec:
+def model(
+    c: Config,
+    *,
+    layers: Sequence[AnyBlock],
+    norm: Norm | None,
+    names: Names,
+    tied: bool,
+    embed: Embedding | None = None,
+    positions: int | None = None,
+    divisor: float = 1.0,
+    softcap: float = 0.0,
+    head: bool = True,
+) -> ModelSpec:
     """The whole: `tied` is the family's default for tie_word_embeddings, `positions` what its context is."""
     context = positions or max_positions(c)
     embed = embed or embedding(c)
-    top = Head(embed.vocab_size, embed.width, embed.row_width, c.flag("tie_word_embeddings", tied), False, divisor,
-               softcap)
+    top = Head(
+        embed.vocab_size, embed.width, embed.row_width, c.flag("tie_word_embeddings", tied), False, divisor, softcap
+    )
     std = c.number("initializer_range", "init_std", default=0.02, most=10.0)
-    return ModelSpec(embed, tuple(layers), norm, top if head else None, names, context, max_model_len(c, context),
-                     init_std=std)
+    return ModelSpec(
+        embed, tuple(layers), norm, top if head else None, names, context, max_model_len(c, context), init_std=std
+    )

@@ -49,6 +49,10 @@ def qwen2(c: Config) -> ModelSpec:
 def qwen3(c: Config) -> ModelSpec:
     size, bias = head_size(c, 128), c.flag("attention_bias", False)
     norm = rms_norm(c, size)
-    layers = [attention(c, rope=rope(c, size), size=size, window=slide, qkv_bias=bias, out_bias=bias, q_norm=norm,
-                        k_norm=norm) for slide in layer_windows(c)]
+    layers = [
+        attention(
+            c, rope=rope(c, size), size=size, window=slide, qkv_bias=bias, out_bias=bias, q_norm=norm, k_norm=norm
+        )
+        for slide in layer_windows(c)
+    ]
     return qwen(c, layers, LLAMA | QK_NORM)

@@ -22,6 +22,7 @@ def starcoder2(c: Config) -> ModelSpec:
     block = Block(
         attention(c, rope=rope(c, head_size(c)), window=window(c), qkv_bias=bias, out_bias=bias),
         mlp(c, activation(c, default="gelu_pytorch_tanh"), bias),
-        attention_norm=norm, mlp_norm=norm,
+        attention_norm=norm,
+        mlp_norm=norm,
     )
     return model(c, layers=[block] * num_layers(c), norm=norm, names=LLAMA | PLAIN_MLP, tied=True)

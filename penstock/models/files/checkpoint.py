@@ -16,10 +16,10 @@ Format = Literal["safetensors", "gguf"]
 class Checkpoint(Protocol):
     path: Path
     format: Format
-    config: dict[str, Any]                 # keys as in the family's config.json
+    config: dict[str, Any]  # keys as in the family's config.json
     generation_config: dict[str, Any]
-    quantization: str                      # how most weights are stored: "bfloat16", "Q4_K_M", …
-    num_bytes: int                         # of all tensors as stored
+    quantization: str  # how most weights are stored: "bfloat16", "Q4_K_M", …
+    num_bytes: int  # of all tensors as stored
 
     @property
     def metadata(self) -> Mapping[str, Any] | None:

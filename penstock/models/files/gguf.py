@@ -22,7 +22,7 @@ from penstock.quant.gguf import num_bytes
 
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
-MAX_ELEMENTS = 1 << 22                  # of all arrays together; the largest vocabularies have 2**18 tokens
+MAX_ELEMENTS = 1 << 22  # of all arrays together; the largest vocabularies have 2**18 tokens
 MAX_METADATA_BYTES = 1 << 28
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
@@ -36,9 +36,9 @@ U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 @dataclass(frozen=True)
 class TensorInfo:
     name: str
-    shape: tuple[int, ...]              # slowest dimension first, as torch writes it (the file has it reversed)
+    shape: tuple[int, ...]  # slowest dimension first, as torch writes it (the file has it reversed)
     ggml_type: int
-    start: int                          # first byte in the file
+    start: int  # first byte in the file
     num_bytes: int
 
 
@@ -66,7 +66,7 @@ class Cursor:
 
     def string(self, what: str) -> str:
         start = self.skip(self.u64(what), what)
-        return _text([self.data[start:self.at]], what)[0]
+        return _text([self.data[start : self.at]], what)[0]
 
     def value(self, kind: int, what: str) -> Any:
         if kind == STRING:
@@ -136,8 +136,10 @@ class GgufFile:
         self.version = _version(cursor)
         num_tensors, num_keys = cursor.u64("tensor count"), cursor.u64("metadata count")
         if not 1 <= num_tensors <= MAX_TENSORS or num_keys > MAX_KEYS:
-            raise Damaged(f"{num_tensors} tensors and {num_keys} metadata keys; 1 to {MAX_TENSORS} tensors and "
-                          f"at most {MAX_KEYS} keys can be read")
+            raise Damaged(
+                f"{num_tensors} tensors and {num_keys} metadata keys; 1 to {MAX_TENSORS} tensors and "
+                f"at most {MAX_KEYS} keys can be read"
+            )
         self.metadata = _metadata(cursor, num_keys)
         self.alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(self.alignment) is not int or self.alignment not in ALIGNMENTS:
@@ -149,7 +151,7 @@ class GgufFile:
         return np.frombuffer(self.data, np.uint8, info.num_bytes, info.start)
 
     def close(self) -> None:
-        with suppress(BufferError):     # an array from raw() is still alive: the mapping goes with it
+        with suppress(BufferError):  # an array from raw() is still alive: the mapping goes with it
             self.data.close()
 
 
@@ -166,7 +168,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _version(cursor: Cursor) -> int:
-    magic = cursor.data[cursor.skip(4, "magic number"):cursor.at]
+    magic = cursor.data[cursor.skip(4, "magic number") : cursor.at]
     if magic != b"GGUF":
         raise InvalidModel(f"it begins with {magic!r} instead of b'GGUF'")
     version = cursor.u32("version")
@@ -219,8 +221,9 @@ def _shape(cursor: Cursor, name: str) -> tuple[int, ...]:
     return tuple(reversed(sizes))
 
 
-def _place(name: str, shape: tuple[int, ...], ggml_type: int, offset: int, begin: int, alignment: int,
-           end: int) -> TensorInfo:
+def _place(
+    name: str, shape: tuple[int, ...], ggml_type: int, offset: int, begin: int, alignment: int, end: int
+) -> TensorInfo:
     try:
         size = num_bytes(ggml_type, shape)
     except InvalidModel as error:

@@ -23,15 +23,41 @@ from penstock.quant.packed import Stored
 
 # general.file_type: what the quantizer was asked for; single tensors differ.
 FILE_TYPES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
-    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 21: "Q2_K_S", 25: "IQ4_NL",
-    30: "IQ4_XS", 32: "BF16",
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    21: "Q2_K_S",
+    25: "IQ4_NL",
+    30: "IQ4_XS",
+    32: "BF16",
 }
-DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}       # kept as stored
-SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-            "penalty_repeat": "repetition_penalty", "penalty_last_n": "repeat_last_n",
-            "xtc_probability": "xtc_probability", "xtc_threshold": "xtc_threshold", "mirostat": "mirostat",
-            "mirostat_tau": "mirostat_tau", "mirostat_eta": "mirostat_eta"}
+DENSE = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}  # kept as stored
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+    "penalty_last_n": "repeat_last_n",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}
 
 
 class GgufCheckpoint:

@@ -51,8 +51,10 @@ def _head_size(keys: Keys) -> int:
     usual = keys.count("embedding_length") // keys.count("attention.head_count")
     size = keys.count("attention.key_length", max(1, usual))
     if keys.count("attention.value_length", size) != size:
-        raise InvalidModel(f"{keys.architecture}.attention.value_length differs from the keys' {size}; "
-                           "keys and values of one size are supported")
+        raise InvalidModel(
+            f"{keys.architecture}.attention.value_length differs from the keys' {size}; "
+            "keys and values of one size are supported"
+        )
     return size
 
 
@@ -78,7 +80,7 @@ def _rms(keys: Keys) -> Config:
 
 
 def _llama(keys: Keys) -> Config:
-    window = keys.optional_count("attention.sliding_window")      # only Mistral's have one
+    window = keys.optional_count("attention.sliding_window")  # only Mistral's have one
     kind = ("MistralForCausalLM", "mistral") if window else ("LlamaForCausalLM", "llama")
     size = _head_size(keys)
     config = _modern(keys, *kind) | _rms(keys) | rope(keys, size) | {"head_dim": size}
@@ -97,8 +99,12 @@ def _qwen2(keys: Keys) -> Config:
 
 def _qwen3(keys: Keys) -> Config:
     size = _head_size(keys)
-    return (_modern(keys, "Qwen3ForCausalLM", "qwen3") | _rms(keys) | rope(keys, size)
-            | {"head_dim": size, "attention_bias": keys.has("blk.0.attn_q.bias")})
+    return (
+        _modern(keys, "Qwen3ForCausalLM", "qwen3")
+        | _rms(keys)
+        | rope(keys, size)
+        | {"head_dim": size, "attention_bias": keys.has("blk.0.attn_q.bias")}
+    )
 
 
 def _granite(keys: Keys) -> Config:
@@ -108,8 +114,13 @@ def _granite(keys: Keys) -> Config:
         "residual_multiplier": keys.number("residual_scale", 1.0),
         "logits_scaling": keys.number("logit_scale", 1.0),
     }
-    return (_modern(keys, "GraniteForCausalLM", "granite") | _rms(keys) | rope(keys, _head_size(keys)) | scales
-            | _biases(keys))
+    return (
+        _modern(keys, "GraniteForCausalLM", "granite")
+        | _rms(keys)
+        | rope(keys, _head_size(keys))
+        | scales
+        | _biases(keys)
+    )
 
 
 def _olmo2(keys: Keys) -> Config:
@@ -119,18 +130,25 @@ def _olmo2(keys: Keys) -> Config:
 def _phi3(keys: Keys) -> Config:
     config = _modern(keys, "Phi3ForCausalLM", "phi3") | _rms(keys) | rope(keys, _head_size(keys), partial=True)
     original = keys.count("rope.scaling.original_context_length", config["max_position_embeddings"])
-    return config | {"original_max_position_embeddings": original,
-                     "sliding_window": keys.optional_count("attention.sliding_window")}
+    return config | {
+        "original_max_position_embeddings": original,
+        "sliding_window": keys.optional_count("attention.sliding_window"),
+    }
 
 
 def _gemma(keys: Keys) -> Config:
     size = _head_size(keys)
-    return (_modern(keys, "GemmaForCausalLM", "gemma") | _rms(keys) | rope(keys, size)
-            | {"head_dim": size, "hidden_act": "gelu_pytorch_tanh"})
+    return (
+        _modern(keys, "GemmaForCausalLM", "gemma")
+        | _rms(keys)
+        | rope(keys, size)
+        | {"head_dim": size, "hidden_act": "gelu_pytorch_tanh"}
+    )
 
 
-def _sandwich(keys: Keys, architecture: str, model_type: str, odd_layers: int, period: int,
-              window: int | None) -> Config:
+def _sandwich(
+    keys: Keys, architecture: str, model_type: str, odd_layers: int, period: int, window: int | None
+) -> Config:
     """Gemma 2 and 3: windows on all layers but every `period`-th; the largest model scales queries by its width."""
     size = _head_size(keys)
     config = _modern(keys, architecture, model_type) | _rms(keys) | rope(keys, size)
@@ -138,8 +156,13 @@ def _sandwich(keys: Keys, architecture: str, model_type: str, odd_layers: int, p
     layers = config["num_hidden_layers"]
     scalar = max(1, config["hidden_size"] // config["num_attention_heads"]) if layers == odd_layers else size
     kinds = _layer_types(keys, layers, period) if window else ["full_attention"] * layers
-    return config | {"head_dim": size, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": scalar,
-                     "sliding_window": window, "layer_types": kinds}
+    return config | {
+        "head_dim": size,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": window,
+        "layer_types": kinds,
+    }
 
 
 def _layer_types(keys: Keys, layers: int, period: int) -> list[str]:
@@ -170,12 +193,16 @@ def _gemma3(keys: Keys) -> Config:
 
 
 def _starcoder2(keys: Keys) -> Config:
-    return _modern(keys, "Starcoder2ForCausalLM", "starcoder2") | rope(keys, _head_size(keys)) | {
-        "norm_epsilon": keys.number("attention.layer_norm_epsilon"),
-        "hidden_act": "gelu_pytorch_tanh",
-        "use_bias": keys.has("blk.0.attn_q.bias"),
-        "sliding_window": keys.optional_count("attention.sliding_window"),
-    }
+    return (
+        _modern(keys, "Starcoder2ForCausalLM", "starcoder2")
+        | rope(keys, _head_size(keys))
+        | {
+            "norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+            "hidden_act": "gelu_pytorch_tanh",
+            "use_bias": keys.has("blk.0.attn_q.bias"),
+            "sliding_window": keys.optional_count("attention.sliding_window"),
+        }
+    )
 
 
 def _gpt2(keys: Keys) -> Config:
@@ -200,21 +227,25 @@ def _gptneox(keys: Keys) -> Config:
     rotary = rope(keys, size, partial=True)
     config = _modern(keys, "GPTNeoXForCausalLM", "gpt_neox")
     del config["num_key_value_heads"]
-    return config | {
-        "hidden_act": "gelu",
-        "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
-        "use_parallel_residual": keys.flag("use_parallel_residual", True),
-        "rotary_emb_base": rotary["rope_theta"],
-        "rotary_pct": rotary.get("partial_rotary_factor", 1.0),
-        "attention_bias": keys.has("blk.0.attn_qkv.bias"),
-    } | ({"rope_scaling": rotary["rope_scaling"]} if "rope_scaling" in rotary else {})
+    return (
+        config
+        | {
+            "hidden_act": "gelu",
+            "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
+            "use_parallel_residual": keys.flag("use_parallel_residual", True),
+            "rotary_emb_base": rotary["rope_theta"],
+            "rotary_pct": rotary.get("partial_rotary_factor", 1.0),
+            "attention_bias": keys.has("blk.0.attn_qkv.bias"),
+        }
+        | ({"rope_scaling": rotary["rope_scaling"]} if "rope_scaling" in rotary else {})
+    )
 
 
 def _falcon(keys: Keys) -> Config:
     heads = keys.count("attention.head_count")
     kv_heads = keys.count("attention.head_count_kv", 1)
-    keys.get("feed_forward_length")         # writers take it for four times the width, the tensors know better
-    grouped = kv_heads > 1                  # the 7B model has one key/value head, the later ones a few
+    keys.get("feed_forward_length")  # writers take it for four times the width, the tensors know better
+    grouped = kv_heads > 1  # the 7B model has one key/value head, the later ones a few
     width = keys.count("embedding_length")
     up = keys.tensors.get("blk.0.ffn_up.weight")
     config: Config = {
@@ -242,7 +273,7 @@ def _falcon(keys: Keys) -> Config:
 
 def _bloom(keys: Keys) -> Config:
     keys.count("attention.head_count_kv", 1)
-    keys.get("feed_forward_length")         # always four times the width
+    keys.get("feed_forward_length")  # always four times the width
     return {
         "architectures": ["BloomForCausalLM"],
         "model_type": "bloom",
@@ -276,7 +307,19 @@ def _bert(keys: Keys) -> Config:
 
 ENCODERS = frozenset({"bert"})
 CONFIGS: dict[str, Callable[[Keys], Config]] = {
-    "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "gemma": _gemma, "gemma2": _gemma2, "gemma3": _gemma3,
-    "phi3": _phi3, "gpt2": _gpt2, "gptneox": _gptneox, "falcon": _falcon, "bloom": _bloom, "starcoder2": _starcoder2,
-    "olmo2": _olmo2, "granite": _granite, "bert": _bert,
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+    "gpt2": _gpt2,
+    "gptneox": _gptneox,
+    "falcon": _falcon,
+    "bloom": _bloom,
+    "starcoder2": _starcoder2,
+    "olmo2": _olmo2,
+    "granite": _granite,
+    "bert": _bert,
 }

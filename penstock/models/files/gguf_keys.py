@@ -16,9 +16,9 @@ MAX_COUNT = (1 << 31) - 1
 MAX_VECTOR = 1 << 14
 
 # Keys that say nothing about the maths, or nothing that the tensors do not say.
-HARMLESS = frozenset({
-    "vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type", "embedding_length_out",
-})
+HARMLESS = frozenset(
+    {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type", "embedding_length_out"}
+)
 
 
 class Keys:
@@ -87,9 +87,10 @@ class Keys:
     def refuse_unread(self) -> None:
         prefix = f"{self.architecture}."
         for key in self.metadata:
-            if key.startswith(prefix) and key[len(prefix):] not in self.read:
-                raise InvalidModel(f"metadata key {shown(key)} is not understood and may change the results: "
-                                   "the model is refused")
+            if key.startswith(prefix) and key[len(prefix) :] not in self.read:
+                raise InvalidModel(
+                    f"metadata key {shown(key)} is not understood and may change the results: the model is refused"
+                )
 
     def _wrong(self, key: str, value: Any, limit: str) -> InvalidModel:
         state = "is missing" if value is None else f"is {shown(str(value))}"

@@ -63,12 +63,20 @@ def find(spelling: Spelling, tensor: str, num_layers: int) -> Origin | None:
 
 
 EMBEDDINGS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-ATTENTION = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-             "attn_output": "self_attn.o_proj"}
+ATTENTION = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-SANDWICH = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+SANDWICH = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 GATED = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 WIDE = {"ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}
@@ -87,38 +95,78 @@ SPELLINGS: dict[str, Spelling] = {
     "gemma3": Spelling(EMBEDDINGS, SANDWICH | ATTENTION | QK_NORMS | GATED, one_plus=True),
     "olmo2": Spelling(EMBEDDINGS, AFTER | ATTENTION | QK_NORMS | GATED),
     "starcoder2": Spelling(EMBEDDINGS, NORMS | ATTENTION | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
-    "phi3": Spelling(EMBEDDINGS, NORMS | {
-        "attn_qkv": "self_attn.qkv_proj", "attn_output": "self_attn.o_proj", "ffn_up": "mlp.gate_up_proj",
-        "ffn_down": "mlp.down_proj"}),
+    "phi3": Spelling(
+        EMBEDDINGS,
+        NORMS
+        | {
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_up": "mlp.gate_up_proj",
+            "ffn_down": "mlp.down_proj",
+        },
+    ),
     "gpt2": Spelling(
-        {"token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
-         "output": "lm_head"},
-        {"attn_norm": "ln_1", "ffn_norm": "ln_2", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj",
-         "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
-        stack="transformer.h", transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"})),
+        {
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+        },
+        {
+            "attn_norm": "ln_1",
+            "ffn_norm": "ln_2",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        stack="transformer.h",
+        transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+    ),
     "gptneox": Spelling(
         {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
         NORMS | WIDE | {"attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"},
-        stack="gpt_neox.layers", stacked=QKV),
+        stack="gpt_neox.layers",
+        stacked=QKV,
+    ),
     "bloom": Spelling(
-        {"token_embd": "transformer.word_embeddings", "token_embd_norm": "transformer.word_embeddings_layernorm",
-         "output_norm": "transformer.ln_f", "output": "lm_head"},
+        {
+            "token_embd": "transformer.word_embeddings",
+            "token_embd_norm": "transformer.word_embeddings_layernorm",
+            "output_norm": "transformer.ln_f",
+            "output": "lm_head",
+        },
         NORMS | WIDE | {"attn_qkv": "self_attention.query_key_value", "attn_output": "self_attention.dense"},
-        stack="transformer.h", stacked=QKV),
+        stack="transformer.h",
+        stacked=QKV,
+    ),
     "bert": Spelling(
-        {"token_embd": "embeddings.word_embeddings", "token_types": "embeddings.token_type_embeddings",
-         "position_embd": "embeddings.position_embeddings", "token_embd_norm": "embeddings.LayerNorm"},
-        {"attn_q": "attention.self.query", "attn_k": "attention.self.key", "attn_v": "attention.self.value",
-         "attn_output": "attention.output.dense", "attn_output_norm": "attention.output.LayerNorm",
-         "ffn_up": "intermediate.dense", "ffn_down": "output.dense", "layer_output_norm": "output.LayerNorm"},
-        stack="encoder.layer"),
+        {
+            "token_embd": "embeddings.word_embeddings",
+            "token_types": "embeddings.token_type_embeddings",
+            "position_embd": "embeddings.position_embeddings",
+            "token_embd_norm": "embeddings.LayerNorm",
+        },
+        {
+            "attn_q": "attention.self.query",
+            "attn_k": "attention.self.key",
+            "attn_v": "attention.self.value",
+            "attn_output": "attention.output.dense",
+            "attn_output_norm": "attention.output.LayerNorm",
+            "ffn_up": "intermediate.dense",
+            "ffn_down": "output.dense",
+            "layer_output_norm": "output.LayerNorm",
+        },
+        stack="encoder.layer",
+    ),
 }
 
 _FALCON_MODEL = {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f", "output": "lm_head"}
 _FALCON_LAYER = WIDE | {"attn_qkv": "self_attention.query_key_value", "attn_output": "self_attention.dense"}
 FALCON = Spelling(_FALCON_MODEL, _FALCON_LAYER | {"attn_norm": "input_layernorm"}, "transformer.h", stacked=QKV)
-FALCON_TWO_NORMS = Spelling(_FALCON_MODEL, _FALCON_LAYER | {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"},
-                            "transformer.h", stacked=QKV)
+FALCON_TWO_NORMS = Spelling(
+    _FALCON_MODEL, _FALCON_LAYER | {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}, "transformer.h", stacked=QKV
+)
 
 
 def spelling_of(architecture: str, two_norms: bool) -> Spelling:

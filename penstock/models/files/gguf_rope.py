@@ -17,8 +17,10 @@ def rope(keys: Keys, head_size: int, partial: bool = False) -> dict[str, Any]:
     config: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
     size = keys.count("rope.dimension_count", head_size)
     if size > head_size or size % 2 or (size < head_size and not partial):
-        raise InvalidModel(f"{keys.architecture}.rope.dimension_count is {size} with heads of {head_size}; "
-                           f"{'an even part' if partial else 'the whole'} of the head must be rotated")
+        raise InvalidModel(
+            f"{keys.architecture}.rope.dimension_count is {size} with heads of {head_size}; "
+            f"{'an even part' if partial else 'the whole'} of the head must be rotated"
+        )
     if config["rope_theta"] <= 0:
         raise InvalidModel(f"{keys.architecture}.rope.freq_base is {config['rope_theta']}; it must be over 0")
     if size < head_size:
@@ -36,7 +38,7 @@ def _part(size: int, head_size: int) -> float:
 def _scaling(keys: Keys, num_frequencies: int, theta: float) -> dict[str, Any] | None:
     keys.require("rope.scaling.type", ("none", "linear", "yarn", "longrope"))
     keys.require("rope.scaling.yarn_ext_factor", (1.0, -1.0))
-    kind = keys.get("rope.scaling.type") or "linear"        # what files that name a factor only mean
+    kind = keys.get("rope.scaling.type") or "linear"  # what files that name a factor only mean
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) or 1.0
     attention = keys.number("rope.scaling.attn_factor", 1.0)
     original = keys.optional_count("rope.scaling.original_context_length")
@@ -67,7 +69,7 @@ def _llama3(factors: list[float], theta: float) -> dict[str, Any] | None:
     factor = float(f"{max(factors):.6g}")
     original = LLAMA3["original_max_position_embeddings"]
     for index, found in enumerate(factors):
-        turns = original / (2 * math.pi * theta ** (index / len(factors)))     # rotations within the original length
+        turns = original / (2 * math.pi * theta ** (index / len(factors)))  # rotations within the original length
         smooth = min(1.0, max(0.0, (turns - LLAMA3["low_freq_factor"]) / (LLAMA3["high_freq_factor"] - 1)))
         if not math.isclose(found, 1 / ((1 - smooth) / factor + smooth), rel_tol=1e-4):
             return None

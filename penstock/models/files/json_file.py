@@ -18,7 +18,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
         value = json.loads(text.decode(), object_pairs_hook=_once)
     except Damaged:
         raise
-    except (ValueError, RecursionError) as error:       # ValueError: not UTF-8, not JSON, a number of endless digits
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a number of endless digits
         raise Damaged(f"it is no valid JSON ({_reason(error)})") from None
     if not isinstance(value, dict):
         raise Damaged(f"it must hold a JSON object, not a {type(value).__name__}")

@@ -56,7 +56,7 @@ class SafetensorsCheckpoint:
                 self._open[shard] = safe_open(self.path / shard, framework="pt", device="cpu")
             tensor: torch.Tensor = self._open[shard].get_tensor(name)
             return tensor
-        except Exception as error:      # the library's own errors, and what the system says about mapping
+        except Exception as error:  # the library's own errors, and what the system says about mapping
             reason = str(error).partition("\n")[0]
             raise InvalidModel(f"{self.path / shard}: tensor {shown(name)} cannot be read: {reason}") from None
 
@@ -114,10 +114,17 @@ def _without_weights(folder: Path, found: list[Path]) -> InvalidModel:
     if found:
         return InvalidModel(f"{folder} has {len(found)} safetensors files but no {INDEX}; fetch the model again")
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-    return pickle_refused(folder / pickles[0]) if pickles else InvalidModel(
-        f"{folder} has no model.safetensors; fetch the model again, or use load_format='dummy' for random weights")
+    return (
+        pickle_refused(folder / pickles[0])
+        if pickles
+        else InvalidModel(
+            f"{folder} has no model.safetensors; fetch the model again, or use load_format='dummy' for random weights"
+        )
+    )
 
 
 def pickle_refused(path: Path) -> InvalidModel:
-    return InvalidModel(f"{path} is a pickle, which can run any program when it is loaded: it is not opened; "
-                        "save the model as safetensors (in transformers: model.save_pretrained(folder))")
+    return InvalidModel(
+        f"{path} is a pickle, which can run any program when it is loaded: it is not opened; "
+        "save the model as safetensors (in transformers: model.save_pretrained(folder))"
+    )

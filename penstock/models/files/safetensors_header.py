@@ -17,9 +17,18 @@ MAX_DIMENSIONS = 8
 MAX_NAME = 1 << 12
 
 DTYPES: dict[str, tuple[str, int]] = {
-    "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
-    "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1), "I64": ("int64", 8), "I32": ("int32", 4),
-    "I16": ("int16", 2), "I8": ("int8", 1), "U8": ("uint8", 1), "BOOL": ("bool", 1),
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
 }
 
 
@@ -27,7 +36,7 @@ DTYPES: dict[str, tuple[str, int]] = {
 class Entry:
     dtype: str
     shape: tuple[int, ...]
-    begin: int                          # in the data, which follows the header
+    begin: int  # in the data, which follows the header
     end: int
 
 
@@ -80,6 +89,7 @@ def _entry(name: str, value: Any) -> Entry:
         raise Damaged(f"tensor {shown(name)} has the impossible offsets {shown(str(offsets))}")
     torch_name, itemsize = DTYPES[dtype]
     if offsets[1] - offsets[0] != math.prod(shape) * itemsize:
-        raise Damaged(f"tensor {shown(name)} of shape {shape} and dtype {dtype} does not fill its "
-                      f"{offsets[1] - offsets[0]} bytes")
+        raise Damaged(
+            f"tensor {shown(name)} of shape {shape} and dtype {dtype} does not fill its {offsets[1] - offsets[0]} bytes"
+        )
     return Entry(torch_name, tuple(shape), offsets[0], offsets[1])

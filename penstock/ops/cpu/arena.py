@@ -26,7 +26,7 @@ class Arena:
         size = -(-max(size, SLAB_BYTES) // ALIGNMENT) * ALIGNMENT
         whole = np.empty(size + ALIGNMENT, dtype=np.uint8)
         begin = -whole.ctypes.data % ALIGNMENT
-        slab = whole[begin:begin + size]
+        slab = whole[begin : begin + size]
         self.slabs.append(slab)
         return slab
 
@@ -36,22 +36,22 @@ class Layout:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._free = [[(0, slab.nbytes)] for slab in arena.slabs]     # per slab: gaps (begin, end), ascending, apart
+        self._free = [[(0, slab.nbytes)] for slab in arena.slabs]  # per slab: gaps (begin, end), ascending, apart
 
     def tensor(self, like: Tensor) -> Tensor:
         """A tensor of that shape, layout and dtype. Its place is free again when its storage is given up."""
         size = -(-like.untyped_storage().nbytes() // ALIGNMENT) * ALIGNMENT
         number, begin = self._take(size)
-        place = self._arena.slabs[number][begin:begin + size]
+        place = self._arena.slabs[number][begin : begin + size]
         weakref.finalize(place, self._give_back, number, begin, begin + size).atexit = False
-        whole = torch.from_numpy(place).view(like.dtype)     # the storage owns `place`
+        whole = torch.from_numpy(place).view(like.dtype)  # the storage owns `place`
         return whole.as_strided(like.shape, like.stride())
 
     def _take(self, size: int) -> tuple[int, int]:
         for number, gaps in enumerate(self._free):
             for i, (begin, end) in enumerate(gaps):
                 if end - begin >= size:
-                    gaps[i:i + 1] = [(begin + size, end)] if end - begin > size else []
+                    gaps[i : i + 1] = [(begin + size, end)] if end - begin > size else []
                     return number, begin
         slab = self._arena.add_slab(size)
         self._free.append([(size, slab.nbytes)] if slab.nbytes > size else [])

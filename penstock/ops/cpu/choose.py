@@ -32,6 +32,7 @@ def _weight_sums(x: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
     x, top = rows("x", x), float32("top", top).contiguous()
     temperature = float32("temperature", temperature).contiguous()
     out = torch.empty(x.shape[0], -(-x.shape[1] // PIECE))
-    _sums_kernel(x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], top.data_ptr(), temperature.data_ptr(),
-                 out.data_ptr())
+    _sums_kernel(
+        x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], top.data_ptr(), temperature.data_ptr(), out.data_ptr()
+    )
     return out

@@ -15,6 +15,7 @@ def _embedding(ids: Tensor, panels: Tensor, width: int) -> Tensor:
         raise ValueError(f"panels hold rows of {panels.shape[1]} values, not of width={width}")
     ids, panels = integers(ids, torch.int64), panels.contiguous()
     out = torch.empty(ids.shape[0], width)
-    _kernel(ids.data_ptr(), ids.shape[0], panels.data_ptr(), TYPES[panels.dtype], panels.shape[0], width,
-            out.data_ptr())
+    _kernel(
+        ids.data_ptr(), ids.shape[0], panels.data_ptr(), TYPES[panels.dtype], panels.shape[0], width, out.data_ptr()
+    )
     return out

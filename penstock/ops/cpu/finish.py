@@ -25,17 +25,25 @@ class End:
 
     def arguments(self, first: int, num_out: int) -> tuple[int | None, ...]:
         """The kernel's arguments from num_out on, for the weight's outputs [first, first + num_out)."""
-        return (num_out // 2 if self.gated else num_out, _address(self.bias, first), _address(self.residual, first),
-                0 if self.residual is None else self.residual.stride(0), self.activation, self.gated,
-                _address(self.out, first), self.out.stride(0))
+        return (
+            num_out // 2 if self.gated else num_out,
+            _address(self.bias, first),
+            _address(self.residual, first),
+            0 if self.residual is None else self.residual.stride(0),
+            self.activation,
+            self.gated,
+            _address(self.out, first),
+            self.out.stride(0),
+        )
 
 
 def _address(x: Tensor | None, column: int) -> int | None:
     return None if x is None else x.data_ptr() + column * x.element_size()
 
 
-def finish(x: Tensor, num_out: int, bias: Tensor | None, residual: Tensor | None, activation: str | None,
-           gated: bool) -> End:
+def finish(
+    x: Tensor, num_out: int, bias: Tensor | None, residual: Tensor | None, activation: str | None, gated: bool
+) -> End:
     """Checked, with room for the result; `num_out` is the weight's."""
     if activation is not None and activation not in _NUMBERS:
         raise ValueError(f"activation kind={activation!r} is not known: use one of {', '.join(KINDS)}")

@@ -20,9 +20,9 @@ from penstock.ops.registry import REFERENCE_ONLY
 
 PATHS = ("reference", "generic", "avx2", "avx512", "neon")
 KERNELS: list[Kernel] = []
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}     # as in number.h
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in number.h
 _ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float}
-_WORDS = {"p": "Q", "n": "q", "i": "i4x", "f": "f4x"}               # as call_packed in simd.h reads them
+_WORDS = {"p": "Q", "n": "q", "i": "i4x", "f": "f4x"}  # as call_packed in simd.h reads them
 
 
 class Witness(Protocol):
@@ -33,7 +33,7 @@ class Witness(Protocol):
 class Thread(threading.local):
     """What is kept for each thread apart."""
 
-    witness: Witness | None = None     # is told of the thread's calls
+    witness: Witness | None = None  # is told of the thread's calls
 
 
 class Kernel:
@@ -47,7 +47,7 @@ class Kernel:
         self.argtypes = [_ARGUMENTS[letter] for letter in signature]
         self.words = struct.Struct("<" + "".join(_WORDS[letter] for letter in signature))
         self.function: Callable[..., int] = self._missing
-        self.packed = 0                # address of the variant that takes its arguments as words
+        self.packed = 0  # address of the variant that takes its arguments as words
         KERNELS.append(self)
         if _path != "reference":
             self.bind(_path)
@@ -165,7 +165,7 @@ def pointer(x: Tensor | None) -> int | None:
 
 
 thread = Thread()
-changes = 0                            # of path or threads so far: what was recorded before them is void
+changes = 0  # of path or threads so far: what was recorded before them is void
 _library = _load()
 _path = "reference"
 use_path(os.environ.get("PENSTOCK_CPU") or paths()[-1])

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from penstock.ops.cpu.library import float32
 
-Layout = tuple[int, int, int, int, int]     # outer count, outer stride, inner count, inner stride, width
+Layout = tuple[int, int, int, int, int]  # outer count, outer stride, inner count, inner stride, width
 
 
 def row_layout(x: Tensor) -> tuple[Tensor, Layout]:

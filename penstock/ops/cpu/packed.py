@@ -25,9 +25,17 @@ def _planes(weight: PackedWeight) -> tuple[int, int, int, int]:
 
 
 @packed_linear.impl("cpu", exact=True)
-def _packed_linear(x: Tensor, parts: Sequence[PackedWeight], x_bits: int, bias: Tensor | None = None,
-                   residual: Tensor | None = None, activation: str | None = None, gated: bool = False,
-                   norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+def _packed_linear(
+    x: Tensor,
+    parts: Sequence[PackedWeight],
+    x_bits: int,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     x = rows("x", x)
     if norm is not None:
         if not x_bits:
@@ -43,8 +51,18 @@ def _packed_linear(x: Tensor, parts: Sequence[PackedWeight], x_bits: int, bias: 
     end = finish(x, sum(part.num_out for part in parts), bias, residual, activation, gated)
     first = 0
     for part in parts:
-        _linear(x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], part.format.number, *_planes(part), x_bits,
-                None if norm is None else norm.data_ptr(), eps, *end.arguments(first, part.num_out))
+        _linear(
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[0],
+            x.shape[1],
+            part.format.number,
+            *_planes(part),
+            x_bits,
+            None if norm is None else norm.data_ptr(),
+            eps,
+            *end.arguments(first, part.num_out),
+        )
         first += part.num_out
     return end.out
 
@@ -53,8 +71,15 @@ def _packed_linear(x: Tensor, parts: Sequence[PackedWeight], x_bits: int, bias: 
 def _packed_rows(ids: Tensor, weight: PackedWeight) -> Tensor:
     ids = integers(ids, torch.int64)
     out = torch.empty(ids.shape[0], weight.width)
-    _rows(ids.data_ptr(), ids.shape[0], weight.format.number, *_planes(weight), weight.num_out, weight.width,
-          out.data_ptr())
+    _rows(
+        ids.data_ptr(),
+        ids.shape[0],
+        weight.format.number,
+        *_planes(weight),
+        weight.num_out,
+        weight.width,
+        out.data_ptr(),
+    )
     return out
 
 
@@ -65,6 +90,14 @@ def pack_into(weight: PackedWeight, first: int, ggml_type: int, raw: np.ndarray,
     inside = order is None or count == 0 or (order.min() >= 0 and order.max() < len(raw))
     if first + count > weight.num_out or not inside:
         raise ValueError(f"{count} rows from {first} on do not fit into {weight.num_out} outputs")
-    _pack(ggml_type, raw.ctypes.data, raw.shape[1], None if order is None else order.ctypes.data, count, first,
-          weight.codes.shape[1], *_planes(weight))
+    _pack(
+        ggml_type,
+        raw.ctypes.data,
+        raw.shape[1],
+        None if order is None else order.ctypes.data,
+        count,
+        first,
+        weight.codes.shape[1],
+        *_planes(weight),
+    )
     return count

@@ -15,9 +15,22 @@ def _rope(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = float32("cos", cos).contiguous(), float32("sin", sin).contiguous()
     num_tokens, num_heads, head_size = x.shape
     if cos.shape != sin.shape or 2 * cos.shape[1] > head_size or positions.shape != (num_tokens,):
-        raise ValueError(f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} and positions {tuple(positions.shape)} "
-                         f"do not fit x {tuple(x.shape)}")
+        raise ValueError(
+            f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} and positions {tuple(positions.shape)} "
+            f"do not fit x {tuple(x.shape)}"
+        )
     out = empty_like(x)
-    _kernel(x.data_ptr(), x.stride(0), num_tokens, num_heads, head_size, positions.data_ptr(), cos.shape[0],
-            cos.data_ptr(), sin.data_ptr(), cos.shape[1], out.data_ptr())
+    _kernel(
+        x.data_ptr(),
+        x.stride(0),
+        num_tokens,
+        num_heads,
+        head_size,
+        positions.data_ptr(),
+        cos.shape[0],
+        cos.data_ptr(),
+        sin.data_ptr(),
+        cos.shape[1],
+        out.data_ptr(),
+    )
     return out

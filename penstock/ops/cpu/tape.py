@@ -17,8 +17,13 @@ from penstock.ops.cpu.library import Kernel
 
 R = TypeVar("R")
 _aten: Any = torch.ops.aten
-EMPTIES = {_aten.empty.memory_format, _aten.empty_like.default, _aten.empty_strided.default, _aten.new_empty.default,
-           _aten.new_empty_strided.default}
+EMPTIES = {
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
 # Called views, but they bring in values (lift_fresh) or are called before values are read (tolist, numpy).
 VALUES = {_aten.lift_fresh.default, _aten.resolve_conj.default, _aten.resolve_neg.default}
 
@@ -55,14 +60,14 @@ class Obstacle:
     name: str
 
 
-class Recording(TorchDispatchMode):      # type: ignore[no-untyped-call]
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside the block, kernel calls of this thread are noted and new tensors lie in the arena.
 
     The first thing that torch itself computes or copies is an obstacle to replaying it.
     """
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__()                  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]
         self.obstacle: Obstacle | None = None
         self.calls: list[tuple[Kernel, bytes]] = []
         self._layout = Layout(arena)
@@ -77,15 +82,16 @@ class Recording(TorchDispatchMode):      # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Recording:
         library.thread.witness = self
-        super().__enter__()                 # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
         library.thread.witness = None
-        super().__exit__(*exception)        # type: ignore[no-untyped-call]
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (),
-                           kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in EMPTIES and result.is_cpu:
             return self._layout.tensor(result) if result.numel() else result

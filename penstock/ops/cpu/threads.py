@@ -12,7 +12,7 @@ import torch
 from penstock.errors import InvalidConfig
 from penstock.ops.cpu import library
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")     # Linux control groups: "<microseconds>|max <period>"
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # Linux control groups: "<microseconds>|max <period>"
 
 
 def available_cores() -> int:

@@ -10,13 +10,26 @@ from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import activated, norm_factor
 from penstock.ops.triton.sizes import cdiv, norm_block
 
-BLOCK, WIDE_BLOCK = 1024, 2048       # values of a program
-WIDE = 8192                          # values of a row
+BLOCK, WIDE_BLOCK = 1024, 2048  # values of a program
+WIDE = 8192  # values of a row
 
 
 @triton.jit
-def _activation(x, out, source, x_row, width, source_row, source_width, eps, GATED: tl.constexpr, KIND: tl.constexpr,
-                BLOCK: tl.constexpr, NORMED: tl.constexpr, EARLY: tl.constexpr):
+def _activation(
+    x,
+    out,
+    source,
+    x_row,
+    width,
+    source_row,
+    source_width,
+    eps,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORMED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """All that is to be read is asked for before the first of it is used."""
     await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -47,8 +60,22 @@ def activate(x: Tensor, kind: str, gated: bool, source: Tensor | None = None, ep
         x = x if x.stride(1) == 1 else x.contiguous()
         block = WIDE_BLOCK if width >= WIDE else BLOCK
         row, size = (0, 0) if source is None else (source.stride(0), source.shape[1])
-        _activation[x.shape[0], cdiv(width, block)](x, out, source, x.stride(0), width, row, size, eps, gated, kind,
-                                                    block, norm_block(size), num_warps=block // 256, **early(x))
+        _activation[x.shape[0], cdiv(width, block)](
+            x,
+            out,
+            source,
+            x.stride(0),
+            width,
+            row,
+            size,
+            eps,
+            gated,
+            kind,
+            block,
+            norm_block(size),
+            num_warps=block // 256,
+            **early(x),
+        )
     return out
 
 

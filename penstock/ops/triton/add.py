@@ -29,6 +29,7 @@ def _body(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
     out = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     if out.numel():
         x, y = (one if one.stride(-1) == 1 else one.contiguous() for one in (x, y))
-        _add[(num_rows, cdiv(width, BLOCK))](x, y, out, x.stride(0), 0 if y.dim() == 1 else y.stride(0), width,
-                                                    scale, BLOCK, num_warps=4, **early(x))
+        _add[(num_rows, cdiv(width, BLOCK))](
+            x, y, out, x.stride(0), 0 if y.dim() == 1 else y.stride(0), width, scale, BLOCK, num_warps=4, **early(x)
+        )
     return out

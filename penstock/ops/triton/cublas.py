@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-MANY_ROWS, STEP = 4096, 1024        # kernels are looked for once in so many rows
-MUCH = 1 << 36                      # multiplications: what is less would gain less time than the host takes to ask
-TILE = 201                          # the library's name for 176 outputs by 128 rows
-FLOAT32, COMPUTE_FLOAT32 = 0, 68    # its names, too, as all of these
+MANY_ROWS, STEP = 4096, 1024  # kernels are looked for once in so many rows
+MUCH = 1 << 36  # multiplications: what is less would gain less time than the host takes to ask
+TILE = 201  # the library's name for 176 outputs by 128 rows
+FLOAT32, COMPUTE_FLOAT32 = 0, 68  # its names, too, as all of these
 TYPES = {torch.float16: 2, torch.bfloat16: 14}
-TRANSPOSE_A = 3                     # of a product
-MOST_WORKSPACE, LEAST_ALIGNMENTS = 1, (5, 6, 7, 8)       # of a wish
+TRANSPOSE_A = 3  # of a product
+MOST_WORKSPACE, LEAST_ALIGNMENTS = 1, (5, 6, 7, 8)  # of a wish
 TILE_OF_KERNEL = 1
-WORKSPACE = 32 << 20                # bytes at most
-ALIGNMENT = 16                      # bytes at least
+WORKSPACE = 32 << 20  # bytes at most
+ALIGNMENT = 16  # bytes at least
 MOST_KERNELS = 16
 ONE, ZERO = c_float(1.0), c_float(0.0)
 
@@ -31,8 +31,13 @@ ONE, ZERO = c_float(1.0), c_float(0.0)
 class _Named(ctypes.Structure):
     """A kernel as the library names it."""
 
-    _fields_ = [("kernel", c_uint64 * 8), ("workspace", c_size_t), ("status", c_int), ("waves", c_float),
-                ("reserved", c_int * 4)]
+    _fields_ = [
+        ("kernel", c_uint64 * 8),
+        ("workspace", c_size_t),
+        ("status", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    ]
 
 
 class Size(NamedTuple):
@@ -83,8 +88,11 @@ class _Product:
 
     def __init__(self, size: Size) -> None:
         self.device, self._library = size.device, _library()
-        self._layouts = [self._layout(size, size.width, size.num_out), self._layout(size, size.width, size.num_rows),
-                         self._layout(size, size.num_out, size.num_rows)]
+        self._layouts = [
+            self._layout(size, size.width, size.num_out),
+            self._layout(size, size.width, size.num_rows),
+            self._layout(size, size.num_out, size.num_rows),
+        ]
         self._how = c_void_p()
         _call("cublasLtMatmulDescCreate", byref(self._how), COMPUTE_FLOAT32, FLOAT32)
         turned = c_int32(1)
@@ -93,8 +101,14 @@ class _Product:
     @staticmethod
     def _layout(size: Size, rows: int, columns: int) -> c_void_p:
         made = c_void_p()
-        _call("cublasLtMatrixLayoutCreate", byref(made), TYPES[size.dtype], c_uint64(rows), c_uint64(columns),
-              c_int64(rows))
+        _call(
+            "cublasLtMatrixLayoutCreate",
+            byref(made),
+            TYPES[size.dtype],
+            c_uint64(rows),
+            c_uint64(columns),
+            c_int64(rows),
+        )
         return made
 
     def __del__(self) -> None:
@@ -109,30 +123,58 @@ class _Product:
         wish, found, count = c_void_p(), (_Named * MOST_KERNELS)(), c_int()
         _call("cublasLtMatmulPreferenceCreate", byref(wish))
         try:
-            for name, value in [(MOST_WORKSPACE, c_uint64(WORKSPACE)),
-                                *((name, c_uint32(ALIGNMENT)) for name in LEAST_ALIGNMENTS)]:
+            for name, value in [
+                (MOST_WORKSPACE, c_uint64(WORKSPACE)),
+                *((name, c_uint32(ALIGNMENT)) for name in LEAST_ALIGNMENTS),
+            ]:
                 _call("cublasLtMatmulPreferenceSetAttribute", wish, name, byref(value), c_size_t(ctypes.sizeof(value)))
-            _call("cublasLtMatmulAlgoGetHeuristic", _handle(self.device), self._how, weight, x, out, out, wish,
-                  MOST_KERNELS, found, byref(count))
+            _call(
+                "cublasLtMatmulAlgoGetHeuristic",
+                _handle(self.device),
+                self._how,
+                weight,
+                x,
+                out,
+                out,
+                wish,
+                MOST_KERNELS,
+                found,
+                byref(count),
+            )
         finally:
             self._library.cublasLtMatmulPreferenceDestroy(wish)
-        return next((one.kernel for one in found[:count.value] if one.status == 0 and _tile(one.kernel) == TILE), None)
+        return next((one.kernel for one in found[: count.value] if one.status == 0 and _tile(one.kernel) == TILE), None)
 
     def run(self, kernel: Any, x: Tensor, weight: Tensor, out: Tensor) -> bool:
         """Whether that kernel could."""
         of_weight, of_x, of_out = self._layouts
         stream = torch._C._cuda_getCurrentRawStream(x.get_device())
         status: int = self._library.cublasLtMatmul(
-            _handle(self.device), self._how, ctypes.addressof(ONE), weight.data_ptr(), of_weight, x.data_ptr(), of_x,
-            ctypes.addressof(ZERO), out.data_ptr(), of_out, out.data_ptr(), of_out, ctypes.addressof(kernel),
-            _workspace(self.device, stream).data_ptr(), WORKSPACE, stream)
+            _handle(self.device),
+            self._how,
+            ctypes.addressof(ONE),
+            weight.data_ptr(),
+            of_weight,
+            x.data_ptr(),
+            of_x,
+            ctypes.addressof(ZERO),
+            out.data_ptr(),
+            of_out,
+            out.data_ptr(),
+            of_out,
+            ctypes.addressof(kernel),
+            _workspace(self.device, stream).data_ptr(),
+            WORKSPACE,
+            stream,
+        )
         return status == 0
 
 
 def _tile(kernel: Any) -> int:
     value, written = c_uint32(), c_size_t()
-    _call("cublasLtMatmulAlgoConfigGetAttribute", byref(kernel), TILE_OF_KERNEL, byref(value), c_size_t(4),
-          byref(written))
+    _call(
+        "cublasLtMatmulAlgoConfigGetAttribute", byref(kernel), TILE_OF_KERNEL, byref(value), c_size_t(4), byref(written)
+    )
     return value.value
 
 
@@ -150,9 +192,13 @@ def kernel_for(size: Size) -> Any:
 
 
 def _suits(x: Tensor, weight: Tensor) -> bool:
-    return (x.shape[0] >= MANY_ROWS and x.shape[0] * weight.numel() >= MUCH and x.is_cuda and x.dtype in TYPES
-            and weight.dtype == x.dtype) and all(
-        one.is_contiguous() and not one.data_ptr() % ALIGNMENT for one in (x, weight))
+    return (
+        x.shape[0] >= MANY_ROWS
+        and x.shape[0] * weight.numel() >= MUCH
+        and x.is_cuda
+        and x.dtype in TYPES
+        and weight.dtype == x.dtype
+    ) and all(one.is_contiguous() and not one.data_ptr() % ALIGNMENT for one in (x, weight))
 
 
 def multiplied(x: Tensor, weight: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from penstock.ops.triton.search import LOWEST, above, gathered, nth_equal, reach
 from penstock.ops.wishes import MIN_P, TOP_K, TOP_P
 
 _TOP_K, _TOP_P, _MIN_P = tl.constexpr(TOP_K), tl.constexpr(TOP_P), tl.constexpr(MIN_P)
-_NEAR = tl.constexpr(8.4)         # in units of the temperature: what weighs less seldom matters to top_p
+_NEAR = tl.constexpr(8.4)  # in units of the temperature: what weighs less seldom matters to top_p
 
 
 @triton.jit
@@ -48,9 +48,29 @@ def _narrowed(values, ids, count, whole, k, p, m, total, top, heat, size, PIVOTS
 
 
 @triton.jit
-def cut(edited, numbers, temperature, rows, tops, sums, heads, near, near_ids, bounds, lasts, size, num_pieces,
-        num_heads, NUM_WISHES: tl.constexpr, ROOM: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr,
-        PIVOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def cut(
+    edited,
+    numbers,
+    temperature,
+    rows,
+    tops,
+    sums,
+    heads,
+    near,
+    near_ids,
+    bounds,
+    lasts,
+    size,
+    num_pieces,
+    num_heads,
+    NUM_WISHES: tl.constexpr,
+    ROOM: tl.constexpr,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """A row's bound and last token. heads[num_heads] are the largest logits of parts of its pieces: that many of all
     are at least as large as the k-th of them."""
     await_others(EARLY)
@@ -93,8 +113,9 @@ def cut(edited, numbers, temperature, rows, tops, sums, heads, near, near_ids, b
 
 
 @triton.jit
-def cut_sums(edited, temperature, rows, tops, sums, bounds, lasts, size, num_pieces, PIECE: tl.constexpr,
-             EARLY: tl.constexpr):
+def cut_sums(
+    edited, temperature, rows, tops, sums, bounds, lasts, size, num_pieces, PIECE: tl.constexpr, EARLY: tl.constexpr
+):
     """The sums of a piece's weights once more, of what the cut keeps."""
     await_others(EARLY)
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)

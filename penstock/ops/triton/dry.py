@@ -12,7 +12,7 @@ from penstock.ops.triton.search import LOWEST
 
 _MULTIPLIER, _BASE, _ALLOWED = tl.constexpr(DRY_MULTIPLIER), tl.constexpr(DRY_BASE), tl.constexpr(DRY_ALLOWED)
 _LAST_N, _MOST, _NUM_EXTRAS = tl.constexpr(DRY_LAST_N), tl.constexpr(DRY_MOST), tl.constexpr(NUM_EXTRAS)
-_NONE, _NEVER = tl.constexpr(-2147483648), tl.constexpr(-2147483647)       # neither tokens nor breakers
+_NONE, _NEVER = tl.constexpr(-2147483648), tl.constexpr(-2147483647)  # neither tokens nor breakers
 
 
 @triton.jit
@@ -42,8 +42,24 @@ def _lower(to, x, mask):
 
 
 @triton.jit
-def apply_dry(logits, edited, rows, positions, numbers, counts, words, biased, bias, extras, history, row_stride, size,
-              width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def apply_dry(
+    logits,
+    edited,
+    rows,
+    positions,
+    numbers,
+    counts,
+    words,
+    biased,
+    bias,
+    extras,
+    history,
+    row_stride,
+    size,
+    width,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """For some places of a row's text: the tokens there lose what the repetitions before them ask. A token at several
     places loses the most of it, since each asks for the smallest result."""
     await_others(EARLY)
@@ -60,8 +76,7 @@ def apply_dry(logits, edited, rows, positions, numbers, counts, words, biased, b
             text = history + entry * width
             place = first + tl.arange(0, BLOCK)
             token = tl.load(text + (place & (width - 1)), mask=place < length, other=-1)
-            run = count_repeated(text, width, place, length - window, length,
-                                 tl.load(asked + _MOST).to(tl.int32))
+            run = count_repeated(text, width, place, length - window, length, tl.load(asked + _MOST).to(tl.int32))
             hit = (token >= 0) & (token < size) & (run >= allowed)
             if tl.max(hit.to(tl.int32), 0) > 0:
                 token = tl.where(hit, token, 0)

@@ -54,7 +54,7 @@ class Call:
 
     def compile(self) -> None:
         made = _run(self.kernel, *self.args, warmup=True, **self.options)
-        if hasattr(driver, "make_launcher"):      # some versions compile a launcher for each signature
+        if hasattr(driver, "make_launcher"):  # some versions compile a launcher for each signature
             driver.CudaLauncher(made.src, made.metadata)
 
 
@@ -68,7 +68,7 @@ def _length(function: Any) -> int:
 
 def stand_in(capability: tuple[int, int]) -> None:
     """From now on this process compiles for that GPU, and computes nothing."""
-    triton.runtime.driver.set_active(_Elsewhere(capability))       # type: ignore[arg-type]
+    triton.runtime.driver.set_active(_Elsewhere(capability))  # type: ignore[arg-type]
     launch.assumed = capability
     for op in OPS.values():
         for bodies in (op.bodies, op.exact_bodies):
@@ -90,14 +90,14 @@ def wanted(work: Callable[[], object]) -> dict[tuple[str, str], Call]:
     def hook(*, key: Any, **_: Any) -> bool:
         assert asked is not None
         calls.setdefault((asked.name, str(key)), asked)
-        return True                               # that it is there already
+        return True  # that it is there already
 
-    JITFunction.run = run                         # type: ignore[method-assign]
-    knobs.runtime.jit_cache_hook = hook           # type: ignore[assignment]
+    JITFunction.run = run  # type: ignore[method-assign]
+    knobs.runtime.jit_cache_hook = hook  # type: ignore[assignment]
     try:
         work()
     finally:
-        JITFunction.run = _run                    # type: ignore[method-assign]
+        JITFunction.run = _run  # type: ignore[method-assign]
         knobs.runtime.jit_cache_hook = None
     return calls
 

@@ -13,9 +13,28 @@ from penstock.ops.triton.sizes import power_of_2
 
 
 @triton.jit
-def _encoder(q, k, v, query_start, tiles, out, scale, q_row, k_row, v_row, q_head, k_head, v_head, num_heads,
-             SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, NUM: tl.constexpr, PRECISION: tl.constexpr,
-             EARLY: tl.constexpr):
+def _encoder(
+    q,
+    k,
+    v,
+    query_start,
+    tiles,
+    out,
+    scale,
+    q_row,
+    k_row,
+    v_row,
+    q_head,
+    k_head,
+    v_head,
+    num_heads,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    NUM: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """ROWS queries of one sequence over all its keys, for one head."""
     await_others(EARLY)
     tile, h = tl.program_id(0), tl.program_id(1)
@@ -60,7 +79,27 @@ def _body(q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, scale: float, wo
     assert work.tiles is not None
     block, wide = max(16, power_of_2(size)), q.dtype == torch.float32
     _encoder[(len(work.tiles), num_heads)](
-        q, k, v, query_start, work.tiles, out, scale, q.stride(0), k.stride(0), v.stride(0), q.stride(1), k.stride(1),
-        v.stride(1), num_heads, size, block, TILE, 64 if block <= 128 and not wide else 32, "ieee" if wide else "tf32",
-        num_warps=8, num_stages=1 if wide else 2, **early(q))
+        q,
+        k,
+        v,
+        query_start,
+        work.tiles,
+        out,
+        scale,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        q.stride(1),
+        k.stride(1),
+        v.stride(1),
+        num_heads,
+        size,
+        block,
+        TILE,
+        64 if block <= 128 and not wide else 32,
+        "ieee" if wide else "tf32",
+        num_warps=8,
+        num_stages=1 if wide else 2,
+        **early(q),
+    )
     return out

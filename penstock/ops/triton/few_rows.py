@@ -11,20 +11,37 @@ from penstock.ops.triton.launch import await_others, early, is_roomy
 from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.sizes import cdiv, power_of_2
 
-OUTPUTS, INPUTS = 64, 128      # of a program at once
+OUTPUTS, INPUTS = 64, 128  # of a program at once
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _few(x, weight, bias, residual, out, num_rows, num_out, x_row, eps, NORMED: tl.constexpr, GATED: tl.constexpr,
-         KIND: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr,
-         STAGES: tl.constexpr, EARLY: tl.constexpr):
+def _few(
+    x,
+    weight,
+    bias,
+    residual,
+    out,
+    num_rows,
+    num_out,
+    x_row,
+    eps,
+    NORMED: tl.constexpr,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """COLS outputs of all rows, or half as many gates and after them what they are multiplied with. The norm's factors
     are applied to the sums, so that x is read once."""
     await_others(EARLY)
     m, at, c = tl.arange(0, ROWS), tl.arange(0, BLOCK), tl.arange(0, COLS)
     OWN: tl.constexpr = COLS // 2 if GATED else COLS
     n = tl.program_id(0) * OWN + tl.arange(0, OWN)
-    row = tl.minimum(tl.program_id(0) * OWN + c % OWN, num_out - 1).to(tl.int64)      # beyond the last the last again
+    row = tl.minimum(tl.program_id(0) * OWN + c % OWN, num_out - 1).to(tl.int64)  # beyond the last the last again
     row += c // OWN * num_out
     there = (m < num_rows)[:, None]
     place = weight + row[:, None] * WIDTH + at[None, :]
@@ -59,14 +76,39 @@ def _stages(device: torch.device, width: int) -> int:
     return 3 if not is_roomy(device) else 6 if width > 2048 else 4
 
 
-def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
-             gated: bool, eps: float) -> Tensor:
+def few_rows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    gated: bool,
+    eps: float,
+) -> Tensor:
     """As `product` without a norm's weights; it is written where the residual lies."""
     num_rows, width = x.shape
     num_out = weight.shape[0] // 2 if gated else weight.shape[0]
     residual = None if residual is None else residual.contiguous()
     out = torch.empty((num_rows, num_out), dtype=x.dtype, device=x.device) if residual is None else residual
     _few[(cdiv(weight.shape[0], OUTPUTS),)](
-        x, weight, bias, residual, out, num_rows, num_out, x.stride(0), eps, eps > 0, gated, activation or "", width,
-        max(16, power_of_2(num_rows)), OUTPUTS, INPUTS, _stages(x.device, width), num_warps=4, **early(x))
+        x,
+        weight,
+        bias,
+        residual,
+        out,
+        num_rows,
+        num_out,
+        x.stride(0),
+        eps,
+        eps > 0,
+        gated,
+        activation or "",
+        width,
+        max(16, power_of_2(num_rows)),
+        OUTPUTS,
+        INPUTS,
+        _stages(x.device, width),
+        num_warps=4,
+        **early(x),
+    )
     return out

@@ -8,9 +8,19 @@ from penstock.ops.triton.product import one_row
 
 
 @fp8_mlp.impl("cuda", exact=False)
-def _body(x: Tensor, gate_up: Tensor, gate_up_scale: Tensor, down: Tensor, down_scale: Tensor, activation: str,
-          gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None, residual: Tensor | None = None,
-          norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+def _body(
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    activation: str,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     if x.shape[0] == 1 and x.is_contiguous():
         hidden = one_row(x, gate_up, gate_up_bias, None, activation, True, norm, eps, gate_up_scale)
         return one_row(hidden, down, down_bias, residual, None, False, None, 0.0, down_scale)

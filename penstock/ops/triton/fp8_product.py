@@ -14,7 +14,7 @@ from penstock.ops.triton.product import one_row
 from penstock.ops.triton.sizes import cdiv, power_of_2
 
 BLOCK = 1024
-SHRUNK = 2.0**-9           # codes are multiplied as if they were so much smaller: their sums are within float16's range
+SHRUNK = 2.0**-9  # codes are multiplied as if they were so much smaller: their sums are within float16's range
 _LARGEST, _LEAST, _GROWN = tl.constexpr(LARGEST), tl.constexpr(LEAST), tl.constexpr(SHRUNK**-2)
 
 
@@ -57,8 +57,20 @@ def _outputs(line, own, scale, bias, n, inside):
 
 
 @triton.jit
-def _finished(sums, scales, scale, bias, residual, out, new_scales, num_out, GATED: tl.constexpr, KIND: tl.constexpr,
-              BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _finished(
+    sums,
+    scales,
+    scale,
+    bias,
+    residual,
+    out,
+    new_scales,
+    num_out,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Sums of codes times both scales, and what follows the product; with new scales a whole row becomes codes."""
     await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -89,8 +101,9 @@ def rounded(x: Tensor, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]
     codes = torch.empty(x.shape, dtype=FP8, device=x.device)
     scales = torch.empty(x.shape[0], device=x.device)
     block, num_warps = _whole_row(x.shape[1])
-    _rounded[(x.shape[0],)](x, norm, codes, scales, x.stride(0), x.shape[1], eps, eps > 0, block, num_warps=num_warps,
-                            **early(x))
+    _rounded[(x.shape[0],)](
+        x, norm, codes, scales, x.stride(0), x.shape[1], eps, eps > 0, block, num_warps=num_warps, **early(x)
+    )
     return codes, scales
 
 
@@ -106,34 +119,76 @@ def multiplied(codes: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return torch._scaled_mm(codes, weight.t(), scale_a=shrunk, scale_b=shrunk, out_dtype=dtype, use_fast_accum=True)
 
 
-def finish(sums: Tensor, scales: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None,
-           activation: str | None, gated: bool) -> Tensor:
+def finish(
+    sums: Tensor,
+    scales: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    gated: bool,
+) -> Tensor:
     """What follows a product of codes; it may be written where the residual lies."""
     num_out = sums.shape[1] // 2 if gated else sums.shape[1]
     out = residual = residual if residual is None else residual.contiguous()
     if out is None:
         out = torch.empty((sums.shape[0], num_out), dtype=sums.dtype, device=sums.device)
     _finished[(sums.shape[0], cdiv(num_out, BLOCK))](
-        sums, scales, scale, bias, residual, out, None, num_out, gated, activation or "", BLOCK, num_warps=4,
-        **early(sums))
+        sums,
+        scales,
+        scale,
+        bias,
+        residual,
+        out,
+        None,
+        num_out,
+        gated,
+        activation or "",
+        BLOCK,
+        num_warps=4,
+        **early(sums),
+    )
     return out
 
 
-def finish_codes(sums: Tensor, scales: Tensor, scale: Tensor, bias: Tensor | None,
-                 activation: str) -> tuple[Tensor, Tensor]:
+def finish_codes(
+    sums: Tensor, scales: Tensor, scale: Tensor, bias: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor]:
     """What follows a gated product, as codes and scales for the next one."""
     num_out = sums.shape[1] // 2
     codes = torch.empty((sums.shape[0], num_out), dtype=FP8, device=sums.device)
     new_scales = torch.empty(sums.shape[0], device=sums.device)
     block, num_warps = _whole_row(num_out)
-    _finished[(sums.shape[0], 1)](sums, scales, scale, bias, None, codes, new_scales, num_out, True, activation, block,
-                                  num_warps=num_warps, **early(sums))
+    _finished[(sums.shape[0], 1)](
+        sums,
+        scales,
+        scale,
+        bias,
+        None,
+        codes,
+        new_scales,
+        num_out,
+        True,
+        activation,
+        block,
+        num_warps=num_warps,
+        **early(sums),
+    )
     return codes, new_scales
 
 
 @fp8_product.impl("cuda", exact=False)
-def _body(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
-          activation: str | None = None, gated: bool = False, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+def _body(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     if x.shape[0] == 1 and x.is_contiguous():
         return one_row(x, weight, bias, residual, activation, gated, norm, eps, scale)
     codes, scales = rounded(x, norm, eps)

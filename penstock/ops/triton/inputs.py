@@ -11,8 +11,23 @@ _ROW, _ID, _POSITION, _COMMON = (tl.constexpr(value) for value in (ROW, ID, POSI
 
 
 @triton.jit(do_not_specialize=["num", "group", "table_row", "step_row"])
-def _inputs(numbers, last, table, ids, positions, lengths, slots, step_table, num, group, table_row, step_row,
-            P: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _inputs(
+    numbers,
+    last,
+    table,
+    ids,
+    positions,
+    lengths,
+    slots,
+    step_table,
+    num,
+    group,
+    table_row,
+    step_row,
+    P: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     await_others(EARLY)
     s = tl.program_id(0)
     row = tl.load(numbers + _ROW * num + s).to(tl.int64)
@@ -40,8 +55,33 @@ def _inputs(numbers, last, table, ids, positions, lengths, slots, step_table, nu
 
 
 @single_inputs.impl("cuda", exact=True)
-def _body(numbers: Tensor, last: Tensor, table: Tensor, group: int, block_size: int, ids: Tensor, positions: Tensor,
-          lengths: Tensor, slots: Tensor, step_table: Tensor) -> None:
-    _inputs[(numbers.shape[1],)](numbers, last, table, ids, positions, lengths, slots, step_table, numbers.shape[1],
-                                 group, table.stride(0), step_table.stride(0), block_size, 128, num_warps=1,
-                                 **early(numbers))
+def _body(
+    numbers: Tensor,
+    last: Tensor,
+    table: Tensor,
+    group: int,
+    block_size: int,
+    ids: Tensor,
+    positions: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    step_table: Tensor,
+) -> None:
+    _inputs[(numbers.shape[1],)](
+        numbers,
+        last,
+        table,
+        ids,
+        positions,
+        lengths,
+        slots,
+        step_table,
+        numbers.shape[1],
+        group,
+        table.stride(0),
+        step_table.stride(0),
+        block_size,
+        128,
+        num_warps=1,
+        **early(numbers),
+    )

@@ -15,9 +15,9 @@ from penstock.ops.triton.rms_norm import normed
 from penstock.ops.triton.sizes import cdiv, nearest_power_of_2, power_of_2
 
 BLOCK = 1024
-STAGES = 3               # tiles of weights on their way, and at work
-LARGE = 1 << 24          # weights; fewer make too few wide tiles
-MANY_OUT = 4096          # outputs; fewer make too few tiles of 128
+STAGES = 3  # tiles of weights on their way, and at work
+LARGE = 1 << 24  # weights; fewer make too few wide tiles
+MANY_OUT = 4096  # outputs; fewer make too few tiles of 128
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 _scratch: dict[torch.device, Tensor] = {}
@@ -29,9 +29,9 @@ def _two(x, at, width, PAIRED: tl.constexpr, DTYPE: tl.constexpr):
     k = 2 * at
     if PAIRED:
         both = tl.load(x + at, mask=k < width, other=0)
-        if DTYPE == tl.bfloat16:      # noqa: SIM300
+        if DTYPE == tl.bfloat16:  # noqa: SIM300
             a, b = (both << 16).to(tl.float32, bitcast=True), (both & -65536).to(tl.float32, bitcast=True)
-        elif DTYPE == tl.float16:     # noqa: SIM300
+        elif DTYPE == tl.float16:  # noqa: SIM300
             a, b = half(both, 0), half(both, 1)
         else:
             a = both.to(tl.int32).to(tl.float32, bitcast=True)
@@ -58,15 +58,36 @@ def _units(part, total, added, scale, minimum, BITS: tl.constexpr):
 
 
 @triton.jit
-def _int_row(x, words, scales, bias, residual, norm, out, num_out, num_pairs, width, eps, one, BITS: tl.constexpr,
-             NORMED: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
-             AHEAD: tl.constexpr, PAIRED: tl.constexpr, NORM_PAIRED: tl.constexpr, DTYPE: tl.constexpr,
-             EARLY: tl.constexpr):
+def _int_row(
+    x,
+    words,
+    scales,
+    bias,
+    residual,
+    norm,
+    out,
+    num_out,
+    num_pairs,
+    width,
+    eps,
+    one,
+    BITS: tl.constexpr,
+    NORMED: tl.constexpr,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PAIRED: tl.constexpr,
+    NORM_PAIRED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """One row times ROWS outputs. The norm's factor is applied to the sums, so that x is read once; weights are read
     one block ahead, the first before x is there."""
     FIELDS: tl.constexpr = 16 // BITS
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    row = tl.minimum(n, num_out - 1).to(tl.int64)       # beyond the last it is the last once more
+    row = tl.minimum(n, num_out - 1).to(tl.int64)  # beyond the last it is the last once more
     unit, word = tl.arange(0, UNITS), tl.arange(0, UNITS * 4)
     num_units = num_pairs * (BITS // 2)
     place = words + span_place(row[:, None], (word // 8)[None, :], num_pairs, BITS) + (word % 8)[None, :]
@@ -87,7 +108,7 @@ def _int_row(x, words, scales, bias, residual, norm, out, num_out, num_pairs, wi
         next_w, next_u = w, u
         if AHEAD:
             some = ((start + UNITS) * 4 + word < num_units * 4)[None, :]
-            further = (start + UNITS) * 32            # words of a panel's units together
+            further = (start + UNITS) * 32  # words of a panel's units together
             next_w = tl.load(place + further, mask=some, other=0, eviction_policy="evict_first")
             if GATED:
                 next_u = tl.load(second + further, mask=some, other=0, eviction_policy="evict_first")
@@ -144,14 +165,15 @@ def _asm(bits, f, is_bfloat16):
     """Field f of two halves as two floats, of 4 bits less 8, of 8 bits less 128. Its bits are put where those of a
     number's fraction are, and the number is taken off again: 128 in bfloat16, 1024 in float16. The fraction of 128 has
     room for seven bits; the eighth makes −128 of the −256 that is added."""
-    bare, less = (("0x43004300", "0xC308C308") if is_bfloat16 else
-                  ("0x64006400", "0xE408E408" if bits == 4 else "0xE480E480"))
+    bare, less = (
+        ("0x43004300", "0xC308C308") if is_bfloat16 else ("0x64006400", "0xE408E408" if bits == 4 else "0xE480E480")
+    )
     moved = f"shr.b32 w, $1, {bits * f};" if f else "mov.b32 w, $1;"
     moved += f" mov.b32 b, {less};"
     if bits == 4:
-        found = f"lop3.b32 a, w, 0x000F000F, {bare}, 0xEA;"                  # (w & mask) | bare
+        found = f"lop3.b32 a, w, 0x000F000F, {bare}, 0xEA;"  # (w & mask) | bare
     elif is_bfloat16:
-        found = f"lop3.b32 a, w, 0x007F007F, {bare}, 0xEA; lop3.b32 b, w, 0x00800080, 0xC380C380, 0x6A;"     # &, ^
+        found = f"lop3.b32 a, w, 0x007F007F, {bare}, 0xEA; lop3.b32 b, w, 0x00800080, 0xC380C380, 0x6A;"  # &, ^
     else:
         found = f"lop3.b32 a, w, 0x00FF00FF, {bare}, 0xEA;"
     added = "mov.b32 c, 0x3F803F80; fma.rn.bf16x2 $0, a, c, b;" if is_bfloat16 else "add.rn.f16x2 $0, a, b;"
@@ -162,7 +184,7 @@ def _asm(bits, f, is_bfloat16):
 def _codes(w, f: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """Field f of halves, two at a time: the code, of 4 bits less 8, of 8 bits less 128. The compiler would take twice
     as many operations; it is left to it where there is no GPU."""
-    if ASM and DTYPE == tl.bfloat16:      # noqa: SIM300
+    if ASM and DTYPE == tl.bfloat16:  # noqa: SIM300
         y = tl.inline_asm_elementwise(_asm(BITS, f, True), "=r,r", [w], tl.bfloat16, True, 2)
     elif ASM:
         y = tl.inline_asm_elementwise(_asm(BITS, f, False), "=r,r", [w], tl.float16, True, 2)
@@ -174,9 +196,26 @@ def _codes(w, f: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _int_tile(x, halves, scales, sums, num_rows, num_out, num_pairs, width, x_row, steps, BITS: tl.constexpr,
-              OUTPUTS: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
-              ASM: tl.constexpr, EARLY: tl.constexpr):
+def _int_tile(
+    x,
+    halves,
+    scales,
+    sums,
+    num_rows,
+    num_out,
+    num_pairs,
+    width,
+    x_row,
+    steps,
+    BITS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    STAGES: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ASM: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """OUTPUTS outputs of all rows over one part of the inputs, `steps` times PAIRS pairs, into sums[part, T, O].
     Weights become floats in the registers from which the tensor cores take them, 16 inputs at a time."""
     DTYPE: tl.constexpr = x.dtype.element_ty
@@ -202,7 +241,7 @@ def _int_tile(x, halves, scales, sums, num_rows, num_out, num_pairs, width, x_ro
                         both = tl.load(scale_at + p * (64 // BITS) + 8)
                 scale = half(both, group if BITS == 8 else 0)
                 middle = scale
-                if BITS == 4:             # that of code 8, which loses less when it is rounded than a minimum does
+                if BITS == 4:  # that of code 8, which loses less when it is rounded than a minimum does
                     middle = (half(both, 1) + 8 * scale).to(DTYPE)[:, None]
                 scale = scale.to(DTYPE)[:, None]
                 for f in tl.static_range(2):
@@ -217,13 +256,26 @@ def _int_tile(x, halves, scales, sums, num_rows, num_out, num_pairs, width, x_ro
                         weight = _codes(w, 2 * group + f, BITS, DTYPE, ASM) * scale + middle
                     acc = tl.dot(weight, v, acc)
     line = (tl.program_id(1).to(tl.int64) * num_rows + r)[None, :] * num_out
-    tl.store(sums + line + n[:, None], acc.to(sums.dtype.element_ty),
-             mask=(n < num_out)[:, None] & (r < num_rows)[None, :])
+    tl.store(
+        sums + line + n[:, None], acc.to(sums.dtype.element_ty), mask=(n < num_out)[:, None] & (r < num_rows)[None, :]
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _int_finished(sums, bias, residual, out, num_rows, num_out, residual_row, PARTS: tl.constexpr, GATED: tl.constexpr,
-                  KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _int_finished(
+    sums,
+    bias,
+    residual,
+    out,
+    num_rows,
+    num_out,
+    residual_row,
+    PARTS: tl.constexpr,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """The parts' sums together, and what follows the product."""
     await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -248,8 +300,9 @@ def _int_finished(sums, bias, residual, out, num_rows, num_out, residual_row, PA
     tl.store(out + row * num_out + n, y.to(out.dtype.element_ty), mask=inside)
 
 
-def _finish(sums: Tensor, dtype: torch.dtype, bias: Tensor | None, residual: Tensor | None, activation: str | None,
-            gated: bool) -> Tensor:
+def _finish(
+    sums: Tensor, dtype: torch.dtype, bias: Tensor | None, residual: Tensor | None, activation: str | None, gated: bool
+) -> Tensor:
     """sums[parts, T, O] → [T, O], gated [T, O/2], where the residual lies if it can be."""
     num_parts, num_rows, num_sums = sums.shape
     num_out = num_sums // 2 if gated else num_sums
@@ -258,8 +311,20 @@ def _finish(sums: Tensor, dtype: torch.dtype, bias: Tensor | None, residual: Ten
     if out is None or not out.is_contiguous():
         out = torch.empty((num_rows, num_out), dtype=dtype, device=sums.device)
     _int_finished[(num_rows, cdiv(num_out, BLOCK))](
-        sums, bias, residual, out, num_rows, num_out, num_out if residual is None else residual.stride(0), num_parts,
-        gated, activation or "", BLOCK, num_warps=4, **early(sums))
+        sums,
+        bias,
+        residual,
+        out,
+        num_rows,
+        num_out,
+        num_out if residual is None else residual.stride(0),
+        num_parts,
+        gated,
+        activation or "",
+        BLOCK,
+        num_warps=4,
+        **early(sums),
+    )
     return out
 
 
@@ -279,8 +344,18 @@ def _paired(values: Tensor | None) -> tuple[Tensor | None, bool]:
     return values.view(-1).view(torch.int64 if values.itemsize == 4 else torch.int32), True
 
 
-def _one_row(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tensor | None, residual: Tensor | None,
-             activation: str | None, gated: bool, norm: Tensor | None, eps: float) -> Tensor:
+def _one_row(
+    x: Tensor,
+    words: Tensor,
+    scales: Tensor,
+    num_out: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    gated: bool,
+    norm: Tensor | None,
+    eps: float,
+) -> Tensor:
     """As `product.one_row`."""
     if gated and x.shape[1] > NARROW and activation is not None:
         y = activate(_one_row(x, words, scales, num_out, bias, None, None, False, norm, eps), activation, gated=True)
@@ -293,9 +368,31 @@ def _one_row(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tenso
     values, is_paired = _paired(x)
     weights, norm_is_paired = _paired(None if norm is None else norm.float())
     _int_row[(cdiv(num_results, rows),)](
-        values, words, as_read(scales), bias, residual, weights, out, num_results, num_pairs, x.shape[1], eps, ONE,
-        bits, eps > 0, gated, activation or "", rows, units, num_units > units, is_paired, norm_is_paired,
-        DTYPES[x.dtype], num_warps=max(1, units // 32), **early(x))
+        values,
+        words,
+        as_read(scales),
+        bias,
+        residual,
+        weights,
+        out,
+        num_results,
+        num_pairs,
+        x.shape[1],
+        eps,
+        ONE,
+        bits,
+        eps > 0,
+        gated,
+        activation or "",
+        rows,
+        units,
+        num_units > units,
+        is_paired,
+        norm_is_paired,
+        DTYPES[x.dtype],
+        num_warps=max(1, units // 32),
+        **early(x),
+    )
     return out
 
 
@@ -309,8 +406,16 @@ def _tile_shape(num_rows: int, num_out: int, num_pairs: int) -> tuple[int, int, 
     return 256, rows, 1, 8, 132 if rows == TILES[-1] else 170
 
 
-def _few_rows(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tensor | None, residual: Tensor | None,
-              activation: str | None, gated: bool) -> Tensor:
+def _few_rows(
+    x: Tensor,
+    words: Tensor,
+    scales: Tensor,
+    num_out: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    gated: bool,
+) -> Tensor:
     (num_rows, width), num_pairs = x.shape, words.shape[1]
     outputs, rows, pairs, num_warps, wanted = _tile_shape(num_rows, num_out, num_pairs)
     tiles, steps = cdiv(num_out, outputs), num_pairs // pairs
@@ -320,9 +425,26 @@ def _few_rows(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tens
     bare = num_parts == 1 and not gated and bias is None and residual is None and activation is None
     sums = torch.empty((num_parts, num_rows, num_out), dtype=x.dtype if bare else torch.float32, device=x.device)
     _int_tile[(tiles, num_parts)](
-        x, words.view(torch.int16), scales.view(torch.int32), sums, num_rows, num_out, num_pairs, width, x.stride(0),
-        per_part, bits_of(words), outputs, rows, pairs, STAGES, width % PAIR == 0, not triton.knobs.runtime.interpret,
-        num_warps=num_warps, **early(x))
+        x,
+        words.view(torch.int16),
+        scales.view(torch.int32),
+        sums,
+        num_rows,
+        num_out,
+        num_pairs,
+        width,
+        x.stride(0),
+        per_part,
+        bits_of(words),
+        outputs,
+        rows,
+        pairs,
+        STAGES,
+        width % PAIR == 0,
+        not triton.knobs.runtime.interpret,
+        num_warps=num_warps,
+        **early(x),
+    )
     return sums[0] if bare else _finish(sums, x.dtype, bias, residual, activation, gated)
 
 
@@ -334,15 +456,23 @@ def scratch(device: torch.device) -> Tensor:
     return _scratch[device]
 
 
-def _many_rows(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tensor | None, residual: Tensor | None,
-               activation: str | None, gated: bool) -> Tensor:
+def _many_rows(
+    x: Tensor,
+    words: Tensor,
+    scales: Tensor,
+    num_out: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    gated: bool,
+) -> Tensor:
     num_rows, width = x.shape
     room = scratch(x.device).view(x.dtype)
     at_once = max(1, len(room) // width // PANEL) * PANEL
     sums = torch.empty((1, num_rows, num_out), dtype=x.dtype, device=x.device)
     for first in range(0, num_out, at_once):
         part = slice(first, min(first + at_once, num_out))
-        weight = room[:(part.stop - first) * width].view(-1, width)
+        weight = room[: (part.stop - first) * width].view(-1, width)
         panels = slice(first // PANEL, cdiv(part.stop, PANEL))
         widen(weight, words[panels], scales[panels])
         torch.mm(x, weight.t(), out=sums[0, :, part])
@@ -357,15 +487,24 @@ def _takes_tile(x: Tensor, words: Tensor, num_out: int) -> bool:
 
 
 @int_product.impl("cuda", exact=False)
-def _body(x: Tensor, words: Tensor, scales: Tensor, num_out: int, bias: Tensor | None = None,
-          residual: Tensor | None = None, activation: str | None = None, gated: bool = False,
-          norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+def _body(
+    x: Tensor,
+    words: Tensor,
+    scales: Tensor,
+    num_out: int,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     """One row by a kernel that takes in what stands before and after the product, few by one that widens weights on
     their way to the tensor cores, many by cuBLAS with weights widened before. Where one gives way to the next was
     measured on an H200, roughly."""
     is_large = num_out * x.shape[1] >= LARGE
     is_one = x.shape[0] == 1 and x.is_contiguous() and not _takes_tile(x, words, num_out)
-    if eps > 0 and (not is_one or (is_large and norm is not None)):   # many programs would read a norm's weights again
+    if eps > 0 and (not is_one or (is_large and norm is not None)):  # many programs would read a norm's weights again
         x, norm, eps = normed(x, norm, eps), None, 0.0
     if is_one:
         return _one_row(x, words, scales, num_out, bias, residual, activation, gated, norm, eps)

@@ -10,8 +10,8 @@ from penstock.ops.int_rows import int_rows
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.sizes import cdiv, power_of_2
 
-WIDENED_SPANS = 128      # in one program
-ONE = 0x3F800000         # the bits of 1.0
+WIDENED_SPANS = 128  # in one program
+ONE = 0x3F800000  # the bits of 1.0
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def field(words, one, i: tl.constexpr, BITS: tl.constexpr):
 @triton.jit
 def span_place(row, span, num_pairs, BITS: tl.constexpr):
     """Where among the words of a weight a row's span begins."""
-    SPANS: tl.constexpr = BITS // 4                       # of a pair
+    SPANS: tl.constexpr = BITS // 4  # of a pair
     return ((row // 8 * num_pairs + span // SPANS) * 8 + row % 8) * (2 * BITS) + span % SPANS * 8
 
 
@@ -82,8 +82,20 @@ def _value(words, scale, minimum, one, i: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _int_rows(ids, words, scales, out, num_rows, num_pairs, width, one, BITS: tl.constexpr, ROWS: tl.constexpr,
-              SPANS: tl.constexpr, EARLY: tl.constexpr):
+def _int_rows(
+    ids,
+    words,
+    scales,
+    out,
+    num_rows,
+    num_pairs,
+    width,
+    one,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPANS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """ROWS rows, SPANS spans of each, widened."""
     await_others(EARLY)
     FIELDS: tl.constexpr = 16 // BITS
@@ -102,8 +114,9 @@ def _int_rows(ids, words, scales, out, num_rows, num_pairs, width, one, BITS: tl
         y = tl.join(_value(w, scale, minimum, one, f, BITS), _value(w, scale, minimum, one, FIELDS + f, BITS))
         y = tl.reshape(y, (ROWS, SPANS, 16))
         k = (span * (16 * FIELDS) + 16 * f)[None, :, None] + tl.arange(0, 16)[None, None, :]
-        tl.store(out + (place * width)[:, None, None] + k, y.to(out.dtype.element_ty),
-                 mask=there[:, :, None] & (k < width))
+        tl.store(
+            out + (place * width)[:, None, None] + k, y.to(out.dtype.element_ty), mask=there[:, :, None] & (k < width)
+        )
 
 
 def as_read(scales: Tensor) -> Tensor:
@@ -121,8 +134,9 @@ def widen(out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = None)
     rows = 1 if ids is not None else PANEL
     spans = min(WIDENED_SPANS // rows, power_of_2(num_spans))
     grid = cdiv(num_rows, rows), cdiv(num_spans, spans)
-    _int_rows[grid](ids, words, as_read(scales), out, num_rows, num_pairs, width, ONE, bits, rows, spans, num_warps=4,
-                    **early(out))
+    _int_rows[grid](
+        ids, words, as_read(scales), out, num_rows, num_pairs, width, ONE, bits, rows, spans, num_warps=4, **early(out)
+    )
 
 
 @int_rows.impl("cuda", exact=True)

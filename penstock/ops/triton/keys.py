@@ -22,8 +22,13 @@ def named(function: Any) -> list[Any]:
     """The functions of ours that its source names, as often as it does."""
     known = function.fn.__globals__
     names = re.findall(r"\w+", PROSE.sub("", function.src.partition(":\n")[2]))
-    return [value for name in names if isinstance(value := known.get(name), JITFunction) and value is not function
-            and value.fn.__module__.startswith(ROOT)]
+    return [
+        value
+        for name in names
+        if isinstance(value := known.get(name), JITFunction)
+        and value is not function
+        and value.fn.__module__.startswith(ROOT)
+    ]
 
 
 def settle_keys() -> None:

@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HOPPER = (9, 0)
 ROOMY = ((8, 0), HOPPER, (10, 0))
-assumed = (0, 0)         # the capability of the GPU that tensors on the meta device stand for
+assumed = (0, 0)  # the capability of the GPU that tensors on the meta device stand for
 
 
 @triton.jit

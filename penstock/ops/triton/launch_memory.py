@@ -13,28 +13,32 @@ from triton.runtime.jit import JITFunction
 
 from penstock.ops.triton.keys import functions
 
-KNOWN = (3, 6), (3, 9)   # versions of Triton, of which all launch compiled kernels in the same way
-MOST = 256               # launches that a kernel remembers; steps of other sizes are others
-ALIGNED = 15             # bits of an address that decide how a kernel may read
-ONES = ((1, 1, 1), (1, 1), (1,), ())     # that complete a grid of so many dimensions
+KNOWN = (3, 6), (3, 9)  # versions of Triton, of which all launch compiled kernels in the same way
+MOST = 256  # launches that a kernel remembers; steps of other sizes are others
+ALIGNED = 15  # bits of an address that decide how a kernel may read
+ONES = ((1, 1, 1), (1, 1), (1,), ())  # that complete a grid of so many dimensions
 _SETTINGS: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
 _ENTER: Any = getattr(_SETTINGS, "launch_enter_hook", None)
 _EXIT: Any = getattr(_SETTINGS, "launch_exit_hook", None)
 
 
-class Remembering(JITFunction):     # type: ignore[misc]
+class Remembering(JITFunction):  # type: ignore[misc]
     """A kernel that remembers its launches."""
 
     _known: dict[Any, tuple[Any, ...]]
 
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., Any]:
         def launch(*args: Any, **options: Any) -> Any:
-            if _ENTER.calls or _EXIT.calls:          # somebody wants to be told of launches
+            if _ENTER.calls or _EXIT.calls:  # somebody wants to be told of launches
                 return self.run(*args, grid=grid, warmup=False, **options)
             device = torch._C._cuda_getDevice()
             # Equal numbers of other types are others, as they are for Triton: 1, 1.0 and True.
-            key = (device, tuple(map(type, args)), tuple(options.items()),
-                   *[(arg.dtype, arg.data_ptr() & ALIGNED) if isinstance(arg, Tensor) else arg for arg in args])
+            key = (
+                device,
+                tuple(map(type, args)),
+                tuple(options.items()),
+                *[(arg.dtype, arg.data_ptr() & ALIGNED) if isinstance(arg, Tensor) else arg for arg in args],
+            )
             known = self._known.get(key)
             if known is None:
                 made = self.run(*args, grid=grid, warmup=False, **options)
@@ -42,8 +46,18 @@ class Remembering(JITFunction):     # type: ignore[misc]
                     self._remember(key, made, args, options)
                 return made
             run, function, metadata, rest = known
-            return run(*grid, *ONES[len(grid)], torch._C._cuda_getCurrentRawStream(device), function, metadata, None,
-                       None, None, *args, *rest)
+            return run(
+                *grid,
+                *ONES[len(grid)],
+                torch._C._cuda_getCurrentRawStream(device),
+                function,
+                metadata,
+                None,
+                None,
+                None,
+                *args,
+                *rest,
+            )
 
         return launch
 
@@ -51,7 +65,7 @@ class Remembering(JITFunction):     # type: ignore[misc]
         """After those given by their place come arguments given by name, and those that nobody gives."""
         if len(self._known) >= MOST:
             self._known.clear()
-        rest = list(self.signature.parameters.values())[len(args):]
+        rest = list(self.signature.parameters.values())[len(args) :]
         values = tuple(options.get(one.name, one.default) for one in rest)
         self._known[key] = made.run, made.function, made.packed_metadata, values
 

@@ -28,5 +28,5 @@ def load_apart() -> None:
             own.__dict__.update(vars(load(name, path)))
         return own
 
-    apart.is_apart = True                           # type: ignore[attr-defined]
+    apart.is_apart = True  # type: ignore[attr-defined]
     build._load_module_from_path = apart

@@ -12,8 +12,22 @@ from penstock.ops.triton.sizes import power_of_2
 
 
 @triton.jit
-def _layer_norm(x, weight, bias, residual, out, x_row, x_head, residual_row, residual_head, num_heads, width, eps,
-                BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _layer_norm(
+    x,
+    weight,
+    bias,
+    residual,
+    out,
+    x_row,
+    x_head,
+    residual_row,
+    residual_head,
+    num_heads,
+    width,
+    eps,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     await_others(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
@@ -40,7 +54,20 @@ def _body(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: 
     given, added = rows_of(x), None if residual is None else rows_of(residual)
     block = power_of_2(width)
     _layer_norm[given.shape[:2]](
-        given, weight, bias, added, out, given.stride(0), given.stride(1), 0 if added is None else added.stride(0),
-        0 if added is None else added.stride(1), given.shape[1], width, eps, block,
-        num_warps=min(16, max(1, block // 512)), **early(x))
+        given,
+        weight,
+        bias,
+        added,
+        out,
+        given.stride(0),
+        given.stride(1),
+        0 if added is None else added.stride(0),
+        0 if added is None else added.stride(1),
+        given.shape[1],
+        width,
+        eps,
+        block,
+        num_warps=min(16, max(1, block // 512)),
+        **early(x),
+    )
     return out

@@ -22,15 +22,19 @@ from penstock.ops.triton.launch import await_others
 from penstock.ops.triton.search import LOWEST, gathered, ordered, reaching, unordered
 from penstock.ops.wishes import FREQUENCY, MIN_P, NUM_WISHES, PRESENCE, REPETITION, TOP_K
 
-_MIROSTAT, _TAU, _ETA, _MU = (tl.constexpr(MIROSTAT), tl.constexpr(MIROSTAT_TAU), tl.constexpr(MIROSTAT_ETA),
-                              tl.constexpr(MU))
+_MIROSTAT, _TAU, _ETA, _MU = (
+    tl.constexpr(MIROSTAT),
+    tl.constexpr(MIROSTAT_TAU),
+    tl.constexpr(MIROSTAT_ETA),
+    tl.constexpr(MU),
+)
 _DRY, _WINDOW, _NUM_PROMPT = tl.constexpr(DRY_MULTIPLIER), tl.constexpr(WINDOW), tl.constexpr(NUM_PROMPT)
 _NUM_EXTRAS, _NUM_WISHES, _MOST_MU = tl.constexpr(NUM_EXTRAS), tl.constexpr(NUM_WISHES), tl.constexpr(MOST_MU)
 _TOP_K, _MIN_P, _LEAST = tl.constexpr(TOP_K), tl.constexpr(MIN_P), tl.constexpr(LEAST_EXPONENT)
 _REPETITION, _FREQUENCY, _PRESENCE = tl.constexpr(REPETITION), tl.constexpr(FREQUENCY), tl.constexpr(PRESENCE)
 _ESTIMATED = tl.constexpr(NUM_ESTIMATED)
 _NEAR = tl.constexpr(8.4)
-_BITS = tl.constexpr(0.6931471805599453)         # nats of one
+_BITS = tl.constexpr(0.6931471805599453)  # nats of one
 
 
 @triton.jit
@@ -45,8 +49,24 @@ def _zipf(ranked, count, heat, MOST: tl.constexpr):
 
 
 @triton.jit
-def _num_kept(values, tops, heads, num_heads, num_pieces, size, near, near_ids, top, heat, mu, ROOM: tl.constexpr,
-              PIECE: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr):
+def _num_kept(
+    values,
+    tops,
+    heads,
+    num_heads,
+    num_pieces,
+    size,
+    near,
+    near_ids,
+    top,
+    heat,
+    mu,
+    ROOM: tl.constexpr,
+    PIECE: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MOST: tl.constexpr,
+):
     """Version 1: how many tokens to keep. The largest logits are those over a bound, and some equal to it."""
     low, floor = tl.where(True, LOWEST, top), top - heat * _NEAR
     if num_heads >= _ESTIMATED:
@@ -76,9 +96,28 @@ def _num_kept(values, tops, heads, num_heads, num_pieces, size, near, near_ids, 
 
 
 @triton.jit
-def aim(edited, rows, extras, numbers, tops, sums, heads, heats, near, near_ids, size, num_pieces, num_heads,
-        ROOM: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr,
-        MOST: tl.constexpr, EARLY: tl.constexpr):
+def aim(
+    edited,
+    rows,
+    extras,
+    numbers,
+    tops,
+    sums,
+    heads,
+    heats,
+    near,
+    near_ids,
+    size,
+    num_pieces,
+    num_heads,
+    ROOM: tl.constexpr,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MOST: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Enter the top_k or the min_p that mirostat makes of a row's mu."""
     await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -98,9 +137,24 @@ def aim(edited, rows, extras, numbers, tops, sums, heads, heats, near, near_ids,
                 least = tl.sum(weight, 0) * tl.exp(tl.minimum(-mu * _BITS, 80.0))
                 tl.store(numbers + entry * _NUM_WISHES + _MIN_P, tl.minimum(least, 1.0))
             else:
-                kept = _num_kept(edited + row * size, tops + row * num_pieces, heads + row * num_heads, num_heads,
-                                 num_pieces, size, near + row * ROOM, near_ids + row * ROOM, top, heat, mu, ROOM,
-                                 PIECE, PIVOTS, BLOCK, MOST)
+                kept = _num_kept(
+                    edited + row * size,
+                    tops + row * num_pieces,
+                    heads + row * num_heads,
+                    num_heads,
+                    num_pieces,
+                    size,
+                    near + row * ROOM,
+                    near_ids + row * ROOM,
+                    top,
+                    heat,
+                    mu,
+                    ROOM,
+                    PIECE,
+                    PIVOTS,
+                    BLOCK,
+                    MOST,
+                )
                 tl.store(numbers + entry * _NUM_WISHES + _TOP_K, kept)
 
 
@@ -110,8 +164,26 @@ def _plain(token):
 
 
 @triton.jit
-def settle(edited, rows, positions, extras, history, breakers, numbers, counts, tops, sums, heats, out, size, width,
-           num_pieces, PIECES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def settle(
+    edited,
+    rows,
+    positions,
+    extras,
+    history,
+    breakers,
+    numbers,
+    counts,
+    tops,
+    sums,
+    heats,
+    out,
+    size,
+    width,
+    num_pieces,
+    PIECES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Enter a row's new token where its samplers look for it, and mirostat's mu after it."""
     await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -135,8 +207,9 @@ def settle(edited, rows, positions, extras, history, breakers, numbers, counts, 
         breaks = ((word >> (token % 32).to(tl.int32)) & 1) > 0
         tl.store(text + (length & (width - 1)), tl.where(breaks, -1 - token, token).to(tl.int32))
         wish = numbers + entry * _NUM_WISHES
-        penal = (tl.load(wish + _REPETITION) != 1) | (tl.load(wish + _FREQUENCY) != 0) \
-            | (tl.load(wish + _PRESENCE) != 0)
+        penal = (
+            (tl.load(wish + _REPETITION) != 1) | (tl.load(wish + _FREQUENCY) != 0) | (tl.load(wish + _PRESENCE) != 0)
+        )
         first = length - window
         if (window > 0) & (first >= 0) & penal:
             tl.debug_barrier()

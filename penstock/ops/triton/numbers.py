@@ -53,9 +53,9 @@ def fitted(x, DTYPE: tl.constexpr):
     """x in that dtype; finite values beyond the range of a float16 or an 8-bit float become its largest. An 8-bit float
     has no infinity: NaN takes its place."""
     x = x.to(tl.float32)
-    if DTYPE == tl.float16:      # noqa: SIM300
+    if DTYPE == tl.float16:  # noqa: SIM300
         x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
-    if DTYPE == tl.float8e4nv:   # noqa: SIM300
+    if DTYPE == tl.float8e4nv:  # noqa: SIM300
         x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -448.0), 448.0), float("nan"))
     return x.to(DTYPE)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "logical_and", "logical_or", "logical_not"}
-NATIVE = {"_to_copy", "copy_", "clone", "fill_", "zero_"}       # these import nothing
+NATIVE = {"_to_copy", "copy_", "clone", "fill_", "zero_"}  # these import nothing
 
 
 def _empty(shape: Any, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -33,7 +33,7 @@ def _elementwise(name: str, args: tuple[Any, ...]) -> Tensor:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     numbers = tensors if name != "where" else tensors[1:]
     dtype = numbers[0].dtype
-    for other in (args[1:2] if name != "where" else args[2:3]):
+    for other in args[1:2] if name != "where" else args[2:3]:
         if isinstance(other, (Tensor, int, float)):
             dtype = torch.result_type(numbers[0], other)
     if name in COMPARISONS:
@@ -62,7 +62,7 @@ def _index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
     if any(index is None or index.dtype in (torch.bool, torch.uint8) for index in indices):
         return cast(Tensor, NotImplemented)
     shape = _broadcast([index.shape for index in indices if index is not None])
-    return _empty((*shape, *x.shape[len(indices):]), x)
+    return _empty((*shape, *x.shape[len(indices) :]), x)
 
 
 def _rows(weight: Tensor, ids: Tensor, *_: Any) -> Tensor:
@@ -79,13 +79,21 @@ def _largest(x: Tensor, dims: Any = (), keepdim: bool = False) -> Tensor:
 
 
 def _scaled(a: Tensor, b: Tensor, *rest: Any, out_dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    positional = rest[4] if len(rest) > 4 else None        # after two scales, a bias and the result's scale
+    positional = rest[4] if len(rest) > 4 else None  # after two scales, a bias and the result's scale
     return _empty((a.shape[0], b.shape[1]), a, out_dtype or positional)
 
 
 RULES: dict[str, Callable[..., Tensor]] = {
-    "arange": _arange, "mm": _product, "addmm": _added_product, "index": _index, "embedding": _rows,
-    "full_like": _like, "amax": _largest, "amin": _largest, "_scaled_mm": _scaled}
+    "arange": _arange,
+    "mm": _product,
+    "addmm": _added_product,
+    "index": _index,
+    "embedding": _rows,
+    "full_like": _like,
+    "amax": _largest,
+    "amin": _largest,
+    "_scaled_mm": _scaled,
+}
 
 
 class Outlines(TorchDispatchMode):
@@ -96,8 +104,9 @@ class Outlines(TorchDispatchMode):
         """To skip it torch would import it."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
-                           kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         name, kwargs = func._schema.name.removeprefix("aten::"), kwargs or {}
         made: Any = NotImplemented
         if _on_meta(args, kwargs):

@@ -9,13 +9,23 @@ from penstock.ops.pooling import LEAST, pooling
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.sizes import power_of_2
 
-VALUES = 1 << 14         # in one program at a time
+VALUES = 1 << 14  # in one program at a time
 _LEAST = tl.constexpr(LEAST)
 
 
 @triton.jit
-def _pooling(hidden, query_start, out, row, width, FIRST: tl.constexpr, NORMALIZE: tl.constexpr, ROWS: tl.constexpr,
-             BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _pooling(
+    hidden,
+    query_start,
+    out,
+    row,
+    width,
+    FIRST: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     await_others(EARLY)
     s = tl.program_id(0).to(tl.int64)
     begin = tl.load(query_start + s)
@@ -41,6 +51,17 @@ def _body(hidden: Tensor, query_start: Tensor, first: bool, normalize: bool) -> 
     if out.numel():
         hidden = hidden if hidden.stride(1) == 1 else hidden.contiguous()
         block = power_of_2(width)
-        _pooling[(num_sequences,)](hidden, query_start, out, hidden.stride(0), width, first, normalize,
-                                   max(1, min(16, VALUES // block)), block, num_warps=8, **early(hidden))
+        _pooling[(num_sequences,)](
+            hidden,
+            query_start,
+            out,
+            hidden.stride(0),
+            width,
+            first,
+            normalize,
+            max(1, min(16, VALUES // block)),
+            block,
+            num_warps=8,
+            **early(hidden),
+        )
     return out

@@ -14,7 +14,7 @@ from penstock.ops.triton.numbers import activated
 from penstock.ops.triton.rms_norm import normed
 from penstock.ops.triton.sizes import cdiv, power_of_2
 
-NARROW = 1024            # inputs
+NARROW = 1024  # inputs
 
 
 @triton.jit
@@ -28,12 +28,28 @@ def _read(place, at, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gemv(x, weight, scale, bias, residual, norm, out, num_out, eps, NORMED: tl.constexpr, GATED: tl.constexpr,
-          KIND: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _gemv(
+    x,
+    weight,
+    scale,
+    bias,
+    residual,
+    norm,
+    out,
+    num_out,
+    eps,
+    NORMED: tl.constexpr,
+    GATED: tl.constexpr,
+    KIND: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """One row times ROWS outputs. All weights of a program, or its first block of them, are on their way before x is
     there; the norm's factor is applied to the sums, so that x is read once."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    row = tl.minimum(n, num_out - 1).to(tl.int64)       # beyond the last it is the last once more
+    row = tl.minimum(n, num_out - 1).to(tl.int64)  # beyond the last it is the last once more
     at = tl.arange(0, BLOCK)
     place = weight + row[:, None] * WIDTH + at[None, :]
     second = place + num_out.to(tl.int64) * WIDTH
@@ -100,8 +116,17 @@ def _gemv_shape(width: int, num_out: int, itemsize: int) -> tuple[int, int, int]
     return 2, block, 8
 
 
-def one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
-            gated: bool, norm: Tensor | None, eps: float, scale: Tensor | None = None) -> Tensor:
+def one_row(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    gated: bool,
+    norm: Tensor | None,
+    eps: float,
+    scale: Tensor | None = None,
+) -> Tensor:
     """The product of one row, its weight's outputs times scale[O] where there is one. In a wide one reading gates and
     values at once is slower than a kernel for their activation."""
     if gated and weight.shape[1] > NARROW:
@@ -111,8 +136,25 @@ def one_row(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
     out = torch.empty((1, num_out), dtype=x.dtype, device=x.device)
     rows, block, num_warps = _gemv_shape(width, num_out, weight.itemsize)
     rows = rows // 2 if gated and rows > 1 else rows
-    _gemv[(cdiv(num_out, rows),)](x, weight, scale, bias, residual, norm, out, num_out, eps, eps > 0, gated,
-                                         activation or "", width, rows, block, num_warps=num_warps, **early(x))
+    _gemv[(cdiv(num_out, rows),)](
+        x,
+        weight,
+        scale,
+        bias,
+        residual,
+        norm,
+        out,
+        num_out,
+        eps,
+        eps > 0,
+        gated,
+        activation or "",
+        width,
+        rows,
+        block,
+        num_warps=num_warps,
+        **early(x),
+    )
     return out
 
 
@@ -122,8 +164,16 @@ def _gated(y: Tensor, activation: str | None) -> Tensor:
 
 
 @product.impl("cuda", exact=False)
-def _body(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None,
-          activation: str | None = None, gated: bool = False, norm: Tensor | None = None, eps: float = 0.0) -> Tensor:
+def _body(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     """One row, or a few, by a kernel that takes in what stands before and after the product, more by cuBLAS."""
     if x.shape[0] == 1 and x.is_contiguous():
         return one_row(x, weight, bias, residual, activation, gated, norm, eps)

@@ -15,12 +15,25 @@ from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.numbers import fitted, norm_factor
 from penstock.ops.triton.sizes import norm_block, power_of_2
 
-MOST_VALUES = 8192       # of a program's queries and keys; more take more shared memory than Ada has
+MOST_VALUES = 8192  # of a program's queries and keys; more take more shared memory than Ada has
 
 
 @triton.jit
-def _turned(head, g, d, q_norm, k_norm, cos, sin, position, eps, row_factor, GROUP: tl.constexpr, HALF: tl.constexpr,
-            SIZE: tl.constexpr):
+def _turned(
+    head,
+    g,
+    d,
+    q_norm,
+    k_norm,
+    cos,
+    sin,
+    position,
+    eps,
+    row_factor,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    SIZE: tl.constexpr,
+):
     """The heads at head[n] times the row's factor, normed and rotated [n, BLOCK]. A value meets the one that it is
     rotated with by a second look at the same place."""
     is_query = g < GROUP
@@ -53,12 +66,51 @@ def _norms(factor, at, inside, is_query, q_norm, k_norm):
 
 
 @triton.jit(do_not_specialize=["num_parts", "table_row"])
-def _made_and_used(qkv, k_cache, v_cache, slots, table, lengths, alibi, q_norm, k_norm, cos, sin, source, out, parts,
-                   tops, scale, softcap, window, eps, source_eps, qkv_row, source_row, source_width, k_block, k_head,
-                   k_place, v_block, v_head, v_place, table_row, num_parts, num_heads, num_kv_heads, P: tl.constexpr,
-                   GROUP: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, SIZE: tl.constexpr,
-                   BLOCK: tl.constexpr, NUM: tl.constexpr, PRECISION: tl.constexpr, NORMED: tl.constexpr,
-                   EARLY: tl.constexpr):
+def _made_and_used(
+    qkv,
+    k_cache,
+    v_cache,
+    slots,
+    table,
+    lengths,
+    alibi,
+    q_norm,
+    k_norm,
+    cos,
+    sin,
+    source,
+    out,
+    parts,
+    tops,
+    scale,
+    softcap,
+    window,
+    eps,
+    source_eps,
+    qkv_row,
+    source_row,
+    source_width,
+    k_block,
+    k_head,
+    k_place,
+    v_block,
+    v_head,
+    v_place,
+    table_row,
+    num_parts,
+    num_heads,
+    num_kv_heads,
+    P: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HALF: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NORMED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """The query heads of one key head of a sequence, and the key after them. The first part begins with that key, which
     it stores; all parts read older ones."""
     await_others(EARLY)
@@ -72,10 +124,13 @@ def _made_and_used(qkv, k_cache, v_cache, slots, table, lengths, alibi, q_norm, 
     if source is not None:
         row_factor = norm_factor(source + s * source_row, source_width, source_eps, NORMED)
     g, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
-    head = tl.where(g < GROUP, h * GROUP + g, num_heads + h)       # beyond the queries the key, time and again
+    head = tl.where(g < GROUP, h * GROUP + g, num_heads + h)  # beyond the queries the key, time and again
     x = _turned(row + head * SIZE, g, d, q_norm, k_norm, cos, sin, position, eps, row_factor, GROUP, HALF, SIZE)
-    v = tl.load(row + ((num_heads + num_kv_heads + h) * SIZE + g * 0)[:, None] + d[None, :],
-                mask=(g == GROUP)[:, None] & (d < SIZE)[None, :], other=0.0)
+    v = tl.load(
+        row + ((num_heads + num_kv_heads + h) * SIZE + g * 0)[:, None] + d[None, :],
+        mask=(g == GROUP)[:, None] & (d < SIZE)[None, :],
+        other=0.0,
+    )
     k = fitted(x, k_cache.dtype.element_ty)
     v = fitted(v.to(tl.float32) * row_factor, v_cache.dtype.element_ty)
     slot = tl.load(slots + s)
@@ -90,12 +145,49 @@ def _made_and_used(qkv, k_cache, v_cache, slots, table, lengths, alibi, q_norm, 
         slope = tl.load(alibi + head, mask=g < GROUP, other=0.0)
     at = tl.zeros((ROWS,), tl.int32) + position
     most, total, sums = _nothing(ROWS, BLOCK)
-    scores, factor = _scores(query, k.to(query.dtype), tl.where(own, position, position + 1), at, slope, scale, softcap,
-                             window, True, PRECISION)
+    scores, factor = _scores(
+        query,
+        k.to(query.dtype),
+        tl.where(own, position, position + 1),
+        at,
+        slope,
+        scale,
+        softcap,
+        window,
+        True,
+        PRECISION,
+    )
     most, total, sums = _taken_in(scores, factor, v.to(query.dtype), most, total, sums, PRECISION)
-    most, total, sums = _attend(query, most, total, sums, start, low, end, table + s * table_row, k_cache + h * k_head,
-                                v_cache + h * v_head, at, slope, scale, softcap, window, k_block, k_place, v_block,
-                                v_place, P, SIZE, BLOCK, NUM, window > 0, PRECISION, False, False, ahead)
+    most, total, sums = _attend(
+        query,
+        most,
+        total,
+        sums,
+        start,
+        low,
+        end,
+        table + s * table_row,
+        k_cache + h * k_head,
+        v_cache + h * v_head,
+        at,
+        slope,
+        scale,
+        softcap,
+        window,
+        k_block,
+        k_place,
+        v_block,
+        v_place,
+        P,
+        SIZE,
+        BLOCK,
+        NUM,
+        window > 0,
+        PRECISION,
+        False,
+        False,
+        ahead,
+    )
     inside = (g < GROUP)[:, None] & (d < SIZE)[None, :]
     if parts is None:
         y = sums / total[:, None]
@@ -108,11 +200,27 @@ def _made_and_used(qkv, k_cache, v_cache, slots, table, lengths, alibi, q_norm, 
 
 
 @qkv_attention.impl("cuda", exact=False)
-def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, positions: Tensor, table: Tensor,
-          lengths: Tensor, scale: float, window: int = 0, softcap: float = 0.0, alibi: Tensor | None = None,
-          q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0, cos: Tensor | None = None,
-          sin: Tensor | None = None, source: Tensor | None = None, source_eps: float = 0.0, num_parts: int = 1,
-          ) -> Tensor:
+def _body(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    source: Tensor | None = None,
+    source_eps: float = 0.0,
+    num_parts: int = 1,
+) -> Tensor:
     num_sequences, (_, num_kv_heads, size, block_size) = qkv.shape[0], k_cache.shape
     num_heads = qkv.shape[1] // size - 2 * num_kv_heads
     group, block = num_heads // num_kv_heads, max(16, power_of_2(size))
@@ -120,11 +228,23 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
     # With a cache of 8-bit floats this kernel gave NaN on an H200 where it takes all registers that a thread may have
     # (float32, or norms of heads and of rows in bfloat16), for a reason not found: such a cache takes two kernels.
     if k_cache.stride(2) != 1 or v_cache.stride(3) != 1 or rows * block > MOST_VALUES or k_cache.itemsize == 1:
-        q = qkv_write(qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, eps, cos, sin, None, None, source,
-                      source_eps)
+        q = qkv_write(
+            qkv, k_cache, v_cache, slots, positions, q_norm, k_norm, eps, cos, sin, None, None, source, source_eps
+        )
         starts = torch.arange(num_sequences + 1, dtype=torch.int32, device=q.device)
-        return attention(q, k_cache, v_cache, table, starts, lengths, scale, window, softcap, alibi,
-                         work=Work(num_sequences, None, num_parts))
+        return attention(
+            q,
+            k_cache,
+            v_cache,
+            table,
+            starts,
+            lengths,
+            scale,
+            window,
+            softcap,
+            alibi,
+            work=Work(num_sequences, None, num_parts),
+        )
     out = torch.empty((num_sequences, num_heads, size), dtype=qkv.dtype, device=qkv.device)
     parts = tops = None
     if num_parts > 1:
@@ -132,14 +252,54 @@ def _body(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, position
         tops = torch.empty((num_sequences, num_parts, num_heads, 2), device=qkv.device)
     at_once, num_stages = _reads(num_sequences, block, qkv.dtype)
     _made_and_used[(num_kv_heads, num_sequences, num_parts)](
-        qkv, k_cache, v_cache, slots, table, lengths, alibi, q_norm, k_norm, cos, sin, source, out, parts, tops, scale,
-        softcap or None, window, eps, source_eps, qkv.stride(0), 0 if source is None else source.stride(0),
-        0 if source is None else source.shape[1], k_cache.stride(0), k_cache.stride(1), k_cache.stride(3),
-        v_cache.stride(0), v_cache.stride(1), v_cache.stride(2), table.stride(0), num_parts, num_heads, num_kv_heads,
-        block_size, group, rows, 0 if cos is None else cos.shape[1], size, block,
-        at_once, "ieee" if qkv.dtype == torch.float32 else "tf32",
-        norm_block(0 if source is None else source.shape[1]), num_warps=4, num_stages=num_stages, **early(qkv))
+        qkv,
+        k_cache,
+        v_cache,
+        slots,
+        table,
+        lengths,
+        alibi,
+        q_norm,
+        k_norm,
+        cos,
+        sin,
+        source,
+        out,
+        parts,
+        tops,
+        scale,
+        softcap or None,
+        window,
+        eps,
+        source_eps,
+        qkv.stride(0),
+        0 if source is None else source.stride(0),
+        0 if source is None else source.shape[1],
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(3),
+        v_cache.stride(0),
+        v_cache.stride(1),
+        v_cache.stride(2),
+        table.stride(0),
+        num_parts,
+        num_heads,
+        num_kv_heads,
+        block_size,
+        group,
+        rows,
+        0 if cos is None else cos.shape[1],
+        size,
+        block,
+        at_once,
+        "ieee" if qkv.dtype == torch.float32 else "tf32",
+        norm_block(0 if source is None else source.shape[1]),
+        num_warps=4,
+        num_stages=num_stages,
+        **early(qkv),
+    )
     if parts is not None:
-        _joined[(num_sequences, num_heads)](parts, tops, out, num_parts, num_heads, size, block,
-                                            power_of_2(num_parts), num_warps=4, **early(qkv))
+        _joined[(num_sequences, num_heads)](
+            parts, tops, out, num_parts, num_heads, size, block, power_of_2(num_parts), num_warps=4, **early(qkv)
+        )
     return out

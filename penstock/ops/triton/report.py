@@ -12,16 +12,33 @@ from penstock.ops.triton.search import LOWEST, PIVOTS, above, gathered, nth_equa
 from penstock.ops.triton.sizes import cdiv, power_of_2
 from penstock.ops.wishes import MOST_LOGPROBS, NUM_LOGPROBS, NUM_WISHES, ROOM
 
-_NUM_WISHES, _NUM_LOGPROBS, _NUM_REPORTED = (tl.constexpr(NUM_WISHES), tl.constexpr(NUM_LOGPROBS),
-                                             tl.constexpr(NUM_REPORTED))
+_NUM_WISHES, _NUM_LOGPROBS, _NUM_REPORTED = (
+    tl.constexpr(NUM_WISHES),
+    tl.constexpr(NUM_LOGPROBS),
+    tl.constexpr(NUM_REPORTED),
+)
 _MOST, _NO_TOKEN = tl.constexpr(MOST_LOGPROBS), tl.constexpr(NO_TOKEN)
 PARTS = 4
 BLOCK = 512
 
 
 @triton.jit
-def _told(logits, tokens, rows, numbers, tops, sums, ranks, heads, row_stride, size, num_pieces, PIECE: tl.constexpr,
-          PARTS: tl.constexpr, EARLY: tl.constexpr):
+def _told(
+    logits,
+    tokens,
+    rows,
+    numbers,
+    tops,
+    sums,
+    ranks,
+    heads,
+    row_stride,
+    size,
+    num_pieces,
+    PIECE: tl.constexpr,
+    PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Of one piece of one row that asks: the largest logit, the sum of the weights relative to it, how many tokens come
     before the chosen one, and the largest logit of each part."""
     await_others(EARLY)
@@ -44,14 +61,25 @@ def _told(logits, tokens, rows, numbers, tops, sums, ranks, heads, row_stride, s
 
 
 @triton.jit
-def _listed(values, ids, count, wanted, size, found, found_ids, top, MOST: tl.constexpr, PIVOTS: tl.constexpr,
-            BLOCK: tl.constexpr):
+def _listed(
+    values,
+    ids,
+    count,
+    wanted,
+    size,
+    found,
+    found_ids,
+    top,
+    MOST: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Write the `wanted` likeliest of values[count] and their tokens, one after the other; how many there are."""
     at = tl.arange(0, BLOCK)
     bound = reaching(values, count, wanted, tl.where(True, LOWEST, top), top, 0.0, 0.0, True, PIVOTS, BLOCK)
     more, mass, equal = above(values, count, bound, top, 0.0, 0.0, BLOCK)
     last = nth_equal(values, ids, count, bound, (wanted - more).to(tl.int32), 0, BLOCK)
-    last = tl.where(last < 0, size, last)          # fewer than wanted are possible
+    last = tl.where(last < 0, size, last)  # fewer than wanted are possible
     written = count * 0
     for start in range(0, count, BLOCK):
         inside = start + at < count
@@ -92,9 +120,29 @@ def _one_by_one(values, wanted, size, found, found_ids, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _report(logits, tokens, rows, numbers, tops, sums, ranks, heads, near, near_ids, out, row_stride, size, num_pieces,
-            num_heads, ROOM: tl.constexpr, PIECE: tl.constexpr, PIECES: tl.constexpr, PIVOTS: tl.constexpr,
-            BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _report(
+    logits,
+    tokens,
+    rows,
+    numbers,
+    tops,
+    sums,
+    ranks,
+    heads,
+    near,
+    near_ids,
+    out,
+    row_stride,
+    size,
+    num_pieces,
+    num_heads,
+    ROOM: tl.constexpr,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     entry = tl.load(rows + row).to(tl.int64)
@@ -119,8 +167,9 @@ def _report(logits, tokens, rows, numbers, tops, sums, ranks, heads, near, near_
                 floor = reaching(heads + row * num_heads, num_heads, wanted, floor, top, 0.0, 0.0, True, PIVOTS, BLOCK)
             values = logits + row * row_stride
             row_near, row_ids = near + row * ROOM, near_ids + row * ROOM
-            num = gathered(values, tops + row * num_pieces, num_pieces, size, floor, row_near, row_ids, ROOM, PIECE,
-                           BLOCK)
+            num = gathered(
+                values, tops + row * num_pieces, num_pieces, size, floor, row_near, row_ids, ROOM, PIECE, BLOCK
+            )
             if num <= ROOM:
                 count = _listed(row_near, row_ids, num, wanted, size, found, found_ids, top, _MOST, PIVOTS, BLOCK)
             else:
@@ -138,8 +187,9 @@ def _report(logits, tokens, rows, numbers, tops, sums, ranks, heads, near, near_
 
 
 @report.impl("cuda", exact=True)
-def _body(logits: Tensor, tokens: Tensor, rows: Tensor, numbers: Tensor, room: tuple[Tensor, Tensor] | None = None,
-          ) -> Tensor:
+def _body(
+    logits: Tensor, tokens: Tensor, rows: Tensor, numbers: Tensor, room: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
     num_rows, size = logits.shape
     out = torch.zeros((num_rows, NUM_REPORTED), device=logits.device)
     if not num_rows:
@@ -150,11 +200,48 @@ def _body(logits: Tensor, tokens: Tensor, rows: Tensor, numbers: Tensor, room: t
     ranks = torch.empty((num_rows, num_pieces), dtype=torch.int32, device=logits.device)
     heads = torch.empty((num_rows, num_pieces * PARTS), device=logits.device)
     if room is None or len(room[0]) < num_rows:
-        room = (torch.empty((num_rows, ROOM), device=logits.device),
-                torch.empty((num_rows, ROOM), dtype=torch.int32, device=logits.device))
-    _told[(num_rows, num_pieces)](logits, tokens, rows, numbers, tops, sums, ranks, heads, logits.stride(0), size,
-                                  num_pieces, PIECE, PARTS, num_warps=8, **early(logits))
-    _report[(num_rows,)](logits, tokens, rows, numbers, tops, sums, ranks, heads, *room, out, logits.stride(0), size,
-                         num_pieces, num_pieces * PARTS, ROOM, PIECE, power_of_2(num_pieces), PIVOTS, BLOCK,
-                         num_warps=8, **early(logits))
+        room = (
+            torch.empty((num_rows, ROOM), device=logits.device),
+            torch.empty((num_rows, ROOM), dtype=torch.int32, device=logits.device),
+        )
+    _told[(num_rows, num_pieces)](
+        logits,
+        tokens,
+        rows,
+        numbers,
+        tops,
+        sums,
+        ranks,
+        heads,
+        logits.stride(0),
+        size,
+        num_pieces,
+        PIECE,
+        PARTS,
+        num_warps=8,
+        **early(logits),
+    )
+    _report[(num_rows,)](
+        logits,
+        tokens,
+        rows,
+        numbers,
+        tops,
+        sums,
+        ranks,
+        heads,
+        *room,
+        out,
+        logits.stride(0),
+        size,
+        num_pieces,
+        num_pieces * PARTS,
+        ROOM,
+        PIECE,
+        power_of_2(num_pieces),
+        PIVOTS,
+        BLOCK,
+        num_warps=8,
+        **early(logits),
+    )
     return out

@@ -22,8 +22,11 @@ from penstock.ops.triton.numbers import mixed
 from penstock.ops.triton.search import LOWEST
 
 _DRY, _N_SIGMA, _NUM_EXTRAS = tl.constexpr(DRY_MULTIPLIER), tl.constexpr(N_SIGMA), tl.constexpr(NUM_EXTRAS)
-_RANGE, _EXPONENT, _LEAST_HEAT = (tl.constexpr(DYNATEMP_RANGE), tl.constexpr(DYNATEMP_EXPONENT),
-                                  tl.constexpr(LEAST_HEAT))
+_RANGE, _EXPONENT, _LEAST_HEAT = (
+    tl.constexpr(DYNATEMP_RANGE),
+    tl.constexpr(DYNATEMP_EXPONENT),
+    tl.constexpr(LEAST_HEAT),
+)
 _PROBABILITY, _THRESHOLD = tl.constexpr(XTC_PROBABILITY), tl.constexpr(XTC_THRESHOLD)
 _GOLDEN = tl.constexpr(GOLDEN)
 NOWHERE = tl.constexpr(2147483647)
@@ -51,8 +54,24 @@ def measure(edited, rows, extras, moments, size, num_pieces, PIECE: tl.constexpr
 
 
 @triton.jit
-def keep_near(edited, temperature, rows, extras, moments, tops, sums, places, heads, heats, size, num_pieces,
-              PIECE: tl.constexpr, PIECES: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr):
+def keep_near(
+    edited,
+    temperature,
+    rows,
+    extras,
+    moments,
+    tops,
+    sums,
+    places,
+    heads,
+    heats,
+    size,
+    num_pieces,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Leave out what is too far under a row's largest logit, and look at the piece once more. Every row's temperature
     for the cut is entered: 1 where the one to draw with comes after."""
     await_others(EARLY)
@@ -112,8 +131,25 @@ def _meets(keys, positions, row, entry, probability):
 
 
 @triton.jit
-def find_likely(edited, keys, positions, rows, extras, tops, sums, bounds, lasts, heats, found, found_ids, size,
-                num_pieces, PIECE: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr):
+def find_likely(
+    edited,
+    keys,
+    positions,
+    rows,
+    extras,
+    tops,
+    sums,
+    bounds,
+    lasts,
+    heats,
+    found,
+    found_ids,
+    size,
+    num_pieces,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """XTC: of the tokens of a piece that the cut keeps and that have the threshold's probability or more, how many
     there are, the smallest logit, and the last token with it."""
     await_others(EARLY)
@@ -121,7 +157,7 @@ def find_likely(edited, keys, positions, rows, extras, tops, sums, bounds, lasts
     entry = tl.load(rows + row).to(tl.int64)
     probability = tl.load(extras + entry * _NUM_EXTRAS + _PROBABILITY)
     heat = tl.load(heats + entry)
-    if (probability > 0) & (heat > 0):                      # noqa: SIM102  Triton has no short cuts
+    if (probability > 0) & (heat > 0):  # noqa: SIM102  Triton has no short cuts
         if _meets(keys, positions, row, entry, probability):
             at = tl.arange(0, PIECES)
             inside = at < num_pieces
@@ -142,15 +178,32 @@ def find_likely(edited, keys, positions, rows, extras, tops, sums, bounds, lasts
 
 
 @triton.jit
-def leave_out(edited, keys, positions, rows, extras, tops, sums, bounds, lasts, heats, found, found_ids, size,
-              num_pieces, PIECE: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr):
+def leave_out(
+    edited,
+    keys,
+    positions,
+    rows,
+    extras,
+    tops,
+    sums,
+    bounds,
+    lasts,
+    heats,
+    found,
+    found_ids,
+    size,
+    num_pieces,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """XTC: leave out all those but the last one, and weigh the piece anew."""
     await_others(EARLY)
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     entry = tl.load(rows + row).to(tl.int64)
     probability = tl.load(extras + entry * _NUM_EXTRAS + _PROBABILITY)
     heat = tl.load(heats + entry)
-    if (probability > 0) & (heat > 0):                      # noqa: SIM102  Triton has no short cuts
+    if (probability > 0) & (heat > 0):  # noqa: SIM102  Triton has no short cuts
         if _meets(keys, positions, row, entry, probability):
             at = row * num_pieces + tl.arange(0, PIECES)
             inside = tl.arange(0, PIECES) < num_pieces
@@ -168,14 +221,28 @@ def leave_out(edited, keys, positions, rows, extras, tops, sums, bounds, lasts, 
                 tl.store(edited + row * size + token, x, mask=goes & (token < size))
                 top = tl.max(x, 0)
                 base = tl.where(top == LOWEST, 0.0, top)
-                tl.store(sums + row * num_pieces + piece,
-                         tl.sum(tl.exp((within(x, token, bound, last) - base) / heat), 0))
+                tl.store(
+                    sums + row * num_pieces + piece, tl.sum(tl.exp((within(x, token, bound, last) - base) / heat), 0)
+                )
                 tl.store(tops + row * num_pieces + piece, top)
 
 
 @triton.jit
-def measure_surprise(edited, temperature, rows, extras, tops, bounds, lasts, found, size, num_pieces,
-                     PIECE: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr):
+def measure_surprise(
+    edited,
+    temperature,
+    rows,
+    extras,
+    tops,
+    bounds,
+    lasts,
+    found,
+    size,
+    num_pieces,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Dynamic temperature: of what is left of a piece the weighed sum of distances to its top, and how many there
     are."""
     await_others(EARLY)
@@ -195,8 +262,24 @@ def measure_surprise(edited, temperature, rows, extras, tops, bounds, lasts, fou
 
 
 @triton.jit
-def set_heat(edited, temperature, rows, extras, tops, sums, bounds, lasts, found, heats, tempered, size, num_pieces,
-             PIECE: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr):
+def set_heat(
+    edited,
+    temperature,
+    rows,
+    extras,
+    tops,
+    sums,
+    bounds,
+    lasts,
+    found,
+    heats,
+    tempered,
+    size,
+    num_pieces,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """The sums of a piece's weights at the temperature to draw with, which is entered; others' are copied."""
     await_others(EARLY)
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)

@@ -9,12 +9,25 @@ from penstock.ops.rms_norm import rms_norm
 from penstock.ops.triton.launch import await_others, early
 from penstock.ops.triton.sizes import power_of_2
 
-MOST_VALUES = 1 << 16      # in one program
+MOST_VALUES = 1 << 16  # in one program
 
 
 @triton.jit
-def _rms_norm(x, weight, residual, out, x_row, x_head, residual_row, residual_head, num_heads, width, eps,
-              BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _rms_norm(
+    x,
+    weight,
+    residual,
+    out,
+    x_row,
+    x_head,
+    residual_row,
+    residual_head,
+    num_heads,
+    width,
+    eps,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     await_others(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
@@ -50,7 +63,19 @@ def normed(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None
     given, added = rows_of(x), None if residual is None else rows_of(residual)
     block = power_of_2(width)
     _rms_norm[given.shape[:2]](
-        given, weight, added, out, given.stride(0), given.stride(1), 0 if added is None else added.stride(0),
-        0 if added is None else added.stride(1), given.shape[1], width, eps, block,
-        num_warps=min(16, max(1, block // 512)), **early(x))
+        given,
+        weight,
+        added,
+        out,
+        given.stride(0),
+        given.stride(1),
+        0 if added is None else added.stride(0),
+        0 if added is None else added.stride(1),
+        given.shape[1],
+        width,
+        eps,
+        block,
+        num_warps=min(16, max(1, block // 512)),
+        **early(x),
+    )
     return out

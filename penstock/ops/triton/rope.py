@@ -11,8 +11,20 @@ from penstock.ops.triton.sizes import power_of_2
 
 
 @triton.jit
-def _rope(x, positions, cos, sin, out, x_row, x_head, num_heads, HALF: tl.constexpr, SIZE: tl.constexpr,
-          BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _rope(
+    x,
+    positions,
+    cos,
+    sin,
+    out,
+    x_row,
+    x_head,
+    num_heads,
+    HALF: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """One head of one token: each value with its partner, half the rotated ones away."""
     await_others(EARLY)
     t, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -35,6 +47,19 @@ def _body(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
         x = x if x.stride(2) == 1 else x.contiguous()
-        _rope[(num_tokens, num_heads)](x, positions, cos, sin, out, x.stride(0), x.stride(1), num_heads, cos.shape[1],
-                                       size, power_of_2(size), num_warps=1, **early(x))
+        _rope[(num_tokens, num_heads)](
+            x,
+            positions,
+            cos,
+            sin,
+            out,
+            x.stride(0),
+            x.stride(1),
+            num_heads,
+            cos.shape[1],
+            size,
+            power_of_2(size),
+            num_warps=1,
+            **early(x),
+        )
     return out

@@ -20,12 +20,31 @@ _BAD, _NOTHING, _GOLDEN = tl.constexpr(BAD), tl.constexpr(NOTHING), tl.constexpr
 _REPETITION, _FREQUENCY, _PRESENCE = tl.constexpr(REPETITION), tl.constexpr(FREQUENCY), tl.constexpr(PRESENCE)
 _MOST_COUNTED, _NUM_WISHES = tl.constexpr(MOST_COUNTED), tl.constexpr(NUM_WISHES)
 NOWHERE = tl.constexpr(2147483647)
-BLOCK = 512                # values looked at together where few are
+BLOCK = 512  # values looked at together where few are
 
 
 @triton.jit
-def _pieces(logits, temperature, rows, tops, sums, places, numbers, counts, words, biased, bias, edited, heads,
-            row_stride, size, num_pieces, PIECE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr):
+def _pieces(
+    logits,
+    temperature,
+    rows,
+    tops,
+    sums,
+    places,
+    numbers,
+    counts,
+    words,
+    biased,
+    bias,
+    edited,
+    heads,
+    row_stride,
+    size,
+    num_pieces,
+    PIECE: tl.constexpr,
+    PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Of one piece of one row the largest logit, where it first is, and the sum of the weights relative to it; where
     rows have wishes, these come first and what they make of the logits is kept."""
     await_others(EARLY)
@@ -65,8 +84,28 @@ def _crossing(weights, share):
 
 
 @triton.jit
-def _choose(logits, temperature, keys, positions, rows, last, tops, sums, places, numbers, counts, bounds, lasts, out,
-            row_stride, size, num_pieces, PIECE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _choose(
+    logits,
+    temperature,
+    keys,
+    positions,
+    rows,
+    last,
+    tops,
+    sums,
+    places,
+    numbers,
+    counts,
+    bounds,
+    lasts,
+    out,
+    row_stride,
+    size,
+    num_pieces,
+    PIECE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     await_others(EARLY)
     row = tl.program_id(0).to(tl.int64)
     entry = row
@@ -109,8 +148,16 @@ def _choose(logits, temperature, keys, positions, rows, last, tops, sums, places
 
 
 @sample.impl("cuda", exact=True)
-def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, rows: Tensor | None = None,
-          last: Tensor | None = None, wishes: Wishes | None = None, extras: Extras | None = None) -> Tensor:
+def _body(
+    logits: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    positions: Tensor,
+    rows: Tensor | None = None,
+    last: Tensor | None = None,
+    wishes: Wishes | None = None,
+    extras: Extras | None = None,
+) -> Tensor:
     num_rows, size = logits.shape
     out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if not num_rows:
@@ -121,34 +168,152 @@ def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, 
     places = torch.empty((num_rows, num_pieces), dtype=torch.int32, device=logits.device)
     grid, pieces = (num_rows, num_pieces), power_of_2(num_pieces)
     if wishes is None or rows is None:
-        _pieces[grid](logits, temperature, rows, tops, sums, places, None, None, None, None, None, None, None,
-                      logits.stride(0), size, num_pieces, PIECE, PARTS, num_warps=8, **early(logits))
-        _choose[(num_rows,)](logits, temperature, keys, positions, rows, last, tops, sums, places, None, None, None,
-                             None, out, logits.stride(0), size, num_pieces, PIECE, pieces, num_warps=8,
-                             **early(logits))
+        _pieces[grid](
+            logits,
+            temperature,
+            rows,
+            tops,
+            sums,
+            places,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            logits.stride(0),
+            size,
+            num_pieces,
+            PIECE,
+            PARTS,
+            num_warps=8,
+            **early(logits),
+        )
+        _choose[(num_rows,)](
+            logits,
+            temperature,
+            keys,
+            positions,
+            rows,
+            last,
+            tops,
+            sums,
+            places,
+            None,
+            None,
+            None,
+            None,
+            out,
+            logits.stride(0),
+            size,
+            num_pieces,
+            PIECE,
+            pieces,
+            num_warps=8,
+            **early(logits),
+        )
         return out
     numbers, counts, edited = wishes.numbers, wishes.counts, _room(wishes.edited, num_rows)
     near, near_ids = _room(wishes.near, num_rows), _room(wishes.near_ids, num_rows)
     heads = torch.empty((num_rows, num_pieces * PARTS), device=logits.device)
     bounds = torch.empty(num_rows, device=logits.device)
     lasts = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
-    _pieces[grid](logits, temperature, rows, tops, sums, places, numbers, counts, wishes.words, wishes.biased,
-                  wishes.bias, edited, heads, logits.stride(0), size, num_pieces, PIECE, PARTS, num_warps=8,
-                  **early(logits))
+    _pieces[grid](
+        logits,
+        temperature,
+        rows,
+        tops,
+        sums,
+        places,
+        numbers,
+        counts,
+        wishes.words,
+        wishes.biased,
+        wishes.bias,
+        edited,
+        heads,
+        logits.stride(0),
+        size,
+        num_pieces,
+        PIECE,
+        PARTS,
+        num_warps=8,
+        **early(logits),
+    )
     heats, step = temperature, None
     if extras is not None:
-        step = Reshaping(logits, temperature, keys, positions, rows, wishes, extras, edited, tops, sums, places, heads,
-                         near, near_ids, bounds, lasts)
+        step = Reshaping(
+            logits,
+            temperature,
+            keys,
+            positions,
+            rows,
+            wishes,
+            extras,
+            edited,
+            tops,
+            sums,
+            places,
+            heads,
+            near,
+            near_ids,
+            bounds,
+            lasts,
+        )
         heats = step.before_cut()
-    cut[(num_rows,)](edited, numbers, heats, rows, tops, sums, heads, near, near_ids, bounds, lasts, size,
-                     num_pieces, num_pieces * PARTS, NUM_WISHES, ROOM, PIECE, pieces, PIVOTS, BLOCK, num_warps=8,
-                     **early(logits))
-    cut_sums[grid](edited, heats, rows, tops, sums, bounds, lasts, size, num_pieces, PIECE, num_warps=8,
-                   **early(logits))
+    cut[(num_rows,)](
+        edited,
+        numbers,
+        heats,
+        rows,
+        tops,
+        sums,
+        heads,
+        near,
+        near_ids,
+        bounds,
+        lasts,
+        size,
+        num_pieces,
+        num_pieces * PARTS,
+        NUM_WISHES,
+        ROOM,
+        PIECE,
+        pieces,
+        PIVOTS,
+        BLOCK,
+        num_warps=8,
+        **early(logits),
+    )
+    cut_sums[grid](
+        edited, heats, rows, tops, sums, bounds, lasts, size, num_pieces, PIECE, num_warps=8, **early(logits)
+    )
     if step is not None:
         sums = step.after_cut()
-    _choose[(num_rows,)](edited, heats, keys, positions, rows, last, tops, sums, places, numbers, counts, bounds,
-                         lasts, out, size, size, num_pieces, PIECE, pieces, num_warps=8, **early(logits))
+    _choose[(num_rows,)](
+        edited,
+        heats,
+        keys,
+        positions,
+        rows,
+        last,
+        tops,
+        sums,
+        places,
+        numbers,
+        counts,
+        bounds,
+        lasts,
+        out,
+        size,
+        size,
+        num_pieces,
+        PIECE,
+        pieces,
+        num_warps=8,
+        **early(logits),
+    )
     if step is not None:
         step.settle(sums, out)
     return out
@@ -156,5 +321,6 @@ def _body(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, 
 
 def _room(room: Tensor, num_rows: int) -> Tensor:
     """Of a workspace the first rows; a larger one where a step has more rows than there are entries."""
-    return room if num_rows <= len(room) else torch.empty((num_rows, room.shape[1]), dtype=room.dtype,
-                                                          device=room.device)
+    return (
+        room if num_rows <= len(room) else torch.empty((num_rows, room.shape[1]), dtype=room.dtype, device=room.device)
+    )

@@ -17,10 +17,10 @@ from penstock.ops.triton.search import PIVOTS
 from penstock.ops.triton.sizes import cdiv, power_of_2
 from penstock.ops.wishes import ROOM, Wishes
 
-PARTS = 4                  # of a piece, whose largest logits are told
-BLOCK = 512                # values looked at together where few are
-PLACES = 1024              # of a text, looked at by one program
-RANKED = 128               # room for the likeliest tokens that mirostat 1 looks at
+PARTS = 4  # of a piece, whose largest logits are told
+BLOCK = 512  # values looked at together where few are
+PLACES = 1024  # of a text, looked at by one program
+RANKED = 128  # room for the likeliest tokens that mirostat 1 looks at
 
 
 @dataclass
@@ -59,16 +59,64 @@ class Reshaping:
         width = extras.history.shape[1]
         moments = self._floats(4)
         apply_dry[(self.num_rows, cdiv(width, PLACES))](
-            self.logits, self.edited, self.rows, self.positions, wishes.numbers, wishes.counts, wishes.words,
-            wishes.biased, wishes.bias, numbers, extras.history, self.logits.stride(0), self.size, width, PLACES,
-            **self.options)
+            self.logits,
+            self.edited,
+            self.rows,
+            self.positions,
+            wishes.numbers,
+            wishes.counts,
+            wishes.words,
+            wishes.biased,
+            wishes.bias,
+            numbers,
+            extras.history,
+            self.logits.stride(0),
+            self.size,
+            width,
+            PLACES,
+            **self.options,
+        )
         measure[self.grid](self.edited, self.rows, numbers, moments, self.size, self.num_pieces, PIECE, **self.options)
-        keep_near[self.grid](self.edited, self.temperature, self.rows, numbers, moments, self.tops, self.sums,
-                             self.places, self.heads, extras.heat, self.size, self.num_pieces, PIECE, self.pieces,
-                             PARTS, **self.options)
-        aim[(self.num_rows,)](self.edited, self.rows, numbers, wishes.numbers, self.tops, self.sums, self.heads,
-                              extras.heat, self.near, self.near_ids, self.size, self.num_pieces,
-                              self.num_pieces * PARTS, ROOM, PIECE, self.pieces, PIVOTS, BLOCK, RANKED, **self.options)
+        keep_near[self.grid](
+            self.edited,
+            self.temperature,
+            self.rows,
+            numbers,
+            moments,
+            self.tops,
+            self.sums,
+            self.places,
+            self.heads,
+            extras.heat,
+            self.size,
+            self.num_pieces,
+            PIECE,
+            self.pieces,
+            PARTS,
+            **self.options,
+        )
+        aim[(self.num_rows,)](
+            self.edited,
+            self.rows,
+            numbers,
+            wishes.numbers,
+            self.tops,
+            self.sums,
+            self.heads,
+            extras.heat,
+            self.near,
+            self.near_ids,
+            self.size,
+            self.num_pieces,
+            self.num_pieces * PARTS,
+            ROOM,
+            PIECE,
+            self.pieces,
+            PIVOTS,
+            BLOCK,
+            RANKED,
+            **self.options,
+        )
         return extras.heat
 
     def after_cut(self) -> Tensor:
@@ -77,20 +125,80 @@ class Reshaping:
         found, tempered = self._floats(2), torch.empty((self.num_rows, self.num_pieces), device=self.logits.device)
         ids = torch.empty((self.num_rows, self.num_pieces), dtype=torch.int32, device=self.logits.device)
         for kernel in (find_likely, leave_out):
-            kernel[self.grid](self.edited, self.keys, self.positions, self.rows, numbers, self.tops, self.sums,
-                              self.bounds, self.lasts, extras.heat, found, ids, self.size, self.num_pieces, PIECE,
-                              self.pieces, **self.options)
-        measure_surprise[self.grid](self.edited, self.temperature, self.rows, numbers, self.tops, self.bounds,
-                                    self.lasts, found, self.size, self.num_pieces, PIECE, self.pieces, **self.options)
-        set_heat[self.grid](self.edited, self.temperature, self.rows, numbers, self.tops, self.sums, self.bounds,
-                            self.lasts, found, extras.heat, tempered, self.size, self.num_pieces, PIECE, self.pieces,
-                            **self.options)
+            kernel[self.grid](
+                self.edited,
+                self.keys,
+                self.positions,
+                self.rows,
+                numbers,
+                self.tops,
+                self.sums,
+                self.bounds,
+                self.lasts,
+                extras.heat,
+                found,
+                ids,
+                self.size,
+                self.num_pieces,
+                PIECE,
+                self.pieces,
+                **self.options,
+            )
+        measure_surprise[self.grid](
+            self.edited,
+            self.temperature,
+            self.rows,
+            numbers,
+            self.tops,
+            self.bounds,
+            self.lasts,
+            found,
+            self.size,
+            self.num_pieces,
+            PIECE,
+            self.pieces,
+            **self.options,
+        )
+        set_heat[self.grid](
+            self.edited,
+            self.temperature,
+            self.rows,
+            numbers,
+            self.tops,
+            self.sums,
+            self.bounds,
+            self.lasts,
+            found,
+            extras.heat,
+            tempered,
+            self.size,
+            self.num_pieces,
+            PIECE,
+            self.pieces,
+            **self.options,
+        )
         return tempered
 
     def settle(self, sums: Tensor, tokens: Tensor) -> None:
         """Take in the tokens that were drawn."""
         extras, wishes = self.extras, self.wishes
-        settle[(self.num_rows,)](self.edited, self.rows, self.positions, extras.numbers, extras.history,
-                                 extras.breakers, wishes.numbers, wishes.counts, self.tops, sums, extras.heat, tokens,
-                                 self.size, extras.history.shape[1], self.num_pieces, self.pieces, BLOCK,
-                                 **self.options)
+        settle[(self.num_rows,)](
+            self.edited,
+            self.rows,
+            self.positions,
+            extras.numbers,
+            extras.history,
+            extras.breakers,
+            wishes.numbers,
+            wishes.counts,
+            self.tops,
+            sums,
+            extras.heat,
+            tokens,
+            self.size,
+            extras.history.shape[1],
+            self.num_pieces,
+            self.pieces,
+            BLOCK,
+            **self.options,
+        )

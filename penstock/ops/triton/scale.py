@@ -24,6 +24,5 @@ def _scale(x, out, size, factor, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 def _body(x: Tensor, factor: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
-        _scale[(cdiv(out.numel(), BLOCK),)](x.contiguous(), out, out.numel(), factor, BLOCK, num_warps=4,
-                                                   **early(x))
+        _scale[(cdiv(out.numel(), BLOCK),)](x.contiguous(), out, out.numel(), factor, BLOCK, num_warps=4, **early(x))
     return out

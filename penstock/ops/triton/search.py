@@ -32,8 +32,9 @@ def weighed(x, top, heat, least):
 
 
 @triton.jit
-def reaching(values, count, needed, low, top, heat, least, COUNTED: tl.constexpr, PIVOTS: tl.constexpr,
-             BLOCK: tl.constexpr):
+def reaching(
+    values, count, needed, low, top, heat, least, COUNTED: tl.constexpr, PIVOTS: tl.constexpr, BLOCK: tl.constexpr
+):
     """The largest number so that values[count] of it and more weigh `needed`; `low`, which is less, if there is none.
 
     Those count that `weighed` gives more than 0: each as 1 if COUNTED, else as it weighs. None is over `top`.
@@ -95,8 +96,9 @@ def nth_equal(values, ids, count, bound, n, whole, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gathered(values, tops, num_pieces, size, floor, near, near_ids, ROOM: tl.constexpr, PIECE: tl.constexpr,
-             BLOCK: tl.constexpr):
+def gathered(
+    values, tops, num_pieces, size, floor, near, near_ids, ROOM: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr
+):
     """Write the values of `floor` or more, and their tokens, one after the other; tops[num_pieces] are the largest of
     each PIECE. How many there are: if more than ROOM, not all were written."""
     at = tl.arange(0, BLOCK)

@@ -25,6 +25,5 @@ def _softcap(x, out, size, cap, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 def _body(x: Tensor, cap: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
-        _softcap[(cdiv(out.numel(), BLOCK),)](x.contiguous(), out, out.numel(), cap, BLOCK, num_warps=4,
-                                                     **early(x))
+        _softcap[(cdiv(out.numel(), BLOCK),)](x.contiguous(), out, out.numel(), cap, BLOCK, num_warps=4, **early(x))
     return out

@@ -33,14 +33,14 @@ from penstock.runner.cuda.graphs import SingleSteps
 from penstock.runner.cuda.warm import Work, first_steps, later_steps
 
 LEAST_CORES = 4
-MOST_PROCESSES = 8          # at a time
-PATIENCE_S = 30.0           # without a word from the foreman
+MOST_PROCESSES = 8  # at a time
+PATIENCE_S = 30.0  # without a word from the foreman
 NICE = 10
 SOURCES = ("ops/triton", "ops/triton/exact", "runner/cuda", "layers", "quant")
-FIRST = "first"             # the foreman's word that what the first request takes is there
+FIRST = "first"  # the foreman's word that what the first request takes is there
 _log = logging.getLogger(__name__)
 
-Outline = Callable[[], SingleSteps]       # the engine's steps on the meta device
+Outline = Callable[[], SingleSteps]  # the engine's steps on the meta device
 Jobs = list[tuple[str, Work]]
 
 
@@ -62,7 +62,7 @@ class Ahead:
                 else:
                     _log.debug("compiled ahead: %s", line.strip())
         self._ready.set()
-        with contextlib.suppress(ChildProcessError):      # where the parent does not wait for its children
+        with contextlib.suppress(ChildProcessError):  # where the parent does not wait for its children
             os.waitpid(self._pid, 0)
 
     def wait(self) -> None:
@@ -90,7 +90,7 @@ def num_processes(num_cores: int) -> int:
 def begin(outline: Outline, described: str, gpu: Glimpse, num_cores: int) -> Ahead | None:
     """Start compiling what `outline` asks for, unless all that `described` stands for has been compiled before."""
     places = num_processes(num_cores)
-    opened = torch.cuda.is_initialized()      # type: ignore[no-untyped-call]
+    opened = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if not places or opened or sys.platform != "linux" or triton.knobs.runtime.interpret:
         return None
     stamp = _stamp(described, gpu)
@@ -98,7 +98,7 @@ def begin(outline: Outline, described: str, gpu: Glimpse, num_cores: int) -> Ahe
         return None
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)     # of other threads; none of them holds what is used here
+        warnings.simplefilter("ignore", DeprecationWarning)  # of other threads; none of them holds what is used here
         pid = os.fork()
     if pid == 0:
         _lead(outline, gpu, stamp, places, writing)
@@ -148,15 +148,17 @@ def _settle() -> None:
 def _jobs(outline: Outline, gpu: Glimpse) -> tuple[Jobs, Jobs]:
     """What the first request takes, the longest first, and what comes later."""
     elsewhere.stand_in(gpu.capability)
-    with Outlines():      # type: ignore[no-untyped-call]
+    with Outlines():  # type: ignore[no-untyped-call]
         singles = outline()
         _thin_out(singles)
         first = elsewhere.wanted(lambda: _run(first_steps(singles)))
         later = elsewhere.wanted(lambda: _run(later_steps(singles)))
     order = sorted(first.values(), key=lambda call: -call.weight)
     rest = [call for key, call in later.items() if key not in first]
-    return ([("driver", elsewhere.compile_driver), *((call.name, call.compile) for call in order)],
-            [(call.name, call.compile) for call in rest])
+    return (
+        [("driver", elsewhere.compile_driver), *((call.name, call.compile) for call in order)],
+        [(call.name, call.compile) for call in rest],
+    )
 
 
 def _thin_out(singles: SingleSteps) -> None:
@@ -177,7 +179,7 @@ def _run(steps: list[Work]) -> None:
 def _work(first: Jobs, later: Jobs, places: int, report: int) -> bool:
     """Each job in a process of its own, so many at a time; whether all went well."""
     waiting = deque([*((True, *job) for job in first), *((False, *job) for job in later)])
-    running: dict[int, bool] = {}         # whether the first request takes it
+    running: dict[int, bool] = {}  # whether the first request takes it
     well, told = True, False
     while waiting or running:
         while waiting and len(running) < places:

@@ -20,7 +20,7 @@ from penstock.runner.rows import DeviceRow, Rows
 from penstock.runner.sampling import embedding
 from penstock.runner.step import Step
 
-ALIGNED = 4              # numbers of 4 bytes: kernels are compiled anew for parts that begin elsewhere
+ALIGNED = 4  # numbers of 4 bytes: kernels are compiled anew for parts that begin elsewhere
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Pooled:
     """A started plan: its embeddings are on their way."""
 
     number: int
-    values: torch.Tensor | None = None          # [S, C], pinned; there once `done` has happened
+    values: torch.Tensor | None = None  # [S, C], pinned; there once `done` has happened
     done: torch.cuda.Event | None = None
     error: str | None = None
 
@@ -40,13 +40,19 @@ class Pooled:
             self.done.synchronize()
             waited_s = time.perf_counter() - waiting
             return Result(self.number, [embedding(values) for values in self.values], forward_s=waited_s)
-        except Exception as error:      # whatever a step raises must reach the scheduler, which finds the cause
+        except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             return Result(self.number, error=f"{type(error).__name__}: {error}")
 
 
 class EncoderRunner:
-    def __init__(self, model: Encoder, max_num_seqs: int, max_num_batched_tokens: int, device: torch.device,
-                 deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        model: Encoder,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        device: torch.device,
+        deterministic: bool = False,
+    ) -> None:
         self.model, self.deterministic = model, deterministic
         self.rows = Rows(0)
         tiles = max_num_seqs + max_num_batched_tokens // TILE
@@ -75,7 +81,7 @@ class EncoderRunner:
                 ticket.values = torch.empty(pooled.shape, dtype=pooled.dtype, pin_memory=True)
                 ticket.values.copy_(pooled, non_blocking=True)
                 ticket.done = now()
-        except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
+        except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             ticket.error = f"{type(error).__name__}: {error}"
         return ticket
 
@@ -86,15 +92,18 @@ class EncoderRunner:
         """The step of these tokens."""
         counts = [len(tokens) for tokens in sequences]
         tiles = [(s, first) for s, count in enumerate(counts) for first in range(0, count, TILE)]
-        numbers = [np.concatenate([np.asarray(tokens, dtype=np.int32) for tokens in sequences]),
-                   np.concatenate([np.arange(count, dtype=np.int32) for count in counts]),
-                   np.cumsum([0, *counts]), np.asarray(tiles, dtype=np.int32).reshape(-1)]
+        numbers = [
+            np.concatenate([np.asarray(tokens, dtype=np.int32) for tokens in sequences]),
+            np.concatenate([np.arange(count, dtype=np.int32) for count in counts]),
+            np.cumsum([0, *counts]),
+            np.asarray(tiles, dtype=np.int32).reshape(-1),
+        ]
         begins = np.cumsum([0, *(-(-len(part) // ALIGNED) * ALIGNED for part in numbers)]).tolist()
         buffer = self._staging.take()
         for begin, part in zip(begins, numbers):
-            buffer[begin:begin + len(part)] = part
+            buffer[begin : begin + len(part)] = part
         sent = self._staging.send(begins[-1])
-        ids, positions, starts, dealt = (sent[begin:begin + len(part)] for begin, part in zip(begins, numbers))
+        ids, positions, starts, dealt = (sent[begin : begin + len(part)] for begin, part in zip(begins, numbers))
         return Step(ids.long(), positions.long(), [], [], starts, starts.diff(), ops.Work(0, dealt.view(-1, 2)))
 
 

@@ -18,16 +18,31 @@ from penstock.ops.fp8_product import fits
 from penstock.ops.wishes import wishes_bytes
 
 FP8_CAPABILITY = (8, 9)
-LEAST_CAPABILITY = (8, 0)                # older ones cannot multiply bfloat16
-LEAST_TRITON, LEAST_TORCH = (3, 6), "2.10"      # older Tritons do not compile all kernels
+LEAST_CAPABILITY = (8, 0)  # older ones cannot multiply bfloat16
+LEAST_TRITON, LEAST_TORCH = (3, 6), "2.10"  # older Tritons do not compile all kernels
 # Compared with transformers on a GPU by tests/gpu.
-CHECKED = ("BertModel", "BloomForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
-           "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM",
-           "MistralForCausalLM", "OPTForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
-           "Qwen3ForCausalLM", "Starcoder2ForCausalLM")
+CHECKED = (
+    "BertModel",
+    "BloomForCausalLM",
+    "FalconForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTNeoXForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GemmaForCausalLM",
+    "GraniteForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "OPTForCausalLM",
+    "Olmo2ForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Starcoder2ForCausalLM",
+)
 
 
-PROCESSORS, MAJOR, MINOR = 16, 75, 76      # of the driver's device attributes
+PROCESSORS, MAJOR, MINOR = 16, 75, 76  # of the driver's device attributes
 
 
 @dataclass(frozen=True)
@@ -73,27 +88,46 @@ def likely_facts(spec: ModelSpec, stored_dtype: str, seen: Glimpse) -> GpuFacts:
     return _facts(spec, stored_dtype, "", seen.total_bytes, seen.total_bytes, seen.capability)
 
 
-def _facts(spec: ModelSpec, stored_dtype: str, name: str, total: int, free: int,
-           capability: tuple[int, int]) -> GpuFacts:
-    usual = "float16" if spec.is_encoder else "bfloat16"     # an embedding shows every bit that is lost
+def _facts(
+    spec: ModelSpec, stored_dtype: str, name: str, total: int, free: int, capability: tuple[int, int]
+) -> GpuFacts:
+    usual = "float16" if spec.is_encoder else "bfloat16"  # an embedding shows every bit that is lost
     dtype = stored_dtype if stored_dtype in ("bfloat16", "float16") else usual
-    wishes = 0 if spec.is_encoder else (wishes_bytes(spec.vocab_size)
-                                        + extras_bytes(spec.vocab_size, spec.max_model_len))
-    return GpuFacts(name, total, free, 2 * spec.num_parameters, bytes_per_step_token(spec), spec.vocab_size, dtype,
-                    wishes, capability >= FP8_CAPABILITY, spec.architecture in CHECKED, fp8_bytes(spec),
-                    layer_bytes(spec), *matrix_bytes(spec), lacking(name, capability, triton_version()))
+    wishes = (
+        0 if spec.is_encoder else (wishes_bytes(spec.vocab_size) + extras_bytes(spec.vocab_size, spec.max_model_len))
+    )
+    return GpuFacts(
+        name,
+        total,
+        free,
+        2 * spec.num_parameters,
+        bytes_per_step_token(spec),
+        spec.vocab_size,
+        dtype,
+        wishes,
+        capability >= FP8_CAPABILITY,
+        spec.architecture in CHECKED,
+        fp8_bytes(spec),
+        layer_bytes(spec),
+        *matrix_bytes(spec),
+        lacking(name, capability, triton_version()),
+    )
 
 
 def lacking(name: str, capability: tuple[int, int], triton: str | None) -> str:
     """What kernels need and such a GPU with that version of Triton does not have, and what to do about it."""
     if capability < LEAST_CAPABILITY:
-        return (f"compute capability 8.0 or later (Ampere); {name or 'this GPU'} has {capability[0]}.{capability[1]}: "
-                "use another GPU")
+        return (
+            f"compute capability 8.0 or later (Ampere); {name or 'this GPU'} has {capability[0]}.{capability[1]}: "
+            "use another GPU"
+        )
     if triton is None:
         return f"Triton, which is not installed: install torch {LEAST_TORCH} or newer for Linux, which brings it along"
     if tuple(map(int, triton.split(".")[:2])) < LEAST_TRITON:
-        return (f"Triton {'.'.join(map(str, LEAST_TRITON))} or newer; this is {triton}: install torch {LEAST_TORCH} or "
-                "newer, which brings it along")
+        return (
+            f"Triton {'.'.join(map(str, LEAST_TRITON))} or newer; this is {triton}: install torch {LEAST_TORCH} or "
+            "newer, which brings it along"
+        )
     return ""
 
 
@@ -127,8 +161,10 @@ def layer_bytes(spec: ModelSpec) -> int:
 def matrix_bytes(spec: ModelSpec) -> tuple[int, int]:
     """Of embedding and head together, and of the largest matrix, at 16 bits."""
     shapes = spec.parameters()
-    return (sum(2 * prod(shape) for name, shape in shapes.items() if name.startswith(OUTER)),
-            max(2 * prod(shape) for shape in shapes.values()))
+    return (
+        sum(2 * prod(shape) for name, shape in shapes.items() if name.startswith(OUTER)),
+        max(2 * prod(shape) for shape in shapes.values()),
+    )
 
 
 def bytes_per_step_token(spec: ModelSpec) -> int:

@@ -25,12 +25,12 @@ from penstock.runner.memory import BlockMemory
 from penstock.runner.step import LayerCache, Step
 
 MOST_PARTS, MOST_OF_SHORT, MOST_IN_COMMON = 32, 8, 16
-SHORT = 512              # positions of the longest sequence
-SELDOM = 8               # times
+SHORT = 512  # positions of the longest sequence
+SELDOM = 8  # times
 Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 Made = TypeVar("Made")
-PLAIN, WISHING, EXTRA = range(3)     # rows ask for a temperature; for filters and penalties; for rarer samplers
-Key = tuple[int, bool, int]      # for how many sequences, with positions in common or none, with keys in so many parts
+PLAIN, WISHING, EXTRA = range(3)  # rows ask for a temperature; for filters and penalties; for rarer samplers
+Key = tuple[int, bool, int]  # for how many sequences, with positions in common or none, with keys in so many parts
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Half(Generic[Made]):
 class Recorded:
     """A step's logits, and the choice from them, by the most that any row asks for."""
 
-    flat: torch.Tensor                            # all that is sent, `numbers` first
+    flat: torch.Tensor  # all that is sent, `numbers` first
     numbers: torch.Tensor
     step: Step
     forward: Half[torch.Tensor]
@@ -82,8 +82,18 @@ def num_common_parts(num_sequences: int, tile_tokens: int, num_kv_heads: int, nu
 class SingleSteps:
     """Of each size: its tensors, all in the same places, and once it has run its graphs."""
 
-    def __init__(self, model: Decoder, caches: Sequence[LayerCache | None], rows: RowTensors, block_size: int,
-                 max_num_seqs: int, tile_tokens: int, num_processors: int, eager: bool, deterministic: bool) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        caches: Sequence[LayerCache | None],
+        rows: RowTensors,
+        block_size: int,
+        max_num_seqs: int,
+        tile_tokens: int,
+        num_processors: int,
+        eager: bool,
+        deterministic: bool,
+    ) -> None:
         self.model, self.caches, self.rows, self.block_size = model, caches, rows, block_size
         self.sizes = graph_sizes(max_num_seqs)
         self.eager, self.deterministic = eager, deterministic
@@ -92,26 +102,31 @@ class SingleSteps:
         self._kv_heads = max((shape[0] for shape in model.spec.kv_shapes() if shape), default=1)
         num_groups = len(rows.tables)
         self.num_numbers = NUM_COMMON + 2 * num_groups
-        self.tile_tokens = tile_tokens            # of one sequence, or sequences that share positions
+        self.tile_tokens = tile_tokens  # of one sequence, or sequences that share positions
         self._numbers = torch.zeros(self.num_flat(max_num_seqs, True), dtype=torch.int32, device=device)
         whole = torch.int64
         self._ids = torch.zeros(max_num_seqs, dtype=whole, device=device)
         self._positions = torch.zeros(max_num_seqs, dtype=whole, device=device)
         self._slots = [torch.zeros(max_num_seqs, dtype=whole, device=device) for _ in range(num_groups)]
-        self._tables = [torch.full((max_num_seqs, table.shape[1]), -1, dtype=torch.int32, device=device)
-                        for table in rows.tables]
+        self._tables = [
+            torch.full((max_num_seqs, table.shape[1]), -1, dtype=torch.int32, device=device) for table in rows.tables
+        ]
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self._known: dict[Key, Recorded] = {}
-        self._wanted: Counter[Key] = Counter()    # and not recorded
+        self._wanted: Counter[Key] = Counter()  # and not recorded
         self._pool = None if eager else torch.cuda.graph_pool_handle()
 
     def warm(self, size: int, shared: bool = False, wishing: int = PLAIN, longest: int = 1) -> None:
         """A step of nobody's rows, so that the kernels it takes are compiled; safe to call from several threads."""
         ops.take_exact(self.deterministic)
         with torch.inference_mode():
-            one = self._made(torch.zeros(self.num_flat(size, shared), dtype=torch.int32, device=self.rows.last.device),
-                             size, shared, self.num_parts(size, longest))
+            one = self._made(
+                torch.zeros(self.num_flat(size, shared), dtype=torch.int32, device=self.rows.last.device),
+                size,
+                shared,
+                self.num_parts(size, longest),
+            )
             one.numbers.fill_(-1)
             one.numbers[ROW] = self.rows.nobody
             self.choose(self._forward(one.numbers, one.step), one.step.lengths, one.numbers[ROW], wishing)
@@ -148,8 +163,12 @@ class SingleSteps:
     def split(self, flat: Numbers, size: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         """Its parts: the rows' numbers, and of shared positions members, skips and tiles, which may be empty."""
         end = self.num_numbers * size
-        return (flat[:end].reshape(self.num_numbers, size), flat[end:end + size], flat[end + size:end + 2 * size],
-                flat[end + 2 * size:].reshape(-1, 4))
+        return (
+            flat[:end].reshape(self.num_numbers, size),
+            flat[end : end + size],
+            flat[end + size : end + 2 * size],
+            flat[end + 2 * size :].reshape(-1, 4),
+        )
 
     def forget(self) -> None:
         """Give up all that was recorded."""
@@ -157,18 +176,26 @@ class SingleSteps:
 
     def __getitem__(self, key: Key) -> Recorded:
         if key not in self._known:
-            self._known[key] = self._made(self._numbers[:self.num_flat(*key[:2])], *key)
+            self._known[key] = self._made(self._numbers[: self.num_flat(*key[:2])], *key)
         return self._known[key]
 
     def _made(self, flat: torch.Tensor, size: int, is_shared: bool, num_parts: int) -> Recorded:
         numbers, members, skips, tiles = self.split(flat, size)
         shared = ops.Shared(members, skips, tiles, self.num_common_parts(size)) if is_shared else None
-        step = Step(self._ids[:size], self._positions[:size], [slots[:size] for slots in self._slots],
-                    [table[:size] for table in self._tables], self._starts[:size + 1], self._lengths[:size],
-                    ops.Work(size, None, num_parts, shared))
+        step = Step(
+            self._ids[:size],
+            self._positions[:size],
+            [slots[:size] for slots in self._slots],
+            [table[:size] for table in self._tables],
+            self._starts[: size + 1],
+            self._lengths[:size],
+            ops.Work(size, None, num_parts, shared),
+        )
         forward = Half(partial(self._forward, numbers, step))
-        choice = {wishing: Half(partial(self._choose, forward, step, numbers[ROW], wishing))
-                  for wishing in (PLAIN, WISHING, EXTRA)}
+        choice = {
+            wishing: Half(partial(self._choose, forward, step, numbers[ROW], wishing))
+            for wishing in (PLAIN, WISHING, EXTRA)
+        }
         return Recorded(flat, numbers, step, forward, choice)
 
     def run(self, half: Half[Made]) -> Made:
@@ -189,8 +216,18 @@ class SingleSteps:
 
     def _forward(self, numbers: torch.Tensor, step: Step) -> torch.Tensor:
         for g, table in enumerate(self.rows.tables):
-            ops.single_inputs(numbers, self.rows.last, table, g, self.block_size, step.ids, step.positions,
-                              step.lengths, step.slots[g], step.tables[g])
+            ops.single_inputs(
+                numbers,
+                self.rows.last,
+                table,
+                g,
+                self.block_size,
+                step.ids,
+                step.positions,
+                step.lengths,
+                step.slots[g],
+                step.tables[g],
+            )
         return self.model.logits(self.model.forward(step, self.caches))
 
     def _choose(self, forward: Half[torch.Tensor], step: Step, rows: torch.Tensor, wishing: int) -> Chosen:
@@ -200,23 +237,47 @@ class SingleSteps:
     def choose(self, logits: torch.Tensor, lengths: torch.Tensor, rows: torch.Tensor, wishing: int) -> Chosen:
         """A token of each row of logits, whose texts have these lengths."""
         known, wishes, extras = self.rows, self.rows.wishes.tensors, self.rows.wishes.extras
-        tokens = ops.sample(logits, known.temperature, known.keys, lengths.int(), rows, known.last,
-                            wishes if wishing else None, extras if wishing == EXTRA else None)
+        tokens = ops.sample(
+            logits,
+            known.temperature,
+            known.keys,
+            lengths.int(),
+            rows,
+            known.last,
+            wishes if wishing else None,
+            extras if wishing == EXTRA else None,
+        )
         if not wishing:
             return Chosen(tokens)
         report = ops.report(logits, tokens, rows, wishes.numbers, (wishes.near, wishes.near_ids))
         return Chosen(tokens, report, extras.numbers[rows.long(), MU] if wishing == EXTRA else None)
 
 
-def single_steps(model: Decoder, memory: BlockMemory, max_num_seqs: int, num_processors: int, eager: bool,
-                 deterministic: bool = False) -> SingleSteps:
+def single_steps(
+    model: Decoder,
+    memory: BlockMemory,
+    max_num_seqs: int,
+    num_processors: int,
+    eager: bool,
+    deterministic: bool = False,
+) -> SingleSteps:
     """All that steps of single tokens read and write, on the memory's device."""
     spec = model.spec
     width = -(-spec.max_model_len // memory.block_size)
-    rows = RowTensors(max_num_seqs, len(memory.grouping.groups), width, spec.vocab_size, spec.max_model_len,
-                      memory.blocks.device)
+    rows = RowTensors(
+        max_num_seqs, len(memory.grouping.groups), width, spec.vocab_size, spec.max_model_len, memory.blocks.device
+    )
     heads = [(layer.attention.num_heads, *shape) for layer, shape in zip(spec.layers, spec.kv_shapes()) if shape]
     of = exact_tile_tokens if deterministic else tile_tokens
     tile = min(of(num_heads, num_kv_heads) for num_heads, num_kv_heads, _ in heads)
-    return SingleSteps(model, memory.layer_caches(spec.kv_shapes()), rows, memory.block_size, max_num_seqs, tile,
-                       num_processors, eager, deterministic)
+    return SingleSteps(
+        model,
+        memory.layer_caches(spec.kv_shapes()),
+        rows,
+        memory.block_size,
+        max_num_seqs,
+        tile,
+        num_processors,
+        eager,
+        deterministic,
+    )

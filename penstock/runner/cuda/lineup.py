@@ -20,8 +20,9 @@ class Lineup:
     """A plan's rows in the order of their step, the longest first: what is computed last runs beside little else, and
     should not take long. While the same rows go on by one token each, nothing of it changes but their positions."""
 
-    def __init__(self, numbers: np.ndarray, devices: Sequence[DeviceRow], starts: np.ndarray, num_rows: int,
-                 num_admitted: int) -> None:
+    def __init__(
+        self, numbers: np.ndarray, devices: Sequence[DeviceRow], starts: np.ndarray, num_rows: int, num_admitted: int
+    ) -> None:
         """From the plan's rows in its order; no row has been given to another sequence while `num_admitted` is the
         same."""
         order = np.argsort(-starts, kind="stable")
@@ -30,7 +31,7 @@ class Lineup:
         self.simple = all(device.state.simple for device in devices)
         self.groups: list[Group] = []
         self._texts = [device.state.tokens for device in self.devices]
-        self._places = np.full(num_rows, -1)                  # of each row in the step
+        self._places = np.full(num_rows, -1)  # of each row in the step
         self._places[self.numbers] = np.arange(len(order))
 
     def goes_on(self, numbers: np.ndarray, starts: np.ndarray, num_admitted: int) -> bool:

@@ -16,9 +16,9 @@ from penstock.runner.cuda.staging import Staging
 from penstock.runner.rows import DeviceRow
 from penstock.runner.step import Step
 
-PER_TOKEN = 3 + 2 + 2             # ids, positions, sequences; logits wanted and their rows; tiles
+PER_TOKEN = 3 + 2 + 2  # ids, positions, sequences; logits wanted and their rows; tiles
 PER_SEQUENCE = 3
-ALIGNED = 4                       # numbers of 4 bytes
+ALIGNED = 4  # numbers of 4 bytes
 
 
 def most_numbers(num_tokens: int, num_sequences: int, num_groups: int) -> int:
@@ -36,26 +36,28 @@ class Packed:
         self.ends = np.cumsum(counts).tolist()
         self.num_tokens = self.ends[-1]
         self.num_single = next((s for s, count in enumerate(counts) if count != 1), len(counts))
-        self.at: list[int] = []           # tokens whose logits are wanted
-        self.at_rows: list[int] = []      # whose rows they are
+        self.at: list[int] = []  # tokens whose logits are wanted
+        self.at_rows: list[int] = []  # whose rows they are
         for row, end in zip(rows, self.ends):
             if row.output is Output.SAMPLE:
                 wanted = range(end - 1 - len(row.draft), end)
                 self.at += wanted
                 self.at_rows += [row.row] * len(wanted)
-        self.tiles = [(s, first) for s in range(self.num_single, len(counts))
-                      for first in range(0, counts[s], tile_tokens)]
-        self.tiles.sort(key=lambda tile: -rows[tile[0]].start - tile[1])     # what takes longest must not come last
+        self.tiles = [
+            (s, first) for s in range(self.num_single, len(counts)) for first in range(0, counts[s], tile_tokens)
+        ]
+        self.tiles.sort(key=lambda tile: -rows[tile[0]].start - tile[1])  # what takes longest must not come last
 
-    def send(self, staging: Staging, tensors: RowTensors, block_size: int, num_parts: int,
-             ) -> tuple[Step, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def send(
+        self, staging: Staging, tensors: RowTensors, block_size: int, num_parts: int
+    ) -> tuple[Step, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The step, the tokens whose logits are wanted [M], their sequences and their rows [M]."""
         num_tokens, num_sequences, num_at, num_tiles = self.num_tokens, len(self.rows), len(self.at), len(self.tiles)
         numbers = staging.take()
         sizes = [num_tokens] * 3 + [num_sequences] * 2 + [num_sequences + 1, num_at, num_at, 2 * num_tiles]
         # Each part begins where kernels may read 16 bytes at once: they are compiled anew for any other place.
         begins = np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
-        parts = [numbers[begin:begin + size] for begin, size in zip(begins, sizes)]
+        parts = [numbers[begin : begin + size] for begin, size in zip(begins, sizes)]
         self._fill(*parts[:3])
         parts[3][:] = [row.row for row in self.rows]
         parts[4][:] = [row.start + row.count for row in self.rows]
@@ -64,7 +66,8 @@ class Packed:
         parts[8][:] = np.array(self.tiles, dtype=np.int32).reshape(-1)
         sent = staging.send(begins[-1])
         ids, positions, owners, rows, lengths, starts, at, at_rows, tiles = (
-            sent[begin:begin + size] for begin, size in zip(begins, sizes))
+            sent[begin : begin + size] for begin, size in zip(begins, sizes)
+        )
         rows, owners, places = rows.long(), owners.long(), positions.long()
         ids = torch.where(ids >= 0, ids.long(), tensors.last[rows[owners]].clamp(min=0))
         used = -(-max(row.start + row.count for row in self.rows) // block_size)
@@ -79,7 +82,7 @@ class Packed:
         for s, (row, device, end) in enumerate(zip(self.rows, self.devices, self.ends)):
             known = device.inputs(row)
             ids[begin:end] = -1
-            ids[begin:begin + len(known)] = known
+            ids[begin : begin + len(known)] = known
             positions[begin:end] = np.arange(row.start, row.start + row.count)
             owners[begin:end] = s
             begin = end

@@ -14,21 +14,23 @@ from penstock.runner.rows import entries
 from penstock.sampling.random import WORD, philox
 from penstock.sampling.row import RowState
 
-HOTTEST = 1e38           # a temperature that float32 holds
+HOTTEST = 1e38  # a temperature that float32 holds
 
 
 class RowTensors:
     """Of `num_rows` rows and one more that is nobody's: last token, temperature, random key, what else is wished of its
     sampling, blocks in each group."""
 
-    def __init__(self, num_rows: int, num_groups: int, table_width: int, vocab_size: int, max_tokens: int,
-                 device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, num_groups: int, table_width: int, vocab_size: int, max_tokens: int, device: torch.device
+    ) -> None:
         self.nobody = num_rows
         self.last = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(num_rows + 1, device=device)
         self.keys = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)
-        self.tables = [torch.zeros((num_rows + 1, table_width), dtype=torch.int32, device=device)
-                       for _ in range(num_groups)]
+        self.tables = [
+            torch.zeros((num_rows + 1, table_width), dtype=torch.int32, device=device) for _ in range(num_groups)
+        ]
         self.wishes = WishRows(num_rows, vocab_size, max_tokens, device)
         self._device = device
 
@@ -38,8 +40,9 @@ class RowTensors:
         self.wishes.admit([(admission.row, state) for admission, state in zip(admissions, states)])
         rows = self._sent([admission.row for admission in admissions])
         samplings = [admission.request.sampling for admission in admissions]
-        self.temperature[rows] = self._sent([0.0 if sampling.greedy else min(float(sampling.temperature), HOTTEST)
-                                             for sampling in samplings])
+        self.temperature[rows] = self._sent(
+            [0.0 if sampling.greedy else min(float(sampling.temperature), HOTTEST) for sampling in samplings]
+        )
         self.keys[rows] = self._sent([row_key(admission.request.seed, admission.sibling) for admission in admissions])
 
     def enter(self, plan: Plan) -> None:
@@ -48,8 +51,9 @@ class RowTensors:
             changed = [row for row in plan.rows if row.blocks and row.blocks[g]]
             if changed:
                 rows = np.repeat([row.row for row in changed], [len(row.blocks[g]) for row in changed])
-                where, indices, blocks = sent(np.vstack((rows, entries([row.blocks[g] for row in changed]))),
-                                              self._device)
+                where, indices, blocks = sent(
+                    np.vstack((rows, entries([row.blocks[g] for row in changed]))), self._device
+                )
                 table[where, indices] = blocks.to(torch.int32)
 
     def take(self, rows: Sequence[int], tokens: Sequence[int]) -> None:

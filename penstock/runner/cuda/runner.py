@@ -35,8 +35,16 @@ from penstock.sampling.sampler import Sampler
 
 
 class CudaRunner:
-    def __init__(self, model: Decoder, memory: BlockMemory, grammars: Grammars | None, max_num_seqs: int,
-                 max_num_batched_tokens: int, eager: bool = False, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        memory: BlockMemory,
+        grammars: Grammars | None,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        eager: bool = False,
+        deterministic: bool = False,
+    ) -> None:
         self.model, self.memory = model, memory
         self.deterministic = deterministic
         self._least = WISHING if deterministic else PLAIN
@@ -50,7 +58,7 @@ class CudaRunner:
             self._singles = single_steps(model, memory, max_num_seqs, num_processors, eager, deterministic)
         self._caches, self._tensors = self._singles.caches, self._singles.rows
         self._prefixes = Prefixes(memory.block_size)
-        self._line: Lineup | None = None           # of the last step of single tokens
+        self._line: Lineup | None = None  # of the last step of single tokens
         self._last: Ticket | None = None
 
     def warm(self) -> None:
@@ -81,7 +89,7 @@ class CudaRunner:
                 if plan.moves:
                     self.memory.move(plan.moves)
                 self._launch(plan, ticket)
-        except Exception as error:   # whatever a step raises must reach the scheduler, which finds the cause
+        except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             ticket.error = f"{type(error).__name__}: {error}"
             self._keep_apart(plan)
         self._last = ticket
@@ -89,7 +97,7 @@ class CudaRunner:
 
     def _keep_apart(self, plan: Plan) -> None:
         """The plan failed, and the next one is made already: it writes for the same rows, into blocks of theirs."""
-        with suppress(Exception), torch.inference_mode():      # a device that takes no more work writes nothing either
+        with suppress(Exception), torch.inference_mode():  # a device that takes no more work writes nothing either
             self._tensors.enter(plan)
 
     def _launch(self, plan: Plan, ticket: Ticket) -> None:
@@ -112,7 +120,7 @@ class CudaRunner:
         count, groups, singles = len(devices), line.groups, self._singles
         key = singles.fitting(count, bool(groups), int(line.starts[0]) + 1)
         size = key[0]
-        flat = self._staging.take()[:singles.num_flat(size, bool(groups))]
+        flat = self._staging.take()[: singles.num_flat(size, bool(groups))]
         numbers, *sharing = singles.split(flat, size)
         if groups:
             fill(groups, singles.tile_tokens, *sharing)
@@ -126,13 +134,17 @@ class CudaRunner:
         one = singles[key]
         self._staging.send(len(flat), one.flat)
         logits = singles.run(one.forward)
-        wishing = self._least             # another's wishes are no reason to choose a row's token by other kernels
+        wishing = self._least  # another's wishes are no reason to choose a row's token by other kernels
         if line.simple:
             ticket.line, ticket.places = line, places
         else:
             ticket.results = results = [RowResult() for _ in plan.rows]
-            wishing = max(wishing, self._expect(ticket, list(zip(ordered(plan.rows, places), line.devices,
-                                                                 ordered(results, places), range(count)))))
+            wishing = max(
+                wishing,
+                self._expect(
+                    ticket, list(zip(ordered(plan.rows, places), line.devices, ordered(results, places), range(count)))
+                ),
+            )
         self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
 
     def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> int:
@@ -147,15 +159,20 @@ class CudaRunner:
                 others.append((row, device, result, place))
         if not others:
             return PLAIN
-        if self._last is not None and any(_is_late(row, device) and device.state.on_device
-                                          for row, device, _, _ in others):
+        if self._last is not None and any(
+            _is_late(row, device) and device.state.on_device for row, device, _, _ in others
+        ):
             self._last.arrive()
         wishes, wishing = self._tensors.wishes, PLAIN
         for row, device, result, place in others:
             state, length = device.state, row.start + row.count
-            if (state.on_device and not row.draft and state.free
-                    and (len(state.tokens) == length or not _is_late(row, device))
-                    and wishes.allow(row.row, state, length - state.num_prompt)):
+            if (
+                state.on_device
+                and not row.draft
+                and state.free
+                and (len(state.tokens) == length or not _is_late(row, device))
+                and wishes.allow(row.row, state, length - state.num_prompt)
+            ):
                 ticket.chosen.append((result, device, place))
                 wishing = max(wishing, EXTRA if state.asks_extras else WISHING)
             else:
@@ -184,13 +201,14 @@ class CudaRunner:
         results = [every[index] for index in order]
         packed = Packed(rows, of, singles.tile_tokens)
         longest = max(row.start + row.count for row in rows)
-        step, at, owners, row_of = packed.send(self._staging, self._tensors, self.memory.block_size,
-                                               singles.num_parts(packed.num_single, longest))
+        step, at, owners, row_of = packed.send(
+            self._staging, self._tensors, self.memory.block_size, singles.num_parts(packed.num_single, longest)
+        )
         if any(row.prompt_logprobs for row in rows):
             states = model.forward(step, self._caches)
             for row, device, result, end in zip(rows, of, results, packed.ends):
                 if row.prompt_logprobs:
-                    self._prompt_logprobs(row, device, states[end - row.count:end], result)
+                    self._prompt_logprobs(row, device, states[end - row.count : end], result)
             hidden, lengths = states[at], (step.positions[at] + 1).int()
         else:
             ends = ends_of(step, at, owners, singles.num_parts(len(packed.at), longest))
@@ -237,6 +255,6 @@ def _enter_blocks(rows: Sequence[Row], places: Sequence[int], numbers: np.ndarra
             for g, changes in enumerate(row.blocks):
                 if changes:
                     first = NUM_COMMON + 2 * g
-                    numbers[first:first + 2, place] = next(reversed(changes.items()))
+                    numbers[first : first + 2, place] = next(reversed(changes.items()))
                     several |= len(changes) > 1
     return several

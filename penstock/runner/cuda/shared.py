@@ -16,7 +16,7 @@ MOST_GROUPS = 8
 
 @dataclass(frozen=True)
 class Group:
-    members: tuple[int, ...]       # places in the step
+    members: tuple[int, ...]  # places in the step
     num_positions: int
 
 
@@ -61,7 +61,7 @@ def fill(groups: Sequence[Group], tile_tokens: int, members: np.ndarray, skips: 
     first = tile = 0
     for group in groups:
         count = len(group.members)
-        members[first:first + count] = group.members
+        members[first : first + count] = group.members
         skips[list(group.members)] = group.num_positions
         for begin in range(0, count, tile_tokens):
             tiles[tile] = first + begin, min(tile_tokens, count - begin), group.members[0], group.num_positions

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-NUM_BUFFERS = 4       # more than the steps that can be under way
+NUM_BUFFERS = 4  # more than the steps that can be under way
 
 
 def sent(values: Sequence[object] | np.ndarray, device: torch.device) -> torch.Tensor:

@@ -37,15 +37,15 @@ class Ticket:
     rows: RowTensors
     sampler: Sampler
     results: Sequence[RowResult | int] = ()
-    line: Lineup | None = None                  # whose rows are all simple: their results come with the tokens,
-    places: Sequence[int] = ()                  # where each of the plan's rows is there
-    tokens: torch.Tensor | None = None          # pinned; there once `done` has happened
-    report: torch.Tensor | None = None          # likewise, of the same rows, where any asks for log probabilities
-    mus: torch.Tensor | None = None             # likewise, where any has mirostat
+    line: Lineup | None = None  # whose rows are all simple: their results come with the tokens,
+    places: Sequence[int] = ()  # where each of the plan's rows is there
+    tokens: torch.Tensor | None = None  # pinned; there once `done` has happened
+    report: torch.Tensor | None = None  # likewise, of the same rows, where any asks for log probabilities
+    mus: torch.Tensor | None = None  # likewise, where any has mirostat
     done: torch.cuda.Event | None = None
-    chosen: list[tuple[RowResult, DeviceRow, int]] = field(default_factory=list)   # and its place among the tokens
+    chosen: list[tuple[RowResult, DeviceRow, int]] = field(default_factory=list)  # and its place among the tokens
     asked: list[Asked] = field(default_factory=list)
-    logits: torch.Tensor | None = None          # [M, V], for those asked
+    logits: torch.Tensor | None = None  # [M, V], for those asked
     waited_s: float = 0.0
     error: str | None = None
     arrived: bool = False
@@ -57,7 +57,7 @@ class Ticket:
             return
         try:
             self._choose(asked, self.logits)
-        except Exception as error:      # whatever a step raises must reach the scheduler, which finds the cause
+        except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             self.error = f"{type(error).__name__}: {error}"
         self.logits = None
 
@@ -92,7 +92,7 @@ class Ticket:
                     self.results = self.line.take(tokens, self.places)
                 for result, device, place in self.chosen:
                     self._take(result, device, tokens[place], place)
-        except Exception as error:      # whatever a step raises must reach the scheduler, which finds the cause
+        except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             self.error = f"{type(error).__name__}: {error}"
 
     def _take(self, result: RowResult, device: DeviceRow, token: int, place: int) -> None:
@@ -102,7 +102,7 @@ class Ticket:
         elif state.simple:
             if not result.error:
                 result.tokens = (token,)
-                state.tokens.append(token)      # nothing else of it changes
+                state.tokens.append(token)  # nothing else of it changes
         elif token == NOTHING:
             take(state, [Sampled(NO_TOKEN, error=nothing_allowed(state), unfit=True)], result)
         else:
@@ -126,7 +126,7 @@ class Ticket:
 def _told(token: int, line: list[float]) -> TokenLogprobs:
     """The chosen token first, then the likeliest, from a row of `ops.report`."""
     told = {token: Logprob(line[0], int(line[1]))}
-    for place, (other, value) in enumerate(zip(line[2:2 + MOST_LOGPROBS], line[2 + MOST_LOGPROBS:]), start=1):
+    for place, (other, value) in enumerate(zip(line[2 : 2 + MOST_LOGPROBS], line[2 + MOST_LOGPROBS :]), start=1):
         if other == LIST_END:
             break
         told.setdefault(int(other), Logprob(value, place))

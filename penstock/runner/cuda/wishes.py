@@ -23,11 +23,11 @@ class WishRows:
         self.tensors = make_wishes(num_rows + 1, vocab_size, device)
         self.extras = make_extras(num_rows + 1, vocab_size, max_tokens, device)
         self._size, self._device = vocab_size, device
-        self._asking: set[int] = set()            # rows whose entries ask for anything
-        self._extra: set[int] = set()             # rows whose entries ask for rarer samplers
-        self._stages: dict[int, int] = {}         # of the words that a row's entry holds
-        self._miscounted: set[int] = set()        # rows whose counts are not those of their texts
-        self._words: dict[int, np.ndarray] = {}   # of rows, not sent yet
+        self._asking: set[int] = set()  # rows whose entries ask for anything
+        self._extra: set[int] = set()  # rows whose entries ask for rarer samplers
+        self._stages: dict[int, int] = {}  # of the words that a row's entry holds
+        self._miscounted: set[int] = set()  # rows whose counts are not those of their texts
+        self._words: dict[int, np.ndarray] = {}  # of rows, not sent yet
 
     def admit(self, rows: Sequence[tuple[int, RowState]]) -> None:
         changed = [(row, state) for row, state in rows if row in self._asking or state.asks_device]
@@ -35,7 +35,7 @@ class WishRows:
             return
         entries = sent([row for row, _ in changed], self._device)
         numbers = sent([state.wishes() for _, state in changed], self._device)
-        self.tensors.numbers[entries, :numbers.shape[1]] = numbers
+        self.tensors.numbers[entries, : numbers.shape[1]] = numbers
         for row, state in changed:
             self._stages.pop(row, None)
             self._words.pop(row, None)
@@ -52,13 +52,13 @@ class WishRows:
 
     def _enter_bias(self, row: int, ids: np.ndarray, values: np.ndarray) -> None:
         """Ids past the end of the vocabulary match no token."""
-        self.tensors.biased[row, :len(ids)] = sent(ids[:MOST_BIASED].astype(np.int32), self._device)
-        self.tensors.bias[row, :len(ids)] = sent(values[:MOST_BIASED], self._device)
+        self.tensors.biased[row, : len(ids)] = sent(ids[:MOST_BIASED].astype(np.int32), self._device)
+        self.tensors.bias[row, : len(ids)] = sent(values[:MOST_BIASED], self._device)
 
     def _enter_counts(self, row: int, state: RowState) -> None:
         first = state.counted_from
-        prompt, generated = state.tokens[first:state.num_prompt], state.tokens[max(first, state.num_prompt):]
-        counts = 2 * np.bincount(np.array(generated, dtype=np.int64), minlength=self._size)[:self._size]
+        prompt, generated = state.tokens[first : state.num_prompt], state.tokens[max(first, state.num_prompt) :]
+        counts = 2 * np.bincount(np.array(generated, dtype=np.int64), minlength=self._size)[: self._size]
         counts[[token for token in set(prompt) if token < self._size]] += 1
         self.tensors.counts[row] = sent(np.minimum(counts, MOST_COUNTED).astype(np.int16), self._device)
 

@@ -20,7 +20,7 @@ class MessageAnswer:
     def __init__(self, body: MessagesBody, conversation: Conversation, generation: Generation, *, fills: bool) -> None:
         self.body = body
         self.generation = generation
-        self._fills = fills                 # the longest sequence ends the answer before max_tokens does
+        self._fills = fills  # the longest sequence ends the answer before max_tokens does
         self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
         self.passages = Passages(conversation)
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": body.model}
@@ -32,8 +32,13 @@ class MessageAnswer:
             async for _ in batches:
                 pass
         passages = self.passages.all if self.body.max_tokens else []
-        return {**self._head, "content": [self._content(passage) for passage in passages], **self._end(),
-                "usage": self._usage(), **self.generation.relaxed}
+        return {
+            **self._head,
+            "content": [self._content(passage) for passage in passages],
+            **self._end(),
+            "usage": self._usage(),
+            **self.generation.relaxed,
+        }
 
     def _content(self, passage: Passage) -> dict[str, Any]:
         if passage.kind == "text":
@@ -55,10 +60,13 @@ class MessageAnswer:
 
     def _usage(self) -> dict[str, Any]:
         usage = self.generation.usage
-        told: dict[str, Any] = {"input_tokens": usage.num_prompt - usage.num_cached,
-                                "cache_read_input_tokens": usage.num_cached, "cache_creation_input_tokens": 0,
-                                "output_tokens": usage.num_output if self.body.max_tokens else 0,
-                                "service_tier": "standard"}
+        told: dict[str, Any] = {
+            "input_tokens": usage.num_prompt - usage.num_cached,
+            "cache_read_input_tokens": usage.num_cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage.num_output if self.body.max_tokens else 0,
+            "service_tier": "standard",
+        }
         if self.passages.num_reasoning_tokens:
             told["output_tokens_details"] = {"thinking_tokens": self.passages.num_reasoning_tokens}
         return told
@@ -75,13 +83,21 @@ class MessageAnswer:
                     events += [event for change in changes for event in self._tell(change)]
                 if events:
                     yield _encoded(events)
-        yield _encoded([{"type": "message_delta", "delta": self._end(), "usage": self._usage(),
-                         **self.generation.relaxed},
-                        {"type": "message_stop"}])
+        yield _encoded(
+            [
+                {"type": "message_delta", "delta": self._end(), "usage": self._usage(), **self.generation.relaxed},
+                {"type": "message_stop"},
+            ]
+        )
 
     def _begin(self) -> list[dict[str, Any]]:
-        message: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None,
-                   "usage": {**self._usage(), "output_tokens": 0}}
+        message: dict[str, Any] = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {**self._usage(), "output_tokens": 0},
+        }
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def _tell(self, change: Change) -> list[dict[str, Any]]:

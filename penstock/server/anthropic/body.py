@@ -38,8 +38,9 @@ class Tool(Body):
     def _custom(cls, tool: Any) -> Any:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind not in (None, "custom"):
-            raise ValueError(f"tools of type {shown(kind)} are not supported: give custom tools, with a name and an "
-                             "input_schema")
+            raise ValueError(
+                f"tools of type {shown(kind)} are not supported: give custom tools, with a name and an input_schema"
+            )
         return tool
 
 
@@ -75,8 +76,11 @@ class PromptBody(Body):
     """What makes the prompt."""
 
     DECISIVE: ClassVar[Mapping[str, str]] = {
-        "max_completion_tokens": "give max_tokens", "max_output_tokens": "give max_tokens",
-        "response_format": "give output_config.format", "stop": "give stop_sequences"}
+        "max_completion_tokens": "give max_tokens",
+        "max_output_tokens": "give max_tokens",
+        "response_format": "give output_config.format",
+        "stop": "give stop_sequences",
+    }
     model: str
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[Text] | None = None
@@ -84,7 +88,7 @@ class PromptBody(Body):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None           # the older place of output_config.format
+    output_format: OutputFormat | None = None  # the older place of output_config.format
     # without effect
     cache_control: Any = None
     context_management: Any = None
@@ -125,7 +129,7 @@ class CountTokensBody(PromptBody):
 
 
 class MessagesBody(PromptBody):
-    max_tokens: int = Field(ge=0, le=WHOLE)             # 0 computes the prompt, so that it is in the cache
+    max_tokens: int = Field(ge=0, le=WHOLE)  # 0 computes the prompt, so that it is in the cache
     stop_sequences: list[StopString] | None = Field(None, max_length=MOST_STOPS)
     stream: bool = False
     temperature: float | None = Field(None, ge=0, le=2)

@@ -28,8 +28,9 @@ def _known(block: Any) -> Any:
 class Block(Said):
     """These keys are without effect."""
 
-    PASSED: ClassVar[frozenset[str]] = frozenset({"cache_control", "caller", "citations", "id", "model", "stop_reason",
-                                                  "stop_sequence", "type", "usage"})
+    PASSED: ClassVar[frozenset[str]] = frozenset(
+        {"cache_control", "caller", "citations", "id", "model", "stop_reason", "stop_sequence", "type", "usage"}
+    )
 
 
 class TextBlock(Block):
@@ -40,7 +41,7 @@ class TextBlock(Block):
 class ThinkingBlock(Block):
     type: Literal["thinking"]
     thinking: str
-    signature: str = ""                 # without effect: nothing is signed here
+    signature: str = ""  # without effect: nothing is signed here
 
 
 class RedactedThinkingBlock(Block):
@@ -71,7 +72,8 @@ KNOWN = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 UserContent = Annotated[Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")], BeforeValidator(_known)]
 AssistantContent = Annotated[
     Annotated[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")],
-    BeforeValidator(_known)]
+    BeforeValidator(_known),
+]
 
 
 class UserMessage(Block):

@@ -11,10 +11,17 @@ from penstock.server.context import new_id
 from penstock.server.errors import ApiError
 
 PATH = "/v1/messages"
-REQUEST_ID = "anthropic_request_id"         # in a request's scope
-TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
-         429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error"}
-STATUSES = {408: 504, 503: 529}             # as Anthropic has them
+REQUEST_ID = "anthropic_request_id"  # in a request's scope
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+STATUSES = {408: 504, 503: 529}  # as Anthropic has them
 
 
 def error_body(status: int, message: str, request_id: str) -> dict[str, Any]:
@@ -43,7 +50,7 @@ class AnthropicErrors:
 class _Reshaping:
     def __init__(self, send: Send, request_id: str) -> None:
         self._send, self._id = send, request_id
-        self._start: Message | None = None              # of a refusal, held until its body is complete
+        self._start: Message | None = None  # of a refusal, held until its body is complete
         self._body = b""
 
     async def __call__(self, message: Message) -> None:
@@ -64,8 +71,9 @@ class _Reshaping:
         except (msgspec.DecodeError, KeyError, TypeError):
             text = self._body.decode(errors="replace")
         body = msgspec.json.encode(error_body(start["status"], text, self._id))
-        headers = [(name, value) for name, value in start["headers"] if name not in (b"content-length",
-                                                                                     b"content-type")]
+        headers = [
+            (name, value) for name, value in start["headers"] if name not in (b"content-length", b"content-type")
+        ]
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self._send({**start, "status": STATUSES.get(start["status"], start["status"]), "headers": headers})
         await self._send({"type": "http.response.body", "body": body})

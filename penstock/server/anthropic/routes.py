@@ -25,13 +25,14 @@ async def messages(request: Request) -> Response:
     conversation = await unless_gone(request, Conversation.prepare(chat, model, client_of(request).tenant))
     warn_of_budget(request, chat, conversation)
     fills = len(conversation.encoded.tokens) + max(1, body.max_tokens) > model.facts.max_model_len
-    if fills:           # max_tokens must be given here, so that clients give more than there is room for
+    if fills:  # max_tokens must be given here, so that clients give more than there is room for
         conversation = replace(conversation, params=conversation.params.clone(max_tokens=None))
     generation = await begin(request, model, chat, [(conversation.encoded, conversation.params)])
     answer = MessageAnswer(body, conversation, generation, fills=fills)
     if body.stream:
-        return await event_stream(request, answer.events(),
-                                  lambda error: sse.named_event("error", failure(error, request.scope[REQUEST_ID])))
+        return await event_stream(
+            request, answer.events(), lambda error: sse.named_event("error", failure(error, request.scope[REQUEST_ID]))
+        )
     return json_response(await unless_gone(request, answer.whole()))
 
 
@@ -39,6 +40,6 @@ async def count_tokens(request: Request) -> Response:
     body = await read(request, CountTokensBody)
     model = await server_of(request).catalog.open(body.model)
     asked = await aside(request, lambda: to_chat(body))
-    chat = asked.model_copy(update={"truncate_prompt_tokens": WHOLE})               # any length can be counted
+    chat = asked.model_copy(update={"truncate_prompt_tokens": WHOLE})  # any length can be counted
     conversation = await unless_gone(request, Conversation.prepare(chat, model, client_of(request).tenant))
     return json_response({"input_tokens": len(conversation.encoded.tokens)})

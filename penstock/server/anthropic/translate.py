@@ -19,12 +19,16 @@ from penstock.server.chat_body import ChatBody
 from penstock.server.script import Script, chat_body
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-EFFORTS = {"xhigh": "high", "max": "high"}          # templates know no more than high
+EFFORTS = {"xhigh": "high", "max": "high"}  # templates know no more than high
 
 
 def to_chat(body: PromptBody) -> ChatBody:
-    values: dict[str, Any] = {"model": body.model, "messages": _messages(body), "tools": _tools(body),
-                              "chat_template_kwargs": _template_values(body)}
+    values: dict[str, Any] = {
+        "model": body.model,
+        "messages": _messages(body),
+        "tools": _tools(body),
+        "chat_template_kwargs": _template_values(body),
+    }
     if body.tool_choice is not None:
         values["tool_choice"] = _choice(body.tool_choice)
         values["parallel_tool_calls"] = False if body.tool_choice.disable_parallel_tool_use else None
@@ -35,8 +39,14 @@ def to_chat(body: PromptBody) -> ChatBody:
     if body.is_prefill:
         values |= {"continue_final_message": True, "add_generation_prompt": False}
     if isinstance(body, MessagesBody):
-        values |= {"max_tokens": max(1, body.max_tokens), "stop": body.stop_sequences, "stream": body.stream,
-                   "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+        values |= {
+            "max_tokens": max(1, body.max_tokens),
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+        }
     return chat_body(values)
 
 
@@ -80,10 +90,15 @@ def _answer(script: Script, message: AssistantMessage) -> None:
 def _tools(body: PromptBody) -> list[dict[str, Any]] | None:
     tools = []
     for tool in body.tools or ():
-        function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema,
-                    "strict": tool.strict}
-        tools.append({"type": "function",
-                      "function": {name: value for name, value in function.items() if value is not None}})
+        function = {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.input_schema,
+            "strict": tool.strict,
+        }
+        tools.append(
+            {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+        )
     return tools or None
 
 

@@ -25,7 +25,7 @@ class LocalClient:
         async def receive() -> Message:
             if unread:
                 return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            await asyncio.Event().wait()                # until the call is cancelled
+            await asyncio.Event().wait()  # until the call is cancelled
             raise AssertionError
 
         async def send(message: Message) -> None:
@@ -40,8 +40,23 @@ class LocalClient:
 
 
 def _scope(path: str, num_bytes: int) -> dict[str, Any]:
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"),
-               (b"content-length", str(num_bytes).encode())]
-    return {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "headers": headers,
-            "client": None, "server": None, "state": {}}
+    headers = [
+        (b"host", b"localhost"),
+        (b"content-type", b"application/json"),
+        (b"content-length", str(num_bytes).encode()),
+    ]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": None,
+        "server": None,
+        "state": {},
+    }

@@ -55,11 +55,19 @@ def parse(line: bytes) -> Entry:
 
 def answered(entry: Entry, status: int, body: bytes) -> dict[str, Any]:
     """Whatever the route said, an error too."""
-    return {"id": new_id(ID), "custom_id": entry.custom_id, "response": {
-        "status_code": status, "request_id": new_id("req_"), "body": msgspec.Raw(body or b"null")}, "error": None}
+    return {
+        "id": new_id(ID),
+        "custom_id": entry.custom_id,
+        "response": {"status_code": status, "request_id": new_id("req_"), "body": msgspec.Raw(body or b"null")},
+        "error": None,
+    }
 
 
 def refused(bad: BadEntry, number: int) -> dict[str, Any]:
     """`number` is the line's, from 1."""
-    return {"id": new_id(ID), "custom_id": bad.custom_id, "response": None,
-            "error": {"code": bad.code, "message": bad.message, "line": number}}
+    return {
+        "id": new_id(ID),
+        "custom_id": bad.custom_id,
+        "response": None,
+        "error": {"code": bad.code, "message": bad.message, "line": number},
+    }

@@ -17,11 +17,11 @@ BEGINNING = b'{"id":"' + ID.encode()
 class Output:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.done: set[str] = set()             # custom ids
-        self.bad_lines: set[int] = set()        # of the input, that were refused
+        self.done: set[str] = set()  # custom ids
+        self.bad_lines: set[int] = set()  # of the input, that were refused
         self.num_lines = self.num_failed = 0
         try:
-            self._file = open(path, "a+b")      # noqa: SIM115 - closed by __exit__
+            self._file = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
         except OSError as error:
             raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from None
         try:
@@ -36,8 +36,9 @@ class Output:
     def __enter__(self) -> Output:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
     def append(self, result: dict[str, Any]) -> None:
@@ -54,8 +55,10 @@ class Output:
             if result is not None:
                 self._count(result)
             elif line.endswith(b"\n") or not (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
-                raise InvalidRequest(f"{self.path} line {number} is no answer of a batch, so nothing was written: give "
-                                     "the name of a new file, or of one that run-batch made")
+                raise InvalidRequest(
+                    f"{self.path} line {number} is no answer of a batch, so nothing was written: give "
+                    "the name of a new file, or of one that run-batch made"
+                )
             else:
                 self._file.truncate(begin)
                 return

@@ -31,7 +31,7 @@ from penstock.server.signals import RELOADING, STOPPING
 from penstock.server.state import Server
 
 MAX_LINE_BYTES = 1 << 26
-UNBOUNDED = 1 << 40         # the queue: what waits is bounded by the number of workers
+UNBOUNDED = 1 << 40  # the queue: what waits is bounded by the number of workers
 
 Lines = Iterator[tuple[int, bytes]]
 
@@ -42,16 +42,20 @@ def run_batch(path: Path, output: Output, models: Mapping[str, str], options: Ma
     total = _count(path)
     config = ServerConfig(max_queued_requests=UNBOUNDED, max_queued_tokens=UNBOUNDED)
     num_workers = 2 * (EngineConfig.from_options(**options).max_num_seqs or GPU_SEQS)
-    with (private_folder() as folder, _numbered(path) as lines,
-          counting_bar(sys.stderr.isatty(), total, "requests") as count):
+    with (
+        private_folder() as folder,
+        _numbered(path) as lines,
+        counting_bar(sys.stderr.isatty(), total, "requests") as count,
+    ):
         catalog = make_catalog(models, options, config, KeyRing(), folder)
         batch = Batch(lines, output, catalog, Server(config, catalog, Metrics()), count)
         return asyncio.run(batch.main(min(num_workers, max(1, total))))
 
 
 class Batch:
-    def __init__(self, lines: Lines, output: Output, catalog: Catalog, server: Server, count: Callable[[int], object],
-                 ) -> None:
+    def __init__(
+        self, lines: Lines, output: Output, catalog: Catalog, server: Server, count: Callable[[int], object]
+    ) -> None:
         self._lines, self._output, self._catalog, self._server, self._count = lines, output, catalog, server, count
         self._client = LocalClient(make_app(server, KeyRing()))
         self._seen: set[str] = set()
@@ -61,7 +65,7 @@ class Batch:
         work = asyncio.ensure_future(self._work(num_workers))
         loop = asyncio.get_running_loop()
         for number in (*STOPPING, RELOADING):
-            if signal.getsignal(number) is not signal.SIG_IGN:          # as nohup leaves it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
                 loop.add_signal_handler(number, work.cancel)
         try:
             await work
@@ -92,8 +96,11 @@ class Batch:
         try:
             entry = parse(line)
             if entry.custom_id in self._seen:
-                raise BadEntry("duplicate_custom_id", f"another line before has custom_id={entry.custom_id!r}: give "
-                               "every line its own", entry.custom_id)
+                raise BadEntry(
+                    "duplicate_custom_id",
+                    f"another line before has custom_id={entry.custom_id!r}: give every line its own",
+                    entry.custom_id,
+                )
         except BadEntry as bad:
             return None if number in self._output.bad_lines else refused(bad, number)
         self._seen.add(entry.custom_id)

@@ -79,5 +79,13 @@ def publish(folder: Path, state: BatchState, files: FileStore, *, is_reserved: b
             num_bytes = target.stat().st_size
             if not is_reserved:
                 files.reserve(state.tenant, num_bytes, is_bounded=False)
-            files.add(files.make(id=id, tenant=state.tenant, filename=f"{state.id}_{name}.jsonl", purpose=PURPOSE,
-                                 num_bytes=num_bytes, lifetime_s=state.output_lifetime_s or MAX_AGE_S))
+            files.add(
+                files.make(
+                    id=id,
+                    tenant=state.tenant,
+                    filename=f"{state.id}_{name}.jsonl",
+                    purpose=PURPOSE,
+                    num_bytes=num_bytes,
+                    lifetime_s=state.output_lifetime_s or MAX_AGE_S,
+                )
+            )

@@ -13,9 +13,9 @@ from penstock.server.decode import check_size
 from penstock.server.errors import ApiError
 from penstock.server.room import SMALL_BYTES
 
-MAX_LINES = 50_000              # OpenAI's
+MAX_LINES = 50_000  # OpenAI's
 MAX_CUSTOM_ID_CHARS = 512
-MAX_ERRORS = 100                # told of one file
+MAX_ERRORS = 100  # told of one file
 
 
 class Checked:
@@ -34,15 +34,22 @@ def check_lines(path: Path, endpoint: str, max_line_bytes: int) -> Checked:
             try:
                 entry = _checked(line, endpoint, max_line_bytes)
                 if entry.custom_id in seen:
-                    raise BadEntry("duplicate_custom_id", f"another line before has custom_id="
-                                   f"{shown(entry.custom_id)}: give every line its own")
+                    raise BadEntry(
+                        "duplicate_custom_id",
+                        f"another line before has custom_id={shown(entry.custom_id)}: give every line its own",
+                    )
                 seen.add(entry.custom_id)
             except BadEntry as bad:
                 checked.errors.append(LineError(code=bad.code, message=bad.message, line=number))
             checked.num_lines += 1
             if checked.num_lines > MAX_LINES:
-                checked.errors.append(LineError(code="too_many_requests", message=f"the file has more than {MAX_LINES} "
-                                                "requests: split it", line=number))
+                checked.errors.append(
+                    LineError(
+                        code="too_many_requests",
+                        message=f"the file has more than {MAX_LINES} requests: split it",
+                        line=number,
+                    )
+                )
             if len(checked.errors) >= MAX_ERRORS or checked.num_lines > MAX_LINES:
                 break
     if not checked.num_lines:
@@ -52,8 +59,11 @@ def check_lines(path: Path, endpoint: str, max_line_bytes: int) -> Checked:
 
 def _checked(line: bytes, endpoint: str, max_line_bytes: int) -> Entry:
     if len(line) > max_line_bytes:
-        raise BadEntry("line_too_large", f"the line has more than {max_line_bytes} bytes: shorten it, or start the "
-                                         "server with a larger --max-body-mb")
+        raise BadEntry(
+            "line_too_large",
+            f"the line has more than {max_line_bytes} bytes: shorten it, or start the "
+            "server with a larger --max-body-mb",
+        )
     if len(line) > SMALL_BYTES:
         try:
             check_size(bytearray(line), max_line_bytes)
@@ -63,8 +73,9 @@ def _checked(line: bytes, endpoint: str, max_line_bytes: int) -> Entry:
     if entry.url != endpoint:
         raise BadEntry("mismatched_endpoint", f"url={shown(entry.url)}: the batch is for {endpoint}")
     if len(entry.custom_id) > MAX_CUSTOM_ID_CHARS:
-        raise BadEntry("invalid_custom_id", f"custom_id has {len(entry.custom_id)} characters: the limit is "
-                                            f"{MAX_CUSTOM_ID_CHARS}")
+        raise BadEntry(
+            "invalid_custom_id", f"custom_id has {len(entry.custom_id)} characters: the limit is {MAX_CUSTOM_ID_CHARS}"
+        )
     return entry
 
 
@@ -72,7 +83,7 @@ class Lines:
     """Entries of an input that was found good, without those that are done. Every method waits for the disk."""
 
     def __init__(self, path: Path, done: Container[str], max_line_bytes: int) -> None:
-        self._file = open(path, "rb")           # noqa: SIM115 - closed by `close`
+        self._file = open(path, "rb")  # noqa: SIM115 - closed by `close`
         self._lines = _numbered(self._file, max_line_bytes)
         self._done = done
 

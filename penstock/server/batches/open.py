@@ -18,6 +18,7 @@ from penstock.server.state import Server
 
 def open_batches(app: ASGIApp, server: Server, ring: KeyRing, folder: Path) -> Batches:
     """Batches and files under `folder`; they are read when the batches start."""
+
     def is_shared() -> bool:
         return len(ring.weights()) > 1
 
@@ -28,5 +29,12 @@ def open_batches(app: ASGIApp, server: Server, ring: KeyRing, folder: Path) -> B
         return max((model.facts.max_num_seqs for model in server.catalog if model.loaded), default=0)
 
     files = FileStore(folder / FILES, server.config.max_files_mb * MIB, is_shared=is_shared)
-    return Batches(folder / BATCHES, files, client_for, server.config.max_body_mb * MIB, num_rows=num_rows,
-                   is_shared=is_shared, is_stopping=lambda: server.draining)
+    return Batches(
+        folder / BATCHES,
+        files,
+        client_for,
+        server.config.max_body_mb * MIB,
+        num_rows=num_rows,
+        is_shared=is_shared,
+        is_stopping=lambda: server.draining,
+    )

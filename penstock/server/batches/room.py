@@ -25,16 +25,25 @@ from penstock.server.files.store import MAX_AGE_S, FileStore
 log = logging.getLogger("penstock.server")
 
 MAX_UNFINISHED = 64
-MAX_ENDED = 1000                # of a tenant, that are still told
+MAX_ENDED = 1000  # of a tenant, that are still told
 LOOK_S = 0.5
 SWEEP_S = 300.0
 RETRY_S = 60
 
 
 class Batches:
-    def __init__(self, folder: Path, files: FileStore, client_for: Callable[[str], Asking], max_line_bytes: int, *,
-                 num_rows: Callable[[], int] = lambda: 0, is_shared: Callable[[], bool] = lambda: False,
-                 is_stopping: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: FileStore,
+        client_for: Callable[[str], Asking],
+        max_line_bytes: int,
+        *,
+        num_rows: Callable[[], int] = lambda: 0,
+        is_shared: Callable[[], bool] = lambda: False,
+        is_stopping: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """`client_for` asks as a tenant; `num_rows` is how many sequences the engines run, half of which batches may
         have."""
         self.files = files
@@ -71,18 +80,28 @@ class Batches:
     async def create(self, tenant: str, body: BatchBody) -> BatchState:
         file = self.files.find(tenant, body.input_file_id, "input_file_id")
         if file.purpose != PURPOSE:
-            raise ApiError(400, f"{file.id} has the purpose {file.purpose!r}: give a file of purpose {PURPOSE!r}",
-                           param="input_file_id", code="invalid_value")
+            raise ApiError(
+                400,
+                f"{file.id} has the purpose {file.purpose!r}: give a file of purpose {PURPOSE!r}",
+                param="input_file_id",
+                code="invalid_value",
+            )
         self._check_number(tenant)
         now = int(self._clock())
         expiry = body.output_expires_after
-        state = BatchState(tenant=tenant, input_file_id=file.id, endpoint=body.endpoint,
-                           completion_window=body.completion_window, created_at=now,
-                           expires_at=now + WINDOWS_S[body.completion_window], metadata=body.metadata,
-                           output_lifetime_s=None if expiry is None else expiry.seconds)
+        state = BatchState(
+            tenant=tenant,
+            input_file_id=file.id,
+            endpoint=body.endpoint,
+            completion_window=body.completion_window,
+            created_at=now,
+            expires_at=now + WINDOWS_S[body.completion_window],
+            metadata=body.metadata,
+            output_lifetime_s=None if expiry is None else expiry.seconds,
+        )
         work = self._add(state)
         try:
-            self.files.find(tenant, file.id, "input_file_id")       # now that it is pinned: a thread may delete it
+            self.files.find(tenant, file.id, "input_file_id")  # now that it is pinned: a thread may delete it
             await work.save()
         except BaseException:
             self._drop(work)
@@ -95,12 +114,22 @@ class Batches:
         unfinished = [work.state.tenant for work in self._works.values()]
         most = MAX_UNFINISHED // 2 if self._is_shared() else MAX_UNFINISHED
         if unfinished.count(tenant) >= most or len(unfinished) >= MAX_UNFINISHED:
-            raise Busy(f"{unfinished.count(tenant)} batches of yours and {len(unfinished)} in all have not ended: the "
-                       f"limits are {most} and {MAX_UNFINISHED}; wait for one, or cancel one", RETRY_S)
+            raise Busy(
+                f"{unfinished.count(tenant)} batches of yours and {len(unfinished)} in all have not ended: the "
+                f"limits are {most} and {MAX_UNFINISHED}; wait for one, or cancel one",
+                RETRY_S,
+            )
 
     def _add(self, state: BatchState) -> Work:
-        work = Work(state, self._folder, self.files, self._client_for(state.tenant), self._turns, self._max_line_bytes,
-                    self._clock)
+        work = Work(
+            state,
+            self._folder,
+            self.files,
+            self._client_for(state.tenant),
+            self._turns,
+            self._max_line_bytes,
+            self._clock,
+        )
         self._states[state.id], self._works[state.id] = state, work
         self.files.pin(state.input_file_id)
         return work
@@ -124,16 +153,20 @@ class Batches:
     def find(self, tenant: str, id: str) -> BatchState:
         state = self._states.get(id)
         if state is None or state.tenant != tenant:
-            raise ApiError(404, f"there is no batch {shown(id)} here: it ended long ago, or is another client's",
-                           code="batch_not_found")
+            raise ApiError(
+                404,
+                f"there is no batch {shown(id)} here: it ended long ago, or is another client's",
+                code="batch_not_found",
+            )
         return state
 
     async def cancel(self, tenant: str, id: str) -> BatchState:
         state = self.find(tenant, id)
         work = self._works.get(id)
         if work is None or state.has_ended:
-            raise ApiError(409, f"the batch has ended ({state.status}): there is nothing to cancel",
-                           code="batch_has_ended")
+            raise ApiError(
+                409, f"the batch has ended ({state.status}): there is nothing to cancel", code="batch_has_ended"
+            )
         await work.cancel()
         return state
 
@@ -161,8 +194,12 @@ class Batches:
         for state in self._states.values():
             if state.has_ended and state.id not in self._works:
                 tenants[state.tenant].append(state)
-        old = [state for ended in tenants.values() for at, state in enumerate(reversed(ended))
-               if at >= MAX_ENDED or state.created_at + 2 * MAX_AGE_S < self._clock()]
+        old = [
+            state
+            for ended in tenants.values()
+            for at, state in enumerate(reversed(ended))
+            if at >= MAX_ENDED or state.created_at + 2 * MAX_AGE_S < self._clock()
+        ]
         for state in old:
             del self._states[state.id]
             for suffix in (RECORD, ANSWERS, ERRORS):

@@ -33,15 +33,15 @@ class BatchState(msgspec.Struct, kw_only=True):
     expires_at: int
     id: str = msgspec.field(default_factory=lambda: new_id(ID))
     status: str = VALIDATING
-    ending: str = COMPLETED                 # the status that follows finalizing
-    times: dict[str, int] = {}              # when each status began
+    ending: str = COMPLETED  # the status that follows finalizing
+    times: dict[str, int] = {}  # when each status began
     errors: list[LineError] = []
     metadata: dict[str, str] | None = None
     output_lifetime_s: int | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
     num_lines: int = 0
-    num_completed: int = 0                  # as of when it was last written down
+    num_completed: int = 0  # as of when it was last written down
     num_failed: int = 0
 
     @property
@@ -55,12 +55,21 @@ class BatchState(msgspec.Struct, kw_only=True):
     def as_json(self) -> dict[str, Any]:
         errors = [msgspec.structs.asdict(error) for error in self.errors]
         has_files = self.has_ended
-        return {"id": self.id, "object": "batch", "endpoint": self.endpoint, "model": None,
-                "errors": {"object": "list", "data": errors} if errors else None,
-                "input_file_id": self.input_file_id, "completion_window": self.completion_window,
-                "status": self.status, "output_file_id": self.output_file_id if has_files else None,
-                "error_file_id": self.error_file_id if has_files else None, "created_at": self.created_at,
-                "expires_at": self.expires_at, **{f"{name}_at": self.times.get(name) for name in TIMED},
-                "request_counts": {"total": self.num_lines, "completed": self.num_completed,
-                                   "failed": self.num_failed},
-                "usage": None, "metadata": self.metadata}
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "model": None,
+            "errors": {"object": "list", "data": errors} if errors else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": self.completion_window,
+            "status": self.status,
+            "output_file_id": self.output_file_id if has_files else None,
+            "error_file_id": self.error_file_id if has_files else None,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            **{f"{name}_at": self.times.get(name) for name in TIMED},
+            "request_counts": {"total": self.num_lines, "completed": self.num_completed, "failed": self.num_failed},
+            "usage": None,
+            "metadata": self.metadata,
+        }

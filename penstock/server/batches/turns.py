@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-FIRST_TURNS = 1                 # before a model is loaded
+FIRST_TURNS = 1  # before a model is loaded
 
 
 class Turns:

@@ -38,9 +38,9 @@ from penstock.server.room import MAX_LIGHT_BYTES
 
 log = logging.getLogger("penstock.server")
 
-RETRIED = (429, 503)            # the server is busy, or stops: asked again
-PAUSES_S = (0.5, 30.0)          # before asking again: the first, and the longest
-LOOK_S = 1.0                    # how often the end of the time is looked for
+RETRIED = (429, 503)  # the server is busy, or stops: asked again
+PAUSES_S = (0.5, 30.0)  # before asking again: the first, and the longest
+LOOK_S = 1.0  # how often the end of the time is looked for
 
 
 class Asking(Protocol):
@@ -51,15 +51,23 @@ class Asking(Protocol):
 class Work:
     """A batch on its way. Cancelling `run` leaves it as if the server had been killed: to be gone on with."""
 
-    def __init__(self, state: BatchState, folder: Path, files: FileStore, client: Asking, turns: Turns,
-                 max_line_bytes: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        state: BatchState,
+        folder: Path,
+        files: FileStore,
+        client: Asking,
+        turns: Turns,
+        max_line_bytes: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.state = state
         self._folder, self._files, self._client, self._turns = folder, files, client, turns
         self._max_line_bytes, self._clock = max_line_bytes, clock
         self._journal: Journal | None = None
         self._lines: Lines | None = None
         self._reading, self._saving = asyncio.Lock(), asyncio.Lock()
-        self._stop = asyncio.Event()            # cancelled by its client
+        self._stop = asyncio.Event()  # cancelled by its client
         if state.status == CANCELLING:
             self._stop.set()
 
@@ -142,8 +150,14 @@ class Work:
         await on_disk(partial(publish, self._folder, self.state, self._files, is_reserved=self._journal is not None))
         self.state.enter(self.state.ending, self._clock())
         await self.save()
-        log.info("batch %s: %s, %d of %d lines answered, %d failed", self.state.id, self.state.status,
-                 self.state.num_completed, self.state.num_lines, self.state.num_failed)
+        log.info(
+            "batch %s: %s, %d of %d lines answered, %d failed",
+            self.state.id,
+            self.state.status,
+            self.state.num_completed,
+            self.state.num_lines,
+            self.state.num_failed,
+        )
 
     def _fail(self, error: LineError) -> None:
         self.state.errors = [*self.state.errors, error]
@@ -160,8 +174,9 @@ class Work:
                     self.state.ending = EXPIRED
                     return
                 if not self._is_read:
-                    workers |= {asyncio.ensure_future(self._ask_lines())
-                                for _ in range(self._turns.limit - len(workers))}
+                    workers |= {
+                        asyncio.ensure_future(self._ask_lines()) for _ in range(self._turns.limit - len(workers))
+                    }
                 elif not workers:
                     return
                 await asyncio.wait([stopped, *workers], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +191,7 @@ class Work:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    _is_read = False                # the last line has been taken
+    _is_read = False  # the last line has been taken
 
     async def _ask_lines(self) -> None:
         while not self._is_read:
@@ -226,5 +241,12 @@ class Work:
 
 
 def _expired(entry: Entry) -> dict[str, Any]:
-    return {"id": new_id(LINE_ID), "custom_id": entry.custom_id, "response": None, "error": {
-        "code": "batch_expired", "message": "this request could not be answered before the batch's time was over"}}
+    return {
+        "id": new_id(LINE_ID),
+        "custom_id": entry.custom_id,
+        "response": None,
+        "error": {
+            "code": "batch_expired",
+            "message": "this request could not be answered before the batch's time was over",
+        },
+    }

@@ -25,8 +25,9 @@ def data_folder(given: str | None, port: int, fallback: Path) -> Iterator[Path]:
         try:
             path, handle = Path(given).expanduser(), _open(Path(given).expanduser())
         except OSError as error:
-            raise InvalidConfig(f"data_folder {shown(given)} cannot be used: {_reason(error)}; choose another with "
-                                "--data-folder") from None
+            raise InvalidConfig(
+                f"data_folder {shown(given)} cannot be used: {_reason(error)}; choose another with --data-folder"
+            ) from None
     else:
         path, handle = _open_default(port, fallback)
     try:
@@ -43,8 +44,11 @@ def _open_default(port: int, fallback: Path) -> tuple[Path, int]:
         try:
             return path, _open(path)
         except OSError as error:
-            log.warning("%s cannot be used (%s): files and batches go with this server; choose a folder with "
-                        "--data-folder", path, _reason(error))
+            log.warning(
+                "%s cannot be used (%s): files and batches go with this server; choose a folder with --data-folder",
+                path,
+                _reason(error),
+            )
     return fallback / "data", _open(fallback / "data")
 
 
@@ -66,7 +70,7 @@ def _open(path: Path) -> int:
 
 
 def _remove_empty(path: Path) -> None:
-    with contextlib.suppress(OSError):              # there is something in it
+    with contextlib.suppress(OSError):  # there is something in it
         for part in (FILES, BATCHES):
             (path / part).rmdir()
         path.rmdir()

@@ -23,7 +23,7 @@ PURPOSE = "batch"
 MIN_AGE_S = 3600
 CHUNK_BYTES = 256 * 1024
 MAX_LISTED = 10_000
-MAX_FORM_BYTES = 1 << 20            # of an upload, around its file
+MAX_FORM_BYTES = 1 << 20  # of an upload, around its file
 
 _disk = ThreadPoolExecutor(2, thread_name_prefix="files")
 Made = TypeVar("Made")
@@ -57,8 +57,14 @@ async def upload_file(request: Request) -> Response:
 
 def _finish(upload: Upload, store: FileStore, tenant: str, lifetime_s: int) -> StoredFile:
     upload.finish()
-    file = store.make(id=upload.id, tenant=tenant, filename=upload.filename or "", purpose=PURPOSE,
-                      num_bytes=upload.num_bytes, lifetime_s=lifetime_s)
+    file = store.make(
+        id=upload.id,
+        tenant=tenant,
+        filename=upload.filename or "",
+        purpose=PURPOSE,
+        num_bytes=upload.num_bytes,
+        lifetime_s=lifetime_s,
+    )
     store.add(file)
     upload.keep()
     return file
@@ -67,21 +73,33 @@ def _finish(upload: Upload, store: FileStore, tenant: str, lifetime_s: int) -> S
 def _lifetime(fields: dict[str, str]) -> int:
     """Check the form's fields; seconds after which the file expires."""
     if "purpose" not in fields:
-        raise ApiError(400, "missing required parameter: 'purpose'", param="purpose",
-                       code="missing_required_parameter")
+        raise ApiError(400, "missing required parameter: 'purpose'", param="purpose", code="missing_required_parameter")
     if fields["purpose"] != PURPOSE:
-        raise ApiError(400, f"purpose={shown(fields['purpose'])}: files here are for batches; give {PURPOSE!r}",
-                       param="purpose", code="invalid_value")
+        raise ApiError(
+            400,
+            f"purpose={shown(fields['purpose'])}: files here are for batches; give {PURPOSE!r}",
+            param="purpose",
+            code="invalid_value",
+        )
     anchor, seconds = fields.get("expires_after[anchor]", "created_at"), fields.get("expires_after[seconds]")
     if anchor != "created_at":
-        raise ApiError(400, f"expires_after.anchor={shown(anchor)}: give 'created_at'", param="expires_after",
-                       code="invalid_value")
+        raise ApiError(
+            400, f"expires_after.anchor={shown(anchor)}: give 'created_at'", param="expires_after", code="invalid_value"
+        )
     if seconds is None:
         return MAX_AGE_S
-    if not (seconds.isascii() and seconds.isdigit() and len(seconds) <= MAX_DIGITS
-            and MIN_AGE_S <= int(seconds) <= MAX_AGE_S):
-        raise ApiError(400, f"expires_after.seconds={shown(seconds)}: give a number from {MIN_AGE_S} to {MAX_AGE_S}",
-                       param="expires_after", code="invalid_value")
+    if not (
+        seconds.isascii()
+        and seconds.isdigit()
+        and len(seconds) <= MAX_DIGITS
+        and MIN_AGE_S <= int(seconds) <= MAX_AGE_S
+    ):
+        raise ApiError(
+            400,
+            f"expires_after.seconds={shown(seconds)}: give a number from {MIN_AGE_S} to {MAX_AGE_S}",
+            param="expires_after",
+            code="invalid_value",
+        )
     return int(seconds)
 
 
@@ -92,7 +110,7 @@ async def files(request: Request) -> Response:
         found = [file for file in store.all_of(tenant) if asked.get("purpose") in (None, file.purpose)]
         return json_response(page_of(found, StoredFile.as_json, asked, MAX_LISTED, MAX_LISTED))
 
-    return await on_disk(make_page)                 # 10,000 take 50 ms
+    return await on_disk(make_page)  # 10,000 take 50 ms
 
 
 async def file(request: Request) -> Response:
@@ -107,8 +125,11 @@ async def file_content(request: Request) -> Response:
             num_bytes = min(CHUNK_BYTES, found.num_bytes - offset)
             yield await on_disk(partial(read_part, store.path_of(found.id), offset, num_bytes))
 
-    headers = {"Content-Length": str(found.num_bytes), "X-Content-Type-Options": "nosniff",
-               "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.filename, safe='')}"}
+    headers = {
+        "Content-Length": str(found.num_bytes),
+        "X-Content-Type-Options": "nosniff",
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.filename, safe='')}",
+    }
     return StreamingResponse(parts(), headers=headers, media_type="application/octet-stream")
 
 

@@ -19,11 +19,11 @@ from penstock.server.errors import ApiError
 from penstock.server.files.durable import DATA, RECORD, UNFINISHED, read_records, remove, write_record
 
 DAY_S = 86400
-MAX_AGE_S = 30 * DAY_S              # OpenAI's, for files of batches
+MAX_AGE_S = 30 * DAY_S  # OpenAI's, for files of batches
 MAX_FILES = 10_000
-MAX_FILE_BYTES = 200 << 20          # OpenAI's, for a batch's input
+MAX_FILE_BYTES = 200 << 20  # OpenAI's, for a batch's input
 ID = "file-"
-_OURS = re.compile(rf"{ID}[0-9a-f]{{24}}\.\w+", re.ASCII)        # names on disk: nothing else is touched
+_OURS = re.compile(rf"{ID}[0-9a-f]{{24}}\.\w+", re.ASCII)  # names on disk: nothing else is touched
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +36,17 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
 
     def as_json(self) -> dict[str, Any]:
-        return {"id": self.id, "object": "file", "bytes": self.num_bytes, "created_at": self.created_at,
-                "expires_at": self.expires_at, "filename": self.filename, "purpose": self.purpose,
-                "status": "processed", "status_details": None}
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.num_bytes,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
 
 
 def new_file_id() -> str:
@@ -49,14 +57,20 @@ class FileStore:
     """Where several tenants share it, none has more than half of the room. Its methods may be called from threads;
     those that say so wait for the disk."""
 
-    def __init__(self, folder: Path, max_bytes: int, *, is_shared: Callable[[], bool] = lambda: False,
-                 clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        *,
+        is_shared: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.max_bytes = max_bytes
         self.max_file_bytes = min(MAX_FILE_BYTES, max_bytes)
         self._folder, self._is_shared, self._clock = folder, is_shared, clock
         self._files: dict[str, StoredFile] = {}
-        self._held: dict[str, int] = {}             # bytes by tenant, of what is being written too
-        self._pins: Counter[str] = Counter()        # by id: batches that read it
+        self._held: dict[str, int] = {}  # bytes by tenant, of what is being written too
+        self._pins: Counter[str] = Counter()  # by id: batches that read it
         self._lock = threading.Lock()
 
     def load(self, unfinished: Collection[str] = ()) -> None:
@@ -90,10 +104,14 @@ class FileStore:
             most = self.max_bytes // 2 if self._is_shared() else self.max_bytes
             own, total = self._held.get(tenant, 0), sum(self._held.values())
             if is_bounded and num_bytes > 0 and (own + num_bytes > most or total + num_bytes > self.max_bytes):
-                raise ApiError(413, f"there is no room for this file: your files have {own} bytes of at most {most}, "
-                                    f"and all files together {total} of {self.max_bytes}; delete some, or start the "
-                                    "server with a larger --max-files-mb", code="storage_full",
-                               headers={"Connection": "close"})
+                raise ApiError(
+                    413,
+                    f"there is no room for this file: your files have {own} bytes of at most {most}, "
+                    f"and all files together {total} of {self.max_bytes}; delete some, or start the "
+                    "server with a larger --max-files-mb",
+                    code="storage_full",
+                    headers={"Connection": "close"},
+                )
             self._held[tenant] = own + num_bytes
             if not self._held[tenant]:
                 del self._held[tenant]
@@ -107,8 +125,12 @@ class FileStore:
         with self._lock:
             own = sum(file.tenant == tenant for file in self._files.values())
         if own >= most or len(self._files) >= MAX_FILES:
-            raise ApiError(413, f"there are {own} files of yours and {len(self._files)} in all: the limits are {most} "
-                                f"and {MAX_FILES}; delete some", code="storage_full")
+            raise ApiError(
+                413,
+                f"there are {own} files of yours and {len(self._files)} in all: the limits are {most} "
+                f"and {MAX_FILES}; delete some",
+                code="storage_full",
+            )
 
     # files
 
@@ -121,19 +143,29 @@ class FileStore:
         with self._lock:
             self._files[file.id] = file
 
-    def make(self, *, id: str, tenant: str, filename: str, purpose: str, num_bytes: int, lifetime_s: int = MAX_AGE_S,
-             ) -> StoredFile:
+    def make(
+        self, *, id: str, tenant: str, filename: str, purpose: str, num_bytes: int, lifetime_s: int = MAX_AGE_S
+    ) -> StoredFile:
         now = int(self._clock())
-        return StoredFile(id=id, tenant=tenant, filename=filename, purpose=purpose, num_bytes=num_bytes,
-                          created_at=now, expires_at=now + lifetime_s)
+        return StoredFile(
+            id=id,
+            tenant=tenant,
+            filename=filename,
+            purpose=purpose,
+            num_bytes=num_bytes,
+            created_at=now,
+            expires_at=now + lifetime_s,
+        )
 
     def all_of(self, tenant: str) -> list[StoredFile]:
         """Oldest first."""
         with self._lock:
             files = list(self._files.values())
         now = self._clock()
-        return sorted((file for file in files if file.tenant == tenant and file.expires_at > now),
-                      key=lambda file: (file.created_at, file.id))
+        return sorted(
+            (file for file in files if file.tenant == tenant and file.expires_at > now),
+            key=lambda file: (file.created_at, file.id),
+        )
 
     def has(self, id: str) -> bool:
         return id in self._files
@@ -141,8 +173,12 @@ class FileStore:
     def find(self, tenant: str, id: str, param: str | None = None) -> StoredFile:
         file = self._files.get(id)
         if file is None or file.tenant != tenant or file.expires_at <= self._clock():
-            raise ApiError(404, f"there is no file {shown(id)} here: it was deleted, has expired, or is another "
-                                "client's", param=param, code="file_not_found")
+            raise ApiError(
+                404,
+                f"there is no file {shown(id)} here: it was deleted, has expired, or is another client's",
+                param=param,
+                code="file_not_found",
+            )
         return file
 
     def pin(self, id: str, count: int = 1) -> None:
@@ -156,8 +192,11 @@ class FileStore:
         """Forget a file (waits for the disk); the record goes first, so that no half of it comes back."""
         with self._lock:
             if file.id in self._pins:
-                raise ApiError(409, f"a batch that has not ended reads {file.id}: cancel it first, or wait for it",
-                               code="file_in_use")
+                raise ApiError(
+                    409,
+                    f"a batch that has not ended reads {file.id}: cancel it first, or wait for it",
+                    code="file_in_use",
+                )
             if self._files.pop(file.id, None) is None:
                 return
         remove(self._record_of(file.id))
@@ -167,8 +206,9 @@ class FileStore:
     def delete_expired(self) -> None:
         """Waits for the disk."""
         with self._lock:
-            expired = [file for file in self._files.values()
-                       if file.expires_at <= self._clock() and file.id not in self._pins]
+            expired = [
+                file for file in self._files.values() if file.expires_at <= self._clock() and file.id not in self._pins
+            ]
         for file in expired:
             self.delete(file)
 

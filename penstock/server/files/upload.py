@@ -21,7 +21,7 @@ MAX_NAME_CHARS = 255
 BUFFER_BYTES = 64 * 1024
 FORM = "multipart/form-data"
 
-logging.getLogger("python_multipart").setLevel(logging.ERROR)      # what is wrong with a body is told to its client
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong with a body is told to its client
 
 
 class Upload:
@@ -32,26 +32,35 @@ class Upload:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.num_bytes = 0
-        self.is_complete = False                # the last boundary has come
+        self.is_complete = False  # the last boundary has come
         self._store, self._tenant = store, tenant
         self._path = store.unfinished_path(self.id)
-        self._parser = _make_parser(content_type, {
-            "on_part_begin": self._begin_part, "on_part_data": self._take_data, "on_part_end": self._end_part,
-            "on_header_field": self._take_name, "on_header_value": self._take_value, "on_header_end": self._end_header,
-            "on_headers_finished": self._end_headers, "on_end": self._end})
+        self._parser = _make_parser(
+            content_type,
+            {
+                "on_part_begin": self._begin_part,
+                "on_part_data": self._take_data,
+                "on_part_end": self._end_part,
+                "on_header_field": self._take_name,
+                "on_header_value": self._take_value,
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._end_headers,
+                "on_end": self._end,
+            },
+        )
         self._num_fed = self._num_parts = 0
         self._header = b"", b""
         self._disposition = b""
-        self._field: str | None = None          # the part's name, where it is no file
+        self._field: str | None = None  # the part's name, where it is no file
         self._value = bytearray()
-        self._buffer = bytearray()              # of the file
+        self._buffer = bytearray()  # of the file
         self._is_kept = False
 
     def feed(self, data: bytes) -> None:
         if self.is_complete:
-            return                              # an epilogue
+            return  # an epilogue
         self._num_fed += len(data)
-        if data.count(self._parser.boundary) > MAX_PARTS:           # the parser takes 1 us for each
+        if data.count(self._parser.boundary) > MAX_PARTS:  # the parser takes 1 us for each
             raise _invalid(f"its boundary comes more than {MAX_PARTS} times")
         try:
             self._parser.write(data)
@@ -65,12 +74,17 @@ class Upload:
         if not self.is_complete:
             raise _invalid("its last boundary is missing")
         if self.filename is None:
-            raise ApiError(400, "missing required parameter: 'file'; send it as a part with a filename", param="file",
-                           code="missing_required_parameter")
+            raise ApiError(
+                400,
+                "missing required parameter: 'file'; send it as a part with a filename",
+                param="file",
+                code="missing_required_parameter",
+            )
         self._flush()
         if not self.num_bytes:
-            raise ApiError(400, "the file is empty: send one with a request on each line", param="file",
-                           code="invalid_value")
+            raise ApiError(
+                400, "the file is empty: send one with a request on each line", param="file", code="invalid_value"
+            )
         handle = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(handle)
@@ -117,8 +131,12 @@ class Upload:
         if b"filename" not in options:
             self._field = name
         elif name != "file" or self.filename is not None:
-            raise ApiError(400, f"there is a file in the part {shown(name)}: send one file, in the part 'file'",
-                           param="file", code="invalid_value")
+            raise ApiError(
+                400,
+                f"there is a file in the part {shown(name)}: send one file, in the part 'file'",
+                param="file",
+                code="invalid_value",
+            )
         else:
             self.filename = _plain_name(options[b"filename"])
 
@@ -126,15 +144,23 @@ class Upload:
         if self._field is None:
             self._buffer += data[start:end]
             if self.num_bytes + len(self._buffer) > self._store.max_file_bytes:
-                raise ApiError(413, f"the file is larger than {self._store.max_file_bytes} bytes: split it",
-                               param="file", code="file_too_large", headers={"Connection": "close"})
+                raise ApiError(
+                    413,
+                    f"the file is larger than {self._store.max_file_bytes} bytes: split it",
+                    param="file",
+                    code="file_too_large",
+                    headers={"Connection": "close"},
+                )
             if len(self._buffer) >= BUFFER_BYTES:
                 self._flush()
             return
         self._value += data[start:end]
         if len(self._value) > MAX_FIELD_BYTES:
-            raise ApiError(400, f"the field {shown(self._field)} has more than {MAX_FIELD_BYTES} bytes: shorten it",
-                           code="invalid_value")
+            raise ApiError(
+                400,
+                f"the field {shown(self._field)} has more than {MAX_FIELD_BYTES} bytes: shorten it",
+                code="invalid_value",
+            )
 
     def _end_part(self) -> None:
         if self._field is not None:
@@ -153,8 +179,12 @@ class Upload:
 def _make_parser(content_type: bytes, calls: dict[str, object]) -> MultipartParser:
     kind, options = parse_options_header(content_type)
     if kind != FORM.encode() or b"boundary" not in options:
-        raise ApiError(415, f"Content-Type: {shown(content_type.decode('latin-1'))}: send the file as {FORM} with a "
-                            "boundary, as OpenAI's clients do", code="not_a_form")
+        raise ApiError(
+            415,
+            f"Content-Type: {shown(content_type.decode('latin-1'))}: send the file as {FORM} with a "
+            "boundary, as OpenAI's clients do",
+            code="not_a_form",
+        )
     try:
         return MultipartParser(options[b"boundary"], calls)  # type: ignore[arg-type]
     except FormParserError as error:

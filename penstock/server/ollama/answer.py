@@ -80,7 +80,7 @@ class OllamaAnswer:
     def __init__(self, head: Head, turn: Turn, generation: Generation, clock: Clock, num_top: int | None) -> None:
         """`num_top` is how many likeliest tokens are shown of each position, None for no log probabilities at all."""
         self._head, self._turn, self._generation, self._clock, self._num_top = head, turn, generation, clock, num_top
-        self._num_calls = 0                         # told so far
+        self._num_calls = 0  # told so far
 
     async def whole(self) -> Any:
         async with contextlib.aclosing(self._generation.stream()) as items:
@@ -123,7 +123,7 @@ class OllamaAnswer:
 
     def _calls(self, last: bool) -> list[dict[str, Any]]:
         """The calls that are whole by now: all but the one that may still grow."""
-        whole = self._turn.calls[self._num_calls:] if last else self._turn.calls[self._num_calls:-1]
+        whole = self._turn.calls[self._num_calls :] if last else self._turn.calls[self._num_calls : -1]
         self._num_calls += len(whole)
         return [shown for call in whole if (shown := _call(call)) is not None]
 
@@ -131,10 +131,16 @@ class OllamaAnswer:
         times, usage = self._generation.times, self._generation.usage
         end = times.end_s or time.monotonic()
         first = times.first_s or end
-        return {"done": True, "done_reason": "length" if self._turn.finish_reason == "length" else "stop",
-                **self._clock.durations(), "prompt_eval_count": usage.num_prompt,
-                "prompt_eval_duration": _ns(first - times.begun_s), "eval_count": usage.num_output,
-                "eval_duration": _ns(end - first), **self._generation.relaxed}
+        return {
+            "done": True,
+            "done_reason": "length" if self._turn.finish_reason == "length" else "stop",
+            **self._clock.durations(),
+            "prompt_eval_count": usage.num_prompt,
+            "prompt_eval_duration": _ns(first - times.begun_s),
+            "eval_count": usage.num_output,
+            "eval_duration": _ns(end - first),
+            **self._generation.relaxed,
+        }
 
 
 def _call(call: Call) -> dict[str, Any] | None:

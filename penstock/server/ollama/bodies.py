@@ -51,7 +51,7 @@ class OllamaModelBody(Body):
 
 
 class OllamaAnswerBody(OllamaModelBody):
-    stream: bool | None = None                          # true where it is not given
+    stream: bool | None = None  # true where it is not given
     format: Literal["json", ""] | dict[str, Any] | None = None
     think: Think | None = None
     logprobs: bool | None = None
@@ -116,9 +116,14 @@ class OllamaMessage(Said):
         return images
 
     def openai(self) -> dict[str, Any]:
-        said = {"role": self.role, "content": self.content, "reasoning_content": self.thinking, "name": self.tool_name,
-                "tool_call_id": self.tool_call_id,
-                "tool_calls": [call.model_dump() for call in self.tool_calls or ()]}
+        said = {
+            "role": self.role,
+            "content": self.content,
+            "reasoning_content": self.thinking,
+            "name": self.tool_name,
+            "tool_call_id": self.tool_call_id,
+            "tool_calls": [call.model_dump() for call in self.tool_calls or ()],
+        }
         return {name: value for name, value in said.items() if value is not None and value != []}
 
 
@@ -131,7 +136,7 @@ class OllamaGenerate(OllamaAnswerBody):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
-    suffix: str | None = None                           # what follows the answer
+    suffix: str | None = None  # what follows the answer
     # refused, where they hold anything
     images: list[Any] | None = None
     template: str | None = None
@@ -159,7 +164,7 @@ class OllamaGenerate(OllamaAnswerBody):
 
 class OllamaEmbed(OllamaModelBody):
     input: str | Annotated[list[str], Field(max_length=MAX_INPUTS)]
-    truncate: bool | None = None                        # true where it is not given
+    truncate: bool | None = None  # true where it is not given
     dimensions: int | None = Field(None, ge=1, le=WHOLE)
 
 
@@ -180,8 +185,8 @@ class OllamaShow(Body):
 class OllamaPull(Body):
     model: str | None = None
     name: str | None = None
-    stream: bool | None = None                          # true where it is not given
-    insecure: bool | None = None                        # without effect: every download is checked
+    stream: bool | None = None  # true where it is not given
+    insecure: bool | None = None  # without effect: every download is checked
 
 
 class OllamaDelete(Body):

@@ -28,9 +28,14 @@ async def embed(request: Request) -> Response:
     num_tokens = 0
     if texts:
         vectors, num_tokens, _ = await vectors_of(request, _asked(model.name, length), list(texts))
-    return json_response({"model": body.model or model.name,
-                          "embeddings": [_unit(vector[:body.dimensions]) for vector in vectors],
-                          **clock.durations(), "prompt_eval_count": num_tokens})
+    return json_response(
+        {
+            "model": body.model or model.name,
+            "embeddings": [_unit(vector[: body.dimensions]) for vector in vectors],
+            **clock.durations(),
+            "prompt_eval_count": num_tokens,
+        }
+    )
 
 
 async def embeddings(request: Request) -> Response:

@@ -52,9 +52,14 @@ async def ps(request: Request) -> Response:
         if model.loaded:
             left_s = max(0.0, model.keep_alive_s - model.idle_s)
             size = model.facts.gpu_bytes or model.facts.num_bytes + model.facts.kv_cache_bytes
-            entries.append({**_entry(model, size, time.time()), "size_vram": model.facts.gpu_bytes,
-                            "context_length": model.facts.max_model_len,
-                            "expires_at": FOREVER if math.isinf(left_s) else timestamp(time.time() + left_s)})
+            entries.append(
+                {
+                    **_entry(model, size, time.time()),
+                    "size_vram": model.facts.gpu_bytes,
+                    "context_length": model.facts.max_model_len,
+                    "expires_at": FOREVER if math.isinf(left_s) else timestamp(time.time() + left_s),
+                }
+            )
             del entries[-1]["modified_at"]
     return json_response({"models": entries})
 
@@ -65,15 +70,30 @@ async def show(request: Request) -> Response:
     model = find_model(server_of(request).catalog, body.model, body.name)
     _, modified_s = await asyncio.to_thread(_files, model)
     template = (model.tokenizer.chat_template if model.tokenizer else None) or ""
-    return json_response({"modelfile": f"FROM {source_of(model, request)}\n", "parameters": _parameters(model),
-                          "template": template, "license": "", "details": _details(model), "model_info": _info(model),
-                          "capabilities": _capabilities(model, template), "modified_at": timestamp(modified_s)})
+    return json_response(
+        {
+            "modelfile": f"FROM {source_of(model, request)}\n",
+            "parameters": _parameters(model),
+            "template": template,
+            "license": "",
+            "details": _details(model),
+            "model_info": _info(model),
+            "capabilities": _capabilities(model, template),
+            "modified_at": timestamp(modified_s),
+        }
+    )
 
 
 def _entry(model: ServedModel, num_bytes: int, modified_s: float) -> dict[str, Any]:
-    told = f"{model.name}:{model.model}"         # names the model; its files are not read for this
-    return {"name": model.name, "model": model.name, "modified_at": timestamp(modified_s), "size": num_bytes,
-            "digest": hashlib.sha256(told.encode()).hexdigest(), "details": _details(model)}
+    told = f"{model.name}:{model.model}"  # names the model; its files are not read for this
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": timestamp(modified_s),
+        "size": num_bytes,
+        "digest": hashlib.sha256(told.encode()).hexdigest(),
+        "details": _details(model),
+    }
 
 
 def _details(model: ServedModel) -> dict[str, Any]:
@@ -81,8 +101,14 @@ def _details(model: ServedModel) -> dict[str, Any]:
     family = _family(model)
     suffix = (model.path.suffix if model.path else "").lower()
     form = "" if model.path is None else "gguf" if suffix == ".gguf" else "safetensors"
-    return {"parent_model": "", "format": form, "family": family, "families": [family] if family else None,
-            "parameter_size": "", "quantization_level": facts.quantization if facts else ""}
+    return {
+        "parent_model": "",
+        "format": form,
+        "family": family,
+        "families": [family] if family else None,
+        "parameter_size": "",
+        "quantization_level": facts.quantization if facts else "",
+    }
 
 
 def _family(model: ServedModel) -> str:
@@ -94,15 +120,24 @@ def _info(model: ServedModel) -> dict[str, Any]:
     if not model.loaded:
         return {}
     facts, family = model.facts, _family(model)
-    return {"general.architecture": family, f"{family}.context_length": facts.max_model_len,
-            f"{family}.embedding_length": facts.hidden_size, f"{family}.vocab_size": facts.vocab_size}
+    return {
+        "general.architecture": family,
+        f"{family}.context_length": facts.max_model_len,
+        f"{family}.embedding_length": facts.hidden_size,
+        f"{family}.vocab_size": facts.vocab_size,
+    }
 
 
 def _parameters(model: ServedModel) -> str:
     """The model's own sampling values, as a Modelfile writes them."""
     own = own_defaults(model)
-    values = {"temperature": own.temperature, "top_k": own.top_k, "top_p": own.top_p, "min_p": own.min_p,
-              "repeat_penalty": own.repetition_penalty}
+    values = {
+        "temperature": own.temperature,
+        "top_k": own.top_k,
+        "top_p": own.top_p,
+        "min_p": own.min_p,
+        "repeat_penalty": own.repetition_penalty,
+    }
     return "\n".join(f"{name:<30} {value}" for name, value in values.items()) if model.loaded else ""
 
 
@@ -111,8 +146,12 @@ def _capabilities(model: ServedModel, template: str) -> list[str]:
         return ["embedding"]
     thinks = detect_kind(template) is not None
     inserts = model.tokenizer is not None and model.tokenizer.infill is not None
-    return ["completion", *(["tools"] if supports_tools(template) else []), *(["insert"] if inserts else []),
-            *(["thinking"] if thinks else [])]
+    return [
+        "completion",
+        *(["tools"] if supports_tools(template) else []),
+        *(["insert"] if inserts else []),
+        *(["thinking"] if thinks else []),
+    ]
 
 
 def _files(model: ServedModel) -> tuple[int, float]:

@@ -19,8 +19,7 @@ def plain_name(name: str) -> str:
     return name.removesuffix(LATEST)
 
 
-def find_model(catalog: Catalog, model: str | None, older: str | None = None, *, is_exact: bool = False,
-               ) -> ServedModel:
+def find_model(catalog: Catalog, model: str | None, older: str | None = None, *, is_exact: bool = False) -> ServedModel:
     """NAME and NAME:latest are one model."""
     name = model or older
     known = {own for one in catalog for own in catalog.names_of(one)}
@@ -35,6 +34,10 @@ def needed_name(model: str | None, older: str | None) -> str:
     if not name:
         raise ApiError(400, "the body names no model: give 'model'", param="model")
     if len(name) > MAX_NAME_CHARS:
-        raise ApiError(404, f"the model {shown(name)} does not exist: a name has at most {MAX_NAME_CHARS} characters",
-                       param="model", code="model_not_found")
+        raise ApiError(
+            404,
+            f"the model {shown(name)} does not exist: a name has at most {MAX_NAME_CHARS} characters",
+            param="model",
+            code="model_not_found",
+        )
     return name

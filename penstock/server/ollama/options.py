@@ -13,25 +13,60 @@ from penstock.server.model import ServedModel
 from penstock.types import SamplingParams
 
 # Ollama's own, for models that recommend nothing
-OWN: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0,
-                            "repetition_penalty": 1.1, "repeat_last_n": 64}
+OWN: Mapping[str, float] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.9,
+    "min_p": 0.0,
+    "repetition_penalty": 1.1,
+    "repeat_last_n": 64,
+}
 RENAMED = {"repeat_penalty": "repetition_penalty"}
-SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "stop", "presence_penalty", "frequency_penalty",
-        "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta")
+SAME = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_last_n",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+)
 # how a model is held is decided when the server starts, and samplers that Ollama itself has given up
-IDLE = ("num_keep", "num_batch", "num_gpu", "num_gqa", "num_thread", "main_gpu", "numa", "low_vram", "f16_kv",
-        "use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only", "rope_frequency_base",
-        "rope_frequency_scale", "tfs_z", "penalize_newline")
+IDLE = (
+    "num_keep",
+    "num_batch",
+    "num_gpu",
+    "num_gqa",
+    "num_thread",
+    "main_gpu",
+    "numa",
+    "low_vram",
+    "f16_kv",
+    "use_mmap",
+    "use_mlock",
+    "vocab_only",
+    "logits_all",
+    "embedding_only",
+    "rope_frequency_base",
+    "rope_frequency_scale",
+    "tfs_z",
+    "penalize_newline",
+)
 
 
 class OllamaOptions(Body):
-    num_predict: int | None = Field(None, ge=-2, le=WHOLE)      # 0 and less: as many as fit
+    num_predict: int | None = Field(None, ge=-2, le=WHOLE)  # 0 and less: as many as fit
     temperature: float | None = Field(None, ge=0, le=2)
     top_k: int | None = Field(None, ge=-1, le=WHOLE)
     top_p: float | None = Field(None, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)       # -1: another one each time
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)  # -1: another one each time
     stop: StopString | list[StopString] | None = None
     repeat_penalty: float | None = Field(None, gt=0, le=100)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -73,8 +108,10 @@ class OllamaOptions(Body):
         idle = [name for name in IDLE if getattr(self, name) not in (None, False)]
         told = [f"options are without effect here: {', '.join(idle)}"] if idle else []
         if self.num_ctx is not None and self.num_ctx > max_model_len:
-            told.append(f"num_ctx={shown(self.num_ctx)} is without effect: this model has {max_model_len} tokens of "
-                        "context here; a larger --max-model-len may give it more")
+            told.append(
+                f"num_ctx={shown(self.num_ctx)} is without effect: this model has {max_model_len} tokens of "
+                "context here; a larger --max-model-len may give it more"
+            )
         return told
 
     def max_tokens(self, room: int) -> int | None:

@@ -10,15 +10,19 @@ from penstock.server.ollama import bodies, embed, models, store, talk
 TAG = "Ollama"
 
 READS: list[tuple[str, Handler, str]] = [
-    ("/", models.alive, TAG), ("/api/tags", models.tags, TAG), ("/api/ps", models.ps, TAG),
+    ("/", models.alive, TAG),
+    ("/api/tags", models.tags, TAG),
+    ("/api/ps", models.ps, TAG),
     ("/api/version", models.version, TAG),
 ]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
-    ("/api/chat", talk.chat, bodies.OllamaChat, TAG), ("/api/generate", talk.generate, bodies.OllamaGenerate, TAG),
+    ("/api/chat", talk.chat, bodies.OllamaChat, TAG),
+    ("/api/generate", talk.generate, bodies.OllamaGenerate, TAG),
     ("/api/embed", embed.embed, bodies.OllamaEmbed, TAG),
     ("/api/embeddings", embed.embeddings, bodies.OllamaEmbeddings, TAG),
-    ("/api/show", models.show, bodies.OllamaShow, TAG), ("/api/pull", store.pull, bodies.OllamaPull, TAG),
+    ("/api/show", models.show, bodies.OllamaShow, TAG),
+    ("/api/pull", store.pull, bodies.OllamaPull, TAG),
 ]
 DELETES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
-    ("/api/delete", store.delete, bodies.OllamaDelete, TAG),
+    ("/api/delete", store.delete, bodies.OllamaDelete, TAG)
 ]

@@ -18,7 +18,7 @@ from penstock.server.ollama.answer import MEDIA_TYPE, failed, line
 from penstock.server.ollama.bodies import OllamaDelete, OllamaPull
 from penstock.server.ollama.names import find_model, needed_name
 
-ALIVE_S = 5.0               # between two signs of life
+ALIVE_S = 5.0  # between two signs of life
 
 
 async def pull(request: Request) -> Response:

@@ -40,10 +40,12 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         return await only_load(request, body, model, Head(body.model or model.name, chats=True))
     await load(request, body, model, clock)
-    asked = await aside(request, lambda: translated(ChatBody, body.chat([message.openai() for message in body.messages],
-                                                                        body.tools)))
-    conversation = await unless_gone(request, Conversation.prepare(asked, model, client_of(request).tenant,
-                                                                   own_defaults(model)))
+    asked = await aside(
+        request, lambda: translated(ChatBody, body.chat([message.openai() for message in body.messages], body.tools))
+    )
+    conversation = await unless_gone(
+        request, Conversation.prepare(asked, model, client_of(request).tenant, own_defaults(model))
+    )
     return await answer(request, body, asked, model, conversation, clock, chats=True)
 
 
@@ -61,8 +63,9 @@ async def generate(request: Request) -> Response:
         conversation = await unless_gone(request, _between(asked, body, model, client_of(request).tenant))
     elif templated:
         asked = translated(ChatBody, body.chat(body.messages()))
-        conversation = await unless_gone(request, Conversation.prepare(asked, model, client_of(request).tenant,
-                                                                       own_defaults(model)))
+        conversation = await unless_gone(
+            request, Conversation.prepare(asked, model, client_of(request).tenant, own_defaults(model))
+        )
     else:
         prompt = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt
         asked = translated(CompletionBody, {**body.common(), "prompt": prompt})
@@ -93,12 +96,21 @@ async def _plain(asked: CompletionBody, body: OllamaGenerate, model: ServedModel
 
 def _plain_params(asked: CompletionBody, body: OllamaGenerate, model: ServedModel) -> SamplingParams:
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    return sampling_params(asked, own_defaults(model), max_tokens=None, logprobs=num_top,
-                           structured_outputs=structure(asked))
+    return sampling_params(
+        asked, own_defaults(model), max_tokens=None, logprobs=num_top, structured_outputs=structure(asked)
+    )
 
 
-async def answer(request: Request, body: OllamaAnswerBody, asked: SamplingBody, model: ServedModel,
-                 conversation: Conversation, clock: Clock, *, chats: bool) -> Response:
+async def answer(
+    request: Request,
+    body: OllamaAnswerBody,
+    asked: SamplingBody,
+    model: ServedModel,
+    conversation: Conversation,
+    clock: Clock,
+    *,
+    chats: bool,
+) -> Response:
     _check_thinking(body, model)
     room = model.taking.longest - len(conversation.encoded.tokens)
     conversation = replace(conversation, params=conversation.params.clone(max_tokens=body.asked.max_tokens(room)))

@@ -61,28 +61,39 @@ class ResponseAnswer:
 
     def _ended(self) -> dict[str, Any]:
         last = len(self.passages.all) - 1
-        items = [self._output.item(passage, self._status if passage.index == last else "completed")
-                 for passage in self.passages.all]
+        items = [
+            self._output.item(passage, self._status if passage.index == last else "completed")
+            for passage in self.passages.all
+        ]
         response = self._response(self._status, items)
         if self._keep is not None:
             self._keep(response)
         return response
 
-    def _response(self, status: str, items: list[dict[str, Any]], error: dict[str, Any] | None = None,
-                  ) -> dict[str, Any]:
+    def _response(
+        self, status: str, items: list[dict[str, Any]], error: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         ends = status not in UNFINISHED
-        return {**self._head, "status": status, "output": items, "error": error,
-                "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-                "completed_at": time.time() if status == "completed" else None,
-                "usage": self._usage() if ends else None, **(self.generation.relaxed if ends else {})}
+        return {
+            **self._head,
+            "status": status,
+            "output": items,
+            "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "completed_at": time.time() if status == "completed" else None,
+            "usage": self._usage() if ends else None,
+            **(self.generation.relaxed if ends else {}),
+        }
 
     def _usage(self) -> dict[str, Any]:
         usage = self.generation.usage
-        return {"input_tokens": usage.num_prompt,
-                "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": 0},
-                "output_tokens": usage.num_output,
-                "output_tokens_details": {"reasoning_tokens": self.passages.num_reasoning_tokens},
-                "total_tokens": usage.num_prompt + usage.num_output}
+        return {
+            "input_tokens": usage.num_prompt,
+            "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": 0},
+            "output_tokens": usage.num_output,
+            "output_tokens_details": {"reasoning_tokens": self.passages.num_reasoning_tokens},
+            "total_tokens": usage.num_prompt + usage.num_output,
+        }
 
     # streamed
 
@@ -112,9 +123,17 @@ class ResponseAnswer:
     def failed(self, error: ApiError) -> bytes:
         """What a stream that has begun says of a failure."""
         response = self.failure(error)
-        return self._encoded([{"type": "error", "code": error.code or response["error"]["code"],
-                               "message": error.message, "param": error.param},
-                              {"type": "response.failed", "response": response}])
+        return self._encoded(
+            [
+                {
+                    "type": "error",
+                    "code": error.code or response["error"]["code"],
+                    "message": error.message,
+                    "param": error.param,
+                },
+                {"type": "response.failed", "response": response},
+            ]
+        )
 
     def failure(self, error: ApiError) -> dict[str, Any]:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
@@ -137,8 +156,9 @@ class ResponseAnswer:
     def queued(self) -> bytes:
         """The first event of a background response, before any output."""
         response = self.so_far("queued")
-        return self._encoded([{"type": "response.created", "response": response},
-                              {"type": "response.queued", "response": response}])
+        return self._encoded(
+            [{"type": "response.created", "response": response}, {"type": "response.queued", "response": response}]
+        )
 
     def cancelled(self) -> dict[str, Any]:
         return self._response("cancelled", self._cut_off())
@@ -147,7 +167,7 @@ class ResponseAnswer:
         """A passage that ends because another begins is complete; the last is as complete as the answer."""
         events: list[Event] = []
         for at, change in enumerate(changes):
-            follows = any(later.what == "begin" for later in changes[at + 1:])
+            follows = any(later.what == "begin" for later in changes[at + 1 :])
             events += self._output.events(change, "completed" if follows else self._status)
         return events
 
@@ -163,15 +183,29 @@ def _head(body: ResponsesBody, conversation: Conversation, generation: Generatio
     """What a response says again of the request."""
     asked = body.model_dump(include={"tool_choice", "text", "reasoning"}, by_alias=True, exclude_none=True)
     text = asked.get("text", {})
-    return {"id": new_id("resp_"), "object": "response", "created_at": now(), "background": bool(body.background),
-            "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
-            "max_tool_calls": body.max_tool_calls, "metadata": body.metadata or {},
-            "model": body.model or generation.model.name,
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": body.previous_response_id, "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": {"effort": None, "summary": None, **asked.get("reasoning", {})},
-            "safety_identifier": body.safety_identifier, "service_tier": "default",
-            "store": body.store is not False, "temperature": conversation.params.temperature,
-            "text": {"format": {"type": "text"}, **text}, "tool_choice": asked.get("tool_choice", "auto"),
-            "tools": [tool.as_json() for tool in body.tools or ()], "top_logprobs": body.top_logprobs or 0,
-            "top_p": conversation.params.top_p, "truncation": body.truncation or "disabled", "user": body.user}
+    return {
+        "id": new_id("resp_"),
+        "object": "response",
+        "created_at": now(),
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": body.model or generation.model.name,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None, **asked.get("reasoning", {})},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": conversation.params.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": asked.get("tool_choice", "auto"),
+        "tools": [tool.as_json() for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": conversation.params.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }

@@ -14,9 +14,9 @@ from penstock.server.errors import ApiError, as_api_error
 from penstock.server.responses.answer import ResponseAnswer
 from penstock.server.responses.store import MOST_BYTES, ResponseStore
 
-MAX_RUNNING = 64                # of a tenant
+MAX_RUNNING = 64  # of a tenant
 RETRY_S = 5
-PIECE_BYTES = 1 << 16           # of a log, that a follower is sent at once
+PIECE_BYTES = 1 << 16  # of a log, that a follower is sent at once
 
 
 class EventLog:
@@ -24,7 +24,7 @@ class EventLog:
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
-        self.is_dropped = False         # there was no room for more
+        self.is_dropped = False  # there was no room for more
         self._is_over = False
         self._changed = asyncio.Event()
 
@@ -82,8 +82,11 @@ class Background:
     def check_room(self, tenant: str) -> None:
         own = sum(one.tenant == tenant for one in self._running.values())
         if own >= self._max_running:
-            raise Busy(f"{own} of your responses are made in the background: the limit is {self._max_running}; wait "
-                       "for one, or cancel one", RETRY_S)
+            raise Busy(
+                f"{own} of your responses are made in the background: the limit is {self._max_running}; wait "
+                "for one, or cancel one",
+                RETRY_S,
+            )
 
     def begin(self, tenant: str, answer: ResponseAnswer, items: bytes) -> Running:
         try:
@@ -92,7 +95,7 @@ class Background:
             answer.generation.close()
             raise
         running = Running(tenant, answer)
-        self._store.keep(tenant, running.as_json(), items)         # so that its items are found
+        self._store.keep(tenant, running.as_json(), items)  # so that its items are found
         if running.log is not None:
             self._note(running, running.log, answer.queued())
         self._running[answer.id] = running
@@ -136,7 +139,7 @@ class Background:
             log.drop()
 
     def _end(self, running: Running, is_cancelled: bool, items: bytes) -> None:
-        running.answer.generation.close()               # also where the task was cancelled before it began
+        running.answer.generation.close()  # also where the task was cancelled before it began
         if is_cancelled:
             self._store.keep(running.tenant, running.answer.cancelled(), items)
         del self._running[running.answer.id]
@@ -156,6 +159,10 @@ def join_some(events: Sequence[bytes], begin: int) -> tuple[int, bytes]:
 
 
 def no_events() -> ApiError:
-    return ApiError(400, "the events of this response are not kept: only those of one made with background=true and "
-                         "stream=true are, while there is room; ask for the response itself, without stream",
-                    param="stream", code="events_not_kept")
+    return ApiError(
+        400,
+        "the events of this response are not kept: only those of one made with background=true and "
+        "stream=true are, while there is room; ask for the response itself, without stream",
+        param="stream",
+        code="events_not_kept",
+    )

@@ -12,8 +12,9 @@ from penstock.server.responses.items import InputMessage, Item
 from penstock.server.responses.tools import Function, ToolChoice, chat_tools
 
 LOGPROBS = "message.output_text.logprobs"
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-                     Field(max_length=16)]              # OpenAI's own limits
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]  # OpenAI's own limits
 REFUSED = {
     "context_management": "conversations are not compacted; leave it out, or cut them with truncation='auto'",
     "conversation": "the server keeps no conversations; use previous_response_id, or send the items",
@@ -47,23 +48,29 @@ class TextFormat(Body):
 
     def chat(self) -> dict[str, Any]:
         if self.type == "json_schema":
-            return {"type": self.type, "json_schema": {"name": self.name or "schema", "schema": self.schema_,
-                                                       "strict": self.strict}}
+            return {
+                "type": self.type,
+                "json_schema": {"name": self.name or "schema", "schema": self.schema_, "strict": self.strict},
+            }
         return {"type": self.type}
 
 
 class TextConfig(Body):
     format: TextFormat | None = None
-    verbosity: str | None = None                # without effect
+    verbosity: str | None = None  # without effect
 
 
 class InputBody(Body):
     """What makes the prompt."""
 
     DECISIVE: ClassVar[Mapping[str, str]] = {
-        "max_tokens": "give max_output_tokens", "max_completion_tokens": "give max_output_tokens",
-        "messages": "give input", "response_format": "give text.format", "stop": "use chat completions",
-        "system": "give instructions"}
+        "max_tokens": "give max_output_tokens",
+        "max_completion_tokens": "give max_output_tokens",
+        "messages": "give input",
+        "response_format": "give text.format",
+        "stop": "use chat completions",
+        "system": "give instructions",
+    }
     model: str | None = None
     input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)] | None = None
     instructions: str | None = None
@@ -102,9 +109,9 @@ class InputTokensBody(InputBody):
 
 class ResponsesBody(InputBody):
     background: bool | None = None
-    include: list[str] | None = None            # all but logprobs are of what never comes here
+    include: list[str] | None = None  # all but logprobs are of what never comes here
     max_output_tokens: int | None = Field(None, ge=1, le=WHOLE)
-    metadata: Metadata | None = None            # told again with the response
+    metadata: Metadata | None = None  # told again with the response
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -114,7 +121,7 @@ class ResponsesBody(InputBody):
     # without effect
     access_programs: Any = None
     image: Any = None
-    max_tool_calls: int | None = None           # of tools that the server itself would run
+    max_tool_calls: int | None = None  # of tools that the server itself would run
     prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None

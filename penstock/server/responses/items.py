@@ -30,8 +30,21 @@ def _known_part(part: Any) -> Any:
 class Ours(Said):
     """Keys that a client sends back with an answer are without effect."""
 
-    PASSED: ClassVar[frozenset[str]] = frozenset({"annotations", "created_by", "encrypted_content", "id", "logprobs",
-                                                  "namespace", "parsed", "parsed_arguments", "phase", "status", "type"})
+    PASSED: ClassVar[frozenset[str]] = frozenset(
+        {
+            "annotations",
+            "created_by",
+            "encrypted_content",
+            "id",
+            "logprobs",
+            "namespace",
+            "parsed",
+            "parsed_arguments",
+            "phase",
+            "status",
+            "type",
+        }
+    )
 
 
 class Part(Ours):
@@ -90,10 +103,14 @@ def _kind(item: Any) -> str:
 
 Item = Annotated[
     Annotated[
-        Annotated[InputMessage, Tag("message")] | Annotated[FunctionCall, Tag("function_call")]
-        | Annotated[FunctionCallOutput, Tag("function_call_output")] | Annotated[ReasoningItem, Tag("reasoning")],
-        Discriminator(_kind)],
-    BeforeValidator(_known)]
+        Annotated[InputMessage, Tag("message")]
+        | Annotated[FunctionCall, Tag("function_call")]
+        | Annotated[FunctionCallOutput, Tag("function_call_output")]
+        | Annotated[ReasoningItem, Tag("reasoning")],
+        Discriminator(_kind),
+    ],
+    BeforeValidator(_known),
+]
 
 
 def text_of(content: Content) -> str:
@@ -122,8 +139,9 @@ def listed(item: Item) -> dict[str, Any]:
         kind = "output_text" if item.role == "assistant" else "input_text"
         if isinstance(item.content, str):
             told["content"] = [{"type": kind, "text": item.content}]
-        told["content"] = [{**part, "annotations": []} if part["type"] == "output_text" else part
-                           for part in told["content"]]
+        told["content"] = [
+            {**part, "annotations": []} if part["type"] == "output_text" else part for part in told["content"]
+        ]
         return {"id": new_id("msg_"), "status": "completed", **told}
     if isinstance(item, ReasoningItem):
         told["summary"] = [{"type": "summary_text", **part} for part in told["summary"]]

@@ -16,14 +16,19 @@ Event = dict[str, Any]
 
 class Output:
     def __init__(self, num_top_logprobs: int | None) -> None:
-        self._num_top = num_top_logprobs            # None: no log probabilities
+        self._num_top = num_top_logprobs  # None: no log probabilities
         self._ids: dict[int, str] = {}
 
     def item(self, passage: Passage, status: str = "completed") -> dict[str, Any]:
         head = {"id": self._id(passage), "status": status}
         if passage.kind == "call":
-            return {**head, "type": "function_call", "call_id": passage.id, "name": passage.name,
-                    "arguments": passage.text}
+            return {
+                **head,
+                "type": "function_call",
+                "call_id": passage.id,
+                "name": passage.name,
+                "arguments": passage.text,
+            }
         content = [] if status == "in_progress" else [self._part(passage)]
         if passage.kind == "reasoning":
             return {**head, "type": "reasoning", "summary": [], "content": content}
@@ -36,31 +41,52 @@ class Output:
         if change.what == "end":
             return self._ended(change.passage, status)
         kind = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
-        event = {"type": f"response.{kind[change.passage.kind]}.delta", **self._place(change.passage),
-                 "delta": change.text}
+        event = {
+            "type": f"response.{kind[change.passage.kind]}.delta",
+            **self._place(change.passage),
+            "delta": change.text,
+        }
         if change.passage.kind == "text":
             event["logprobs"] = [] if self._num_top is None else chat_logprobs(change.logprobs, self._num_top)
         return [event]
 
     def _begun(self, passage: Passage) -> list[Event]:
         empty = Passage(passage.kind, passage.index, id=passage.id, name=passage.name)
-        events: list[Event] = [{"type": "response.output_item.added", "output_index": passage.index,
-                                "item": self.item(empty, "in_progress")}]
+        events: list[Event] = [
+            {
+                "type": "response.output_item.added",
+                "output_index": passage.index,
+                "item": self.item(empty, "in_progress"),
+            }
+        ]
         if passage.kind != "call":
             events.append({"type": "response.content_part.added", **self._place(passage), "part": self._part(empty)})
         return events
 
     def _ended(self, passage: Passage, status: str) -> list[Event]:
-        done: Event = {"type": "response.output_item.done", "output_index": passage.index,
-                       "item": self.item(passage, status)}
+        done: Event = {
+            "type": "response.output_item.done",
+            "output_index": passage.index,
+            "item": self.item(passage, status),
+        }
         place = self._place(passage)
         if passage.kind == "call":
-            return [{"type": "response.function_call_arguments.done", **place, "name": passage.name,
-                     "arguments": passage.text}, done]
+            return [
+                {
+                    "type": "response.function_call_arguments.done",
+                    **place,
+                    "name": passage.name,
+                    "arguments": passage.text,
+                },
+                done,
+            ]
         part = self._part(passage)
         told = {"logprobs": part["logprobs"]} if passage.kind == "text" else {}
-        return [{"type": f"response.{PARTS[passage.kind]}.done", **place, "text": passage.text, **told},
-                {"type": "response.content_part.done", **place, "part": part}, done]
+        return [
+            {"type": f"response.{PARTS[passage.kind]}.done", **place, "text": passage.text, **told},
+            {"type": "response.content_part.done", **place, "part": part},
+            done,
+        ]
 
     def _part(self, passage: Passage) -> dict[str, Any]:
         if passage.kind == "reasoning":

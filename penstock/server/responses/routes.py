@@ -55,8 +55,11 @@ async def responses(request: Request) -> Response:
     answer = ResponseAnswer(body, conversation, generation, keep)
     if body.background:
         running = _background(request).begin(client.tenant, answer, items)
-        return json_response(running.as_json()) if running.log is None else await event_stream(
-            request, running.log.follow())
+        return (
+            json_response(running.as_json())
+            if running.log is None
+            else await event_stream(request, running.log.follow())
+        )
     if body.stream:
         return await event_stream(request, answer.events(), answer.failed)
     return json_response(await unless_gone(request, answer.whole()))
@@ -104,8 +107,12 @@ def _number(request: Request, name: str) -> int:
     if given is None:
         return -1
     if not (given.isascii() and given.isdigit() and len(given) <= 9):
-        raise ApiError(400, f"{name}={shown(given)}: give the sequence_number of the last event that came",
-                       param=name, code="invalid_value")
+        raise ApiError(
+            400,
+            f"{name}={shown(given)}: give the sequence_number of the last event that came",
+            param=name,
+            code="invalid_value",
+        )
     return int(given)
 
 
@@ -115,8 +122,11 @@ async def cancel_response(request: Request) -> Response:
         await _background(request).cancel(running)
     kept = _kept(request).response
     if not msgspec.json.decode(kept, type=_Made).background:
-        raise ApiError(400, "this response was not made with background=true, so it cannot be cancelled: close the "
-                            "connection instead", code="not_in_background")
+        raise ApiError(
+            400,
+            "this response was not made with background=true, so it cannot be cancelled: close the connection instead",
+            code="not_in_background",
+        )
     return Response(kept, media_type="application/json")
 
 
@@ -161,7 +171,11 @@ async def _earlier(request: Request, body: InputBody) -> list[Item]:
     if body.previous_response_id is None:
         return []
     if _background(request).find(client_of(request).tenant, body.previous_response_id) is not None:
-        raise ApiError(400, f"the response {body.previous_response_id} has not ended: wait for it",
-                       param="previous_response_id", code="response_in_progress")
+        raise ApiError(
+            400,
+            f"the response {body.previous_response_id} has not ended: wait for it",
+            param="previous_response_id",
+            code="response_in_progress",
+        )
     kept = _store(request).find(client_of(request).tenant, body.previous_response_id, "previous_response_id")
     return await room_of(request).run(kept.conversation)

@@ -27,7 +27,7 @@ class Kept:
 
     response: bytes
     items: bytes
-    events: tuple[bytes, ...] = ()          # of one that was streamed in the background
+    events: tuple[bytes, ...] = ()  # of one that was streamed in the background
 
     @property
     def num_bytes(self) -> int:
@@ -49,7 +49,7 @@ class ResponseStore:
         self._most_responses, self._most_bytes = most_responses, most_bytes
         self._tenants: dict[str, OrderedDict[str, Kept]] = {}
         self._num_bytes: dict[str, int] = {}
-        self._lock = threading.Lock()           # large responses are kept from other threads
+        self._lock = threading.Lock()  # large responses are kept from other threads
 
     def keep(self, tenant: str, response: dict[str, Any], items: Sequence[Item] | bytes) -> None:
         """Keep a response with its input's items, or with what `encode` made of them; the oldest make room for it.
@@ -72,8 +72,9 @@ class ResponseStore:
             own = self._tenants.setdefault(tenant, OrderedDict())
             before = own.pop(id, None)
             own[id] = kept
-            self._num_bytes[tenant] = (self._num_bytes.get(tenant, 0) + kept.num_bytes
-                                       - (0 if before is None else before.num_bytes))
+            self._num_bytes[tenant] = (
+                self._num_bytes.get(tenant, 0) + kept.num_bytes - (0 if before is None else before.num_bytes)
+            )
             while len(own) > self._most_responses or self._num_bytes[tenant] > self._most_bytes:
                 _, oldest = own.popitem(last=False)
                 self._num_bytes[tenant] -= oldest.num_bytes
@@ -83,9 +84,14 @@ class ResponseStore:
         own = self._tenants.get(tenant)
         kept = own.get(id) if own is not None else None
         if kept is None:
-            raise ApiError(404, f"the response {shown(id)} is not kept here: it was made with store=false, deleted, "
-                                f"made by another client, or is older than the last {self._most_responses} or "
-                                f"{self._most_bytes // 1_000_000} MB", param=param, code="response_not_found")
+            raise ApiError(
+                404,
+                f"the response {shown(id)} is not kept here: it was made with store=false, deleted, "
+                f"made by another client, or is older than the last {self._most_responses} or "
+                f"{self._most_bytes // 1_000_000} MB",
+                param=param,
+                code="response_not_found",
+            )
         return kept
 
     def forget(self, tenant: str, id: str) -> None:

@@ -27,18 +27,28 @@ class Function(Body):
     def _function(cls, tool: Any) -> Any:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "function":
-            raise ValueError(f"tools of type {shown(kind)} are not supported: the server runs none itself; give "
-                             "functions")
+            raise ValueError(
+                f"tools of type {shown(kind)} are not supported: the server runs none itself; give functions"
+            )
         return tool
 
     def chat(self) -> dict[str, Any]:
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters,
-                    "strict": self.strict}
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+            "strict": self.strict,
+        }
         return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
     def as_json(self) -> dict[str, Any]:
-        return {"type": "function", "name": self.name, "description": self.description, "parameters": self.parameters,
-                "strict": self.strict if self.strict is not None else False}
+        return {
+            "type": "function",
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+            "strict": self.strict if self.strict is not None else False,
+        }
 
 
 class Named(Body):
@@ -57,8 +67,10 @@ class Allowed(Body):
 def _known(choice: Any) -> Any:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
-        raise ValueError(f"tool_choice of type {shown(kind)} is not supported: choose none, auto, required, a function "
-                         "or allowed_tools")
+        raise ValueError(
+            f"tool_choice of type {shown(kind)} is not supported: choose none, auto, required, a function "
+            "or allowed_tools"
+        )
     return choice
 
 
@@ -74,10 +86,14 @@ def chat_tools(tools: list[Function] | None, choice: ToolChoice | None) -> dict[
         if unknown:
             raise ValueError(f"tool_choice names {', '.join(map(shown, sorted(unknown)[:3]))}, not among the tools")
     if isinstance(choice, Named):
-        return {"tools": [tool.chat() for tool in tools],
-                "tool_choice": {"type": "function", "function": {"name": choice.name}}}
+        return {
+            "tools": [tool.chat() for tool in tools],
+            "tool_choice": {"type": "function", "function": {"name": choice.name}},
+        }
     if isinstance(choice, Allowed):
         allowed = [{"type": "function", "function": {"name": one.name}} for one in choice.tools]
-        return {"tools": [tool.chat() for tool in tools],
-                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}}}
+        return {
+            "tools": [tool.chat() for tool in tools],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}},
+        }
     return {"tools": [tool.chat() for tool in tools] or None, "tool_choice": choice}

@@ -23,16 +23,24 @@ def to_chat(body: InputBody, earlier: Sequence[Item] = ()) -> ChatBody:
     if body.instructions:
         script.say("system", body.instructions)
     perform([*earlier, *body.items], script)
-    values: dict[str, Any] = {"model": body.model, "messages": script.messages(),
-                              "parallel_tool_calls": body.parallel_tool_calls,
-                              **chat_tools(body.tools, body.tool_choice)}
+    values: dict[str, Any] = {
+        "model": body.model,
+        "messages": script.messages(),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        **chat_tools(body.tools, body.tool_choice),
+    }
     if body.reasoning is not None and body.reasoning.effort is not None:
         values["reasoning_effort"] = EFFORTS.get(body.reasoning.effort, body.reasoning.effort)
     if body.text is not None and body.text.format is not None:
         values["response_format"] = body.text.format.chat()
     if isinstance(body, ResponsesBody):
-        values |= {"max_completion_tokens": body.max_output_tokens, "stream": bool(body.stream),
-                   "temperature": body.temperature, "top_p": body.top_p, "user": body.user}
+        values |= {
+            "max_completion_tokens": body.max_output_tokens,
+            "stream": bool(body.stream),
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "user": body.user,
+        }
         if body.wants_logprobs:
             values |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     return chat_body(values)
@@ -46,11 +54,12 @@ async def fitted(chat: ChatBody, model: ServedModel, tenant: str = "") -> Conver
 
     async def begun_at(start: int) -> Conversation:
         messages = [*chat.messages[:num_head], *chat.messages[start:]]
-        return await Conversation.prepare(chat.model_copy(
-            update={"messages": messages, "truncate_prompt_tokens": WHOLE}), model, tenant)
+        return await Conversation.prepare(
+            chat.model_copy(update={"messages": messages, "truncate_prompt_tokens": WHOLE}), model, tenant
+        )
 
     best = await begun_at(num_head)
-    first, last = 1, len(starts) - 1                # the shortest cut lies between them
+    first, last = 1, len(starts) - 1  # the shortest cut lies between them
     if len(best.encoded.tokens) <= room:
         return best
     best = await begun_at(starts[last])

@@ -49,8 +49,9 @@ class TgiAnswer:
             details = self._details(best)
             details["prefill"] = self._prefill(output.prompt_logprobs or ())
             if others:
-                details["best_of_sequences"] = [{"generated_text": self._full(one.text), "prefill": [],
-                                                 **self._details(one)} for one in others]
+                details["best_of_sequences"] = [
+                    {"generated_text": self._full(one.text), "prefill": [], **self._details(one)} for one in others
+                ]
             answer["details"] = details
         return answer
 
@@ -59,9 +60,13 @@ class TgiAnswer:
 
     def _details(self, output: CompletionOutput) -> dict[str, Any]:
         positions = output.logprobs or []
-        details = {"finish_reason": finish_reason(output.finish_reason, output.stop_reason),
-                   "generated_tokens": len(output.token_ids), "seed": self._seed(), "prefill": [],
-                   "tokens": [self._token(id, position) for id, position in zip(output.token_ids, positions)]}
+        details = {
+            "finish_reason": finish_reason(output.finish_reason, output.stop_reason),
+            "generated_tokens": len(output.token_ids),
+            "seed": self._seed(),
+            "prefill": [],
+            "tokens": [self._token(id, position) for id, position in zip(output.token_ids, positions)],
+        }
         if self._parameters.top_n_tokens:
             details["top_tokens"] = [self._top(position) for position in positions]
         return details
@@ -83,12 +88,15 @@ class TgiAnswer:
 
     def _token(self, id: int, position: TokenLogprobs) -> dict[str, Any]:
         tokenizer = self._generation.model.tokenizer
-        return {"id": id, "text": self._text(id),
-                "logprob": finite(position[id].logprob) if id in position else 0.0,
-                "special": tokenizer is not None and id in tokenizer.special_ids}
+        return {
+            "id": id,
+            "text": self._text(id),
+            "logprob": finite(position[id].logprob) if id in position else 0.0,
+            "special": tokenizer is not None and id in tokenizer.special_ids,
+        }
 
     def _top(self, position: TokenLogprobs) -> list[dict[str, Any]]:
-        ranked = sorted(position, key=lambda id: -position[id].logprob)[:self._parameters.top_n_tokens]
+        ranked = sorted(position, key=lambda id: -position[id].logprob)[: self._parameters.top_n_tokens]
         return [self._token(id, position) for id in ranked]
 
     # streamed
@@ -123,10 +131,15 @@ class TgiAnswer:
         return [event(one) for one in events]
 
     def _end(self, item: StreamDelta) -> dict[str, Any]:
-        return {"generated_text": self._full("".join(self._texts)), "details": {
-            "finish_reason": finish_reason(item.finish_reason, item.stop_reason),
-            "generated_tokens": self._num_tokens, "seed": self._seed(),
-            "input_length": len(self._flight.request.tokens)}}
+        return {
+            "generated_text": self._full("".join(self._texts)),
+            "details": {
+                "finish_reason": finish_reason(item.finish_reason, item.stop_reason),
+                "generated_tokens": self._num_tokens,
+                "seed": self._seed(),
+                "input_length": len(self._flight.request.tokens),
+            },
+        }
 
 
 def finish_reason(reason: str | None, stop: int | str | None) -> str:

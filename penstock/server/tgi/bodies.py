@@ -66,28 +66,47 @@ class TgiParameters(Body):
         if self.adapter_id:
             raise ValueError("adapter_id is not supported: this server has no adapters; leave it out")
         if (self.best_of or 1) > 1 and not self.samples:
-            raise ValueError(f"best_of={self.best_of} needs sampling, since greedy answers are all the same: set "
-                             "do_sample=true")
+            raise ValueError(
+                f"best_of={self.best_of} needs sampling, since greedy answers are all the same: set do_sample=true"
+            )
         return self
 
     @property
     def samples(self) -> bool:
-        return self.do_sample or any(value not in (None, neutral) for value, neutral in (
-            (self.temperature, 1.0), (self.top_k, None), (self.top_p, 1.0), (self.typical_p, 1.0)))
+        return self.do_sample or any(
+            value not in (None, neutral)
+            for value, neutral in (
+                (self.temperature, 1.0),
+                (self.top_k, None),
+                (self.top_p, 1.0),
+                (self.typical_p, 1.0),
+            )
+        )
 
     def sampling(self, room: int) -> SamplingParams:
         """`room` is how many tokens fit behind the prompt."""
         given: dict[str, Any] = {
-                 "repetition_penalty": self.repetition_penalty, "frequency_penalty": self.frequency_penalty,
-                 "top_k": self.top_k, "top_p": self.top_p, "typical_p": self.typical_p, "seed": self.seed,
-                 "truncate_prompt_tokens": self.truncate, "structured_outputs": self._form()}
+            "repetition_penalty": self.repetition_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "typical_p": self.typical_p,
+            "seed": self.seed,
+            "truncate_prompt_tokens": self.truncate,
+            "structured_outputs": self._form(),
+        }
         values = {name: value for name, value in given.items() if value is not None}
         if self.decoder_input_details:
             values["prompt_logprobs"] = 0
-        return SamplingParams(n=self.best_of or 1, temperature=(self.temperature or 1.0) if self.samples else 0.0,
-                              max_tokens=self.max_new_tokens or max(1, min(DEFAULT_TOKENS, room)),
-                              stop=[one for one in self.stop or () if one], include_stop_str_in_output=True,
-                              logprobs=self.top_n_tokens or 0, **values)
+        return SamplingParams(
+            n=self.best_of or 1,
+            temperature=(self.temperature or 1.0) if self.samples else 0.0,
+            max_tokens=self.max_new_tokens or max(1, min(DEFAULT_TOKENS, room)),
+            stop=[one for one in self.stop or () if one],
+            include_stop_str_in_output=True,
+            logprobs=self.top_n_tokens or 0,
+            **values,
+        )
 
     def _form(self) -> StructuredOutputsParams | None:
         if self.grammar is None:
@@ -103,8 +122,10 @@ class TgiBody(Body):
     parameters: TgiParameters = TgiParameters.model_validate({})
 
     def check_streamable(self) -> None:
-        for name, value in (("best_of", (self.parameters.best_of or 1) > 1),
-                            ("decoder_input_details", self.parameters.decoder_input_details)):
+        for name, value in (
+            ("best_of", (self.parameters.best_of or 1) > 1),
+            ("decoder_input_details", self.parameters.decoder_input_details),
+        ):
             if value:
                 raise ValueError(f"{name} cannot be streamed: leave it out, or use /generate")
 

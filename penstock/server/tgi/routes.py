@@ -11,7 +11,7 @@ from penstock.server.fields import SamplingBody
 from penstock.server.tgi.answer import TgiAnswer, failed
 from penstock.server.tgi.bodies import TgiBody, TgiEitherBody, TgiStreamBody
 
-PLAIN = SamplingBody.model_validate({})         # what TGI's bodies do not say
+PLAIN = SamplingBody.model_validate({})  # what TGI's bodies do not say
 
 
 async def generate(request: Request) -> Response:
@@ -37,8 +37,9 @@ async def _begin(request: Request, body: TgiBody) -> TgiAnswer:
     server = server_of(request)
     model = await server.catalog.open(None)
     parameters = body.parameters
-    encoded = await unless_gone(request, model.encode(body.inputs, cut=parameters.truncate is not None,
-                                                      tenant=client_of(request).tenant))
+    encoded = await unless_gone(
+        request, model.encode(body.inputs, cut=parameters.truncate is not None, tenant=client_of(request).tenant)
+    )
     num_prompt = min(len(encoded.tokens), parameters.truncate or len(encoded.tokens))
     params = parameters.sampling(model.taking.longest - num_prompt)
     return TgiAnswer(body, await begin(request, model, PLAIN, [(encoded, params)]))
@@ -46,6 +47,7 @@ async def _begin(request: Request, body: TgiBody) -> TgiAnswer:
 
 TAG = "TGI"
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
-    ("/generate", generate, TgiBody, TAG), ("/generate_stream", generate_stream, TgiStreamBody, TAG),
+    ("/generate", generate, TgiBody, TAG),
+    ("/generate_stream", generate_stream, TgiStreamBody, TAG),
     ("/", generate_either, TgiEitherBody, TAG),
 ]

@@ -56,7 +56,7 @@ class _Quoted:
         if self._holds_object is False:
             return piece
         begin = 0 if self._raw else 1
-        inner = self._unescape.push(piece[begin:len(piece) - done])
+        inner = self._unescape.push(piece[begin : len(piece) - done])
         if self._holds_object:
             return inner
         self._raw.append(piece)

@@ -28,7 +28,7 @@ class CallObject:
         self._scanner: JsonScanner | None = None
         self._scanned: list[str] = []
         self._arguments: Arguments | None = None
-        self._early: list[str] = []            # arguments that came before the name
+        self._early: list[str] = []  # arguments that came before the name
         self._has_arguments = False
 
     def push(self, text: str, at: int) -> int:

@@ -83,8 +83,9 @@ def _with_text_calls(message: dict[str, Any]) -> dict[str, Any]:
 def _call_text(call: Any) -> str:
     function = call.get("function") if isinstance(call, Mapping) else None
     function = function if isinstance(function, Mapping) else {}
-    return json.dumps({"name": function.get("name", ""), "arguments": function.get("arguments") or {}},
-                      ensure_ascii=False)
+    return json.dumps(
+        {"name": function.get("name", ""), "arguments": function.get("arguments") or {}}, ensure_ascii=False
+    )
 
 
 def _add_response(plain: list[dict[str, Any]], message: dict[str, Any], joins: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.errors import InvalidRequest, shown
 
 Schema = dict[str, Any]
-_NAME = re.compile(r"[^\W\d][\w.-]*")           # what a name may be where it stands without quotes
+_NAME = re.compile(r"[^\W\d][\w.-]*")  # what a name may be where it stands without quotes
 _ANY_ARGUMENTS = r"""( any_argument ( ", " any_argument )* )?
 any_argument: /[A-Za-z_][A-Za-z0-9_]*/ "=" any_value
 any_value: %json {}"""
@@ -29,14 +29,19 @@ class Form:
     several calls may be in one body, or several markers and bodies with `between` between them."""
 
     rules: list[str]
-    begin: str | None = None        # the marker
+    begin: str | None = None  # the marker
     between: str | None = None
-    first: str = ""                 # without a marker: the character that no other answer begins with
-    tags: str = ""                  # markers that may stand before a body
+    first: str = ""  # without a marker: the character that no other answer begins with
+    tags: str = ""  # markers that may stand before a body
 
 
-def call_grammar(tools: Sequence[Mapping[str, Any]], parser: str, name: str | None = None, parallel: bool = True,
-                 special: Mapping[str, int] | None = None) -> str:
+def call_grammar(
+    tools: Sequence[Mapping[str, Any]],
+    parser: str,
+    name: str | None = None,
+    parallel: bool = True,
+    special: Mapping[str, int] | None = None,
+) -> str:
     """One call or, with `parallel`, one or more, in the form that `parser` reads: of the function `name`, or of any.
 
     `special` has the ids of the tokenizer's special tokens by their texts; a marker among them is written as that
@@ -45,8 +50,13 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], parser: str, name: str | No
     return "\n".join([f"start: {_calls_only(form, parallel)}", *form.rules]) + "\n"
 
 
-def open_grammar(tools: Sequence[Mapping[str, Any]], parser: str, parallel: bool = True,
-                 special: Mapping[str, int] | None = None, answer: str | None = None) -> str:
+def open_grammar(
+    tools: Sequence[Mapping[str, Any]],
+    parser: str,
+    parallel: bool = True,
+    special: Mapping[str, int] | None = None,
+    answer: str | None = None,
+) -> str:
     """Any text, in which a call, once it is begun, is one of these tools; its arguments match the schema of a tool that
     is strict, and are any object for another. With `answer`, a JSON schema, the text is JSON that matches it instead,
     or there are calls alone."""
@@ -63,8 +73,12 @@ def open_grammar(tools: Sequence[Mapping[str, Any]], parser: str, parallel: bool
         start = [f"start: {_calls_only(form, parallel)} | answer", f"answer: {_json(schema)}"]
     elif form.begin is not None:
         lazy = "" if form.begin.startswith("<[") else "[lazy]"
-        start = ["start: ( lead body )* rest" if parallel else "start: rest | lead body",
-                 f"lead{lazy}: TEXT {form.begin}", "rest: TEXT", r"TEXT: /(.|\n)*/"]
+        start = [
+            "start: ( lead body )* rest" if parallel else "start: rest | lead body",
+            f"lead{lazy}: TEXT {form.begin}",
+            "rest: TEXT",
+            r"TEXT: /(.|\n)*/",
+        ]
     else:
         start = [f"start: {form.tags}body | PLAIN?", rf"PLAIN: /\s*[^\s\{form.first}](.|\n)*/"]
     return "\n".join([*start, *form.rules]) + "\n"
@@ -86,8 +100,13 @@ def _json_calls(functions: Mapping[str, Schema]) -> list[str]:
     rules = ["body: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, (name, schema) in enumerate(functions.items()):
         shared: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        call: Schema = {"type": "object", "properties": {"name": {"const": name}, "parameters": schema},
-                "required": ["name", "parameters"], "additionalProperties": False, **shared}
+        call: Schema = {
+            "type": "object",
+            "properties": {"name": {"const": name}, "parameters": schema},
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+            **shared,
+        }
         rules.append(f"call_{place}: {_json(call)}")
     return rules
 
@@ -105,16 +124,18 @@ def _functions(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[str
             raise InvalidRequest(f"a tool must be {{'type': 'function', 'function': {{'name': …}}}}, not {shown(tool)}")
         parameters = function.get("parameters") or {}
         if not isinstance(parameters, Mapping):
-            raise InvalidRequest(f"the parameters of {shown(function['name'])} must be a JSON schema, not "
-                                 f"{shown(parameters)}")
+            raise InvalidRequest(
+                f"the parameters of {shown(function['name'])} must be a JSON schema, not {shown(parameters)}"
+            )
         schemas[function["name"]] = {"type": "object", **parameters}
     if not schemas:
         raise InvalidRequest("a tool call is required but tools is empty; name at least one tool")
     if name is None:
         return schemas
     if name not in schemas:
-        raise InvalidRequest(f"tool_choice names {shown(name)}, which is not among the tools; use one of "
-                             f"{', '.join(schemas)}")
+        raise InvalidRequest(
+            f"tool_choice names {shown(name)}, which is not among the tools; use one of {', '.join(schemas)}"
+        )
     return {name: schemas[name]}
 
 
@@ -144,8 +165,10 @@ def _calls(functions: Mapping[str, Schema], before: str, after: str) -> list[str
 
 
 def _hermes(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> Form:
-    rules = [rf'body: "\n" call "\n" {_marker("</tool_call>", special)}',
-             *_calls(functions, '{"name": ', ', "arguments": ')]
+    rules = [
+        rf'body: "\n" call "\n" {_marker("</tool_call>", special)}',
+        *_calls(functions, '{"name": ', ', "arguments": '),
+    ]
     return Form(rules, _marker("<tool_call>", special), r'"\n"')
 
 
@@ -158,19 +181,25 @@ def _mistral(functions: Mapping[str, Schema], parallel: bool, special: Mapping[s
     """A tokenizer that has [ARGS] belongs to a model of the newer form."""
     begin = _marker("[TOOL_CALLS]", special)
     if "[ARGS]" not in special:
-        rules = [f'body: /[ ]?/ "[" {_several("call", _literal(", "), parallel)} "]"',
-                 *_calls(functions, '{"name": ', ', "arguments": ')]
+        rules = [
+            f'body: /[ ]?/ "[" {_several("call", _literal(", "), parallel)} "]"',
+            *_calls(functions, '{"name": ', ', "arguments": '),
+        ]
         return Form(rules, begin)
     rules = ["body: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, (name, schema) in enumerate(functions.items()):
-        rules += [f"call_{place}: {_literal(_bare(name))} {_marker('[ARGS]', special)} arguments_{place}",
-                  f"arguments_{place}: {_json(schema)}"]
+        rules += [
+            f"call_{place}: {_literal(_bare(name))} {_marker('[ARGS]', special)} arguments_{place}",
+            f"arguments_{place}: {_json(schema)}",
+        ]
     return Form(rules, begin, between="")
 
 
 def _pythonic(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> Form:
-    rules = [f'body: "[" {_several("call", _literal(", "), parallel)} "]"',
-             "call: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
+    rules = [
+        f'body: "[" {_several("call", _literal(", "), parallel)} "]"',
+        "call: " + " | ".join(f"call_{place}" for place in range(len(functions))),
+    ]
     for place, (name, schema) in enumerate(functions.items()):
         rules.append(f'call_{place}: {_literal(_bare(name) + "(")} arguments_{place} ")"')
         rules += _keywords(f"arguments_{place}", schema)
@@ -194,8 +223,10 @@ def _keywords(rule: str, schema: Schema) -> list[str]:
     rules, behind = [f'{rule}_{len(names)}: ""'], ""
     for place in reversed(range(len(names))):
         value = {**properties[names[place]], **shared} if isinstance(properties[names[place]], Mapping) else {}
-        rules += [f"{rule}_value_{place}: {_literal(_bare(names[place]) + '=')} {rule}_json_{place}",
-                  f"{rule}_json_{place}: {_json(value)}"]
+        rules += [
+            f"{rule}_value_{place}: {_literal(_bare(names[place]) + '=')} {rule}_json_{place}",
+            f"{rule}_json_{place}: {_json(value)}",
+        ]
         is_required = names[place] in required
         passed_over = "" if is_required else f" | {rule}_{place + 1}"
         rules.append(f"{rule}_{place}: {rule}_value_{place}{behind}{passed_over}")
@@ -205,8 +236,10 @@ def _keywords(rule: str, schema: Schema) -> list[str]:
 
 def _bare(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{shown(name)} cannot stand without quotes in this model's calls; use a name of letters, "
-                             "digits, underscores, dots and dashes")
+        raise InvalidRequest(
+            f"{shown(name)} cannot stand without quotes in this model's calls; use a name of letters, "
+            "digits, underscores, dots and dashes"
+        )
     return name
 
 

@@ -11,7 +11,7 @@ from penstock.text.tools.call_object import CallObject
 from penstock.text.tools.stream import Stream
 
 _BEGIN, _END = Markers("<tool_call>"), Markers("</tool_call>")
-_TAIL = re.compile(r"[\s}]*")                   # a brace too many is a common slip
+_TAIL = re.compile(r"[\s}]*")  # a brace too many is a common slip
 
 
 class HermesParser:

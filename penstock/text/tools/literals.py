@@ -12,17 +12,35 @@ MAX_DEPTH = 100
 
 _OUTSIDE = re.compile(r"""["'()\[\]{},]""")
 _INSIDE = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
-_TOKEN = re.compile(r"""\s*(?:
+_TOKEN = re.compile(
+    r"""\s*(?:
     (?P<string>"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*')
   | (?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))
   | (?P<word>\w+)
-  | (?P<mark>[][(){},:]))""", re.DOTALL | re.VERBOSE | re.ASCII)
-_ESCAPE = re.compile(r"""\\(?:
+  | (?P<mark>[][(){},:]))""",
+    re.DOTALL | re.VERBOSE | re.ASCII,
+)
+_ESCAPE = re.compile(
+    r"""\\(?:
     (?P<code>x[\da-fA-F]{2}|u[\da-fA-F]{4}|U00[\da-fA-F]{6})
   | (?P<octal>[0-7]{1,3})
-  | (?P<char>.))""", re.DOTALL | re.VERBOSE | re.ASCII)
-_CHARS = {"\n": "", "\\": "\\", "'": "'", '"': '"', "/": "/", "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r",
-          "t": "\t", "v": "\v"}
+  | (?P<char>.))""",
+    re.DOTALL | re.VERBOSE | re.ASCII,
+)
+_CHARS = {
+    "\n": "",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "/": "/",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+}
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 
 

@@ -12,7 +12,7 @@ from penstock.text.tools.call_object import CallObject
 from penstock.text.tools.stream import Stream
 
 _TAG = Markers("<|python_tag|>")
-_BETWEEN = re.compile(r"[\s;}]*")               # a brace too many is a common slip
+_BETWEEN = re.compile(r"[\s;}]*")  # a brace too many is a common slip
 
 
 class LlamaJsonParser:

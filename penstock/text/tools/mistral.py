@@ -24,7 +24,7 @@ class MistralParser:
         self._arguments = Arguments()
         self._name: list[str] = []
         self._in_array = False
-        self._before = 0                       # calls before this array
+        self._before = 0  # calls before this array
 
     def push(self, text: str) -> list[Event]:
         return self._stream.push(text)

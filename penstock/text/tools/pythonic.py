@@ -26,7 +26,7 @@ class PythonicParser:
         self._key: list[str] = []
         self._value: list[str] = []
         self._scanner = ValueScanner()
-        self._before = 0                       # calls before this list
+        self._before = 0  # calls before this list
 
     def push(self, text: str) -> list[Event]:
         return self._stream.push(text)

@@ -21,14 +21,14 @@ class ToolParser(Protocol):
     def finish(self) -> list[Event]: ...
 
 
-TOOL_PARSERS: dict[str, Callable[..., ToolParser]] = {      # named as in vLLM
+TOOL_PARSERS: dict[str, Callable[..., ToolParser]] = {  # named as in vLLM
     "hermes": HermesParser,
     "llama3_json": LlamaJsonParser,
     "mistral": MistralParser,
     "pythonic": PythonicParser,
 }
 
-_MARKS = (                                                  # in order: Llama 4's templates name the JSON form too
+_MARKS = (  # in order: Llama 4's templates name the JSON form too
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),
     ("<|python_start|>", "pythonic"),

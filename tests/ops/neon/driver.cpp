@@ -3,10 +3,10 @@
 //   driver LIBRARY paths            prints the paths that this processor can take
 //   driver LIBRARY serve THREADS    answers requests until its input ends
 //
-// A request, all numbers of 64 bits: the length of a C symbol and the symbol; the number of buffers and for each its size,
-// its address modulo 64 and its bytes; the number of words and the words; the number of pointers among them and for each
-// its place in the words and its buffer, the word itself being the offset. The answer: what the kernel returned, then the
-// bytes of every buffer.
+// A request, all numbers of 64 bits: the length of a C symbol and the symbol; the number of buffers and for each its
+// size, its address modulo 64 and its bytes; the number of words and the words; the number of pointers among them and
+// for each its place in the words and its buffer, the word itself being the offset. The answer: what the kernel
+// returned, then the bytes of every buffer.
 #include <dlfcn.h>
 
 #include <cstdint>

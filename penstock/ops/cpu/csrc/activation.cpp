@@ -4,7 +4,7 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
-constexpr int64_t kPiece = 1024;        // values per work item
+constexpr int64_t kPiece = 1024;  // values per work item
 
 template <class Kind>
 void apply(const float* x, int64_t num_rows, int64_t width, bool gated, float* out) {

@@ -6,13 +6,25 @@
 namespace penstock {
 namespace PENSTOCK_PATH {
 
-struct Silu { static float of(float x) { return x * logistic(x); } };
-struct Gelu { static float of(float x) { return x * normal_share(x); } };
+struct Silu {
+    static float of(float x) { return x * logistic(x); }
+};
+struct Gelu {
+    static float of(float x) { return x * normal_share(x); }
+};
 // x/2 · (1 + tanh u) = x · logistic(2u), u = sqrt(2/π) · (x + 0.044715 x³)
-struct GeluTanh { static float of(float x) { return x * logistic(1.5957691216f * fused(0.044715f * x * x, x, x)); } };
-struct Relu { static float of(float x) { return x > 0.0f || x != x ? x : 0.0f; } };
-struct Relu2 { static float of(float x) { return Relu::of(x) * Relu::of(x); } };
-struct QuickGelu { static float of(float x) { return x * logistic(1.702f * x); } };
+struct GeluTanh {
+    static float of(float x) { return x * logistic(1.5957691216f * fused(0.044715f * x * x, x, x)); }
+};
+struct Relu {
+    static float of(float x) { return x > 0.0f || x != x ? x : 0.0f; }
+};
+struct Relu2 {
+    static float of(float x) { return Relu::of(x) * Relu::of(x); }
+};
+struct QuickGelu {
+    static float of(float x) { return x * logistic(1.702f * x); }
+};
 
 // Calls body with an object of the kind's type.
 template <class Body>

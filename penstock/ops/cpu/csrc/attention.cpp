@@ -4,33 +4,33 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
-constexpr int64_t kRows = 96;           // query rows per work item, where there are so many
-constexpr int64_t kLeastRows = 48;      // not fewer, to have more items
-constexpr int64_t kSplitRows = 12;      // up to so many, an item may be a piece of a sequence
-constexpr int64_t kLeastChunks = 4;     // of such a piece
+constexpr int64_t kRows = 96;        // query rows per work item, where there are so many
+constexpr int64_t kLeastRows = 48;   // not fewer, to have more items
+constexpr int64_t kSplitRows = 12;   // up to so many, an item may be a piece of a sequence
+constexpr int64_t kLeastChunks = 4;  // of such a piece
 #if defined(__AVX2__)
-constexpr int64_t kDirectRows = 48;     // up to so many, converting keys and values on their way beats doing it before
+constexpr int64_t kDirectRows = 48;  // up to so many, converting keys and values on their way beats doing it before
 #else
 constexpr int64_t kDirectRows = kTileRows;
 #endif
 
-struct Span {                           // query tokens of one sequence, and the chunks they see
+struct Span {  // query tokens of one sequence, and the chunks they see
     int32_t sequence, begin, end;
     int32_t first_chunk, num_chunks;
-    int32_t num_pieces;                 // work items per head
-    int64_t item;                       // the first of them
-    int64_t parts;                      // floats before its partials, where it is in pieces
+    int32_t num_pieces;  // work items per head
+    int64_t item;        // the first of them
+    int64_t parts;       // floats before its partials, where it is in pieces
 };
 
 struct Job {
     Call call;
-    int64_t tokens;                     // per span, at most
+    int64_t tokens;  // per span, at most
     int64_t num_spans;
-    int64_t total;                      // chunks that each row sees, in all
-    int64_t most;                       // such chunks per piece
+    int64_t total;  // chunks that each row sees, in all
+    int64_t most;   // such chunks per piece
     Span* spans;
-    int32_t* left;                      // pieces not yet done, per span and head
-    float* parts;                       // partials of the spans in pieces
+    int32_t* left;  // pieces not yet done, per span and head
+    float* parts;   // partials of the spans in pieces
     int64_t num_items;
 };
 
@@ -125,7 +125,7 @@ bool attend_chunks(const Job& job, const Span& span, int64_t kv_head, int64_t fr
     const Call& call = job.call;
     const int32_t* table = call.table + span.sequence * call.table_stride;
     const Source<T> source = {call.cache, table, call.table_width, kv_head};
-    const Source<T> beside = {call.cache, table, call.table_width, kv_head + 1};    // most likely what comes next here
+    const Source<T> beside = {call.cache, table, call.table_width, kv_head + 1};  // most likely what comes next here
     const bool direct = call.in_groups() && (sizeof(T) == 4 || rows.count <= kDirectRows), later = span.num_pieces > 1;
     const bool more = !later && kv_head + 1 < call.cache.num_heads;
     const int64_t first = rows.first[0], last = rows.last[rows.count - 1];
@@ -143,7 +143,7 @@ bool attend_chunks(const Job& job, const Span& span, int64_t kv_head, int64_t fr
         const Partials parts = partials_of(job, span, kv_head, c);
         rows.look(base);
         if (direct) {
-            Chunk<T> &chunk = chunks[c % 2], &next = chunks[(c + 1) % 2];
+            Chunk<T>&chunk = chunks[c % 2], &next = chunks[(c + 1) % 2];
             if (c + 1 < to && !find(c + 1, source, next)) return false;
             if (c + 1 == to && more && !find(from, beside, next)) return false;
             chunk.next = c + 1 < to || more ? &next : &chunk;
@@ -186,7 +186,7 @@ int32_t attend_spans(const Job& job) {
     const int64_t work = 16 * job.total * job.call.cache.head_size / larger(job.num_items, 1);
     int32_t result = kDone;
     parallel_for(job.num_items, work, [&](int64_t item) {
-        int64_t low = 0, high = job.num_spans - 1;       // the last span that begins at this item or before
+        int64_t low = 0, high = job.num_spans - 1;  // the last span that begins at this item or before
         while (low < high) {
             const int64_t middle = (low + high + 1) / 2;
             if (job.spans[middle].item <= item) low = middle;
@@ -234,10 +234,23 @@ KERNEL(attention)(const float* q, int64_t q_stride, void* k_cache, int64_t k_str
                   int64_t num_kv_heads, int64_t block_size, int64_t head_size, float scale, int64_t window,
                   float softcap, const float* alibi, float* out) {
     using namespace penstock::PENSTOCK_PATH;
-    const Paged cache = {k_cache, v_cache, k_stride, v_stride, k_scale, v_scale, k_scale_stride, v_scale_stride,
-                         num_blocks, num_kv_heads, block_size, head_size};
-    return attend_step({cache, q, q_stride, table, table_stride, table_width, query_start, lengths, num_sequences,
-                        num_heads, {scale, softcap}, window, alibi, out}, type);
+    const Paged cache = {k_cache,        v_cache,        k_stride,   v_stride,     k_scale,    v_scale,
+                         k_scale_stride, v_scale_stride, num_blocks, num_kv_heads, block_size, head_size};
+    return attend_step({cache,
+                        q,
+                        q_stride,
+                        table,
+                        table_stride,
+                        table_width,
+                        query_start,
+                        lengths,
+                        num_sequences,
+                        num_heads,
+                        {scale, softcap},
+                        window,
+                        alibi,
+                        out},
+                       type);
 }
 
 PACKED(attention)

@@ -10,16 +10,16 @@
 namespace penstock {
 namespace PENSTOCK_PATH {
 
-constexpr int64_t kGroups = kChunk / kLanes;     // groups of 16 positions in a chunk
+constexpr int64_t kGroups = kChunk / kLanes;  // groups of 16 positions in a chunk
 
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kSums = 24;                        // of 32 registers
+constexpr int kSums = 24;  // of 32 registers
 #else
-constexpr int kSums = 12;                        // of 16
+constexpr int kSums = 12;  // of 16
 #endif
 constexpr int kTileRows = kSums / kParts < 6 ? kSums / kParts : 6;
 
-constexpr int groups_beside(int rows) {          // groups of 16 lanes that a tile of so many rows has registers for
+constexpr int groups_beside(int rows) {  // groups of 16 lanes that a tile of so many rows has registers for
     return kSums / (rows * kParts) >= 4 ? 4 : kSums / (rows * kParts) >= 2 ? 2 : 1;
 }
 
@@ -28,14 +28,16 @@ constexpr int groups_beside(int rows) {          // groups of 16 lanes that a ti
 template <class T>
 struct Chunk {
     const T *k[kGroups], *v[kGroups];
-    const float *k_scale[kGroups], *v_scale[kGroups];    // where the numbers are codes
+    const float *k_scale[kGroups], *v_scale[kGroups];  // where the numbers are codes
     int64_t k_stride, v_row, v_stride;
     bool scaled;
-    const Chunk* next;                  // to be fetched meanwhile; possibly this one
+    const Chunk* next;  // to be fetched meanwhile; possibly this one
 };
 
 template <int N>
-struct Count { static constexpr int value = N; };
+struct Count {
+    static constexpr int value = N;
+};
 
 // Calls body(Count<rows>{}) for rows in [1, kTileRows].
 template <class Body>
@@ -44,14 +46,20 @@ inline void with_rows(int64_t rows, const Body& body) {
         case 1: return body(Count<1>{});
         case 2: return body(Count<2>{});
         case 3: return body(Count<3>{});
-        case 4: if constexpr (kTileRows >= 4) body(Count<4>{}); return;
-        case 5: if constexpr (kTileRows >= 5) body(Count<5>{}); return;
-        default: if constexpr (kTileRows >= 6) body(Count<6>{}); return;
+        case 4:
+            if constexpr (kTileRows >= 4) body(Count<4>{});
+            return;
+        case 5:
+            if constexpr (kTileRows >= 5) body(Count<5>{});
+            return;
+        default:
+            if constexpr (kTileRows >= 6) body(Count<6>{});
+            return;
     }
 }
 
 template <class T>
-constexpr bool kFetch = sizeof(T) < 4;       // what is read in place, and not converted before
+constexpr bool kFetch = sizeof(T) < 4;  // what is read in place, and not converted before
 
 // Products of R rows, packed as q[d][R], with G groups of positions from group `first` on → scores[R][64].
 template <int R, int G, class T>
@@ -90,15 +98,14 @@ __attribute__((noinline)) void score_rows(const float* q, const Chunk<T>& chunk,
     constexpr int kTogether = groups_beside(R);
     int64_t group = begin / kLanes;
     const int64_t last = ceil_div(end, kLanes);
-    for (; group + kTogether <= last; group += kTogether)
-        score_tile<R, kTogether>(q, chunk, group, head_size, scores);
+    for (; group + kTogether <= last; group += kTogether) score_tile<R, kTogether>(q, chunk, group, head_size, scores);
     for (; group < last; group++) score_tile<R, 1>(q, chunk, group, head_size, scores);
 }
 
 // What a tile of values does with its sums: to[r] = to[r] · keep[r] + sums · share[r], or just the sums.
 struct Target {
-    float* values;                      // [rows][size]
-    const float *keep, *share;          // null: the values are set
+    float* values;              // [rows][size]
+    const float *keep, *share;  // null: the values are set
     int64_t size;
 };
 
@@ -107,7 +114,7 @@ template <int R>
 struct Sight {
     const int32_t *begin, *end;
     int64_t common, until;
-    bool even;                          // all rows see the same
+    bool even;  // all rows see the same
 
     Sight(const int32_t* begin, const int32_t* end)
         : begin(begin), end(end), common(begin[0]), until(end[0]), even(true) {

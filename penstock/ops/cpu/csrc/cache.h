@@ -11,7 +11,9 @@ namespace PENSTOCK_PATH {
 
 enum : int32_t { kInt8 = 3 };
 
-struct i8 { int8_t code; };
+struct i8 {
+    int8_t code;
+};
 
 inline float widen(i8 x) { return float(x.code); }
 
@@ -40,7 +42,7 @@ int32_t with_cache_type(int32_t type, const Body& body) {
 struct Paged {
     void *k, *v;
     int64_t k_stride, v_stride;
-    float *k_scale, *v_scale;           // null but for int8
+    float *k_scale, *v_scale;  // null but for int8
     int64_t k_scale_stride, v_scale_stride;
     int64_t num_blocks, num_heads, block_size, head_size;
 
@@ -97,7 +99,7 @@ inline Scale scale_of(const float* from, int64_t size) {
 
 inline void quantize_some(const float* from, int64_t count, float inverse, i8* to) {
     for (int64_t i = 0; i < count; i++) {
-        const uint32_t shifted = to_bits(from[i] * inverse + 0x1.8p+23f);    // the nearest integer in the low bits
+        const uint32_t shifted = to_bits(from[i] * inverse + 0x1.8p+23f);  // the nearest integer in the low bits
         to[i].code = inverse > 0.0f ? int8_t(int32_t(shifted) - 0x4b400000) : int8_t(0);
     }
 }

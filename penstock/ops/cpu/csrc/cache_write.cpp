@@ -6,8 +6,8 @@ KERNEL(cache_write)(const float* k, int64_t k_stride, const float* v, int64_t v_
                     int64_t k_scale_stride, float* v_scale, int64_t v_scale_stride, int32_t type, const int64_t* slots,
                     int64_t num_tokens, int64_t num_blocks, int64_t num_heads, int64_t block_size, int64_t head_size) {
     using namespace penstock::PENSTOCK_PATH;
-    const Paged cache = {k_cache, v_cache, k_cache_stride, v_cache_stride, k_scale, v_scale, k_scale_stride,
-                         v_scale_stride, num_blocks, num_heads, block_size, head_size};
+    const Paged cache = {k_cache,        v_cache,        k_cache_stride, v_cache_stride, k_scale,    v_scale,
+                         k_scale_stride, v_scale_stride, num_blocks,     num_heads,      block_size, head_size};
     for (int64_t t = 0; t < num_tokens; t++)
         if (!cache.has(slots[t])) return kBadIndex;
     return with_cache_type(type, [&](auto* typed) {

@@ -6,7 +6,7 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
-typedef int32_t Hits __attribute__((vector_size(sizeof(Vec))));      // -1 in each lane where something holds
+typedef int32_t Hits __attribute__((vector_size(sizeof(Vec))));  // -1 in each lane where something holds
 
 bool any(Hits hits) {
     uint64_t words[sizeof(Hits) / 8], all = 0;
@@ -84,16 +84,16 @@ void list_above(const float* x, int64_t width, float least, int64_t room, int32_
 
 KERNEL(argmax)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width, int32_t* out) {
     using namespace penstock::PENSTOCK_PATH;
-    parallel_for(num_rows, width, [&](int64_t row) { out[row] = int32_t(first_of_largest(x + row * x_stride, width)); });
+    parallel_for(num_rows, width,
+                 [&](int64_t row) { out[row] = int32_t(first_of_largest(x + row * x_stride, width)); });
     return kDone;
 }
 
 KERNEL(above)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width, const float* least, int64_t room,
               int32_t* out) {
     using namespace penstock::PENSTOCK_PATH;
-    parallel_for(num_rows, width, [&](int64_t row) {
-        list_above(x + row * x_stride, width, least[row], room, out + row * (1 + room));
-    });
+    parallel_for(num_rows, width,
+                 [&](int64_t row) { list_above(x + row * x_stride, width, least[row], room, out + row * (1 + room)); });
     return kDone;
 }
 

@@ -14,7 +14,9 @@ inline Bytes load_codes(const uint8_t* from) { return _mm512_loadu_si512(from); 
 inline Bytes shift_right(Bytes a, int count) { return _mm512_srli_epi16(a, count); }
 inline Bytes shift_left(Bytes a, int count) { return _mm512_slli_epi16(a, count); }
 inline Bytes select(Bytes table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
-inline Bytes level_table() { return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kLevelCodes))); }
+inline Bytes level_table() {
+    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kLevelCodes)));
+}
 inline Vec to_float(Words a) { return _mm512_cvtepi32_ps(a); }
 inline Words words_of(int32_t value) { return _mm512_set1_epi32(value); }
 inline Words add_words(Words a, Words b) { return _mm512_add_epi32(a, b); }
@@ -136,7 +138,7 @@ struct CodeSum {
 #if defined(__AVX512F__)
 template <int Bits, int Offset, int Count, int R, int N, class Load>
 ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, int first, const Load& load,
-                      Words (&total)[R][N][kParts]) {
+                             Words (&total)[R][N][kParts]) {
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++)
             total[r][n][0] = Offset ? _mm512_set1_epi32(corrections[r]) : _mm512_setzero_si512();
@@ -186,7 +188,7 @@ ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, i
         __m256i sums[R][N][kParts];
 #pragma GCC unroll 4
         for (int j = begin; j < begin + kRun; j++) {
-            if constexpr (Load::kByQuad) {      // fewer registers hold codes than for a pair
+            if constexpr (Load::kByQuad) {  // fewer registers hold codes than for a pair
 #pragma GCC unroll 2
                 for (int k = 0; k < 2; k++) {
                     Bytes codes[N][kParts];
@@ -208,8 +210,9 @@ ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, i
 #pragma GCC unroll 2
                 for (int i = 0; i < kParts; i++) {
                     const __m256i wide = _mm256_madd_epi16(sums[r][n][i], ones);
-                    total[r][n][i] = !start ? _mm256_add_epi32(total[r][n][i], wide)
-                        : Offset ? _mm256_add_epi32(_mm256_set1_epi32(corrections[r]), wide) : wide;
+                    total[r][n][i] = !start   ? _mm256_add_epi32(total[r][n][i], wide)
+                                     : Offset ? _mm256_add_epi32(_mm256_set1_epi32(corrections[r]), wide)
+                                              : wide;
                 }
     }
 }
@@ -226,7 +229,7 @@ ALWAYS_INLINE void dot_pairs(const int32_t* pairs, const int32_t* corrections, i
 #pragma GCC unroll 2
             for (int i = 0; i < kParts; i++)
                 total[r][n][i] = Offset ? _mm256_set1_epi32(corrections[r]) : _mm256_setzero_si256();
-    const auto add = [&](const Bytes (&codes)[N][kParts], const int32_t* x) __attribute__((always_inline)) {
+    const auto add = [&](const Bytes(&codes)[N][kParts], const int32_t* x) __attribute__((always_inline)) {
 #pragma GCC unroll 2
         for (int k = 0; k < 2; k++) {
             Bytes half[N][kParts];
@@ -266,7 +269,7 @@ ALWAYS_INLINE void dot_pairs(const int32_t* pairs, const int32_t* corrections, i
 // Panel after panel: the sums of one panel and the codes of a pair of quads fill the registers.
 template <int Bits, int Offset, int Count, int R, int N, class Load>
 ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, int first, const Load& load,
-                      Words (&total)[R][N][kParts]) {
+                             Words (&total)[R][N][kParts]) {
 #pragma GCC unroll 2
     for (int n = 0; n < N; n++) {
         for (int r = 0; r < R; r++)
@@ -293,7 +296,7 @@ ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, i
 #else
 template <int Bits, int Offset, int Count, int R, int N, class Load>
 ALWAYS_INLINE void dot_quads(const int32_t* quads, const int32_t* corrections, int first, const Load& load,
-                      Words (&total)[R][N][kParts]) {
+                             Words (&total)[R][N][kParts]) {
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++)
             for (int i = 0; i < kParts; i++) total[r][n][i] = Words{} + (Offset && Bits < 8 ? corrections[r] : 0);

@@ -7,11 +7,11 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kAccumulators = 24;       // registers of 32
+constexpr int kAccumulators = 24;  // registers of 32
 #else
-constexpr int kAccumulators = 12;       // registers of 16
+constexpr int kAccumulators = 12;  // registers of 16
 #endif
-constexpr int64_t kAhead = 64;          // inputs, for the prefetch of weights
+constexpr int64_t kAhead = 64;  // inputs, for the prefetch of weights
 
 struct Input {
     const float* x;

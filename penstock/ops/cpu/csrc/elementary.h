@@ -13,7 +13,7 @@ inline float exponential(float x) {
     x = x > 89.0f ? 89.0f : x;
     const float shifted = fused(x, 0x1.715476p+0f, 0x1.8p+23f);  // the integer nearest to x / ln 2 in the low bits
     const float whole = shifted - 0x1.8p+23f;
-    float r = fused(whole, -0x1.63p-1f, x);                      // ln 2 = 355/512 - 0x1.bd0106p-13
+    float r = fused(whole, -0x1.63p-1f, x);  // ln 2 = 355/512 - 0x1.bd0106p-13
     r = fused(whole, 0x1.bd0106p-13f, r);
     float p = 0x1.6d11fep-10f;
     p = fused(p, r, 0x1.120c62p-7f);
@@ -27,7 +27,7 @@ inline float exponential(float x) {
 
 inline float logistic(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
-inline float tangent(float x) {         // hyperbolic
+inline float tangent(float x) {  // hyperbolic
     const float z = x * x;
     float p = 0x1.36bdb2p-9f;
     p = fused(p, z, -0x1.1394cap-7f);

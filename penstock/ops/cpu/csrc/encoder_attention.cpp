@@ -4,7 +4,7 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
-constexpr int64_t kTokens = 48;         // query tokens per work item
+constexpr int64_t kTokens = 48;  // query tokens per work item
 
 struct Encoding {
     const float *q, *k, *v;
@@ -44,7 +44,7 @@ void attend_tokens(const Encoding& call, int64_t head, int64_t token, int64_t un
     for (int64_t base = 0; base < end - begin; base += kChunk) {
         rows.look(base);
         Chunk<float> chunk = copy_chunk(call, head, begin + base, smaller(begin + base + kChunk, end),
-                                              reinterpret_cast<float*>(memory + bytes));
+                                        reinterpret_cast<float*>(memory + bytes));
         chunk.next = &chunk;
         attend_chunk(rows, chunk, base, call.rule, nullptr);
     }

@@ -9,11 +9,11 @@ namespace PENSTOCK_PATH {
 constexpr int32_t kNoActivation = -1;
 
 struct Finish {
-    const float* bias;                  // one per output of the weight, or null
-    const float* residual;              // added to the result, or null
+    const float* bias;      // one per output of the weight, or null
+    const float* residual;  // added to the result, or null
     int64_t residual_stride;
-    int32_t activation, gated;          // gated: outputs o and o + num_out of the weight become one
-    int64_t num_out;                    // of the result
+    int32_t activation, gated;  // gated: outputs o and o + num_out of the weight become one
+    int64_t num_out;            // of the result
     float* out;
     int64_t out_stride;
 
@@ -48,7 +48,8 @@ __attribute__((noinline)) static void write_rows(const Finish& finish, int64_t r
             for (int64_t i = 0; i < count; i++) gate[i] = residual[i] + gate[i];
         }
         if (count == kLanes) std::memcpy(out, gate, kLanes * sizeof(float));
-        else for (int64_t i = 0; i < count; i++) out[i] = gate[i];
+        else
+            for (int64_t i = 0; i < count; i++) out[i] = gate[i];
     }
 }
 

@@ -10,12 +10,12 @@ namespace gguf {
 
 struct Group {
     uint8_t codes[32];
-    uint16_t scale, minimum;            // float16, where a group has its own
-    int8_t scales[2], minimums[2];      // integers, where it has a super-scale; one or two sets
+    uint16_t scale, minimum;        // float16, where a group has its own
+    int8_t scales[2], minimums[2];  // integers, where it has a super-scale; one or two sets
 };
 
 struct Super {
-    uint16_t scale, minimum;            // float16
+    uint16_t scale, minimum;  // float16
 };
 
 inline uint16_t half_at(const uint8_t* from) { return uint16_t(from[0] | from[1] << 8); }

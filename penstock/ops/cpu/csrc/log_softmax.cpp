@@ -28,7 +28,7 @@ KERNEL(log_softmax)(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
     parallel_for(num_rows, 8 * width, [&](int64_t row) {
         const float* from = x + row * x_stride;
         const float shift = largest(from, width);
-        double sum = 0.0;               // of the pieces
+        double sum = 0.0;  // of the pieces
         for (int64_t c = 0; c < width; c += kPiece)
             sum += double(sum_piece(from + c, smaller(kPiece, width - c),
                                     [=](float value) { return exponential(value - shift); }));

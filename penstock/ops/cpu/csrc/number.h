@@ -8,8 +8,12 @@ namespace PENSTOCK_PATH {
 
 enum : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
-struct bf16 { uint16_t bits; };
-struct f16 { uint16_t bits; };
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
 
 inline float from_bits(uint32_t bits) {
     float x;
@@ -45,9 +49,9 @@ inline void narrow(float x, bf16& to) {
 inline void narrow(float x, f16& to) {
     const uint32_t bits = to_bits(x), magnitude = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
     uint32_t rounded;
-    if (magnitude >= 0x47800000) {         // 65536 and above
+    if (magnitude >= 0x47800000) {  // 65536 and above
         rounded = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
-    } else if (magnitude < 0x38800000) {   // below the smallest normal: the sum rounds at the right bit
+    } else if (magnitude < 0x38800000) {  // below the smallest normal: the sum rounds at the right bit
         rounded = to_bits(from_bits(magnitude) + 0.5f) - 0x3f000000;
     } else {
         rounded = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
@@ -105,8 +109,12 @@ inline void load_group(const T* from, Vec (&to)[kParts]) {
 }
 #endif
 
-template <class T> struct Pointee;
-template <class T> struct Pointee<T*> { using Type = T; };
+template <class T>
+struct Pointee;
+template <class T>
+struct Pointee<T*> {
+    using Type = T;
+};
 
 // Calls body with a null pointer of the stored type.
 template <class Body>

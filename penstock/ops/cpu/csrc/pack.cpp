@@ -18,7 +18,7 @@ struct Target {
 struct Source {
     const uint8_t* raw;
     int64_t row_bytes;
-    const int64_t* order;               // the rows to take, or null for all in turn
+    const int64_t* order;  // the rows to take, or null for all in turn
     int64_t num_rows;
 };
 
@@ -63,7 +63,7 @@ template <class F>
 inline void put_super(const Super& super, int64_t lane, uint8_t* to) {
     if constexpr (F::kSupers) {
         std::memcpy(to + 2 * lane, &super.scale, 2);
-        const uint16_t negative = super.minimum ^ 0x8000;       // minimums are subtracted there, added here
+        const uint16_t negative = super.minimum ^ 0x8000;  // minimums are subtracted there, added here
         if constexpr (F::kMinimum) std::memcpy(to + 2 * (kLanes + lane), &negative, 2);
     }
 }

@@ -17,14 +17,14 @@
 namespace penstock {
 namespace PENSTOCK_PATH {
 
-constexpr int64_t kGroup = 32, kQuads = 8, kSuper = 8;      // inputs and quads of a group, groups of a super-scale
+constexpr int64_t kGroup = 32, kQuads = 8, kSuper = 8;  // inputs and quads of a group, groups of a super-scale
 constexpr int64_t kQuadBytes = 4 * kLanes;
 
 template <int Bits, int Scales, int Offset, bool Minimum, bool Super, bool Levels>
 struct Format {
     static constexpr int kBits = Bits, kScales = Scales, kOffset = Offset;  // kScales: of one group, 1 or 2
     static constexpr bool kMinimum = Minimum, kSupers = Super, kLevels = Levels;
-    static constexpr int kCodeBits = Levels ? 8 : Bits;                     // as multiplied
+    static constexpr int kCodeBits = Levels ? 8 : Bits;  // as multiplied
     static constexpr int64_t kCodeBytes = kQuadBytes * (Bits == 8 ? 8 : 4);
     static constexpr int64_t kHighBytes = kQuadBytes * (Bits == 5 ? 1 : Bits == 6 ? 2 : 0);
     static constexpr int64_t kSetBytes = kLanes * (Super ? 1 : 2) * (Minimum ? 2 : 1);
@@ -53,7 +53,8 @@ int32_t with_format(int32_t number, const Body& body) {
 }
 
 // The 16 levels of the IQ4 formats, moved up by 128.
-alignas(16) constexpr uint8_t kLevelCodes[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+alignas(16) constexpr uint8_t kLevelCodes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                                 129, 141, 153, 166, 181, 197, 217, 241};
 
 struct Planes {
     const uint8_t *codes, *high, *scales, *supers;
@@ -77,8 +78,8 @@ inline void load_bytes(const int8_t* from, Vec (&to)[kParts]) {
     to[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #elif defined(__AVX2__)
     for (int i = 0; i < kParts; i++)
-        to[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(
-            _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kWidth))));
+        to[i] = _mm256_cvtepi32_ps(
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kWidth))));
 #elif defined(PENSTOCK_NEON)
     widen_bytes(from, to);
 #else

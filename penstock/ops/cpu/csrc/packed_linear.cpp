@@ -20,7 +20,7 @@ template <class Kind>
 constexpr int kTallest = Kind::kWords == 2 ? kWideRows : kMostRows;
 template <class Kind>
 constexpr int kMostInPlace = Kind::kXBits == 16 ? kFewRows / 2 : kFewRows;
-constexpr int64_t kBlockBytes = 512 * 1024;     // of activations, to stay in the second-level cache
+constexpr int64_t kBlockBytes = 512 * 1024;  // of activations, to stay in the second-level cache
 constexpr int64_t kBlockRows = 1024;
 
 // Panels read in place.
@@ -28,7 +28,7 @@ template <class K, int N>
 struct Direct {
     using Kind = K;
     using Format = typename K::Format;
-    static constexpr int kOnes = K::kXBits == 8;    // rows beyond the call's own: products that are sums of codes
+    static constexpr int kOnes = K::kXBits == 8;  // rows beyond the call's own: products that are sums of codes
     static constexpr bool kByQuad = false;
     Panel<Format> panels[N];
 
@@ -83,7 +83,7 @@ struct NothingAhead {
 template <class F>
 struct Ahead {
     Panel<F> panel;
-    int64_t at;                         // F::kCodeBytes: everything is on its way
+    int64_t at;  // F::kCodeBytes: everything is on its way
 
     ALWAYS_INLINE void fetch(int64_t group) const {
         if (at >= F::kCodeBytes) return;
@@ -120,8 +120,7 @@ ALWAYS_INLINE void dot_set(const Source& source, const Rounded& x, int64_t g, in
     const int32_t* corrections = x.corrections + (g * F::kScales + set) * H * Kind::kSums;
     const GroupLoad<Source> load = {source, g};
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    if constexpr (Kind::kPairs)
-        return dot_pairs<F::kOffset, kCount>(quads, corrections, set * kCount, load, total);
+    if constexpr (Kind::kPairs) return dot_pairs<F::kOffset, kCount>(quads, corrections, set * kCount, load, total);
 #endif
     if constexpr (Kind::kSums == 1) {
         dot_quads<F::kCodeBits, F::kOffset, kCount>(quads, corrections, set * kCount, load, total);
@@ -220,8 +219,8 @@ ALWAYS_INLINE void integer_tile(const Source& source, const Rounded& x, int64_t 
                     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
                         for (int i = 0; i < kParts; i++)
-                            sums[r][n][i] = fused(scale[i], broadcast(x.sums[(g * F::kScales + set) * kHeight + r]),
-                                                  sums[r][n][i]);
+                            sums[r][n][i] =
+                                fused(scale[i], broadcast(x.sums[(g * F::kScales + set) * kHeight + r]), sums[r][n][i]);
                 }
             }
         }
@@ -230,7 +229,7 @@ ALWAYS_INLINE void integer_tile(const Source& source, const Rounded& x, int64_t 
 
 struct Call {
     Input input;
-    const float* norm;                  // weights that rows are normed with before they are rounded, or null
+    const float* norm;  // weights that rows are normed with before they are rounded, or null
     float eps;
     Finish finish;
     Planes planes;
@@ -257,10 +256,8 @@ void multiply_few(const Call& call, const RoundedRows<Kind>& rows) {
             if constexpr (Kind::kXBits == 8)
                 few_rows(call, rows, panel, Direct<Kind, 2>{{at(panel), at(panel + num_panels)}});
         } else if (panel + kTogether <= num_panels) {
-            if constexpr (kTogether == 2)
-                few_rows(call, rows, panel, Direct<Kind, 2>{{at(panel), at(panel + 1)}});
-            else
-                few_rows(call, rows, panel, Direct<Kind, 1>{{at(panel)}});
+            if constexpr (kTogether == 2) few_rows(call, rows, panel, Direct<Kind, 2>{{at(panel), at(panel + 1)}});
+            else few_rows(call, rows, panel, Direct<Kind, 1>{{at(panel)}});
         } else {
             few_rows(call, rows, panel, Direct<Kind, 1>{{at(panel)}});
         }
@@ -274,9 +271,12 @@ void panel_rows(const Call& call, const RoundedRows<Kind>& rows, const Heights& 
     using F = typename Kind::Format;
     const Finish& finish = call.finish;
     const int64_t num_panels = finish.num_panels();
-    const Spread<Kind> source = spread<Kind>(Panel<F>(call.planes, second ? panel + num_panels : panel), rows.num_groups);
+    const Spread<Kind> source =
+        spread<Kind>(Panel<F>(call.planes, second ? panel + num_panels : panel), rows.num_groups);
     const bool last = panel + 1 == num_panels && (second || !finish.gated);
-    Ahead<F> next = {Panel<F>(call.planes, last ? panel : second || !finish.gated ? panel + 1 : panel + num_panels),
+    Ahead<F> next = {Panel<F>(call.planes, last                      ? panel
+                                           : second || !finish.gated ? panel + 1
+                                                                     : panel + num_panels),
                      last ? F::kCodeBytes : 0};
     const int64_t begin = heights.first(tile);
     for (; tile < end; tile++, next.at += 128) {
@@ -359,10 +359,13 @@ void multiply_float(const Call& call) {
 
 KERNEL(packed_linear)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width, int32_t format,
                       const uint8_t* codes, const uint8_t* high, const uint8_t* scales, const uint8_t* supers,
-                      int32_t x_bits, const float* norm, float eps, int64_t num_out, const float* bias, const float* residual,
-                      int64_t residual_stride, int32_t activation, int32_t gated, float* out, int64_t out_stride) {
+                      int32_t x_bits, const float* norm, float eps, int64_t num_out, const float* bias,
+                      const float* residual, int64_t residual_stride, int32_t activation, int32_t gated, float* out,
+                      int64_t out_stride) {
     using namespace penstock::PENSTOCK_PATH;
-    const Call call = {{x, x_stride, num_rows, width}, norm, eps,
+    const Call call = {{x, x_stride, num_rows, width},
+                       norm,
+                       eps,
                        {bias, residual, residual_stride, activation, gated, num_out, out, out_stride},
                        {codes, high, scales, supers, ceil_div(width, kGroup)}};
     if (num_rows == 0) return kDone;

@@ -40,9 +40,8 @@ KERNEL(packed_rows)(const int64_t* ids, int64_t num_ids, int32_t format, const u
     for (int64_t t = 0; t < num_ids; t++)
         if (ids[t] < 0 || ids[t] >= num_rows) return kBadIndex;
     return with_format(format, [&](auto kind) {
-        parallel_for(num_ids, 4 * width, [&](int64_t t) {
-            widen_row<decltype(kind)>(planes, ids[t], width, out + t * width);
-        });
+        parallel_for(num_ids, 4 * width,
+                     [&](int64_t t) { widen_row<decltype(kind)>(planes, ids[t], width, out + t * width); });
         return kDone;
     });
 }

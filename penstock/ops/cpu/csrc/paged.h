@@ -24,7 +24,7 @@ struct Call {
     int64_t position_of(int64_t sequence, int64_t token) const {
         return lengths[sequence] - (query_start[sequence + 1] - token);
     }
-    int64_t first_of(int64_t sequence, int64_t token) const {        // the first position the token sees
+    int64_t first_of(int64_t sequence, int64_t token) const {  // the first position the token sees
         return window > 0 ? larger(0, position_of(sequence, token) - window + 1) : 0;
     }
     // Whether 16 positions of keys, and of values 16 dimensions, always lie side by side.
@@ -90,7 +90,7 @@ struct Source {
             if (!chunk.scaled) continue;
             chunk.k_scale[g] = key_scales(block, place), chunk.v_scale[g] = value_scales(block, place);
         }
-        for (int64_t other = 0; other < kGroups; other++)            // fetched perhaps, but never read
+        for (int64_t other = 0; other < kGroups; other++)  // fetched perhaps, but never read
             if (other < first || other >= g) chunk.k[other] = chunk.k[first], chunk.v[other] = chunk.v[first];
         return true;
     }
@@ -106,7 +106,7 @@ struct Source {
             chunk.k[g] = k + g * kLanes * cache.head_size, chunk.v[g] = v + g * kLanes * kLanes;
             chunk.k_scale[g] = k_scale + g * kLanes, chunk.v_scale[g] = v_scale + g * kLanes;
         }
-        for (int64_t j = least / kLanes * kLanes; j < most;) {       // runs of positions in one group and one block
+        for (int64_t j = least / kLanes * kLanes; j < most;) {  // runs of positions in one group and one block
             const int64_t index = (base + j) / cache.block_size, place = (base + j) % cache.block_size;
             const int64_t block = block_at(index), count = smaller(kLanes - j % kLanes, cache.block_size - place);
             if (j + count > least) {

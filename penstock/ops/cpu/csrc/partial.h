@@ -10,18 +10,18 @@ namespace PENSTOCK_PATH {
 
 // Where the partials of a chunk go that are merged later: [count] each, and values [count][size].
 struct Partials {
-    float *max, *sum, *values;          // the first two filled up like those of Rows
+    float *max, *sum, *values;  // the first two filled up like those of Rows
 };
 
 // Query rows that share the keys and values of one head; a row is one query head of one token.
 struct Rows {
-    int64_t count, head_size, size;     // size: head_size filled up to a multiple of 16
-    float *q;                           // packed [tile][D][rows of the tile]
-    float *weights;                     // [count][64]
-    float *values;                      // [count][size], not yet divided by the sum
+    int64_t count, head_size, size;  // size: head_size filled up to a multiple of 16
+    float* q;                        // packed [tile][D][rows of the tile]
+    float* weights;                  // [count][64]
+    float* values;                   // [count][size], not yet divided by the sum
     float *max, *sum, *part_max, *part_sum, *keep, *share, *slope;
-    int32_t *first, *last;              // absolute positions a row sees
-    int32_t *begin, *end;               // the same within the present chunk
+    int32_t *first, *last;  // absolute positions a row sees
+    int32_t *begin, *end;   // the same within the present chunk
 
     static constexpr int64_t kArrays = 11;
 
@@ -45,7 +45,7 @@ struct Rows {
     }
 
     int64_t num_tiles() const { return ceil_div(count, kTileRows); }
-    int64_t tile(int64_t index) const { return count * index / num_tiles(); }    // its first row
+    int64_t tile(int64_t index) const { return count * index / num_tiles(); }  // its first row
 
     // Takes over query vectors: row(i) points to row i's.
     template <class Row>

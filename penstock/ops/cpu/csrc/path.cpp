@@ -12,8 +12,8 @@ extern "C" __attribute__((visibility("default"))) const char* penstock_paths() {
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
         return "generic avx2 avx512";
     return "generic avx2";
-#elif defined(PENSTOCK_ARM64) && defined(__linux__)     // elsewhere the path was never executed
-    constexpr unsigned long kDotProducts = 1ul << 20;   // HWCAP_ASIMDDP of the kernel's interface
+#elif defined(PENSTOCK_ARM64) && defined(__linux__)  // elsewhere the path was never executed
+    constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP of the kernel's interface
     return (getauxval(AT_HWCAP) & kDotProducts) != 0 ? "generic neon" : "generic";
 #else
     return "generic";

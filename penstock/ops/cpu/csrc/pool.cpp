@@ -35,23 +35,23 @@ struct alignas(64) Share {
 // only for those that joined. The mutex and the conditions serve only those that have waited long and fall asleep.
 struct Pool {
     static constexpr uint64_t kJoined = 0xffff, kOpen = 0x10000;
-    static constexpr int kNumber = 17;                  // bits below the number of the job
+    static constexpr int kNumber = 17;  // bits below the number of the job
 
     alignas(64) std::atomic<uint64_t> state{0};
-    alignas(64) void (*body)(void*, int64_t) = nullptr; // of the job; written while nobody can have joined it
+    alignas(64) void (*body)(void*, int64_t) = nullptr;  // of the job; written while nobody can have joined it
     void* context = nullptr;
     int threads = 1;
     Share shares[kMaxThreads];
 
-    alignas(64) std::atomic<bool> taken{false};         // by a caller, or by a change of size
-    std::atomic<int> target{1};                         // threads, the caller among them
-    std::atomic<bool> crowded{false};                   // more threads than cores: waiting threads step aside
+    alignas(64) std::atomic<bool> taken{false};  // by a caller, or by a change of size
+    std::atomic<int> target{1};                  // threads, the caller among them
+    std::atomic<bool> crowded{false};            // more threads than cores: waiting threads step aside
     std::atomic<int> vigils{0};
     std::atomic<int> num_asleep{0};
     std::atomic<bool> caller_asleep{false};
     std::mutex mutex;
     std::condition_variable wake, done;
-    bool alive[kMaxThreads] = {};                       // guarded by the mutex
+    bool alive[kMaxThreads] = {};  // guarded by the mutex
 
     uint64_t number() const { return state.load() >> kNumber; }
     bool joined() const { return (state.load(std::memory_order_acquire) & kJoined) != 0; }
@@ -87,7 +87,7 @@ struct Pool {
     void await_change(uint64_t seen) {
         while (!spin_until([&] { return state.load(std::memory_order_relaxed) >> kNumber != seen; }, true)) {
             std::unique_lock<std::mutex> lock(mutex);
-            num_asleep.fetch_add(1);    // then look again: whoever changes something looks here afterwards
+            num_asleep.fetch_add(1);  // then look again: whoever changes something looks here afterwards
             wake.wait(lock, [&] { return number() != seen || vigils.load() > 0; });
             num_asleep.fetch_sub(1);
         }
@@ -95,7 +95,9 @@ struct Pool {
 
     void rouse() {
         if (num_asleep.load() == 0) return;
-        { std::lock_guard<std::mutex> lock(mutex); }
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+        }
         wake.notify_all();
     }
 
@@ -108,7 +110,9 @@ struct Pool {
 
     void leave() {
         if (((state.fetch_sub(1) - 1) & (kOpen | kJoined)) != 0 || !caller_asleep.load()) return;
-        { std::lock_guard<std::mutex> lock(mutex); }
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+        }
         done.notify_one();
     }
 
@@ -161,13 +165,13 @@ struct Pool {
                     std::thread([this, index] { work(index); }).detach();
                     alive[index] = true;
                 } catch (const std::system_error&) {
-                    target.store(index);    // no more threads to be had: go on with those there are
+                    target.store(index);  // no more threads to be had: go on with those there are
                 }
             }
             const unsigned cores = std::thread::hardware_concurrency();
             crowded.store(cores != 0 && unsigned(target.load()) > cores);
         }
-        state.store((number() + 1) << kNumber);     // for those that must go
+        state.store((number() + 1) << kNumber);  // for those that must go
         rouse();
         const int reached = target.load();
         taken.store(false, std::memory_order_release);
@@ -175,7 +179,7 @@ struct Pool {
     }
 };
 
-Pool* instance = nullptr;               // never destroyed: workers may outlive main
+Pool* instance = nullptr;  // never destroyed: workers may outlive main
 
 Pool& pool() {
     static const bool made = [] {

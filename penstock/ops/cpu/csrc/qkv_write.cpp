@@ -6,10 +6,10 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
-struct Turn {                           // what happens to a head of a token
-    const float *q_norm, *k_norm;       // null: nothing is normed
+struct Turn {                      // what happens to a head of a token
+    const float *q_norm, *k_norm;  // null: nothing is normed
     float eps;
-    const float *cosines, *sines;       // null: nothing is rotated
+    const float *cosines, *sines;  // null: nothing is rotated
     int64_t half, head_size;
 
     // `from` itself where nothing is to be done, else `to`; `room` holds a row in between.
@@ -54,8 +54,8 @@ KERNEL(qkv_write)(const float* qkv, int64_t qkv_stride, void* k_cache, int64_t k
                   int64_t half, int64_t num_tokens, int64_t num_blocks, int64_t num_heads, int64_t num_kv_heads,
                   int64_t block_size, int64_t head_size, float* out) {
     using namespace penstock::PENSTOCK_PATH;
-    const Paged cache = {k_cache, v_cache, k_stride, v_stride, k_scale, v_scale, k_scale_stride, v_scale_stride,
-                         num_blocks, num_kv_heads, block_size, head_size};
+    const Paged cache = {k_cache,        v_cache,        k_stride,   v_stride,     k_scale,    v_scale,
+                         k_scale_stride, v_scale_stride, num_blocks, num_kv_heads, block_size, head_size};
     const Turn turn = {q_norm, k_norm, eps, cosines, sines, half, head_size};
     for (int64_t t = 0; t < num_tokens; t++) {
         if (!cache.has(slots[t])) return kBadIndex;

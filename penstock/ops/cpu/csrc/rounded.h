@@ -20,16 +20,16 @@ struct Kind {
 #else
     static constexpr bool kPairs = false;
 #endif
-    static constexpr int kWords = XBits == 16 || kPairs ? 2 : 1;    // of a row's quad
-    static constexpr int kSums = XBits == 16 && !kPairs ? 2 : 1;    // of a row's products with an output
+    static constexpr int kWords = XBits == 16 || kPairs ? 2 : 1;  // of a row's quad
+    static constexpr int kSums = XBits == 16 && !kPairs ? 2 : 1;  // of a row's products with an output
 };
 
 // Rows of activations, value by value beside each other: entry [group][…][row].
 struct Rounded {
-    const int32_t* quads;               // [group][quad][row][word]: four integers
-    const int32_t* corrections;         // [group][set][row][sum]: −offset · sum of the integers
-    const float *steps, *middles;       // [group][row]
-    const float* sums;                  // [group][set][row]: of the rounded values; for minimums
+    const int32_t* quads;          // [group][quad][row][word]: four integers
+    const int32_t* corrections;    // [group][set][row][sum]: −offset · sum of the integers
+    const float *steps, *middles;  // [group][row]
+    const float* sums;             // [group][set][row]: of the rounded values; for minimums
 };
 
 // Where the rows of a call are kept; a tile of rows lies in one piece.
@@ -66,7 +66,7 @@ struct Scale {
 template <class Integer>
 ALWAYS_INLINE Scale round_group(const float* x, Integer* to, float limit, bool centered) {
     Vec low = load(x), high = low;
-    Whole largest = {};                 // as bits: NaN is above infinity, which is above every number
+    Whole largest = {};  // as bits: NaN is above infinity, which is above every number
 #pragma GCC unroll 8
     for (int i = 0; i < kGroup; i += kWidth) {
         const Vec value = load(x + i);
@@ -88,7 +88,7 @@ ALWAYS_INLINE Scale round_group(const float* x, Integer* to, float limit, bool c
     const float middle = centered ? (least + most) * 0.5f : 0.0f;
     const float reach = centered ? (most - least) * 0.5f : from_bits(uint32_t(top));
     const float factor = reach > 1e-30f ? limit / reach : 0.0f;
-    for (int i = 0; i < kGroup; i++)    // the sum rounds to the nearest integer, which is then in the low bits
+    for (int i = 0; i < kGroup; i++)  // the sum rounds to the nearest integer, which is then in the low bits
         to[i] = Integer(to_bits((x[i] - middle) * factor + 0x1.8p+23f));
     return {reach / limit, middle};
 }
@@ -108,7 +108,8 @@ struct Place {
         int32_t split[kQuads * Kind::kWords];
         split_quads(codes, split);
         for (int64_t quad = 0; quad < kQuads; quad++)
-            std::memcpy(words + quad * height * Kind::kWords, split + quad * Kind::kWords, Kind::kWords * sizeof *split);
+            std::memcpy(words + quad * height * Kind::kWords, split + quad * Kind::kWords,
+                        Kind::kWords * sizeof *split);
         rows.steps[group + r] = scale.step;
         rows.middles[group + r] = scale.middle;
         for (int64_t set = 0; set < kSets; set++) {
@@ -128,7 +129,7 @@ struct Place {
     static void split_quads(const Integer* codes, int32_t* words) {
         if constexpr (Kind::kWords == 1) {
             std::memcpy(words, codes, kGroup);
-        } else if constexpr (Kind::kPairs) {    // as the even and the odd bytes of four codes
+        } else if constexpr (Kind::kPairs) {  // as the even and the odd bytes of four codes
 #if defined(__AVX2__)
             int16_t wide[kGroup];
             for (int64_t i = 0; i < kGroup; i++) wide[i] = codes[i];
@@ -139,7 +140,7 @@ struct Place {
             }
 #endif
         } else {
-            int8_t bytes[kQuads][2][4];         // high ones, low ones
+            int8_t bytes[kQuads][2][4];  // high ones, low ones
             for (int64_t i = 0; i < kGroup; i++) {
                 bytes[i / 4][1][i % 4] = int8_t(codes[i]);
                 bytes[i / 4][0][i % 4] = int8_t((codes[i] - int8_t(codes[i])) >> 8);
@@ -159,7 +160,7 @@ struct Integers<8> {
 template <>
 struct Integers<16> {
     using Type = int16_t;
-    static constexpr float kLimit = 127.0f * 256.0f;    // so that the high byte of the rounded half fits as well
+    static constexpr float kLimit = 127.0f * 256.0f;  // so that the high byte of the rounded half fits as well
 };
 
 // x of width ≤ 32 · groups values becomes the row at `place`. A group that is filled up with zeros keeps them zero: its

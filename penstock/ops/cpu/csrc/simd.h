@@ -22,10 +22,10 @@
 #define KERNEL(name) \
     extern "C" __attribute__((visibility("default"))) int32_t PENSTOCK_JOIN(penstock_##name##_, PENSTOCK_PATH)
 // The same op with its arguments in an array of 64-bit words, for lists of calls: penstock_linear_avx2_packed, …
-#define PACKED(name)                                                                                                \
-    extern "C" __attribute__((visibility("default"))) int32_t PENSTOCK_JOIN(                                        \
-        PENSTOCK_JOIN(penstock_##name##_, PENSTOCK_PATH), _packed)(const uint64_t* words) {                         \
-        return penstock::PENSTOCK_PATH::call_packed(&PENSTOCK_JOIN(penstock_##name##_, PENSTOCK_PATH), words);      \
+#define PACKED(name)                                                                                           \
+    extern "C" __attribute__((visibility("default"))) int32_t PENSTOCK_JOIN(                                   \
+        PENSTOCK_JOIN(penstock_##name##_, PENSTOCK_PATH), _packed)(const uint64_t* words) {                    \
+        return penstock::PENSTOCK_PATH::call_packed(&PENSTOCK_JOIN(penstock_##name##_, PENSTOCK_PATH), words); \
     }
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
@@ -61,8 +61,8 @@ inline float fused(float a, float b, float c) { return a * b + c; }
 inline Vec broadcast(float x) { return Vec{x, x, x, x}; }
 #endif
 
-constexpr int kLanes = 16;              // values per group on every path
-constexpr int kParts = kLanes / kWidth; // registers per group
+constexpr int kLanes = 16;               // values per group on every path
+constexpr int kParts = kLanes / kWidth;  // registers per group
 
 inline Vec load(const float* from) {
     Vec v;
@@ -97,7 +97,7 @@ void parallel_for(int64_t count, int64_t work_per_item, const Body& body) {
 template <class T>
 inline T word_as(uint64_t word) {
     T value;
-    std::memcpy(&value, &word, sizeof value);   // little endian: small types lie in the low bytes
+    std::memcpy(&value, &word, sizeof value);  // little endian: small types lie in the low bytes
     return value;
 }
 

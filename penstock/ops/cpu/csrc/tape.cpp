@@ -6,8 +6,9 @@
 using Call = int32_t (*)(const uint64_t* words);
 
 // Words of call i begin at words[begins[i]]. Returns 0, or 1 + the place of the first call that failed.
-extern "C" __attribute__((visibility("default"))) int64_t penstock_replay(
-        int64_t count, const Call* calls, const int64_t* begins, const uint64_t* words) {
+extern "C" __attribute__((visibility("default"))) int64_t penstock_replay(int64_t count, const Call* calls,
+                                                                          const int64_t* begins,
+                                                                          const uint64_t* words) {
     const penstock::Vigil vigil;
     for (int64_t i = 0; i < count; i++)
         if (calls[i](words + begins[i]) != 0) return i + 1;

@@ -6,16 +6,16 @@
 namespace penstock {
 namespace PENSTOCK_PATH {
 
-constexpr int64_t kChunk = 64;                   // absolute positions per partial
+constexpr int64_t kChunk = 64;  // absolute positions per partial
 
-struct Rule {                           // from product to score
+struct Rule {  // from product to score
     float scale, softcap;
 };
 
 typedef int32_t Integers __attribute__((vector_size(sizeof(Vec))));
 
 #if defined(__AVX512F__)
-inline Vec or_more(Vec least, Vec x) { return _mm512_max_ps(least, x); }         // where one is NaN, x
+inline Vec or_more(Vec least, Vec x) { return _mm512_max_ps(least, x); }  // where one is NaN, x
 #elif defined(__AVX2__)
 inline Vec or_more(Vec least, Vec x) { return _mm256_max_ps(least, x); }
 #else
@@ -26,7 +26,7 @@ inline Vec or_more(Vec least, Vec x) { return least > x ? least : x; }
 // has a 1 in it. Coefficients: least largest relative error on [-1/2, 1/2].
 inline Vec decay(Vec x) {
     x = or_more(broadcast(-126.0f), x);
-    const Vec shifted = x + broadcast(0x1.8p+23f);       // the nearest integer in the low bits
+    const Vec shifted = x + broadcast(0x1.8p+23f);  // the nearest integer in the low bits
     const Vec r = x - (shifted - broadcast(0x1.8p+23f));
     Vec p = broadcast(0x1.5bba14p-10f);
     p = fused(p, r, broadcast(0x1.3cea88p-7f));
@@ -77,11 +77,11 @@ inline float fold(const Vec (&group)[kParts], const Both& both) {
 }
 #endif
 
-struct Weighing {                       // of one row over one chunk
+struct Weighing {  // of one row over one chunk
     Rule rule;
-    float slope;                        // ALiBi
-    int32_t distance;                   // from the row's own position to the chunk's first
-    int32_t begin, end;                 // positions it sees
+    float slope;         // ALiBi
+    int32_t distance;    // from the row's own position to the chunk's first
+    int32_t begin, end;  // positions it sees
 
     bool plain() const { return rule.softcap == 0.0f && slope == 0.0f && rule.scale > 0.0f; }
     // Times this, a score is a power of two instead of e.
