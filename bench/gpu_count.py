@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.roofline import Timed
 from penstock.engine.executor import Ticket
-from penstock.engine.plan import Plan
+from penstock.engine.plan import Plan, Result
 
 WINDOW = 8  # steps that are traced kernel by kernel
 NUM_KERNELS = 12  # named in a trace
@@ -31,7 +31,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         self._engine.executor = self
-        self._staging = getattr(getattr(self._inner, "runner", None), "_staging", None)
+        self._staging = getattr(getattr(self._inner, "runner", self._inner), "_staging", None)
         if self._staging is not None:
             self._staging.send = self._sending(self._staging.send)
         return self
@@ -48,12 +48,15 @@ class Recorder:
 
         return sent
 
-    def start(self, plan: Plan) -> Ticket:
+    def start(self, plan: Plan) -> Ticket[Result]:
         self.plans.append(plan)
         self._begun = begun = _now()
-        ticket: Ticket = self._inner.start(plan)
+        ticket: Ticket[Result] = self._inner.start(plan)
         self._moments.append((self._begun or begun, _now()))
         return ticket
+
+    def control(self, message: object) -> Any:
+        return self._inner.control(message)
 
     def close(self) -> None:
         self._inner.close()
@@ -148,7 +151,7 @@ class Tracer:
         self._engine.executor = self._inner
         self._end()
 
-    def start(self, plan: Plan) -> Ticket:
+    def start(self, plan: Plan) -> Ticket[Result]:
         import torch
 
         if self._number == self._window.start:
@@ -160,8 +163,11 @@ class Tracer:
         elif self._number == self._window.stop:
             self._end()
         self._number += 1
-        ticket: Ticket = self._inner.start(plan)
+        ticket: Ticket[Result] = self._inner.start(plan)
         return ticket
+
+    def control(self, message: object) -> Any:
+        return self._inner.control(message)
 
     def close(self) -> None:
         self._inner.close()

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from penstock import ops
-from penstock.cache.group import group_layers
-from penstock.cache.layout import LAYOUTS
+from penstock.cache.group import LAYOUTS, group_layers
 from penstock.models.decoder import Decoder
 from penstock.models.files import read_config
-from penstock.models.load import load_model
-from penstock.models.registry import spec_from_config
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import ModelSpec, spec_from_config
+from penstock.passes.load import load_lowered
 from penstock.runner.memory import BlockMemory
 from penstock.runner.step import Step
 
@@ -28,7 +26,7 @@ class Reader:
     """A decoder with a cache of its own, fed with the same number of tokens of each sequence."""
 
     def __init__(self, model: Decoder, kv_dtype: str, num_sequences: int, length: int, device: torch.device) -> None:
-        grouping = group_layers(model.spec.states_of(LAYOUTS[kv_dtype]), BLOCK)
+        grouping = group_layers(model.spec.states(LAYOUTS[kv_dtype]), BLOCK)
         if len(grouping.groups) != 1:
             raise ValueError(
                 f"{model.spec.architecture} keeps {len(grouping.groups)} kinds of state; only models with "
@@ -37,7 +35,7 @@ class Reader:
         width = -(-length // BLOCK)
         memory = BlockMemory(num_sequences * width, BLOCK, grouping, kv_dtype, device)
         self.model, self.device = model, device
-        self._caches = memory.layer_caches(model.spec.kv_shapes())
+        self._caches = memory.views(model.spec.memories())
         self._table = torch.arange(num_sequences * width, dtype=torch.int32, device=device).view(num_sequences, width)
 
     def hidden(self, ids: Tensor, start: int) -> Tensor:
@@ -110,11 +108,11 @@ def divergence(
     """Random weights of the folder's config, random tokens."""
     where, kind = torch.device(device), getattr(torch, dtype)
     if device == "cuda":
-        import penstock.ops.triton  # noqa: F401  registers the bodies
+        import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
     spec: ModelSpec = spec_from_config(read_config(Path(folder)), length)
     readers = []
     for quantized, kept in ((None, dtype), (quantization, kv_cache_dtype or dtype)):
-        model = load_model(None, spec, dtype=kind, quantization=quantized, dummy=True, device=where)
+        model = load_lowered(None, spec, dtype=kind, quantization=quantized, dummy_seed=0, device=where)
         assert isinstance(model, Decoder)
         readers.append(Reader(model, kept, num_sequences, length, where))
     ids = torch.randint(spec.vocab_size, (num_sequences, length), generator=torch.Generator().manual_seed(7)).to(where)

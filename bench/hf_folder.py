@@ -15,7 +15,7 @@ def write(folder: Path, source: Path, progress: Callable[[int, int], None]) -> N
     from safetensors.torch import save_file
 
     from penstock.models.files import open_checkpoint
-    from penstock.text.gguf import read_vocabulary
+    from penstock.text.tokenizers.gguf import read_vocabulary
 
     checkpoint = open_checkpoint(source)
     names = checkpoint.names()

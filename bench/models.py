@@ -125,7 +125,7 @@ def sizes(path: Path) -> Sizes:
 def _folder_sizes(path: Path) -> Sizes:
     """A folder may have no weights at all (load_format="dummy"): its spec counts them, as float32."""
     from penstock.models.files import read_config
-    from penstock.models.registry import spec_from_config
+    from penstock.models.spec import spec_from_config
 
     config: dict[str, Any] = read_config(path)
     count = spec_from_config(config).num_parameters

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bench.op_inputs import EPS, Call, Inputs, OpCase
 from penstock import ops
-from penstock.runner.cuda.shared import Group, fill, num_tiles
+from penstock.runner.cuda.decode_batch import SharedPrefix, fill_shared, max_tiles
 
 BLOCK = 16  # positions of a cache block
 ALIGNED = 4  # numbers of 4 bytes: for other places kernels are compiled anew
@@ -59,11 +59,11 @@ class Attention(Inputs):
                 yield self._joined(k, v, order, rows, context, turns)
 
     def _joined(self, k: Tensor, v: Tensor, order: Tensor, rows: int, context: int, turns: Turns) -> OpCase:
-        from penstock.runner.cuda.graphs import num_parts
+        from penstock.runner.cuda.decode_graphs import num_kv_splits
 
         s, width = self.shape, self.shape.matrices()["qkv"][0]
         moved = rows * context * s.position_bytes
-        parts = num_parts(rows, context, s.num_kv_heads, self._processors)
+        parts = num_kv_splits(rows, context, s.num_kv_heads, self._processors)
         work, scale = ops.Work(rows, None, parts), s.head_size**-0.5
         positions = torch.full((rows,), context - 1, device=self.device)
         lengths = (positions + 1).int()
@@ -94,7 +94,7 @@ class Attention(Inputs):
                     eps=eps,
                     cos=cos,
                     sin=sin,
-                    num_parts=parts,
+                    num_kv_splits=parts,
                 )
             )
             both.append(partial(apart, x, slots, table))
@@ -145,12 +145,12 @@ class Attention(Inputs):
         ]
 
     def _decode(self, k: Tensor, v: Tensor, order: Tensor, rows: int, context: int) -> OpCase:
-        from penstock.runner.cuda.graphs import num_parts
+        from penstock.runner.cuda.decode_graphs import num_kv_splits
 
         s = self.shape
         moved = rows * context * s.position_bytes
         tables = self._tables(order, rows, -(-context // BLOCK), self._num_sets(moved))
-        work = ops.Work(rows, None, num_parts(rows, context, s.num_kv_heads, self._processors))
+        work = ops.Work(rows, None, num_kv_splits(rows, context, s.num_kv_heads, self._processors))
         others = {"sdpa": self._plain(rows, 1, context, False)} if moved < 5e9 else {}
         return OpCase(
             "attention",
@@ -163,7 +163,7 @@ class Attention(Inputs):
         )
 
     def _chunk(self, k: Tensor, v: Tensor, order: Tensor, count: int, tokens: int, before: int) -> OpCase:
-        from penstock.ops.triton.attention import tile_tokens
+        from penstock.ops.triton.attention.attention import tile_tokens
 
         s = self.shape
         size = tile_tokens(s.num_heads, s.num_kv_heads)
@@ -213,21 +213,21 @@ class Attention(Inputs):
 
     def _common(self, k: Tensor, v: Tensor, order: Tensor, sharing: bool) -> OpCase:
         """The same tables with the beginning read once for all, and once for each."""
-        from penstock.ops.triton.attention import tile_tokens
-        from penstock.runner.cuda.graphs import num_common_parts, num_parts
+        from penstock.ops.triton.attention.attention import tile_tokens
+        from penstock.runner.cuda.decode_graphs import num_kv_splits, num_prefix_splits
 
         s, (rows, prefix, own) = self.shape, self.sizes.shared
         ahead, rest = prefix // BLOCK, -(-own // BLOCK)
         table = torch.cat([order[:ahead].expand(rows, ahead), order[ahead : ahead + rows * rest].view(rows, rest)], 1)
         size = tile_tokens(s.num_heads, s.num_kv_heads)
         members, skips = (np.zeros(rows, dtype=np.int32) for _ in range(2))
-        tiles = np.zeros((num_tiles(rows, size), 4), dtype=np.int32)
-        fill([Group(tuple(range(rows)), ahead * BLOCK)], size, members, skips, tiles)
+        tiles = np.zeros((max_tiles(rows, size), 4), dtype=np.int32)
+        fill_shared([SharedPrefix(tuple(range(rows)), ahead * BLOCK)], size, members, skips, tiles)
         parts = [torch.from_numpy(part).to(self.device) for part in (members, skips, tiles)]
-        num_common = num_common_parts(rows, size, s.num_kv_heads, self._processors)
+        num_common = num_prefix_splits(rows, size, s.num_kv_heads, self._processors)
         shared = ops.Shared(parts[0], parts[1], parts[2], num_common)
         work = ops.Work(
-            rows, None, num_parts(rows, prefix + own, s.num_kv_heads, self._processors), shared if sharing else None
+            rows, None, num_kv_splits(rows, prefix + own, s.num_kv_heads, self._processors), shared if sharing else None
         )
         read = (prefix if sharing else rows * prefix) + rows * own
         name = f"{rows} rows, {prefix} common + {own}"

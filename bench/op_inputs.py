@@ -84,11 +84,9 @@ class OpCase:
 class Inputs:
     """For one shape on one device."""
 
-    def __init__(
-        self, shape: Shape, device: str, cache_bytes: int, num_processors: int, sizes: Sizes | None = None
-    ) -> None:
+    def __init__(self, shape: Shape, device: str, cache_bytes: int, num_sms: int, sizes: Sizes | None = None) -> None:
         self.shape, self.device, self.sizes = shape, torch.device(device), sizes or Sizes()
-        self._cache_bytes, self._processors = cache_bytes, num_processors
+        self._cache_bytes, self._processors = cache_bytes, num_sms
 
     def _normal(self, *size: int, scale: float = 1.0) -> Tensor:
         return torch.randn(size, device=self.device, dtype=BF16).mul_(scale)

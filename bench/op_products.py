@@ -11,9 +11,10 @@ from torch import Tensor
 
 from bench.op_inputs import BF16, EPS, Call, Inputs, OpCase
 from penstock import ops
-from penstock.ops.fp8_product import quantized as as_fp8
-from penstock.ops.int_product import empty_ints
-from penstock.ops.packed import GROUP
+from penstock.ops.matmul.epilogue import Epilogue
+from penstock.ops.matmul.fp8_product import quantize_fp8
+from penstock.ops.matmul.int_product import empty_ints
+from penstock.ops.matmul.packed import GROUP
 
 NORMED = ("qkv", "gate_up")  # matrices whose inputs are
 
@@ -33,7 +34,7 @@ class Products(Inputs):
                 num = min(len(weights), self._num_sets(2 * (num_out * num_in + rows * num_in)))
                 xs = [self._normal(rows, num_in) for _ in range(num)]
                 calls = [
-                    partial(ops.product, x, w, *_finish(matrix, self._added(matrix, rows, num_out)))
+                    partial(ops.product, x, w, *_around(matrix, self._added(matrix, rows, num_out)))
                     for x, w in zip(xs, weights)
                 ]
                 plain: list[Call] = [partial(torch.mm, x, w.t()) for x, w in zip(xs, weights)]
@@ -53,14 +54,14 @@ class Products(Inputs):
             if matrix == "head":
                 continue
             weights = [
-                as_fp8(self._normal(num_out, num_in, scale=num_in**-0.5))
+                quantize_fp8(self._normal(num_out, num_in, scale=num_in**-0.5))
                 for _ in range(self._num_sets(num_out * num_in))
             ]
             for rows in self.sizes.product_rows:
                 num = min(len(weights), self._num_sets(num_out * num_in + 2 * rows * num_in))
                 xs = [self._normal(rows, num_in) for _ in range(num)]
                 calls = [
-                    partial(ops.fp8_product, x, w, scale, *_finish(matrix, self._added(matrix, rows, num_out)))
+                    partial(ops.fp8_product, x, w, scale, *_around(matrix, self._added(matrix, rows, num_out)))
                     for x, (w, scale) in zip(xs, weights)
                 ]
                 plain: list[Call] = (
@@ -98,7 +99,7 @@ class Products(Inputs):
             norm = torch.ones(num_in, device=self.device) if matrix in NORMED else None  # is not folded into these
             calls = [
                 partial(
-                    ops.int_product, self._normal(rows, num_in), words, scales, num_out, *_finish(matrix, added, norm)
+                    ops.int_product, self._normal(rows, num_in), words, scales, num_out, *_around(matrix, added, norm)
                 )
                 for words, scales in weights[:num]
             ]
@@ -125,9 +126,7 @@ class Products(Inputs):
         return self._normal(rows, num_out) if matrix in ("out", "down") else None
 
 
-def _finish(
-    matrix: str, residual: Tensor | None, norm: Tensor | None = None
-) -> tuple[None, Tensor | None, str | None, bool, Tensor | None, float]:
-    """bias, residual, activation, gated, norm, eps, as a layer gives them."""
+def _around(matrix: str, residual: Tensor | None, norm: Tensor | None = None) -> tuple[Epilogue, Tensor | None, float]:
+    """Return epilogue, norm and eps as a layer gives them."""
     gated = matrix == "gate_up"
-    return None, residual, "silu" if gated else None, gated, norm, EPS if matrix in NORMED else 0.0
+    return Epilogue(None, "silu" if gated else None, gated, residual), norm, EPS if matrix in NORMED else 0.0

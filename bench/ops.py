@@ -118,7 +118,7 @@ def line(row: dict[str, Any] | None = None) -> str:
 def run(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
     import torch
 
-    import penstock.ops.triton  # noqa: F401  registers the bodies
+    import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
     from bench.op_cases import SHAPES, Maker
 
     device: Any = torch.cuda.get_device_properties(0)

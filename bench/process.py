@@ -52,13 +52,8 @@ class Process:
         return " / ".join(lines[-LOG_LINES:])
 
     def close(self) -> None:
-        if self.process.poll() is not None:
-            return
-        assert self.process.stdin
         try:
-            self.process.stdin.write('{"do": "close"}\n')
-            self.process.stdin.close()
-            self.process.wait(timeout=20)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self.process.communicate('{"do": "close"}\n', timeout=20)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            self.process.communicate()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.engine.plan import Output, Plan
+from penstock.models.decoder import linears
 
 BYTES, OPERATIONS, GAPS, HOST = "bytes", "operations", "launch gaps", "host time"
 
@@ -40,7 +41,7 @@ class Costs:
     @classmethod
     def of(cls, model: Any, position_bytes: int) -> Costs:
         """Of a decoder as it is loaded."""
-        schemes = [linear.scheme for block in model.blocks for linear in _linears(block)]
+        schemes = [linear.scheme for _, linear, _ in linears(model)]
         rows, spec = model.head.rows, model.spec
         embedded = model.embedding.tokens
         return cls(
@@ -50,13 +51,8 @@ class Costs:
             rows.num_bytes,
             embedded.num_bytes // embedded.num_out,
             position_bytes,
-            sum(4 * layer.attention.num_heads * layer.attention.head_size for layer in spec.layers),
+            sum(4 * layer.mixer.num_heads * layer.mixer.head_size for layer in spec.layers),
         )
-
-
-def _linears(block: Any) -> tuple[Any, ...]:
-    mlp = block.mlp
-    return block.attention.qkv, block.attention.out, mlp.gate_up if hasattr(mlp, "gate_up") else mlp.up, mlp.down
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from typing import Any
 PROMPT = "Why is the sky blue?"
 IMPORTS = "commands", "torch", "engine"
 PARTS = [  # what a part is called, and the function that does it
-    ("files", "penstock.assemble.open_checkpoint"),
-    ("tokenizer", "penstock.assemble._tokenizer"),
-    ("weights", "penstock.assemble.load_model"),
-    ("cache", "penstock.assemble._engine"),
-    ("prompt", "penstock.intake.Intake.encode"),
-    ("prompt", "penstock.intake.Intake.encode_messages"),
+    ("files", "penstock.api.assemble.open_checkpoint"),
+    ("tokenizer", "penstock.api.assemble._tokenizer"),
+    ("weights", "penstock.api.assemble.load_lowered"),
+    ("cache", "penstock.api.assemble._engine"),
+    ("prompt", "penstock.text.intake.Intake.encode"),
+    ("prompt", "penstock.text.intake.Intake.encode_messages"),
     ("first step", "penstock.engine.engine.Engine.step"),
 ]
 Spans = dict[str, tuple[float, float]]  # seconds from the start of the process
@@ -95,7 +95,7 @@ def child(words: list[str], begin: float) -> None:
 
         return call
 
-    for name, module in zip(IMPORTS, ("penstock.cli", "torch", "penstock.llm")):
+    for name, module in zip(IMPORTS, ("penstock.cli", "torch", "penstock.api.llm")):
         timed(name, import_module)(module)
     for name, path in PARTS:
         owner, attribute = _owner(path)

@@ -1,18 +1,18 @@
-"""Penstock: one small, exact, fast LLM inference engine. Only the public names live here, imported on first use."""
+"""Penstock: a small, exact, fast LLM inference engine. Only the public names live here, imported on first use."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.async_engine import AsyncLLMEngine
-    from penstock.async_llm import AsyncLLM
+    from penstock.api.async_llm import AsyncLLM
+    from penstock.api.llm import LLM
+    from penstock.api.vllm.async_engine import AsyncLLMEngine
+    from penstock.api.vllm.llm_engine import LLMEngine
+    from penstock.api.vllm.porting import AsyncEngineArgs, EngineArgs
     from penstock.config import EngineConfig
-    from penstock.engine_args import AsyncEngineArgs, EngineArgs
     from penstock.errors import PenstockError
     from penstock.inputs import TextPrompt, TokensPrompt
-    from penstock.llm import LLM
-    from penstock.llm_engine import LLMEngine
     from penstock.outputs import (
         PoolingOutput,
         PoolingRequestOutput,
@@ -62,14 +62,14 @@ __all__ = [
 ]
 
 _NAMES = {
-    "async_engine": ("AsyncLLMEngine",),
-    "async_llm": ("AsyncLLM",),
+    "api.vllm.async_engine": ("AsyncLLMEngine",),
+    "api.async_llm": ("AsyncLLM",),
     "config": ("EngineConfig",),
-    "engine_args": ("AsyncEngineArgs", "EngineArgs"),
+    "api.vllm.porting": ("AsyncEngineArgs", "EngineArgs"),
     "errors": ("PenstockError",),
     "inputs": ("TextPrompt", "TokensPrompt"),
-    "llm": ("LLM",),
-    "llm_engine": ("LLMEngine",),
+    "api.llm": ("LLM",),
+    "api.vllm.llm_engine": ("LLMEngine",),
     "outputs": ("PoolingOutput", "PoolingRequestOutput", "ScoringOutput", "ScoringRequestOutput"),
     "sampling_params": ("GuidedDecodingParams",),
     "types": (
@@ -84,7 +84,7 @@ _NAMES = {
         "StreamDelta",
         "StructuredOutputsParams",
     ),
-    "version": ("__version__",),
+    "host.version": ("__version__",),
 }
 _HOME = {name: f"penstock.{module}" for module, names in _NAMES.items() for name in names}
 
@@ -94,7 +94,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module
 
-    from penstock.machine import held_collector
+    from penstock.host.machine import held_collector
 
     with held_collector():
         return getattr(import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and how each of their failures looks."""
+"""The command line: the commands, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from penstock.commands import bench, chat, info, models, perplexity, ps, run, run_batch, serve
+from penstock.commands import bench, info, models, perplexity, ps, run, run_batch, serve
+from penstock.commands.chat import chat
+from penstock.commands.flags.options import Command
 from penstock.commands.streams import close_broken, mend_streams
-from penstock.commands.usage import Command
 from penstock.errors import PenstockError
-from penstock.interrupts import INTERRUPTED
+from penstock.host.interrupts import INTERRUPTED
 
 FAILED, USAGE, BROKEN_PIPE, TERMINATED = 1, 2, 141, 143
 REMEDIES = {
@@ -26,9 +27,9 @@ REMEDIES = {
     errno.EFBIG: "raise the limit of a file's size with `ulimit -f unlimited`",
     errno.EMFILE: "raise the limit of open files with `ulimit -n 1024`",
     errno.ENFILE: "the system has too many open files: end some programs",
-    errno.EBADF: "a standard stream is not open for what it is needed for; check the redirections",
-    errno.EROFS: "choose a place that can be written, with PENSTOCK_HOME or TMPDIR",
-    errno.EACCES: "choose a place that you may use, with PENSTOCK_HOME or TMPDIR",
+    errno.EBADF: "a standard stream is not open for reading or writing; check the redirections",
+    errno.EROFS: "choose a writable folder with PENSTOCK_HOME or TMPDIR",
+    errno.EACCES: "choose a folder you may use with PENSTOCK_HOME or TMPDIR",
     errno.ENOMEM: "free some memory, or choose a smaller model",
     errno.EAGAIN: "raise the limit of processes with `ulimit -u`",
 }
@@ -42,18 +43,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.command("run", cls=Command)(run.run)
-app.command("chat", cls=Command)(chat.chat)
-app.command("serve", cls=Command)(serve.serve)
-app.command("ps", cls=Command)(ps.ps)
-app.command("stop", cls=Command)(ps.stop)
-app.command("run-batch", cls=Command)(run_batch.run_batch)
-app.command("pull", cls=Command)(models.pull)
-app.command("list", cls=Command)(models.list_)
-app.command("rm", cls=Command)(models.rm)
-app.command("info", cls=Command)(info.info)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run.run,
+    "chat": chat.chat,
+    "serve": serve.serve,
+    "ps": ps.ps,
+    "stop": ps.stop,
+    "run-batch": run_batch.run_batch,
+    "pull": models.pull,
+    "list": models.list_,
+    "rm": models.rm,
+    "info": info.info,
+    "perplexity": perplexity.perplexity,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name, cls=Command)(_command)
 app.add_typer(bench.app, name="bench")
-app.command("perplexity", cls=Command)(perplexity.perplexity)
 
 
 def _print_version(wanted: bool) -> None:
@@ -72,7 +77,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status."""
+    """Run one command and return the exit status."""
     mend_streams()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)
@@ -81,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        close_broken()  # whoever read our output has gone
+        close_broken()  # the reader of our output is gone
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -96,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _invoke(arguments: list[str]) -> int:
     command: Any = typer.main.get_command(app)
-    usage_error: Any = typer.BadParameter.__mro__[1]
+    usage_error: Any = typer.BadParameter.__base__  # click's UsageError: typer vendors click
     try:
         with command.make_context("penstock", arguments) as context:
             command.invoke(context)
@@ -122,7 +127,7 @@ def _fail(message: str, error: BaseException) -> int:
 
 
 def _complain(message: str) -> None:
-    """One line on standard error; where that takes nothing, the exit status must do."""
+    """Write one line to standard error, if it can be written."""
     close_broken()
     with contextlib.suppress(OSError, ValueError):
         print(f"error: {_one_line(message)}", file=sys.stderr)
@@ -130,7 +135,7 @@ def _complain(message: str) -> None:
 
 
 def _system_message(error: OSError) -> str:
-    """The system's reason, the file where there is one, and the remedy."""
+    """Return the system's reason, the file if any, and the remedy."""
     where = f" ({error.filename})" if error.filename is not None else ""
     remedy = REMEDIES.get(error.errno or 0, "set PENSTOCK_DEBUG=1 to see where")
     return f"{error.strerror or f'unexpected {type(error).__name__}: {error}'}{where}: {remedy}"

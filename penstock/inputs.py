@@ -1,10 +1,10 @@
-"""vLLM's module of this name: prompts as dicts."""
+"""Prompts as dicts, under vLLM's module name."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
-from penstock.intake import Prompt as PromptType
+from penstock.text.prompt_encoder import Prompt as PromptType
 
 __all__ = ["PromptType", "TextPrompt", "TokensPrompt"]
 

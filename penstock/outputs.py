@@ -1,11 +1,11 @@
-"""vLLM's module of this name: what comes back. Answers under way become outputs here, too."""
+"""Outputs of requests, under vLLM's module name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.answers import Collector
+from penstock.text.answers import Collector
 from penstock.types import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -45,7 +45,7 @@ class ScoringOutput:
 
 @dataclass
 class ScoringRequestOutput:
-    """A pair of texts; its token ids are those of the first, then those of the second."""
+    """The score of a pair of texts; its token ids are those of the first, then the second."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -69,11 +69,10 @@ class PoolingRequestOutput:
 
 
 class OutputStream:
-    """One request's deltas as the outputs that its `output_kind` asks for, under the caller's own id."""
+    """Turns one request's deltas into outputs of its `output_kind`, under the caller's own id."""
 
     def __init__(self, id: str, collector: Collector) -> None:
-        self._id = id
-        self._collector = collector
+        self._id, self._collector = id, collector
         self._kind = collector.request.sampling.output_kind
         self._answers = {index: CompletionOutput(index) for index in range(collector.request.sampling.n)}
         self._fresh: dict[int, CompletionOutput] = {}
@@ -103,7 +102,7 @@ class OutputStream:
                 self._fresh.setdefault(index, CompletionOutput(index)).finish_reason = "abort"
 
     def take(self) -> RequestOutput | None:
-        """An output with all that is new since the last; None if there is nothing to tell."""
+        """Return an output with all that is new since the last; None if nothing is."""
         fresh, self._fresh = self._fresh, {}
         if not fresh or self._kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return None
@@ -126,7 +125,7 @@ class OutputStream:
 
 
 def _copy(answer: CompletionOutput) -> CompletionOutput:
-    """As it is now: the answer grows on."""
+    """Copy the output's present state: the answer keeps growing."""
     return replace(
         answer, token_ids=list(answer.token_ids), logprobs=None if answer.logprobs is None else list(answer.logprobs)
     )

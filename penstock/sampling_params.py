@@ -1,4 +1,4 @@
-"""vLLM's module of this name: how answers are sampled."""
+"""Sampling parameters, under vLLM's module name."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["BeamSearchParams", "GuidedDecodingParams", "RequestOutputKind", "Sam
 
 
 def GuidedDecodingParams(**values: Any) -> StructuredOutputsParams:
-    """vLLM's older name of StructuredOutputsParams."""
+    """Accept vLLM's older name of StructuredOutputsParams."""
     return StructuredOutputsParams(**values)

@@ -16,43 +16,34 @@ PURE = (
     "cache",
     "server",
     "types",
-    "config.py",
+    "config",
     "errors.py",
-    "intake.py",
-    "defaults.py",
-    "override.py",
-    "answers.py",
-    "version.py",
+    "api/defaults.py",
+    "text/intake.py",
+    "text/answers.py",
+    "host/version.py",
 )
 
 # what a module may import of ours, besides itself and its own package
 ALLOWED = {
-    "porting": ("config", "errors"),
-    "similarity": (),
     "errors": (),
     "types": ("errors",),
-    "config": ("errors", "override"),
-    "override": ("types", "errors"),
-    "defaults": ("config", "override", "hub", "types", "errors"),
-    "machine": (),
-    "progress": (),
+    "host": ("errors",),
+    "config": ("types", "errors"),
     "cache": ("types", "config", "errors"),
     "engine": ("cache", "types", "config", "errors"),
     "ops": ("errors",),
     "quant": ("ops", "errors"),
     "layers": ("quant", "ops", "errors"),
-    "models": ("layers", "quant", "ops", "cache", "regular", "errors"),
+    "models": ("layers", "quant", "ops", "cache", "host", "errors"),
+    "passes": ("models", "layers", "quant", "ops"),
     "sampling": ("ops", "engine", "types", "errors"),
-    "runner": ("sampling", "models", "layers", "ops", "cache", "engine", "machine", "types", "config", "errors"),
-    "regular": ("errors",),
-    "text": ("types", "errors", "hub", "regular"),
-    "hub": ("errors", "progress"),
-    "version": (),
-    "interrupts": (),
-    "intake": ("text", "types", "errors"),
-    "answers": ("text", "types"),
-    "assemble": (
+    "runner": ("sampling", "passes", "models", "layers", "ops", "cache", "engine", "host", "types", "config", "errors"),
+    "hub": ("errors", "host"),
+    "text": ("types", "errors", "hub", "host"),
+    "api": (
         "runner",
+        "passes",
         "sampling",
         "models",
         "ops",
@@ -61,35 +52,17 @@ ALLOWED = {
         "sandbox",
         "text",
         "hub",
-        "machine",
+        "host",
         "config",
-        "idle_options",
-        "defaults",
-        "errors",
-    ),
-    "idle_options": ("models", "config"),
-    "service": ("assemble", "intake", "answers", "interrupts", "text", "types", "errors"),
-    "worker": ("assemble", "sampling", "models", "engine", "machine", "types", "config", "errors"),
-    # the API process: it talks with workers by messages, and has no part of what computes
-    "server": (
-        "defaults",
-        "hub",
-        "interrupts",
-        "machine",
-        "progress",
-        "intake",
-        "answers",
-        "sandbox",
-        "text",
-        "engine",
         "types",
-        "config",
         "errors",
-        "regular",
-        "version",
-        "similarity",
+        "outputs",
+        "inputs",
     ),
+    # the API process: it talks with workers by messages, and has no part of what computes
+    "server": ("api", "hub", "host", "sandbox", "text", "engine", "types", "config", "errors"),
 }
+API_OF_SERVER = ("penstock.api.defaults",)
 MESSAGES = ("penstock.engine.ipc", "penstock.engine.messages")
 
 
@@ -133,6 +106,12 @@ def test_server_knows_the_engine_by_its_messages() -> None:
     for path in sources("server"):
         for name in imports(path):
             assert not name.startswith("penstock.engine") or name in MESSAGES, f"{path.name} imports {name}"
+
+
+def test_server_takes_nothing_of_the_api_that_computes() -> None:
+    for path in sources("server"):
+        for name in imports(path):
+            assert not name.startswith("penstock.api") or name in API_OF_SERVER, f"{path.name} imports {name}"
 
 
 def test_paths_in_architecture_exist() -> None:

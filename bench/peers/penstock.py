@@ -33,12 +33,13 @@ class Penstock:
 
     def run(self, run: Run) -> Watch:
         from penstock import SamplingParams
+        from penstock.text.prompt_encoder import Encoded
 
         params = SamplingParams(temperature=0, max_tokens=run.num_output, ignore_eos=True, detokenize=False)
         watch = Watch(len(run.prompts))
         waiting = []
         for index, prompt in enumerate(run.prompts):
-            collector = self.service.submit(prompt, params)
+            collector = self.service.submit(Encoded(prompt), params)
             collector.listener = lambda delta, index=index: watch.add(index, len(delta.token_ids))
             waiting.append(collector)
         while waiting:
@@ -63,7 +64,7 @@ class _Clock:
     """Adds up the time inside the runner's computation: recorded steps as they are run, or else the model's calls."""
 
     def __init__(self, service: Any) -> None:
-        runner = getattr(service.engine.executor, "runner", None)
+        runner = getattr(service.engine.executor, "runner", service.engine.executor)
         tapes, model = getattr(runner, "tapes", None), getattr(runner, "model", None)
         calls = [(tapes, "run")] if hasattr(tapes, "run") else [(model, "forward"), (model, "logits")]
         self.calls = [(owner, name) for owner, name in calls if callable(getattr(owner, name, None))]

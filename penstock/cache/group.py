@@ -1,60 +1,143 @@
-"""Layers with equal states, bundled so that every bundle's block has the same bytes."""
+"""The states that layers keep between steps, and groups of layers whose blocks have the same size in bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from penstock.cache.state import StateSpec
+ALIGNMENT = 4  # bytes: scales are float32
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """`itemsize` bytes per number, and `scale_bytes` per position and head of quantized ones."""
+
+    itemsize: int
+    scale_bytes: int = 0
+
+    def numbers_bytes(self, head_size: int) -> int:
+        """Count the bytes of one position of one head, without its scale."""
+        return -(-head_size * self.itemsize // ALIGNMENT) * ALIGNMENT
+
+    def position_bytes(self, num_heads: int, head_size: int) -> int:
+        """Count the bytes of one position's keys and values, scales included."""
+        return 2 * num_heads * (self.numbers_bytes(head_size) + self.scale_bytes)
+
+
+LAYOUTS = {
+    "float32": KvLayout(4),
+    "bfloat16": KvLayout(2),
+    "float16": KvLayout(2),
+    "int8": KvLayout(1, scale_bytes=4),
+    "fp8": KvLayout(1),
+}
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """`full` keeps every position, `window` the last `window` positions, `recurrent` one state whatever the length:
+    `num_rows` rows of `row_bytes`."""
+
+    kind: Literal["full", "window", "recurrent"]
+    bytes_per_position: int = 0  # full, window
+    window: int = 0  # window: a query at p sees p-window+1 … p
+    num_rows: int = 0  # recurrent
+    row_bytes: int = 0
+
+    @property
+    def bytes_per_state(self) -> int:
+        return self.num_rows * self.row_bytes
+
+    def find_first_needed(self, position: int) -> int:
+        """Return the earliest position that a query at `position` or later can still read."""
+        if self.kind == "full":
+            return 0
+        if self.kind == "window":
+            return max(0, position - self.window + 1)
+        return position
+
+    def find_resumable(self, present: Sequence[bool], block_size: int) -> list[bool]:
+        """Say for each prefix of a path (1 block, 2 blocks, …) if this state can resume after it.
+        `present[i]`: the path still holds this state's block (or snapshot) i."""
+        if self.kind == "recurrent":
+            return list(present)
+        accepted, run = [], 0
+        for index, held in enumerate(present):
+            run = run + 1 if held else 0
+            needed = index + 1 - self.find_first_needed((index + 1) * block_size) // block_size
+            accepted.append(run >= needed)
+        return accepted
+
+    def max_blocks(self, length: int, chunk: int, block_size: int) -> int:
+        """Bound the blocks that a sequence of `length` holds at once when it computes `chunk` positions a step."""
+        whole = -(-length // block_size)
+        if self.kind == "window":
+            return min(whole, -(-(self.window + chunk) // block_size) + 1)
+        return whole
+
+
+GROUP_PERCENT = 2  # cost of each further block table, as a share of the cache
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that share one block table. Layer layers[j] owns the j-th part of each of the group's blocks."""
+    """Layers that share one block table. Layer layers[j] owns `part_bytes` from byte j · part_bytes on: of each block,
+    or of a recurrent state, whose rows fill `blocks_per_state` blocks and never straddle two."""
 
     spec: StateSpec
     layers: tuple[int, ...]
-    blocks_per_state: int = 1  # recurrent: how many pool blocks one state fills
+    part_bytes: int = 0
+    blocks_per_state: int = 1
+    ahead: int = 0  # positions beyond a sequence's end that drafting layers may write
+
+    @property
+    def is_paged(self) -> bool:
+        """True if blocks hold positions, one after the other; a recurrent group has no slots."""
+        return self.spec.kind != "recurrent"
+
+    def table_width(self, max_model_len: int, block_size: int) -> int:
+        return -(-(max_model_len + self.ahead) // block_size) if self.is_paged else self.blocks_per_state
 
 
 @dataclass(frozen=True)
 class Grouping:
     groups: tuple[Group, ...]
     block_bytes: int  # of every block in the pool
-    layers_per_block: int  # parts a block of positions is cut into
-
-
-def _layers_by_spec(states: Sequence[StateSpec | None]) -> dict[StateSpec, list[int]]:
-    by_spec: dict[StateSpec, list[int]] = {}
-    for layer, spec in enumerate(states):
-        if spec is not None:
-            by_spec.setdefault(spec, []).append(layer)
-    return by_spec
-
-
-def _parts(counts: Sequence[int]) -> int:
-    """Layers per block: the least padding, each further block table weighing as much as 2 % of the cache."""
-
-    def cost(parts: int) -> float:
-        groups = sum(-(-count // parts) for count in counts)
-        return groups * parts * (1 + 0.02 * groups)
-
-    return min(range(1, max(counts) + 1), key=lambda parts: (cost(parts), -parts))
 
 
 def group_layers(states: Sequence[StateSpec | None], block_size: int) -> Grouping:
     """Cut the layers into groups. A layer without state (None) is in no group."""
-    by_spec = _layers_by_spec(states)
-    kept = {spec: layers for spec, layers in by_spec.items() if spec.kind != "recurrent"}
-    parts = _parts([len(layers) for layers in kept.values()]) if kept else 1
-    block_bytes = max((spec.bytes_per_position for spec in kept), default=0) * block_size * parts
+    by_spec: dict[StateSpec, list[int]] = {}
+    for layer, spec in enumerate(states):
+        if spec is not None:
+            by_spec.setdefault(spec, []).append(layer)
+    block_bytes = _choose_block_bytes(by_spec, block_size)
     groups = []
     for spec, layers in by_spec.items():
-        if spec.kind == "recurrent":
-            block_bytes = block_bytes or spec.bytes_per_state
-            state_bytes = spec.bytes_per_state * len(layers)
-            groups.append(Group(spec, tuple(layers), max(1, -(-state_bytes // block_bytes))))
+        if not spec.bytes_per_position:
+            num_blocks = -(-spec.num_rows * len(layers) // (block_bytes // spec.row_bytes))
+            groups.append(Group(spec, tuple(layers), spec.bytes_per_state, num_blocks))
             continue
-        for start in range(0, len(layers), parts):
-            groups.append(Group(spec, tuple(layers[start : start + parts])))
-    return Grouping(tuple(groups), block_bytes, parts)
+        part_bytes = spec.bytes_per_position * block_size
+        count = block_bytes // part_bytes
+        for start in range(0, len(layers), count):
+            groups.append(Group(spec, tuple(layers[start : start + count]), part_bytes))
+    return Grouping(tuple(groups), block_bytes)
+
+
+def _choose_block_bytes(by_spec: dict[StateSpec, list[int]], block_size: int) -> int:
+    """Find the block size that takes the least memory, given that it holds a layer or a row of every spec."""
+    parts = [(spec.bytes_per_position * block_size, len(layers)) for spec, layers in by_spec.items()]
+    paged = [(part, count) for part, count in parts if part]
+    if not paged:
+        return max((spec.bytes_per_state for spec in by_spec), default=0)
+    smallest = max([part for part, _ in paged] + [spec.row_bytes for spec in by_spec])
+
+    def cost(block_bytes: int) -> tuple[int, int]:
+        num_groups = sum(-(-count // (block_bytes // part)) for part, count in paged)
+        return num_groups * block_bytes * (100 + GROUP_PERCENT * num_groups), -block_bytes
+
+    first = {part: -(-smallest // part) for part, _ in paged}
+    sizes = [part * n for part, count in paged for n in range(first[part], max(first[part], count) + 1)]
+    return min(sizes, key=cost)

@@ -1,4 +1,4 @@
-"""Block ids with reference counts. A block given back while a started plan may still touch it waits for that plan."""
+"""Block ids with reference counts. A block released while a started plan may still touch it waits for that plan."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class BlockPool:
         self._busy = [-1] * num_blocks  # the last plan that names the block
         self.ended = -1  # every plan up to this one has ended
         self._limbo: dict[int, list[int]] = {}
-        self._num_limbo = 0
+        self.num_limbo = 0  # blocks without an owner that wait for a started plan to end
         self._cached = [False] * num_blocks  # the tree is one of the owners
-        self._num_idle = 0  # the tree is the only owner
+        self.num_idle = 0  # blocks that only the tree owns
         self._on_idle = on_idle
 
     @property
@@ -25,18 +25,8 @@ class BlockPool:
         return len(self._free)
 
     @property
-    def num_limbo(self) -> int:
-        """Blocks without an owner that wait for a started plan to end."""
-        return self._num_limbo
-
-    @property
-    def num_idle(self) -> int:
-        """Blocks that only the tree owns."""
-        return self._num_idle
-
-    @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free) - self._num_limbo - self._num_idle
+        return self.num_blocks - len(self._free) - self.num_limbo - self.num_idle
 
     def num_users(self, block: int) -> int:
         """Owners other than the tree."""
@@ -48,17 +38,13 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        if self.refs[block] < 1:
-            raise RuntimeError(f"block {block} has no owner to share it")
-        if self._cached[block] and self.refs[block] == 1:
-            self._num_idle -= 1
-        self.refs[block] += 1
+        self.share_all((block,))
 
     def share_all(self, blocks: Sequence[int]) -> None:
         refs, cached = self.refs, self._cached
         for block in blocks:
             if refs[block] == 1 and cached[block]:
-                self._num_idle -= 1
+                self.num_idle -= 1
             elif refs[block] < 1:
                 raise RuntimeError(f"block {block} has no owner to share it")
             refs[block] += 1
@@ -73,12 +59,12 @@ class BlockPool:
         if self.refs[block] == 0:
             self._return(block)
         elif self.refs[block] == 1 and self._cached[block]:
-            self._num_idle += 1
+            self.num_idle += 1
             if self._on_idle:
                 self._on_idle(block)
 
     def release_all(self, blocks: Iterable[int], after: int = -1) -> None:
-        """The same for each of them, in this order."""
+        """Release each block, in this order."""
         refs, busy, cached = self.refs, self._busy, self._cached
         for block in blocks:
             if refs[block] <= 2 and (refs[block] < 2 or cached[block]):
@@ -89,32 +75,30 @@ class BlockPool:
             refs[block] -= 1
 
     def cache(self, block: int) -> None:
-        """The tree becomes an owner."""
+        """Make the tree an owner."""
         self.share(block)
         self._cached[block] = True
 
     def uncache(self, block: int) -> None:
-        """The tree, its only owner, gives the block up."""
+        """Take the block from the tree, its only owner."""
         if not self._cached[block] or self.refs[block] != 1:
             raise RuntimeError(f"block {block} is evicted while it is in use")
         self._cached[block] = False
-        self._num_idle -= 1
+        self.num_idle -= 1
         self.release(block)
 
     def end(self, plan: int) -> None:
-        """A plan has ended, and with it all earlier ones."""
+        """Free the blocks that waited for `plan` or an earlier one."""
         self.ended = plan
-        if not self._limbo:
-            return
         for number in [number for number in self._limbo if number <= plan]:
             blocks = self._limbo.pop(number)
-            self._num_limbo -= len(blocks)
+            self.num_limbo -= len(blocks)
             self._free.extend(blocks)
 
     def _return(self, block: int) -> None:
         if self._busy[block] > self.ended:
             self._limbo.setdefault(self._busy[block], []).append(block)
-            self._num_limbo += 1
+            self.num_limbo += 1
         else:
             self._free.append(block)
 
@@ -123,10 +107,10 @@ class BlockPool:
         unowned = self._free + limbo
         if len(set(unowned)) != len(unowned) or any(self.refs[block] for block in unowned):
             raise AssertionError("a block is free twice or free and owned")
-        if len(limbo) != self._num_limbo:
+        if len(limbo) != self.num_limbo:
             raise AssertionError("limbo is miscounted")
         if sum(1 for count in self.refs if count > 0) + len(unowned) != self.num_blocks:
             raise AssertionError("a block is lost")
         idle = sum(1 for block in range(self.num_blocks) if self._cached[block] and self.refs[block] == 1)
-        if idle != self._num_idle:
-            raise AssertionError(f"{self._num_idle} idle blocks are counted, {idle} exist")
+        if idle != self.num_idle:
+            raise AssertionError(f"{self.num_idle} idle blocks are counted, {idle} exist")

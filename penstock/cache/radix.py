@@ -1,32 +1,56 @@
-"""A tree over token keys, one block of positions per node, that remembers which blocks hold which prefix."""
+"""Prefix tree over token keys: one block of positions per node, and the pool blocks that hold it."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from penstock.cache.group import Group
 from penstock.cache.pool import BlockPool
-from penstock.cache.salt import Salt, key_of, root_of
+
+
+@dataclass(frozen=True)
+class Root:
+    """Requests with equal roots share prefixes; the first `num_public` positions are shared whatever the salt."""
+
+    salt: str = ""  # tenant and cache salt
+    num_public: int = 0
+    adapter: str = ""
+
+    @property
+    def base(self) -> Root:
+        """The root under which the prefix tree keeps this one's blocks."""
+        return replace(self, salt="", num_public=0) if self.num_public else self
+
+    def key(self, tokens: Sequence[int], start: int, block_size: int) -> tuple[Hashable, ...]:
+        """Make the tree key of the block at `start`: its tokens, and the salt where the private part begins."""
+        key = tokens[start : start + block_size]
+        if type(key) is not tuple:
+            key = tuple(key)
+        if self.num_public and start == self.num_public - self.num_public % block_size:
+            return (*key, self.salt)
+        return key
+
 
 Key = tuple[Hashable, ...]
 Slot = tuple[int, ...]  # the blocks one group holds at a node: one, or a whole snapshot
 
 
-def chained(chain: int, key: Key) -> int:
-    """What stands for a prefix and one more block."""
+def chain_hash(chain: int, key: Key) -> int:
+    """Hash a prefix, given by its own chain hash, and one more block."""
     return hash((chain, key))
 
 
 class Node:
-    """The block that follows its parent's prefix. `slots[g]` is what group g holds here, None for nothing."""
+    """The block that follows its parent's prefix. `slots[g]` are the blocks of group g here, None for none."""
 
     __slots__ = ("chain", "children", "key", "parent", "pins", "queued", "slots", "used")
 
     def __init__(self, parent: Node | None, key: Key, num_groups: int) -> None:
         self.parent = parent
         self.key = key
-        self.chain: int = chained(0 if parent is None else parent.chain, key)  # stands for its whole prefix
+        self.chain: int = chain_hash(0 if parent is None else parent.chain, key)  # of its whole prefix
         self.children: dict[Key, Node] = {}
         self.slots: list[Slot | None] = [None] * num_groups
         self.pins = 0  # sequences whose own path ends here
@@ -34,7 +58,7 @@ class Node:
         self.queued = [False] * num_groups  # stands in the eviction queue already
 
 
-Place = tuple[Node, int]  # what one group holds at a node
+Place = tuple[Node, int]  # a node and a group
 
 
 class RadixCache:
@@ -54,41 +78,36 @@ class RadixCache:
         self._pins = 0  # of all nodes
         self._full = [group.spec.kind == "full" for group in groups]
 
-    def root(self, salt: Hashable) -> Node:
-        """The empty prefix; prefixes under different salts are never shared."""
-        salt = root_of(salt)
-        return self._roots.setdefault(salt, Node(None, (salt,), len(self.groups)))
-
-    def chain_of_root(self, salt: Hashable) -> int:
-        return chained(0, (root_of(salt),))
+    def root(self, root: Root) -> Node:
+        """Return the node of the empty prefix; prefixes under different roots are never shared."""
+        return self._roots.setdefault(root.base, Node(None, (root.base,), len(self.groups)))
 
     def match(
-        self, salt: Hashable, tokens: Sequence[int], length: int | None = None, known: Sequence[Node] = ()
+        self, root: Root, tokens: Sequence[int], length: int | None = None, known: Sequence[Node] = ()
     ) -> list[Node]:
-        """The nodes of the longest path whose keys are the beginning of `tokens`, or of the first `length` of them.
+        """Return the longest path whose keys are the beginning of `tokens`, or of the first `length` of them.
         `known` is a beginning of that path."""
-        node = known[-1] if known else self._roots.get(root_of(salt))
+        node = known[-1] if known else self._roots.get(root.base)
         path = list(known)
         size, first = self.block_size, len(known) * self.block_size
-        salted = isinstance(salt, Salt)
-        rest = tuple(tokens[first:])  # whose parts are keys as they are
+        rest = tuple(tokens[first:])  # its slices are keys
         for start in range(0, (len(tokens) if length is None else length) - first - size + 1, size):
             if node is None or not node.children:
                 break
             node = node.children.get(
-                key_of(salt, tokens, first + start, size) if salted else rest[start : start + size]
+                root.key(tokens, first + start, size) if root.num_public else rest[start : start + size]
             )
             if node is not None:
                 path.append(node)
         return path
 
-    def usable(self, path: Sequence[Node]) -> int:
-        """The longest prefix of the path, in blocks, that every group can resume after."""
-        if all(self._full):  # there is no node without such a block
+    def count_usable(self, path: Sequence[Node]) -> int:
+        """Return the longest prefix of the path, in blocks, that every group can resume after."""
+        if all(self._full):  # every node has a block of each
             return len(path)
         accepted = [True] * len(path)
         for g, group in enumerate(self.groups):
-            verdicts = group.spec.usable([node.slots[g] is not None for node in path], self.block_size)
+            verdicts = group.spec.find_resumable([node.slots[g] is not None for node in path], self.block_size)
             accepted = [a and b for a, b in zip(accepted, verdicts)]
         return max((i + 1 for i, ok in enumerate(accepted) if ok), default=0)
 
@@ -99,7 +118,7 @@ class RadixCache:
             node.used = self._clock
 
     def extend(self, node: Node, key: Key) -> Node:
-        """The child of `node` under `key`, made if it is not there."""
+        """Return the child of `node` under `key`; make it if it is not there."""
         child = node.children.get(key)
         if child is None:
             self.version += 1
@@ -109,7 +128,7 @@ class RadixCache:
         return child
 
     def hold(self, node: Node, g: int, slot: Slot) -> None:
-        """Become one of the owners of these blocks."""
+        """Make the tree one of the owners of these blocks."""
         if node.slots[g] is not None:
             raise RuntimeError("the slot is taken")
         self.version += 1
@@ -128,7 +147,7 @@ class RadixCache:
         self._prune(node)
 
     def on_idle(self, block: int) -> None:
-        """The pool says that nobody but the tree owns the block now."""
+        """Offer a block for eviction: only the tree owns it now."""
         self._offer(*self._owner[block])
 
     def evict(self, num_free: int) -> bool:
@@ -138,7 +157,7 @@ class RadixCache:
                 return False
             used, _, _, node, g = heapq.heappop(self._queue)
             node.queued[g] = False
-            if not self._evictable(node, g):
+            if not self._is_evictable(node, g):
                 continue
             if node.used > used:
                 self._offer(node, g)
@@ -149,20 +168,19 @@ class RadixCache:
 
     def clear(self) -> None:
         """Give up everything that is idle."""
-        groups = range(len(self.groups))
         self._queue = []
         if not self._pins and self.pool.num_idle == len(self._owner):
             self._clear_all()
             return
         for node in reversed(list(self.nodes())):  # children before their parents
-            for g in groups:
+            for g in range(len(self.groups)):
                 node.queued[g] = False
-                if self._evictable(node, g):
+                if self._is_evictable(node, g):
                     self._give_up(node, g)
             self._unlink(node)
 
     def _clear_all(self) -> None:
-        """Nobody uses anything: no node needs a look of its own."""
+        """Give up all nodes at once: none is in use."""
         for node in list(self.nodes()):
             node.children.clear()
             node.slots = [None] * len(self.groups)
@@ -174,24 +192,24 @@ class RadixCache:
         self._roots.clear()
 
     def _give_up(self, node: Node, g: int) -> None:
-        """Without its block of a full group a node is of no use to the others."""
+        """Drop a group's blocks of a node; without a full group's block the node is useless, so all go."""
         for other in range(len(self.groups)) if self._full[g] else (g,):
             self._drop(node, other)
 
-    def _evictable(self, node: Node, g: int) -> bool:
-        slot = node.slots[g]
-        if slot is None:
+    def _is_evictable(self, node: Node, g: int) -> bool:
+        if node.slots[g] is None:
             return False
         if not self._full[g]:
-            return self._idle(slot)
-        return not node.children and not node.pins and all(s is None or self._idle(s) for s in node.slots)
+            return self.is_idle(node, g)
+        return not node.children and not node.pins and all(self.is_idle(node, each) for each in range(len(self._full)))
 
-    def _idle(self, slot: Slot) -> bool:
-        return all(self.pool.refs[block] == 1 for block in slot)
+    def is_idle(self, node: Node, g: int) -> bool:
+        """True if only the tree owns what the group holds at the node."""
+        return all(self.pool.refs[block] == 1 for block in node.slots[g] or ())
 
     def _offer(self, node: Node, g: int) -> None:
         """Queue a slot for eviction; windows and snapshots go before whole nodes of the same age."""
-        if not node.queued[g] and self._evictable(node, g):
+        if not node.queued[g] and self._is_evictable(node, g):
             node.queued[g] = True
             self._tick += 1
             heapq.heappush(self._queue, (node.used, int(self._full[g]), self._tick, node, g))
@@ -207,8 +225,8 @@ class RadixCache:
             self.pool.uncache(block)
         self.num_evicted += len(slot)
 
-    def behind(self, places: Iterable[Place]) -> list[Place]:
-        """Those of the places that hold something, and where one is of a full group, all that depends on it."""
+    def find_dependents(self, places: Iterable[Place]) -> list[Place]:
+        """List the places that hold something, and all that depends on those of full groups."""
         found = dict.fromkeys((node, g) for node, g in places if node.slots[g] is not None)
         stack = [node for node, g in found if self._full[g]]
         seen: set[Node] = set()
@@ -220,13 +238,11 @@ class RadixCache:
                 stack.extend(node.children.values())
         return list(found)
 
-    def drop(self, places: Iterable[Place]) -> None:
-        """Give up what is held there; nobody else may own it."""
-        nodes: dict[Node, None] = {}
+    def drop(self, places: Sequence[Place]) -> None:
+        """Give up the blocks held there, which must be idle."""
         for node, g in places:
             self._drop(node, g)
-            nodes[node] = None
-        for node in nodes:
+        for node in dict.fromkeys(node for node, _ in places):
             self._prune(node)
 
     def _prune(self, node: Node) -> None:
@@ -239,7 +255,7 @@ class RadixCache:
                     self._offer(node, g)
 
     def _unlink(self, node: Node) -> bool:
-        """Take a node out of the tree, if there is nothing in it."""
+        """Take a node out of the tree, if it is empty."""
         if node.children or node.pins or any(node.slots):
             return False
         if node.parent is None:
@@ -277,5 +293,30 @@ class RadixCache:
         if held != self._owner or self._pins != sum(node.pins for node in self.nodes()):
             raise AssertionError("the tree's list of its blocks, or its count of pins, is wrong")
         queued = {(node, g) for _, _, _, node, g in self._queue}
-        if any(self._evictable(*where) and where not in queued for where in set(held.values())):
+        if any(self._is_evictable(*where) and where not in queued for where in set(held.values())):
             raise AssertionError("an idle slot was never offered for eviction")
+
+
+Found = tuple[Sequence[int], int, Root, int, list[Node]]  # tokens, their number, root, the tree's version, the path
+
+
+class PrefixLookup:
+    def __init__(self, tree: RadixCache) -> None:
+        self._tree = tree
+        self._last: Found | None = None
+
+    def find(self, root: Root, tokens: Sequence[int]) -> list[Node]:
+        """Return the path of the longest usable prefix. The last token never is: it must be computed."""
+        last, self._last = self._last, None
+        if last is None or last[0] is not tokens or last[1:4] != (len(tokens), root, self._tree.version):
+            path = self._tree.match(root, tokens, len(tokens) - 1, self._find_common(last, root, tokens))
+            last = (tokens, len(tokens), root, self._tree.version, path[: self._tree.count_usable(path)])
+        self._last = last
+        return last[4]
+
+    def _find_common(self, last: Found | None, root: Root, tokens: Sequence[int]) -> list[Node]:
+        """Return the last path if `tokens` begin with it: requests that come together often share a prefix."""
+        if last is None or last[2:4] != (root, self._tree.version):
+            return []
+        length = len(last[4]) * self._tree.block_size
+        return last[4] if length < len(tokens) and last[0][:length] == tokens[:length] else []

@@ -1,5 +1,5 @@
 """The commands behind `penstock`.
 
 In: parsed arguments. Out: answers on standard output; figures, progress and errors on standard error. Nothing else
-imports this package, and it imports what is heavy inside the functions that use it.
+imports this package; heavy imports stay inside functions.
 """

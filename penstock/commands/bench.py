@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast a model runs here, as a table like llama-bench's."""
+"""`penstock bench`: measure a model's speed, as a table like llama-bench's."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.commands.answer import write_note, write_text
-from penstock.commands.options import Json, ModelOrDefault, engine_options, open_llm
-from penstock.commands.table import Table
-from penstock.commands.usage import Command
-from penstock.errors import InvalidRequest, shown
+from penstock.commands.flags.options import Command, Json, ModelOrDefault, engine_options, open_llm
+from penstock.commands.output import Table, write_note, write_text
+from penstock.errors import InvalidRequest, quote
 from penstock.hub.names import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from penstock.llm import LLM
+    from penstock.api.llm import LLM
 
-app = typer.Typer(help="Measure how fast a model runs here.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Measure a model's speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Length of each prompt, in the pp test.")]
 OutputTokens = Annotated[int, typer.Option("--output-tokens", help="Tokens to generate, in the tg test.")]
-Repetitions = Annotated[int, typer.Option("--repetitions", help="Times each test is run, after one to warm up.")]
+Repetitions = Annotated[int, typer.Option("--repetitions", help="Runs of each test, after one warm-up run.")]
 MAX_COUNT = 1_000_000
 MAX_ALL_TOKENS = 100_000_000
 Prompts = Callable[[int], list[int]]
-NumPrompts = Annotated[int, typer.Option("--num-prompts", help="Prompts handed over at once.")]
+NumPrompts = Annotated[int, typer.Option("--num-prompts", help="Prompts submitted at once.")]
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,8 @@ class Outcome:
         return [self.test.num_counted / seconds for seconds in self.times_s]
 
     def milliseconds(self) -> list[float]:
-        """To the first token of a prompt; or per generated token."""
-        steps = 1 if self.test.num_output_tokens == 1 else self.test.num_output_tokens
-        return [1000 * seconds / steps for seconds in self.times_s]
+        """Return milliseconds to the first token, or per generated token."""
+        return [1000 * seconds / self.test.num_output_tokens for seconds in self.times_s]
 
 
 @app.command(cls=Command)
@@ -72,7 +69,7 @@ def throughput(
 ) -> None:
     """Measure many prompts at once.
 
-    Tokens per second for reading prompts (pp), generating (tg), and both in one go.
+    Tokens per second of prefill (pp), decode (tg), and both together.
     """
     _check(num_prompts=num_prompts, prompt_tokens=prompt_tokens, output_tokens=output_tokens, repetitions=repetitions)
     both = Test(
@@ -98,7 +95,7 @@ def latency(
 ) -> None:
     """Measure one prompt at a time.
 
-    Milliseconds to the first token (pp) and per generated token (tg), and the tokens per second that makes.
+    Milliseconds to the first token (pp) and per generated token (tg), and tokens per second.
     """
     _check(prompt_tokens=prompt_tokens, output_tokens=output_tokens, repetitions=repetitions)
     _measure(model, _tests(1, prompt_tokens, output_tokens), repetitions, as_json, options)
@@ -115,13 +112,13 @@ def _check(**counts: int) -> None:
     for name, count in counts.items():
         if not 1 <= count <= MAX_COUNT:
             raise InvalidRequest(
-                f"--{name.replace('_', '-')}={shown(count)} is out of range: it must be 1 to {MAX_COUNT}"
+                f"--{name.replace('_', '-')}={quote(count)} is out of range: it must be 1 to {MAX_COUNT}"
             )
     num_tokens = counts.get("num_prompts", 1) * (counts["prompt_tokens"] + counts["output_tokens"])
     if num_tokens > MAX_ALL_TOKENS:
         raise InvalidRequest(
-            f"the prompts and answers have {num_tokens} tokens together, and {MAX_ALL_TOKENS} is the "
-            "most: lower --num-prompts, --prompt-tokens or --output-tokens"
+            f"the prompts and answers have {num_tokens} tokens together; the limit is {MAX_ALL_TOKENS}: "
+            "lower --num-prompts, --prompt-tokens or --output-tokens"
         )
 
 
@@ -137,7 +134,7 @@ def _measure(model: str, tests: list[Test], repetitions: int, as_json: bool, opt
 
 
 def _host_note(stats: dict[str, Any]) -> str:
-    """Of all steps, those that warm up too: a step's time less its forward pass."""
+    """Describe host time over all steps, warm-up included: step time minus forward pass."""
     host, steps = stats["step_s"] - stats["forward_s"], max(1, stats["num_steps"])
     return (
         f"host time: {1e6 * host / steps:.0f} µs of {1e3 * stats['step_s'] / steps:.2f} ms a step, "
@@ -146,7 +143,7 @@ def _host_note(stats: dict[str, Any]) -> str:
 
 
 def _facts(llm: LLM) -> dict[str, Any]:
-    """What was measured: the model, the machine's part in it, and the engine's own counters."""
+    """Collect the model, the machine and the engine's counters."""
     from penstock.commands.info import bytes_on_disk, version
     from penstock.models.files import open_checkpoint
     from penstock.ops import cpu
@@ -171,7 +168,7 @@ def _facts(llm: LLM) -> dict[str, Any]:
 
 
 def fresh_prompts(vocab_size: int) -> Prompts:
-    """Makes prompts of random tokens, none of which was seen before, so that nothing is in the prefix cache."""
+    """Make prompts of random tokens that were never seen, so that none is in the prefix cache."""
     import random
 
     source = random.Random()
@@ -197,7 +194,7 @@ def _run(llm: Any, test: Test, prompts: Prompts) -> float:
 
 
 def _table(facts: dict[str, Any], outcomes: list[Outcome]) -> str:
-    """Milliseconds are of one prompt; over several at once they would say little."""
+    """Format as a table; milliseconds are for one prompt and left out for several at once."""
     from penstock.commands.info import readable_count
 
     with_ms = all(outcome.test.num_seqs == 1 for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""`penstock info`: what a model is, or what this installation is."""
+"""`penstock info`: describe a model or this installation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.commands.answer import write_text
-from penstock.commands.options import Json
-from penstock.commands.table import Table
+from penstock.commands.flags.options import Json
+from penstock.commands.output import Table, write_text
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
 GGUF_TOKENIZERS = {"gpt2": "BPE", "llama": "SentencePiece", "gemma4": "BPE", "bert": "WordPiece"}
@@ -19,7 +18,7 @@ LABELS = {"num_parameters": "parameters", "num_bytes": "size on disk"}
 
 
 def info(model: Model = None, as_json: Json = False) -> None:
-    """Say what a model is; without one, what is installed here."""
+    """Describe a model; without one, this installation."""
     facts = describe(model) if model else installation()
     if as_json:
         write_text(json.dumps(facts, indent=2, default=str) + "\n")
@@ -34,7 +33,7 @@ def info(model: Model = None, as_json: Json = False) -> None:
 
 
 def version() -> str:
-    from penstock.version import VERSION
+    from penstock.host.version import VERSION
 
     return VERSION
 
@@ -59,18 +58,18 @@ def installation() -> dict[str, Any]:
 
 
 def describe(model: str) -> dict[str, Any]:
-    """Everything here follows from the configuration and the tensors' headers."""
+    """Describe a model by its configuration and tensor headers alone."""
+    from penstock.api.defaults import find_defaults
     from penstock.config import EngineConfig
-    from penstock.defaults import find_defaults
     from penstock.hub import resolve_model
     from penstock.models.files import open_checkpoint
-    from penstock.models.registry import spec_from_config
+    from penstock.models.spec import spec_from_config
 
     path = resolve_model(model)
     checkpoint = open_checkpoint(path)
     try:
         spec = spec_from_config(checkpoint.config)
-        attention: Any = spec.layers[0].attention
+        attention: Any = spec.layers[0].mixer
         kv_heads = getattr(attention, "num_kv_heads", attention.num_heads)
         kind, template = _tokenizer(checkpoint.tokenizer_source())
         defaults = find_defaults(EngineConfig(), checkpoint.generation_config, checkpoint.metadata)
@@ -107,7 +106,7 @@ def bytes_on_disk(path: Path) -> int:
 
 
 def _tokenizer(source: Path | Mapping[str, Any]) -> tuple[str, bool]:
-    """The kind of tokenizer, and whether there is a chat template."""
+    """Return the kind of tokenizer, and True if there is a chat template."""
     from penstock.errors import InvalidModel
     from penstock.sandbox.program import load_sandboxed
 
@@ -127,7 +126,7 @@ def _tokenizer(source: Path | Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def readable(name: str, value: Any) -> str:
-    from penstock.hub.progress import readable_bytes
+    from penstock.hub.download_errors import readable_bytes
 
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -139,7 +138,7 @@ def readable(name: str, value: Any) -> str:
 
 
 def readable_count(count: int) -> str:
-    """134.52 M, as llama-bench writes it."""
+    """Format a count like llama-bench: 134.52 M."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             return f"{count / size:.2f} {unit}"

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.commands.answer import write_note, write_text
-from penstock.commands.options import Json
-from penstock.commands.table import Table
+from penstock.commands.flags.options import Json
+from penstock.commands.output import Table, write_note, write_text
 
 Names = Annotated[list[str], typer.Argument(metavar="MODEL...", hidden=True)]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the Hugging Face hub.")]
@@ -27,7 +26,7 @@ def pull(models: Names, revision: Revision = None) -> None:
 def list_(as_json: Json = False) -> None:
     """Show the models on this machine."""
     from penstock.hub import home, list_models
-    from penstock.hub.progress import readable_bytes
+    from penstock.hub.download_errors import readable_bytes
 
     models = list_models()
     if as_json:
@@ -57,7 +56,7 @@ def list_(as_json: Json = False) -> None:
 def rm(models: Names) -> None:
     """Delete models from this machine."""
     from penstock.hub import remove_model
-    from penstock.hub.progress import readable_bytes
+    from penstock.hub.download_errors import readable_bytes
 
     for name in models:
         removed = remove_model(name)

@@ -1,4 +1,4 @@
-"""`penstock perplexity`: how well a model predicts a text."""
+"""`penstock perplexity`: measure how well a model predicts a text."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.commands.answer import write_text
-from penstock.commands.options import Json, Model, engine_options, open_llm
-from penstock.commands.table import Table
+from penstock.commands.flags.options import Json, Model, engine_options, open_llm
+from penstock.commands.output import Table, write_text
 from penstock.errors import InvalidRequest
-from penstock.regular import MIB, UnreadableFile, read_regular
+from penstock.host.files import MIB, UnreadableFile, read_regular
 
 if TYPE_CHECKING:
-    from penstock.perplexity import Score
+    from penstock.api.perplexity import Score
 
 File = Annotated[Path, typer.Argument(metavar="FILE", hidden=True)]
 WindowSize = Annotated[
-    int | None, typer.Option("--window", help="Tokens the model sees at once. [default: the most it takes, up to 1024]")
+    int | None, typer.Option("--window", help="Context window in tokens. [default: the model's, up to 1024]")
 ]
 Stride = Annotated[
     int | None,
     typer.Option(
-        "--stride", help="Tokens from one window to the next; each scores so many, its last. [default: half the window]"
+        "--stride", help="Tokens from one window to the next; each scores its last STRIDE. [default: half the window]"
     ),
 ]
 MAX_TEXT_BYTES = 1024 * MIB
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Take only so many tokens of the file.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Use only the first tokens of the file.")]
 
 
 @engine_options("skip_tokenizer_init")
@@ -45,11 +44,11 @@ def perplexity(
 ) -> None:
     """Measure how well a model predicts a text.
 
-    FILE is a text in UTF-8. Each token is scored once, with at least window - stride tokens before it, but for those of
-    the first window. The standard error is that of the mean over tokens, as if they were independent.
+    FILE is UTF-8 text. Each token is scored once, with at least window - stride tokens before it, except in the first
+    window. The standard error is that of the mean over tokens, taken as independent.
     """
-    from penstock.perplexity import check_counts
-    from penstock.perplexity import perplexity as score_of
+    from penstock.api.perplexity import check_counts
+    from penstock.api.perplexity import perplexity as score_of
 
     check_counts(window, stride, max_tokens)
     text = read_text(file)
@@ -66,7 +65,8 @@ def read_text(file: Path) -> str:
         raise InvalidRequest(f"{file} cannot be read ({error.reason}): give a text file") from None
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"{file} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}; convert it, as iconv does"
+            f"{file} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}; "
+            "convert it, for example with iconv"
         ) from error
 
 
@@ -85,11 +85,15 @@ def _figures(score: Score) -> dict[str, Any]:
 
 
 def _lines(score: Score) -> str:
+    rows = {
+        "perplexity": f"{score.perplexity:.4f} ± {score.standard_error:.4f}",
+        "nats/token": f"{score.nats_per_token:.5f}",
+        "bits/byte": f"{score.bits_per_byte:.5f}",
+        "scored": f"{len(score.losses)} tokens, {score.num_bytes} bytes",
+        "window": f"{score.window} tokens, stride {score.stride}",
+        "time": f"{score.seconds:.1f} s, {len(score.losses) / score.seconds:.0f} tokens/s",
+    }
     table = Table()
-    table.add("perplexity", f"{score.perplexity:.4f} ± {score.standard_error:.4f}")
-    table.add("nats/token", f"{score.nats_per_token:.5f}")
-    table.add("bits/byte", f"{score.bits_per_byte:.5f}")
-    table.add("scored", f"{len(score.losses)} tokens, {score.num_bytes} bytes")
-    table.add("window", f"{score.window} tokens, stride {score.stride}")
-    table.add("time", f"{score.seconds:.1f} s, {len(score.losses) / score.seconds:.0f} tokens/s")
+    for row in rows.items():
+        table.add(*row)
     return table.plain()

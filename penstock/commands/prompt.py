@@ -1,4 +1,4 @@
-"""Where a prompt comes from: the command line, standard input, or both."""
+"""Read a prompt from the command line, standard input, or both."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import select
 import stat
 import sys
 
-from penstock.commands.answer import write_note
-from penstock.errors import InvalidRequest, shown
+from penstock.commands.output import write_note
+from penstock.errors import InvalidRequest, quote
 
 STDIN = "-"
 PATIENCE_S = 1.0
@@ -16,15 +16,15 @@ MAX_PROMPT_CHARS = 1 << 25  # more than any model takes; standard input may neve
 
 
 def read_prompt(words: list[str]) -> str | None:
-    """The prompt; None when there is none and a person sits at the terminal.
+    """Return the prompt; None if there is none and standard input is a terminal.
 
-    Words and standard input together give the words first: `penstock run smollm2 "Summarize:" < notes.txt`.
+    Words and standard input are joined, words first: `penstock run smollm2 "Summarize:" < notes.txt`.
     """
     given = " ".join(read_word(word, "the prompt") for word in words if word != STDIN)
     if STDIN in words or (not words and not sys.stdin.isatty()):
         piped = _read_stdin()
     elif words:
-        piped = _offered_stdin()
+        piped = _read_piped()
     else:
         return None
     prompt = f"{given}\n\n{piped}" if given.strip() and piped.strip() else given or piped
@@ -34,13 +34,13 @@ def read_prompt(words: list[str]) -> str | None:
 
 
 def read_word(word: str, name: str) -> str:
-    """A word of the command line as text. Where the locale says nothing of an encoding it is UTF-8 nevertheless."""
+    """Decode a command-line word; as UTF-8 if the locale names no encoding."""
     if word.isascii():
         return word
     try:
         return os.fsencode(word).decode() if any("\udc80" <= letter <= "\udcff" for letter in word) else word
     except UnicodeError:
-        raise InvalidRequest(f"{name} is not UTF-8 text: {shown(word)}; convert it, as iconv does") from None
+        raise InvalidRequest(f"{name} is not UTF-8 text: {quote(word)}; convert it, for example with iconv") from None
 
 
 def _read_stdin() -> str:
@@ -58,16 +58,16 @@ def _read_stdin() -> str:
 
 
 def not_text(error: UnicodeError) -> str:
-    """The sentence for standard input that cannot be decoded."""
+    """Explain standard input that cannot be decoded."""
     encoding = (sys.stdin.encoding or "UTF-8").upper()
     reason = str(error)
     if isinstance(error, UnicodeDecodeError):
         reason = f"byte {error.start} is {error.object[error.start]:#x}"
-    return f"standard input is not {encoding} text: {reason}; convert it, as iconv does"
+    return f"standard input is not {encoding} text: {reason}; convert it, for example with iconv"
 
 
-def _offered_stdin() -> str:
-    """What is piped in beside a prompt. A pipe that someone merely left open is given up after a moment."""
+def _read_piped() -> str:
+    """Read what is piped in beside a prompt; give up on a silent open pipe after a moment."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):

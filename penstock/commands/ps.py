@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.commands.answer import write_note, write_text
-from penstock.commands.options import Json
-from penstock.commands.table import Table
+from penstock.commands.flags.options import Json
+from penstock.commands.output import Table, write_note, write_text
 from penstock.errors import InvalidRequest, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.server.register import RunningServer
+    from penstock.server.pidfile import RunningServer
 
 ASK_S = 3.0
 LOOK_S = 0.05
@@ -31,14 +30,14 @@ ApiKey = Annotated[
     ),
 ]
 Which = Annotated[str | None, typer.Argument(metavar="[PID|URL]", hidden=True)]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the server's end.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait until the server has stopped.")]
 
 
 def ps(api_key: ApiKey = None, as_json: Json = False) -> None:
     """Show the servers on this machine and what they run."""
-    from penstock.server.register import running_servers
+    from penstock.server.pidfile import list_servers
 
-    shown = [_shown(server, api_key) for server in running_servers()]
+    shown = [_describe_server(server, api_key) for server in list_servers()]
     if as_json:
         write_text(json.dumps(shown, indent=2) + "\n")
     elif not shown:
@@ -48,16 +47,16 @@ def ps(api_key: ApiKey = None, as_json: Json = False) -> None:
 
 
 def stop(which: Which = None, timeout: Timeout = 60.0) -> None:
-    """Stop a server: it finishes its answers first.
+    """Stop a server after it finishes its answers.
 
-    PID or URL says which, where several run; penstock ps shows them.
+    PID or URL selects one of several; penstock ps lists them.
     """
     import os
     import signal
 
     if not 0 <= timeout < math.inf:
         raise InvalidRequest(f"--timeout={timeout} is out of range: it must be 0 or more")
-    server = _chosen(which)
+    server = _choose_server(which)
     pid = server.record.pid
     try:
         os.kill(pid, signal.SIGTERM)
@@ -76,10 +75,10 @@ def stop(which: Which = None, timeout: Timeout = 60.0) -> None:
     write_note(f"stopped server {pid} at {server.record.url}")
 
 
-def _chosen(which: str | None) -> RunningServer:
-    from penstock.server.register import running_servers
+def _choose_server(which: str | None) -> RunningServer:
+    from penstock.server.pidfile import list_servers
 
-    servers = running_servers()
+    servers = list_servers()
     known = ", ".join(f"{server.record.pid} ({server.record.url})" for server in servers)
     if not servers:
         raise InvalidRequest("no server runs on this machine, so there is nothing to stop")
@@ -94,21 +93,21 @@ def _chosen(which: str | None) -> RunningServer:
     raise InvalidRequest(f"no server here is {which!r}: those that run are {known}")
 
 
-def _shown(server: RunningServer, api_key: str | None) -> dict[str, Any]:
-    """The server with its requests, or why they are not known."""
+def _describe_server(server: RunningServer, api_key: str | None) -> dict[str, Any]:
+    """Describe the server with its requests, or why they are not known."""
     facts = {**asdict(server.record), "requests": None, "error": None}
     try:
         facts["requests"] = _ask(server.record.url, api_key)["requests"]
     except (OSError, ValueError, KeyError) as error:
         closed = getattr(error, "code", None) in (401, 403)
-        facts["error"] = "it wants its admin key: give --api-key" if closed else f"{type(error).__name__}: {error}"
+        facts["error"] = "it needs its admin key: give --api-key" if closed else f"{type(error).__name__}: {error}"
     return facts
 
 
 def _ask(url: str, api_key: str | None) -> Any:
     import urllib.request
 
-    # a key beyond ASCII goes out as UTF-8: http.client writes Latin-1
+    # http.client would write Latin-1; send non-ASCII keys as UTF-8
     headers = {"Authorization": f"Bearer {api_key}".encode().decode("latin-1")} if api_key else {}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(f"{loopback_url(url)}/admin/running", headers=headers)
@@ -117,7 +116,7 @@ def _ask(url: str, api_key: str | None) -> Any:
 
 
 def loopback_url(url: str) -> str:
-    """Where to ask a server that listens on all addresses: without a key, only there one is the admin."""
+    """Return the loopback URL of a server that listens on all addresses: only there no key means admin."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
@@ -155,7 +154,7 @@ def _requests(shown: list[dict[str, Any]]) -> str:
 
 
 def readable_seconds(seconds: float) -> str:
-    """12 s, 5 min, 3 h, 4 d."""
+    """Format a duration: 12 s, 5 min, 3 h, 4 d."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.commands.answer import Answer, stream_answer, write_note, write_text
-from penstock.commands.options import (
+from penstock.commands.flags.options import (
     Json,
     Model,
     Seed,
@@ -21,14 +20,15 @@ from penstock.commands.options import (
     open_llm,
     sampling_values,
 )
+from penstock.commands.output import PrintedAnswer, stream_answer, write_note, write_text
 from penstock.commands.prompt import read_prompt, read_word
 from penstock.commands.streams import writes_all_text
-from penstock.interrupts import INTERRUPTED
+from penstock.host.interrupts import INTERRUPTED
 
 DEFAULT_MAX_TOKENS = 512
 
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", help=f"Most tokens to generate. [default: {DEFAULT_MAX_TOKENS}]")
+    int | None, typer.Option("--max-tokens", help=f"Maximum tokens to generate. [default: {DEFAULT_MAX_TOKENS}]")
 ]
 Prompt = Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]", hidden=True)]
 
@@ -54,7 +54,7 @@ def run(
     system = read_word(system, "the system message") if system else None
     text = read_prompt(prompt or [])
     if text is None:
-        from penstock.commands.chat import converse
+        from penstock.commands.chat.chat import converse
 
         return converse(model, system, values, options, verbose=False)
     values.setdefault("seed", new_seed())
@@ -65,7 +65,7 @@ def run(
 
 def _answer(
     model: str, text: str, system: str | None, values: dict[str, Any], options: dict[str, Any], as_json: bool
-) -> Answer:
+) -> PrintedAnswer:
     llm = open_llm(model, options)
     try:
         params = answer_params(llm, values)
@@ -89,11 +89,11 @@ def _prompt(llm: Any, text: str, system: str | None) -> str | list[dict[str, str
 
 
 def messages(system: str | None) -> list[dict[str, str]]:
-    """A conversation before its first turn."""
+    """Return a conversation before its first turn."""
     return [{"role": "system", "content": system}] if system else []
 
 
-def _document(model: str, answer: Answer, seed: int) -> dict[str, Any]:
+def _document(model: str, answer: PrintedAnswer, seed: int) -> dict[str, Any]:
     figures = answer.figures
     finish_reason = "abort" if answer.interrupted else answer.finish_reason
     return {

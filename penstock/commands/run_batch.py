@@ -7,30 +7,30 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.commands.answer import write_note
-from penstock.commands.options import engine_options
-from penstock.commands.serve import Models, named_models
+from penstock.commands.flags.options import engine_options
+from penstock.commands.output import write_note
+from penstock.commands.serve import Models, name_models
 from penstock.errors import InvalidRequest
-from penstock.interrupts import INTERRUPTED
+from penstock.host.interrupts import INTERRUPTED
 
 Input = Annotated[Path, typer.Argument(metavar="INPUT", hidden=True)]
-OutputFile = Annotated[Path, typer.Option("-o", "--output", help="File that answers are added to, line by line.")]
+OutputFile = Annotated[Path, typer.Option("-o", "--output", help="File to append answers to, one per line.")]
 
 
 @engine_options("skip_tokenizer_init")
 def run_batch(input: Input, output: OutputFile, models: Models = None, *, options: dict[str, Any]) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
-    INPUT has one request per line: custom_id, method, url and body. Each answer is added to OUTPUT as soon as it is
-    there; run again with the same OUTPUT, it goes on where it was stopped. The exit status is 1 if any request failed.
+    INPUT has one request per line: custom_id, method, url and body. Each answer is appended to OUTPUT when it is
+    complete; run again with the same OUTPUT to resume. The exit status is 1 if any request failed.
     """
-    from penstock.server.batch.output import Output
+    from penstock.server.batch.entries import OutputFile
     from penstock.server.batch.run import run_batch as run
 
     if not input.is_file():
         raise InvalidRequest(f"there is no file {input}: give one with a request per line")
-    named = named_models(models or ["smollm2"])
-    with Output(output) as file:
+    named = name_models(models or ["smollm2"])
+    with OutputFile(output) as file:
         num_before = file.num_lines
         status = run(input, file, named, options)
         num_new = file.num_lines - num_before

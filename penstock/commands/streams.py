@@ -1,4 +1,4 @@
-"""Standard streams that can always be used: open, and able to take any text."""
+"""Make the standard streams usable: open, and able to take any text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TextIO
 
 
 def mend_streams() -> None:
-    """Open those that were closed, lest the next file opened takes their place, and let no text be refused.
+    """Reopen closed streams, so that no file takes their number, and escape text their encoding lacks.
 
-    Text that the output's encoding lacks is escaped. ASCII is taken for UTF-8, which has it, unless it was asked for.
+    ASCII is upgraded to UTF-8 unless it was asked for.
     """
     _reopen_closed()
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -26,23 +26,23 @@ def mend_streams() -> None:
 
 
 def _reopen_closed() -> None:
-    """Give the numbers of closed standard streams to the null device."""
+    """Point the descriptors of closed standard streams at the null device."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number: this one
 
 
 def _configure(stream: Any, own: TextIO | None, errors: str, wanted: str | None) -> None:
-    """A stream that someone else has put in place is left alone."""
+    """Configure a stream unless someone replaced it."""
     if stream is own and isinstance(stream, io.TextIOWrapper):
         is_ascii = codecs.lookup(stream.encoding).name == "ascii"
         stream.reconfigure(encoding="utf-8" if is_ascii and wanted is None else stream.encoding, errors=errors)
 
 
 def writes_all_text() -> bool:
-    """True where standard output needs no escapes."""
+    """True if standard output needs no escapes."""
     try:
         return codecs.lookup(sys.stdout.encoding or "utf-8").name.startswith("utf")
     except (LookupError, AttributeError):
@@ -50,7 +50,7 @@ def writes_all_text() -> bool:
 
 
 def close_broken() -> None:
-    """Flush both outputs; one that cannot be written any more is discarded, or Python would complain at its exit."""
+    """Flush both outputs; discard one that cannot be written, or Python would complain at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from penstock.engine.executor import Executor, Ticket
-from penstock.engine.plan import Plan
-from penstock.engine.scheduler import Scheduler
+from penstock.engine.executor import Answer, Executor, Ticket
+from penstock.engine.plan import Plan, Result
+from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.types import Delta, Request
 
 
@@ -19,7 +19,7 @@ class Engine:
         self.executor = executor
         self.overlap = overlap
         self.watch: Callable[[Plan], None] | None = None  # is told of each plan before it is started
-        self._started: deque[tuple[Plan, Ticket]] = deque()
+        self._started: deque[tuple[Plan, Ticket[Result]]] = deque()
 
     @property
     def has_work(self) -> bool:
@@ -56,6 +56,10 @@ class Engine:
         plan, ticket = self._started.popleft()
         return self.scheduler.commit(plan, ticket.result())
 
+    def control(self, message: object) -> Answer:
+        """Have the executor obey a message after the plans started so far."""
+        return self.executor.control(message).result()
+
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and what runs now."""
         roster, cache = self.scheduler.roster, self.scheduler.cache
@@ -64,7 +68,7 @@ class Engine:
             "num_running": len(roster.running),
             "num_waiting": len(roster.waiting),
             "num_evicted_blocks": cache.tree.num_evicted,
-            "num_copied_blocks": cache.num_copied,
+            "num_copied_blocks": cache.copies.num_copied,
             "num_blocks": cache.pool.num_blocks,
             "num_used_blocks": cache.pool.num_used,
             "num_cached_blocks": cache.pool.num_idle,

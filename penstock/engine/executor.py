@@ -1,19 +1,74 @@
-"""What the engine knows of the devices."""
+"""The engine's view of the devices: plans, and control messages, which are obeyed in order with them."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.engine.plan import Plan, Result
+from penstock.errors import InvalidRequest
+
+Values = dict[str, int | str]
 
 
-class Ticket(Protocol):
-    def result(self) -> Result:
-        """Wait for the plan to end. A step that failed is a result with `error` set."""
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Ask for the executor's device, the plans it has begun and the bytes of its KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    values: Values = field(default_factory=dict)
+    error: str | None = None  # the message was refused
+
+
+MESSAGES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Describe,)}
+
+
+def make_message(name: str, values: Mapping[str, Any]) -> Any:
+    """Make the message of this name; raises InvalidRequest for an unknown name or field."""
+    try:
+        return MESSAGES[name](**values)
+    except (KeyError, TypeError):
+        raise InvalidRequest(
+            f"control message {name} with {sorted(values) or 'no values'} is unknown: send {', '.join(MESSAGES)}"
+        ) from None
+
+
+def obey(message: object, handlers: Mapping[type[Any], Callable[[Any], Values]]) -> Answer:
+    """Answer a message by the handler of its type, or refuse it by name."""
+    handler = handlers.get(type(message))
+    if handler is None:
+        known = ", ".join(kind.__name__ for kind in handlers)
+        return Answer(error=f"control message {type(message).__name__} is unknown to this executor: send {known}")
+    return Answer(handler(message))
+
+
+Out = TypeVar("Out", covariant=True)
+
+
+class Ticket(Protocol[Out]):
+    def result(self) -> Out:
+        """Wait for the end. A step that failed is a result with `error` set."""
 
 
 class Executor(Protocol):
-    def start(self, plan: Plan) -> Ticket:
+    def start(self, plan: Plan) -> Ticket[Result]:
         """Begin a plan. Plans run in the order they were started."""
 
-    def close(self) -> None: ...
+    def control(self, message: object) -> Ticket[Answer]:
+        """Obey a message of `engine.executor` after the plans started before it, or refuse it by name."""
+
+    def close(self) -> None:
+        """Free all that the executor holds."""
+
+
+@dataclass(frozen=True)
+class Done(Generic[Out]):
+    """The ticket of what ended as it was started."""
+
+    outcome: Out
+
+    def result(self) -> Out:
+        return self.outcome

@@ -12,13 +12,14 @@ import msgspec
 import zmq
 
 from penstock.engine.engine import Engine
-from penstock.engine.messages import Abort, Add, Beat, Command, Deltas, Forget, Refused, Report, Stop
+from penstock.engine.executor import Answer, make_message
+from penstock.engine.messages import Abort, Add, Answered, Beat, Command, Control, Deltas, Forget, Refused, Report, Stop
 from penstock.errors import PenstockError
 from penstock.types import Request
 
 BEAT_S = 1.0
 MAX_PREPARING = 2  # at once
-PREPARING_S = 0.005  # between looks at what is being prepared, while nothing else is to do
+PREPARING_S = 0.005  # between checks of what is being prepared, while idle
 
 
 class Wire:
@@ -37,7 +38,7 @@ class Wire:
         self._socket.send(self._encoder.encode(report))
 
     def receive(self, wait_s: float | None) -> Iterator[Command]:
-        """What has come; the first of it is awaited so long, None: for ever."""
+        """Yield the commands that have come; waits `wait_s` for the first, for ever if None."""
         wait_ms = None if wait_s is None else int(wait_s * 1e3)
         while self._socket.poll(wait_ms):
             yield self._decoder.decode(self._socket.recv())
@@ -47,41 +48,35 @@ class Wire:
         self._socket.close()
 
 
-class Pulse(threading.Thread):
-    """Tells the API process, by a wire of its own, that this process lives and how old its step is."""
+class Heartbeat(threading.Thread):
+    """Tells the API process, over a wire of its own, that this process lives and how old its step is."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(name="penstock-pulse", daemon=True)
         self._endpoint = endpoint
         self._stats: Callable[[], dict[str, float]] = dict
         self._told = threading.Event()
-        self._begun: float | None = None
+        self.begun: float | None = None  # the step under way, by the monotonic clock
 
     def tell(self, stats: Callable[[], dict[str, float]]) -> None:
-        """Tell these figures from now on, and for the first time at once."""
+        """Send these figures from now on, and for the first time at once."""
         self._stats = stats
         self._told.set()
-
-    def begin(self) -> None:
-        self._begun = time.monotonic()
-
-    def end(self) -> None:
-        self._begun = None
 
     def run(self) -> None:
         wire = Wire(self._endpoint)
         while True:
-            begun = self._begun
+            begun = self.begun
             wire.send(Beat(time.monotonic() - begun if begun is not None else 0.0, self._stats()))
             self._told.wait(BEAT_S)
             self._told.clear()
 
 
-class Station:
-    """Commands obeyed, steps made. `prepare` does what a request needs before it may enter a step and is too slow for
-    one, in another thread; what it returns is held until the request ends."""
+class CommandLoop:
+    """Obeys commands and makes steps. `prepare` does slow work for a request before its first step, in another thread;
+    what it returns is held until the request ends."""
 
-    def __init__(self, engine: Engine, wire: Wire, pulse: Pulse, prepare: Callable[[Request], object]) -> None:
+    def __init__(self, engine: Engine, wire: Wire, pulse: Heartbeat, prepare: Callable[[Request], object]) -> None:
         self._engine, self._wire, self._pulse, self._prepare = engine, wire, pulse, prepare
         self._preparing: dict[str, Add] = {}
         self._preparers = ThreadPoolExecutor(MAX_PREPARING, "penstock-prepare")
@@ -89,7 +84,7 @@ class Station:
         self._held: dict[str, object] = {}
 
     def serve(self) -> None:
-        """Steps while there is work, sleep while there is none, until told to stop."""
+        """Make steps while there is work and wait while there is none, until told to stop."""
         engine = self._engine
         while True:
             wait_s = 0.0 if engine.has_work else PREPARING_S if self._preparing else None
@@ -103,15 +98,15 @@ class Station:
                 self._step()
 
     def _step(self) -> None:
-        self._pulse.begin()
+        self._pulse.begun = time.monotonic()
         begin = time.perf_counter()
         deltas = self._engine.step()
         self._engine.scheduler.stats.step_s += time.perf_counter() - begin
-        self._pulse.end()
+        self._pulse.begun = None
         few = [delta for delta in deltas if delta.prompt_logprobs is None]
         for delta in deltas if len(few) < len(deltas) else ():
             if delta.prompt_logprobs is not None:
-                self._wire.send(Deltas([delta]))  # large: it is read by itself
+                self._wire.send(Deltas([delta]))  # large: a message of its own
         if few:
             self._wire.send(Deltas(few))
         for delta in deltas if self._held else ():
@@ -132,6 +127,14 @@ class Station:
             self._engine.abort(command.id, command.sibling, command.reason)
         elif isinstance(command, Forget):
             self._engine.scheduler.cache.tree.clear()
+        elif isinstance(command, Control):
+            self._wire.send(Answered(command.id, self._control(command)))
+
+    def _control(self, command: Control) -> Answer:
+        try:
+            return self._engine.control(make_message(command.name, command.values))
+        except PenstockError as error:
+            return Answer(error=str(error))
 
     def _prepare_aside(self, request: Request) -> None:
         if request.id not in self._preparing:

@@ -1,4 +1,4 @@
-"""What the API process and an engine process tell each other. Encoded with msgspec; nothing is ever unpickled."""
+"""Messages between the API process and an engine process. Encoded with msgspec; nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.engine.executor import Answer
 from penstock.types import Delta, Request
 
 
@@ -24,7 +25,15 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
-    """Drop every cached prefix that nobody uses now."""
+    """Drop every cached prefix that no sequence uses now."""
+
+
+class Control(msgspec.Struct, frozen=True, tag=True):
+    """A message of `engine.executor` by its name and fields; `Answered` with the same id follows."""
+
+    id: str
+    name: str
+    values: dict[str, Any] = {}
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -32,7 +41,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Found(msgspec.Struct, frozen=True, tag=True):
-    """The model's files are open: what its tokenizer is made from, a folder or a GGUF file's metadata."""
+    """The model's files are open: a folder or a GGUF file's metadata to make its tokenizer from."""
 
     path: str
     folder: str | None = None
@@ -77,6 +86,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
+class Answered(msgspec.Struct, frozen=True, tag=True):
+    """The executor's answer to a `Control`."""
+
+    id: str
+    answer: Answer
+
+
 class Beat(msgspec.Struct, frozen=True, tag=True):
     """The process is alive; `step_s` is the age of the step under way, 0 between steps."""
 
@@ -84,5 +100,5 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     stats: dict[str, float]
 
 
-Command = Add | Abort | Forget | Stop
-Report = Found | Ready | Failed | Deltas | Refused | Beat
+Command = Add | Abort | Forget | Control | Stop
+Report = Found | Ready | Failed | Deltas | Refused | Answered | Beat

@@ -1,4 +1,4 @@
-"""A step on the host: which rows compute how many tokens, into which blocks, and what is wanted back."""
+"""A step on the host: which rows compute how many tokens, into which blocks, and what they return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Output(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A guessed token and the index of the guess it follows; -1 follows the last known token."""
+    """A draft token and the index of the draft token it follows; -1 follows the last known token."""
 
     token: int
     parent: int
@@ -33,7 +33,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence takes a row: all its known tokens, its parameters and its blocks so far follow from here."""
+    """Give a row to a sequence: its known tokens and its parameters."""
 
     row: int
     request: Request
@@ -44,10 +44,10 @@ class Admission:
 
 @dataclass(slots=True)
 class Row:
-    """The work of one sequence in this step: positions [start, start + count). Nobody changes it once it is made.
+    """The work of one sequence in this step: positions [start, start + count). It is never changed.
 
-    `start` is exact unless an earlier, unfinished plan verifies drafts of the same row; then it is the most it can be
-    and the device's own count holds.
+    `start` is exact unless an earlier, unfinished plan verifies drafts of the same row; then it is an
+    upper bound, and the device's own count holds.
     """
 
     row: int
@@ -74,14 +74,14 @@ class Plan:
 
 @dataclass(slots=True)
 class RowResult:
-    """What came back for one row of the plan, in the plan's order."""
+    """The result of one row of the plan, in the plan's order."""
 
     tokens: tuple[int, ...] = ()  # sampled; with drafts: the accepted ones and one more
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token where the request asked
     candidates: tuple[tuple[int, float], ...] = ()  # beams: (token, log probability), likeliest first
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for prompt tokens start+1 … start+count
     embedding: tuple[float, ...] | None = None
-    draft: tuple[Draft, ...] = ()  # guesses for the row's next step
+    draft: tuple[Draft, ...] = ()  # for the row's next step
     error: str | None = None  # this row alone failed
     unfit: bool = False  # by the request's own fault
     complete: bool = False  # after the last token the answer is all that its grammar allows
@@ -90,7 +90,7 @@ class RowResult:
 
     @property
     def only_token(self) -> int | None:
-        """The one token, where nothing else is to be told."""
+        """The token, if the result carries nothing else."""
         if (
             len(self.tokens) != 1
             or self.error is not None
@@ -108,7 +108,8 @@ class RowResult:
 @dataclass(slots=True)
 class Result:
     number: int
-    rows: Sequence[RowResult | int] = ()  # a number: one sampled token, and nothing else to tell
+    rows: Sequence[RowResult | int] = ()  # a number: one sampled token and nothing else
     error: str | None = None  # the whole step failed; no row has a result
     forward_s: float = 0.0
     sampling_s: float = 0.0
+    step_s: float = 0.0  # all that the device took

@@ -1,19 +1,18 @@
-"""One answer in the making: its tokens, how far they are computed, and where its state lies."""
+"""One answer in the making: its tokens, how many are computed, and its blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from penstock.cache.kv import Holding
-from penstock.cache.salt import Salt
+from penstock.cache.holding import Holding
+from penstock.cache.radix import Root
 from penstock.engine.plan import Draft
 from penstock.types import Request, TokenLogprobs
 
 if TYPE_CHECKING:
-    from penstock.engine.beam import BeamGroup
+    from penstock.engine.scheduling.beam import BeamGroup
 
 
 class Status(Enum):
@@ -23,11 +22,11 @@ class Status(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlight:
     """One unfinished plan's share of a sequence."""
 
     count: int
-    expected: int  # the most tokens that may come back
+    expected: int  # tokens that may come back, at most
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +45,7 @@ class Sequence:
     row: int = -1
     admitted: bool = False  # the device knows the row's tokens and parameters
     chosen: list[int] = field(default_factory=list)  # tokens picked by the host that the device has not been told of
-    flights: list[Flight] = field(default_factory=list)
+    flights: list[InFlight] = field(default_factory=list)
     epoch: int = 0  # results of plans started in an earlier epoch are void
     leader: Sequence | None = None  # the sibling whose prompt this one shares
     beam: BeamGroup | None = None
@@ -57,17 +56,17 @@ class Sequence:
     num_preempted: int = 0
     passed: int = 0  # how often a later arrival was admitted first
     suspect: int = 0  # a step with it failed: it runs alone until so much is settled
-    keys: list[int] = field(default_factory=list)  # of its prompt's blocks that others may wait for
-    awaits: int | None = None  # the one that it waits for itself, or waited
+    keys: list[int] = field(default_factory=list)  # of its prompt's blocks; others may wait for them
+    awaits: int | None = None  # the key that it waits for, or waited
     num_prompt: int = field(init=False)
-    salt: Hashable = field(init=False)  # within which its prefix is shared
-    limit: int = field(init=False)  # the most tokens the sequence can have
+    root: Root = field(init=False)  # of its prefixes in the cache
+    limit: int = field(init=False)  # tokens that the sequence can have
     stops: frozenset[int] = field(init=False)  # ids that may end it
     special: bool = field(init=False)  # a beam, pooled, or with log probabilities of its prompt
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.tokens)
-        self.salt = Salt(self.request.salt, self.request.num_public) if self.request.num_public else self.request.salt
+        self.root = Root(self.request.salt, self.request.num_public)
         self.limit = self.num_prompt + (0 if self.request.pool else self.request.max_tokens)
         self.stops = frozenset(self.request.stop_token_ids)
         self.special = self.request.pool or bool(self.request.beam) or self.request.sampling.prompt_logprobs is not None
@@ -78,28 +77,18 @@ class Sequence:
 
     @property
     def expected(self) -> int:
-        """The most tokens that unfinished plans may still append."""
-        total = 0
-        for flight in self.flights:
-            total += flight.expected
-        return total
+        """Tokens that unfinished plans may still append, at most."""
+        return sum([flight.expected for flight in self.flights])
 
     @property
     def settled(self) -> int:
         """Positions whose state is certainly in the cache: no unfinished plan's share is counted."""
-        position = self.computed
-        for flight in self.flights:
-            position -= flight.count
-        return position
+        return self.computed - sum([flight.count for flight in self.flights])
 
     @property
     def certain(self) -> int:
         """The first position that the next plan may write: before it, unfinished plans leave nothing open."""
-        position = self.computed
-        for flight in self.flights:
-            if flight.expected > 1:
-                position -= flight.expected - 1
-        return position
+        return self.computed - sum([flight.expected - 1 for flight in self.flights if flight.expected > 1])
 
     @property
     def remaining(self) -> int:
@@ -108,7 +97,7 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether prompt log probabilities are owed, so that the prompt must be computed, not read from the cache."""
+        """True if prompt log probabilities are owed, so that the prompt must be computed, not read from the cache."""
         if self.request.sampling.prompt_logprobs is None or self.request.beam or self.sibling:
             return False
         return len(self.prompt_logprobs) < self.num_prompt - 1
@@ -124,7 +113,7 @@ class Sequence:
         return self.holding
 
     def rewind(self) -> None:
-        """Forget all state: the tokens stay, everything else is computed again."""
+        """Drop all state but the tokens: everything else is computed again."""
         self.computed = 0
         self.flights.clear()
         self.draft.clear()

@@ -1,7 +1,7 @@
-"""From a model's name to files on disk.
+"""Resolve a model's name to files on disk.
 
-In: a name as the user typed it. Out: the path of a folder or a GGUF file, fetched and verified when it was missing.
-The hub never opens a checkpoint: what the files mean is for `penstock.models`.
+In: a name as the user typed it. Out: the path of a folder or GGUF file, downloaded and verified if it was missing. The
+hub never opens a checkpoint: `penstock.models` does.
 """
 
 from __future__ import annotations

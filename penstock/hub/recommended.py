@@ -1,4 +1,4 @@
-"""Sampling values for models whose files recommend none: those of the short names, and their relatives."""
+"""Sampling defaults for models whose files recommend none: the short names and their relatives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Recommended:
-    """Values for models of `family`, as GGUF metadata names it without case, spaces and dashes; all sizes, or one."""
+    """Defaults for models of `family` (as in GGUF metadata, without case, spaces and dashes); all sizes, or one."""
 
     name: str
     family: str
@@ -18,8 +18,8 @@ class Recommended:
     values: Mapping[str, float]
 
 
-# SmolLM2's authors recommend temperature 0.2 and top_p 0.9. At 135M in 4 bits a nucleus so wide takes in first tokens
-# that lose the thread: see docs/decisions/0021-one-set-of-defaults.md. Gemma's are Google's.
+# SmolLM2's authors recommend temperature 0.2 and top_p 0.9. At 135M in 4 bits so wide a nucleus admits first tokens
+# that derail the answer: see docs/decisions/0021-one-set-of-defaults.md. Gemma's are Google's.
 RECOMMENDED = (
     Recommended("smollm2", "smollm2", "135m", {"temperature": 0.2, "top_p": 0.5, "repetition_penalty": 1.05}),
     Recommended("SmolLM2", "smollm2", "", {"temperature": 0.2, "top_p": 0.9}),
@@ -28,7 +28,7 @@ RECOMMENDED = (
 
 
 def find_recommended(metadata: Mapping[str, Any]) -> Recommended | None:
-    """The values for the model that a GGUF file's metadata describes."""
+    """Return the defaults for the model that a GGUF file's metadata describes."""
     name, size = _plain(metadata.get("general.name")), _plain(metadata.get("general.size_label"))
     family = _plain(metadata.get("general.basename")) or name
     return next((one for one in RECOMMENDED if family.startswith(one.family) and one.size in (size or name)), None)

@@ -1,4 +1,4 @@
-"""Find a model, fetch it when it is missing, list and remove what is there."""
+"""Find, download, list and remove models."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from penstock.hub.store import Store, StoredModel
 
 
 def resolve_model(name: str, revision: str | None = None, progress: bool = True) -> Path:
-    """The folder or GGUF file that `name` means, downloaded first when it is not on this machine.
+    """Return the folder or GGUF file of `name`; download it first if it is missing.
 
-    A path that exists wins, except over a short name; a `revision` asks for the Hugging Face hub.
+    An existing path wins, except over a short name; a `revision` selects the Hugging Face hub.
     """
     if not revision and (path := existing_path(name)):
         return local_model(path)
@@ -24,7 +24,7 @@ def resolve_model(name: str, revision: str | None = None, progress: bool = True)
 
 
 def pull(name: str, revision: str | None = None, progress: bool = True) -> Path:
-    """Fetch a model now. What is here stays, except that the hub is asked for a newer revision."""
+    """Download a model now. Present files stay, but the hub is asked for a newer revision."""
     if path := existing_path(name):
         return local_model(path)
     source, store = parse_name(name, revision), Store()
@@ -33,12 +33,12 @@ def pull(name: str, revision: str | None = None, progress: bool = True) -> Path:
 
 
 def list_models() -> list[StoredModel]:
-    """The models that Penstock fetched, and those put by hand under PENSTOCK_HOME/models."""
+    """List the models Penstock downloaded and those put under PENSTOCK_HOME/models by hand."""
     return Store().models()
 
 
 def remove_model(name: str) -> StoredModel:
-    """Delete a model by any of its names. Only the store's own files and the hub's cache are ever touched."""
+    """Delete a model by any of its names. Only the store's files and the hub's cache are touched."""
     store = Store()
     models = store.models()
     named = [model for model in models if name in (model.name, model.source, *model.file_names)]
@@ -62,7 +62,7 @@ def remove_model(name: str) -> StoredModel:
 
 
 def local_model(path: Path) -> Path:
-    """A folder that holds one GGUF file and no config.json means that file."""
+    """Return the GGUF file in a folder that holds one and no config.json; else the path itself."""
     if path.is_dir() and not (path / "config.json").exists():
         ggufs = sorted(path.glob("*.gguf"))
         if len(ggufs) == 1:

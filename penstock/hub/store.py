@@ -1,7 +1,7 @@
-"""The models on this machine: files under PENSTOCK_HOME/models and a record of where each came from.
+"""Models on this machine: files under PENSTOCK_HOME/models and a record of each one's source.
 
-A model counts as present only when its record names every file with its size, and the record is written last;
-so a download that ends half way is never found.
+A model is present only if its record names every file with its size. The record is written last, so an interrupted
+download is never found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.hub.names import SHORT_NAMES
 
 
 def home() -> Path:
-    """Where Penstock keeps what it fetches."""
+    """Return the folder for downloads."""
     return Path(os.environ.get("PENSTOCK_HOME") or "~/.cache/penstock").expanduser()
 
 
@@ -43,7 +43,7 @@ class StoredModel:
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """A GGUF file may be named without its suffix."""
+        """Names of the file; the .gguf suffix is optional."""
         return (self.path.name, self.path.stem) if self.format == "gguf" else (self.path.name,)
 
 
@@ -52,30 +52,34 @@ def display_name(source: str) -> str:
 
 
 class Store:
+    """Model files and their records under one root."""
+
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or home() / "models"
         self._records = self.root / ".sources"
         self._partial = self.root / ".partial"
 
     def find(self, source: str) -> Path | None:
-        """The whole model fetched from `source`, or None."""
+        """Return the complete model fetched from `source`, or None."""
         record = self._read(self._record_path(source))
-        return self._whole(record) if record else None
+        return self._complete_path(record) if record else None
 
     def find_file(self, name: str) -> Path | None:
-        """A model by the name of its file or folder. A short name never means a file."""
+        """Return a model by the name of its file or folder. A short name never means a file."""
         if name in SHORT_NAMES:
             return None
         matches = {model.path for model in self.models() if name in model.file_names}
         return matches.pop() if len(matches) == 1 else None
 
     def models(self) -> list[StoredModel]:
-        recorded = [(record["source"], path) for record in self.records() if (path := self._whole(record))]
+        recorded = [(record["source"], path) for record in self.records() if (path := self._complete_path(record))]
         known = {path for _, path in recorded}
-        models = [_stored(display_name(source), source, path) for source, path in recorded]
+        models = [_make_model(display_name(source), source, path) for source, path in recorded]
         if self.root.is_dir():
             models += [
-                _stored(path.name, "", path) for path in self.root.iterdir() if path not in known and _is_model(path)
+                _make_model(path.name, "", path)
+                for path in self.root.iterdir()
+                if path not in known and _is_model(path)
             ]
         return sorted(models, key=lambda model: model.name.lower())
 
@@ -85,8 +89,8 @@ class Store:
         return [record for path in self._records.glob("*.json") if (record := self._read(path))]
 
     @contextmanager
-    def lock(self, source: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """One process at a time fetches or removes a model; the lock falls with its holder."""
+    def lock(self, source: str, announce_wait: Callable[[], None] | None = None) -> Iterator[None]:
+        """Let one process at a time fetch or remove a model; the lock dies with its holder."""
         import fcntl
 
         self._records.mkdir(parents=True, exist_ok=True)
@@ -94,14 +98,15 @@ class Store:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if waiting:
-                    waiting()
+                if announce_wait:
+                    announce_wait()
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def workspace(self, source: str) -> Iterator[Path]:
-        """An empty folder on the store's own file system. Hold the lock: what a dead process left is cleared here."""
+        """Yield an empty folder on the store's file system. Hold the lock: leftovers of dead processes are cleared
+        here."""
         self._partial.mkdir(parents=True, exist_ok=True)
         prefix = _file_name(source) + "~"
         for leftover in self._partial.glob(glob.escape(prefix) + "*"):
@@ -122,7 +127,7 @@ class Store:
         return self.record(source, target, details)
 
     def record(self, source: str, path: Path, details: dict[str, Any]) -> Path:
-        """Say that `path` is the whole model of `source`. Relative paths lie in the store."""
+        """Record that `path` is the complete model of `source`. Relative paths are inside the store."""
         inside = path.relative_to(self.root) if path.is_relative_to(self.root) else path
         record = {"source": source, "path": str(inside), "files": _sizes(path), **details}
         self._records.mkdir(parents=True, exist_ok=True)
@@ -140,7 +145,7 @@ class Store:
         return path
 
     def remove(self, model: StoredModel) -> None:
-        """Records first: a removal that ends half way may leave a file without a record, never the other way round."""
+        """Delete records first: an interrupted removal may leave a file without a record, never the reverse."""
         with self.lock(model.source or model.name), self.workspace(model.source or model.name) as workspace:
             for record in self.records():
                 if self._path(record) == model.path:
@@ -151,7 +156,7 @@ class Store:
                     model.path.parent.rmdir()
 
     def _target(self, built: Path, source: str) -> Path:
-        """A name that another source or a file of the user's already has goes into a folder of its own."""
+        """Return the target path; a name already taken gets a folder of its own."""
         target = self.root / built.name
         owners = {record["source"] for record in self.records() if self._path(record) == target}
         if not target.exists() or owners == {source} or (not owners and _same(built, target)):
@@ -166,7 +171,7 @@ class Store:
     def _path(self, record: dict[str, Any]) -> Path:
         return self.root / str(record["path"])
 
-    def _whole(self, record: dict[str, Any]) -> Path | None:
+    def _complete_path(self, record: dict[str, Any]) -> Path | None:
         path = self._path(record)
         base = path if path.is_dir() else path.parent
         try:
@@ -209,7 +214,7 @@ def _same(path: Path, other: Path) -> bool:
     return path.is_dir() and other.is_dir() and _sizes(path) == _sizes(other)
 
 
-def _stored(name: str, source: str, path: Path) -> StoredModel:
+def _make_model(name: str, source: str, path: Path) -> StoredModel:
     return StoredModel(name, source, path, sum(_sizes(path).values()), path.stat().st_mtime)
 
 

@@ -1,36 +1,56 @@
-"""Weights and shapes: each layer holds its tensors and calls ops.
+"""The mathematics of a model, and nothing else: each layer holds its tensors and calls ops.
 
-In: hidden states, a step and a layer's cache. Out: hidden states. Layers know nothing of configs, checkpoints or
-sequences, and compute nothing themselves: arithmetic by torch would be missing where a step is replayed.
+In: hidden states, a step and a layer's memory. Out: hidden states. Layers know nothing of configs, checkpoints,
+devices, storage or fusion (`penstock.passes.lower`). They compute through an `OpTable` alone: torch's own arithmetic
+cannot be taped.
 """
 
 from __future__ import annotations
 
-from penstock.layers.attention import Attention, EncoderAttention
-from penstock.layers.block import Block, ParallelBlock, PostNormBlock
+from penstock.layers.attention import Attention, EncoderAttention, Mixer
+from penstock.layers.block import (
+    AnyBlock,
+    Block,
+    MixerBlock,
+    OutputNormBlock,
+    ParallelBlock,
+    PostNormBlock,
+    ScaledBlock,
+)
 from penstock.layers.embedding import Embedding
+from penstock.layers.ffn import Ffn, GatedMlp, Mlp
 from penstock.layers.head import Head
 from penstock.layers.linear import Linear
-from penstock.layers.mlp import GatedMlp, Mlp
-from penstock.layers.norm import LayerNorm, RmsNorm
+from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
+from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.layers.rope import RopeTable
-from penstock.layers.step import Ends, LayerCache, Step
+from penstock.layers.step import Ends, StepInputs
 
 __all__ = [
+    "AnyBlock",
     "Attention",
     "Block",
     "Embedding",
     "EncoderAttention",
     "Ends",
+    "Ffn",
     "GatedMlp",
     "Head",
-    "LayerCache",
+    "KvCache",
+    "LatentCache",
+    "LayerMemory",
     "LayerNorm",
     "Linear",
+    "Mixer",
+    "MixerBlock",
     "Mlp",
+    "Norm",
+    "OutputNormBlock",
     "ParallelBlock",
     "PostNormBlock",
     "RmsNorm",
     "RopeTable",
-    "Step",
+    "ScaledBlock",
+    "StateRows",
+    "StepInputs",
 ]

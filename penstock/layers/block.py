@@ -1,95 +1,108 @@
-"""One layer of the stack: attention and MLP around the residual stream x[T, C]."""
+"""One layer of the stack: a mixer and an FFN around the residual stream x[T, C]."""
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 from torch import Tensor
 
-from penstock import ops
-from penstock.layers.attention import Attention, EncoderAttention
-from penstock.layers.mlp import GatedMlp, Mlp
+from penstock.layers.attention import Mixer
+from penstock.layers.ffn import Ffn
 from penstock.layers.norm import Norm
-from penstock.layers.step import Ends, LayerCache, Step
+from penstock.layers.step import StepInputs
+from penstock.ops import OpTable
+
+
+class AnyBlock(Protocol):
+    @property
+    def mixer(self) -> Mixer: ...
+    @property
+    def ffn(self) -> Ffn | None: ...
+
+    def __call__(self, x: Tensor, step: StepInputs, memory: Any) -> Tensor: ...
 
 
 class Block:
-    """Serial: each half reads the normed stream and adds its (normed, scaled) result to it."""
+    """Pre-norm: x + mixer(norm(x)), then x + ffn(norm(x))."""
+
+    def __init__(self, ops: OpTable, mixer: Mixer, ffn: Ffn, mixer_norm: Norm, ffn_norm: Norm) -> None:
+        self.ops, self.mixer, self.ffn = ops, mixer, ffn
+        self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
+
+    def __call__(self, x: Tensor, step: StepInputs, memory: Any) -> Tensor:
+        x = self.ops.add(x, self.mixer(self.mixer_norm(x), step, memory))
+        return self.ops.add(x, self.ffn(self.ffn_norm(x), step))
+
+
+class MixerBlock:
+    """x + mixer(norm(x)): a layer without an FFN."""
+
+    ffn = None
+
+    def __init__(self, ops: OpTable, mixer: Mixer, mixer_norm: Norm) -> None:
+        self.ops, self.mixer, self.mixer_norm = ops, mixer, mixer_norm
+
+    def __call__(self, x: Tensor, step: StepInputs, memory: Any) -> Tensor:
+        return self.ops.add(x, self.mixer(self.mixer_norm(x), step, memory))
+
+
+class ScaledBlock:
+    """Pre-norm with a factor on what is added: x + scale · mixer(norm(x)), then x + scale · ffn(norm(x))."""
+
+    def __init__(self, ops: OpTable, mixer: Mixer, ffn: Ffn, mixer_norm: Norm, ffn_norm: Norm, scale: float) -> None:
+        self.ops, self.mixer, self.ffn, self.scale = ops, mixer, ffn, scale
+        self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
+
+    def __call__(self, x: Tensor, step: StepInputs, memory: Any) -> Tensor:
+        x = self.ops.add(x, self.mixer(self.mixer_norm(x), step, memory), self.scale)
+        return self.ops.add(x, self.ffn(self.ffn_norm(x), step), self.scale)
+
+
+class OutputNormBlock:
+    """x + out_norm(mixer(norm(x))), then the same with the FFN; some models have no norm before."""
 
     def __init__(
         self,
-        attention: Attention,
-        mlp: Mlp | GatedMlp,
-        attention_norm: Norm | None,
-        mlp_norm: Norm | None,
-        attention_out_norm: Norm | None,
-        mlp_out_norm: Norm | None,
-        residual_scale: float = 1.0,
+        ops: OpTable,
+        mixer: Mixer,
+        ffn: Ffn,
+        mixer_norm: Norm | None,
+        ffn_norm: Norm | None,
+        mixer_out_norm: Norm,
+        ffn_out_norm: Norm,
     ) -> None:
-        self.attention, self.mlp = attention, mlp
-        self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
-        self.attention_out_norm, self.mlp_out_norm = attention_out_norm, mlp_out_norm
-        self.residual_scale = residual_scale
+        self.ops, self.mixer, self.ffn = ops, mixer, ffn
+        self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
+        self.mixer_out_norm, self.ffn_out_norm = mixer_out_norm, ffn_out_norm
 
-    def _residual(self, x: Tensor, norm: Norm | None) -> Tensor | None:
-        """The stream, where the half itself can add its result to it."""
-        return x if norm is None and self.residual_scale == 1.0 else None
-
-    def _added(self, x: Tensor, y: Tensor, norm: Norm | None) -> Tensor:
-        """The stream after a half whose result is y."""
-        if self.residual_scale == 1.0:
-            return y if norm is None else norm(y, residual=x)
-        return ops.add(x, y if norm is None else norm(y), self.residual_scale)
-
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, ends: Ends | None = None) -> Tensor:
-        if cache is None:
-            raise ValueError("a layer needs its cache")
-        if ends is None:
-            y = self.attention(x, step, cache, self._residual(x, self.attention_out_norm), self.attention_norm)
-        else:
-            q = self.attention.queries(x, step, cache, self.attention_norm)
-            if not len(ends.at):
-                return x[:0]
-            q, x = ends.of(q), ends.of(x)
-            y = self.attention.answers(q, ends.step, cache, self._residual(x, self.attention_out_norm))
-        x = self._added(x, y, self.attention_out_norm)
-        y = self.mlp(x, self._residual(x, self.mlp_out_norm), self.mlp_norm)
-        return self._added(x, y, self.mlp_out_norm)
+    def __call__(self, x: Tensor, step: StepInputs, memory: Any) -> Tensor:
+        y = x if self.mixer_norm is None else self.mixer_norm(x)
+        x = self.ops.add(x, self.mixer_out_norm(self.mixer(y, step, memory)))
+        y = x if self.ffn_norm is None else self.ffn_norm(x)
+        return self.ops.add(x, self.ffn_out_norm(self.ffn(y, step)))
 
 
 class ParallelBlock:
-    """Side by side: both halves read the same stream."""
+    """x + mixer(norm(x)) + ffn(ffn_norm(x)); without an ffn_norm both read the same normed x."""
 
-    def __init__(self, attention: Attention, mlp: Mlp | GatedMlp, attention_norm: Norm, mlp_norm: Norm | None) -> None:
-        self.attention, self.mlp = attention, mlp
-        self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
+    def __init__(self, ops: OpTable, mixer: Mixer, ffn: Ffn, mixer_norm: Norm, ffn_norm: Norm | None) -> None:
+        self.ops, self.mixer, self.ffn = ops, mixer, ffn
+        self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
 
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, ends: Ends | None = None) -> Tensor:
-        if cache is None:
-            raise ValueError("a layer needs its cache")
-        y = self.attention_norm(x)
-        if ends is None:
-            return self.mlp(self._other(x, y), self.attention(y, step, cache, x))
-        q = self.attention.queries(y, step, cache)
-        if not len(ends.at):
-            return x[:0]
-        q, x, y = ends.of(q), ends.of(x), ends.of(y)
-        return self.mlp(self._other(x, y), self.attention.answers(q, ends.step, cache, x))
-
-    def _other(self, x: Tensor, y: Tensor) -> Tensor:
-        """What the MLP reads of the stream x, whose attention reads y. It comes before attention is added to x."""
-        return y if self.mlp_norm is None else self.mlp_norm(x)
+    def __call__(self, x: Tensor, step: StepInputs, memory: Any) -> Tensor:
+        y = self.mixer_norm(x)
+        z = y if self.ffn_norm is None else self.ffn_norm(x)
+        x = self.ops.add(x, self.mixer(y, step, memory))
+        return self.ops.add(x, self.ffn(z, step))
 
 
 class PostNormBlock:
-    """The stream itself is normed after each addition."""
+    """norm(x + mixer(x)), then norm(x + ffn(x))."""
 
-    def __init__(
-        self, attention: Attention | EncoderAttention, mlp: Mlp | GatedMlp, attention_norm: Norm, mlp_norm: Norm
-    ) -> None:
-        self.attention, self.mlp = attention, mlp
-        self.attention_norm, self.mlp_norm = attention_norm, mlp_norm
+    def __init__(self, ops: OpTable, mixer: Mixer, ffn: Ffn, mixer_norm: Norm, ffn_norm: Norm) -> None:
+        self.ops, self.mixer, self.ffn = ops, mixer, ffn
+        self.mixer_norm, self.ffn_norm = mixer_norm, ffn_norm
 
-    def __call__(self, x: Tensor, step: Step, cache: LayerCache | None, ends: Ends | None = None) -> Tensor:
-        x = self.attention_norm(self.attention(x, step, cache, x))
-        if ends is not None:
-            x = ends.of(x)
-        return self.mlp_norm(self.mlp(x, x)) if len(x) else x
+    def __call__(self, x: Tensor, step: StepInputs, memory: Any) -> Tensor:
+        x = self.mixer_norm(self.ops.add(x, self.mixer(x, step, memory)))
+        return self.ffn_norm(self.ops.add(x, self.ffn(x, step)))

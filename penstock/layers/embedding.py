@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock import ops
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
-from penstock.layers.step import Step
+from penstock.layers.step import StepInputs
+from penstock.ops import OpTable
 from penstock.quant.scheme import Scheme
 
 
 class Embedding:
     def __init__(
         self,
+        ops: OpTable,
         tokens: Scheme,
         project: Linear | None = None,
         scale: float = 1.0,
@@ -21,18 +22,18 @@ class Embedding:
         first_type: Tensor | None = None,
         norm: Norm | None = None,
     ) -> None:
-        self.tokens, self.project, self.scale = tokens, project, scale
+        self.ops, self.tokens, self.project, self.scale = ops, tokens, project, scale
         self.positions, self.norm = positions, norm
         self.first_type = first_type  # [C], the row of token type 0
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: StepInputs) -> Tensor:
         x = self.tokens.rows(step.ids)
         if self.project is not None:
-            x = self.project(x)
+            x = self.project(x, step)
         if self.scale != 1.0:
-            x = ops.scale(x, self.scale)
+            x = self.ops.scale(x, self.scale)
         if self.first_type is not None:
-            x = ops.add(x, self.first_type)
+            x = self.ops.add(x, self.first_type)
         if self.positions is not None:
-            x = ops.add(x, self.positions.rows(step.positions))
+            x = self.ops.add(x, self.positions.rows(step.positions))
         return x if self.norm is None else self.norm(x)

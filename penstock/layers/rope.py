@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from penstock import ops
+from penstock.ops import OpTable
 
 SLAB = 4096  # positions whose angles are held in float64 at a time
 
@@ -66,8 +66,9 @@ class RopeTable:
     """cos and sin [M, R/2] of every position, shared by the layers that turn alike."""
 
     def __init__(
-        self, frequencies: Tensor, length: int, factor: float = 1.0, device: torch.device | None = None
+        self, ops: OpTable, frequencies: Tensor, length: int, factor: float = 1.0, device: torch.device | None = None
     ) -> None:
+        self.ops = ops
         shape = (length, frequencies.shape[0])
         frequencies = frequencies.to(device)
         self.cos, self.sin = torch.empty(shape, device=device), torch.empty(shape, device=device)
@@ -79,4 +80,4 @@ class RopeTable:
             self.sin[rows] = angles.sin().float() * factor
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
-        return ops.rope(x, positions, self.cos, self.sin)
+        return self.ops.rope(x, positions, self.cos, self.sin)

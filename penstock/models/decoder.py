@@ -1,68 +1,183 @@
-"""The one decoder and the one encoder: a stack of layers between an embedding and a head or a pooling."""
+"""The one decoder and the one encoder, and how they are built: parameters are taken one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from penstock import layers, ops
-from penstock.models.pooling import Pooling, pool
-from penstock.models.spec import ModelSpec
+from penstock import layers
+from penstock.errors import InvalidModel
+from penstock.models.layer import Norm, Rope
+from penstock.models.pooling import Pooling
+from penstock.models.spec import AnyBlock, Embedding, Head, ModelSpec, parts
+from penstock.ops import OpTable
+from penstock.quant.dense import Dense, Matrix
+from penstock.quant.fp8 import as_fp8
+from penstock.quant.scheme import Scheme
 
-AnyBlock = layers.Block | layers.ParallelBlock | layers.PostNormBlock
-AnyNorm = layers.RmsNorm | layers.LayerNorm
+
+def linears(model: Decoder | Encoder) -> Iterator[tuple[str, layers.Linear, Any]]:
+    """Yield every linear of the stack: its name, itself, and the mixer or FFN that it belongs to."""
+    for index, (described, block) in enumerate(zip(model.spec.layers, model.blocks)):
+        for spec, part in ((described.mixer, block.mixer), (described.ffn, block.ffn)):
+            if spec is not None and part is not None:
+                for name, linear in list(part.linears()):
+                    yield f"layers.{index}.{spec.prefix}.{name}", linear, part
 
 
 class Decoder:
-    """Hidden states of a step's tokens, and the logits of those asked for."""
+    """Hidden states of a step's tokens, and the logits of those wanted."""
 
     def __init__(
         self,
         spec: ModelSpec,
+        ops: OpTable,
         embedding: layers.Embedding,
-        blocks: Sequence[AnyBlock],
-        norm: AnyNorm | None,
+        blocks: Sequence[layers.AnyBlock],
+        norm: layers.Norm | None,
         head: layers.Head,
     ) -> None:
-        self.spec, self.embedding, self.blocks, self.norm, self.head = spec, embedding, list(blocks), norm, head
+        self.spec, self.ops, self.embedding, self.blocks = spec, ops, embedding, list(blocks)
+        self.norm, self.head = norm, head
 
-    @property
-    def row_counts(self) -> tuple[int, ...]:
-        """Numbers of rows, over one, for which products take different kernels."""
-        return getattr(self.blocks[0].mlp.down.scheme, "row_counts", (2,)) if self.blocks else (2,)
-
-    def forward(
-        self, step: layers.Step, caches: Sequence[layers.LayerCache | None], ends: layers.Ends | None = None
-    ) -> Tensor:
-        """The step's tokens → hidden [T, C], or with `ends` of those alone [M, C]; each layer's keys and values are
-        written to its cache on the way."""
+    def forward(self, step: layers.StepInputs, memories: Sequence[Any]) -> Tensor:
+        """Compute the step's tokens → hidden [T, C], or those of `step.ends` alone → [M, C]. Each layer's memory is
+        written on the way."""
         x = self.embedding(step)
-        last = len(self.blocks) - 1
-        for index, (block, cache) in enumerate(zip(self.blocks, caches, strict=True)):
-            x = block(x, step, cache, ends if index == last else None)
+        for block, memory in zip(self.blocks, memories, strict=True):
+            x = block(x, step, memory)
+        if step.ends is not None and len(x) != len(step.ends.at):
+            x = self.ops.gather(step.ends.at, x)
         return x if self.norm is None or not len(x) else self.norm(x)
 
     def logits(self, hidden: Tensor, at: Tensor | None = None) -> Tensor:
         """Rows at[M] of hidden [T, C], or all of them → [M, V] float32."""
-        return self.head(hidden if at is None else ops.gather(at, hidden))
+        return self.head(hidden if at is None else self.ops.gather(at, hidden))
 
 
 class Encoder:
     """Hidden states of whole sequences, and one embedding of each."""
 
     def __init__(
-        self, spec: ModelSpec, embedding: layers.Embedding, blocks: Sequence[AnyBlock], pooling: Pooling
+        self,
+        spec: ModelSpec,
+        ops: OpTable,
+        embedding: layers.Embedding,
+        blocks: Sequence[layers.AnyBlock],
+        pooling: Pooling,
     ) -> None:
-        self.spec, self.embedding, self.blocks, self.pooling = spec, embedding, list(blocks), pooling
+        self.spec, self.ops, self.embedding, self.blocks, self.pooling = spec, ops, embedding, list(blocks), pooling
 
-    def forward(self, step: layers.Step, caches: Sequence[layers.LayerCache | None] = ()) -> Tensor:
-        """The step's tokens → hidden [T, C]. Each sequence must be whole in the step."""
+    def forward(self, step: layers.StepInputs, memories: Sequence[Any] = ()) -> Tensor:
+        """Compute the step's tokens → hidden [T, C]. Each sequence must be whole in the step."""
         x = self.embedding(step)
         for block in self.blocks:
             x = block(x, step, None)
         return x
 
     def pool(self, hidden: Tensor, query_start: Tensor) -> Tensor:
-        """hidden [T, C] of S sequences → [S, C] float32."""
-        return pool(hidden, query_start, self.pooling)
+        """Pool hidden [T, C] of S sequences → [S, C] float32."""
+        return self.ops.pooling(hidden, query_start, self.pooling.mode == "cls", self.pooling.normalize)
+
+
+MAX_ROPE_BYTES = 1 << 30
+CPU = torch.device("cpu")
+Finish = Callable[[layers.AnyBlock, bool], layers.AnyBlock]  # a block, and whether it is the last
+
+
+class Build:
+    """Makes layers out of `take(name)`, a tensor, and `hold(name, bias)`, a matrix in its storage scheme, both on
+    `device`. Each block goes through `finish` before the next one is read."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        ops: OpTable,
+        take: Callable[[str], Tensor],
+        hold: Callable[[str, Tensor | None], Scheme],
+        device: torch.device = CPU,
+        finish: Finish | None = None,
+    ) -> None:
+        self.spec, self.ops, self.take, self.hold, self.device, self.finish = spec, ops, take, hold, device, finish
+        self.names = spec.parameters().keys()
+        self.ropes: dict[Rope, layers.RopeTable] = {}
+
+    def matrix(self, name: str) -> Scheme:
+        bias = f"{name}.bias"
+        return self.hold(f"{name}.weight", self.take(bias) if bias in self.names else None)
+
+    def linear(self, name: str) -> layers.Linear:
+        return layers.Linear(self.matrix(name))
+
+    def optional(self, name: str, norm: Norm | None) -> layers.Norm | None:
+        return None if norm is None else norm.build(self, name)
+
+    def rope(self, rope: Rope | None) -> layers.RopeTable | None:
+        """Build the table of a rope once for all layers that turn alike."""
+        if rope is None:
+            return None
+        if rope not in self.ropes:
+            length = self.spec.max_model_len
+            if 4 * rope.size * length > MAX_ROPE_BYTES:
+                raise InvalidModel(
+                    f"max_model_len={length} needs {4 * rope.size * length} bytes of rope tables, over "
+                    f"{MAX_ROPE_BYTES}: set a smaller max_model_len"
+                )
+            self.ropes[rope] = layers.RopeTable(
+                self.ops, rope.frequencies(), length, rope.attention_factor, self.device
+            )
+        return self.ropes[rope]
+
+    def block(self, name: str, block: AnyBlock) -> layers.AnyBlock:
+        values = {field.name: getattr(block, field.name) for field in fields(block)}  # type: ignore[arg-type]
+        values |= {field: part.build(self, f"{name}.{prefix}") for field, prefix, part in parts(block)}
+        made: layers.AnyBlock = getattr(layers, type(block).__name__)(self.ops, **values)
+        return made
+
+    def embedding(self, e: Embedding) -> layers.Embedding:
+        positions = None
+        if e.num_positions:
+            positions = dense(self.ops, self.take("embedding.positions.weight")[e.position_offset :])
+        return layers.Embedding(
+            self.ops,
+            self.matrix("embedding.tokens"),
+            self.linear("embedding.project") if e.row != e.width else None,
+            e.scale,
+            positions,
+            self.take("embedding.types.weight")[0].float().clone() if e.num_types else None,
+            self.optional("embedding.norm", e.norm),
+        )
+
+    def head(self, head: Head, embedding: layers.Embedding) -> layers.Head:
+        rows = embedding.tokens if head.tied else self.matrix("head.rows")
+        project = self.matrix("head.project") if head.row != head.width else None
+        bias = self.take("head.bias") if head.bias else None
+        return layers.Head(self.ops, rows, project, bias, head.divisor, head.softcap)
+
+    def model(self, pooling: Pooling) -> Decoder | Encoder:
+        embedding = self.embedding(self.spec.embedding)
+        stack: list[layers.AnyBlock] = []
+        for index, described_block in enumerate(self.spec.layers):
+            block = self.block(f"layers.{index}", described_block)
+            stack.append(self.finish(block, index == self.spec.num_layers - 1) if self.finish else block)
+        if self.spec.head is None:
+            return Encoder(self.spec, self.ops, embedding, stack, pooling)
+        norm = self.optional("norm", self.spec.norm)
+        return Decoder(self.spec, self.ops, embedding, stack, norm, self.head(self.spec.head, embedding))
+
+
+def dense(ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> Scheme:
+    """Store a matrix in full precision, as the weight's device reads it best."""
+    return Dense(ops, weight, bias) if weight.is_cpu else Matrix(ops, weight, bias)
+
+
+def store_fp8(block: layers.AnyBlock, is_last: bool = False) -> layers.AnyBlock:
+    """Round a block's matrices to FP8 where their shapes allow it."""
+    for part in (block.mixer, block.ffn):
+        for _, linear in part.linears() if part else ():
+            linear.scheme = as_fp8(linear.scheme)
+    return block

@@ -1,16 +1,21 @@
-"""What a layer is, as plain data: sizes and constants, the parameters it owns, the state it keeps.
+"""Layers as plain data: sizes and constants, the parameters a layer owns, the memory it keeps.
 
-A description holds no tensors and no code that computes; `build.py` turns it into a layer of `penstock.layers`.
+A description holds no tensors. `build` makes its layer of `penstock.layers` from the tensors a `Build` hands out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from penstock.cache.layout import KvLayout
-from penstock.cache.state import StateSpec
+from penstock.models.memory import KvMemory, Memory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock import layers
+    from penstock.models.decoder import Build
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
@@ -31,8 +36,8 @@ class Merge:
 Merges = dict[str, Merge]
 
 
-def nested(prefix: str, part: HasParameters | None) -> Shapes:
-    """The parameters of a part under its name within the whole; none for an absent part."""
+def add_prefix(prefix: str, part: HasParameters | None) -> Shapes:
+    """Return the parameters of `part` with `prefix` before their names; none for an absent part."""
     return {} if part is None else {f"{prefix}.{name}": shape for name, shape in part.parameters().items()}
 
 
@@ -44,8 +49,32 @@ def matrix(name: str, num_out: int, num_in: int, bias: bool = False) -> Shapes:
     return shapes
 
 
-def united(shapes: Iterable[Shapes]) -> Shapes:
+def unite(shapes: Iterable[Shapes]) -> Shapes:
     return {name: shape for part in shapes for name, shape in part.items()}
+
+
+class Part(Protocol):
+    """A mixer or an FFN. `prefix` begins the names of its parameters."""
+
+    prefix: ClassVar[str]
+
+    def parameters(self) -> Shapes: ...
+
+    def merges(self) -> Merges: ...
+
+    def scratch_values(self) -> int:
+        """Count the values per token that are in memory at once while the part is computed."""
+
+
+class Mixer(Part, Protocol):
+    def memory(self, max_model_len: int) -> Memory | None:
+        """Describe what the mixer keeps between steps."""
+
+    def build(self, build: Build, name: str) -> layers.Mixer: ...
+
+
+class Ffn(Part, Protocol):
+    def build(self, build: Build, name: str) -> layers.Ffn: ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +84,11 @@ class RmsNorm:
 
     def parameters(self) -> Shapes:
         return {"weight": (self.size,)}
+
+    def build(self, build: Build, name: str) -> layers.RmsNorm:
+        from penstock import layers
+
+        return layers.RmsNorm(build.ops, build.take(f"{name}.weight"), self.eps)
 
 
 @dataclass(frozen=True)
@@ -66,6 +100,12 @@ class LayerNorm:
     def parameters(self) -> Shapes:
         return {name: (self.size,) for name in (("weight", "bias") if self.bias else ("weight",))}
 
+    def build(self, build: Build, name: str) -> layers.LayerNorm:
+        from penstock import layers
+
+        bias = build.take(f"{name}.bias") if self.bias else None
+        return layers.LayerNorm(build.ops, build.take(f"{name}.weight"), bias, self.eps)
+
 
 Norm = RmsNorm | LayerNorm
 
@@ -73,6 +113,7 @@ Norm = RmsNorm | LayerNorm
 @dataclass(frozen=True)
 class LinearScaling:
     factor: float
+    attention_factor: ClassVar[float] = 1.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +122,7 @@ class Llama3Scaling:
     low_freq_factor: float
     high_freq_factor: float
     original: int  # positions of pretraining
+    attention_factor: ClassVar[float] = 1.0
 
 
 @dataclass(frozen=True)
@@ -110,11 +152,29 @@ class Rope:
     theta: float
     scaling: Scaling | None = None
 
+    def frequencies(self) -> Tensor:
+        """Compute the angle per position of each rotated pair, by the function of `layers.rope` that the scaling is
+        named after, which takes its fields by name."""
+        from penstock.layers import rope as ropes
+
+        if self.scaling is None:
+            return ropes.frequencies(self.size, self.theta)
+        name = type(self.scaling).__name__.removesuffix("Scaling").lower()
+        values = {key: value for key, value in asdict(self.scaling).items() if key != "attention_factor"}
+        made: Tensor = getattr(ropes, f"{name}_frequencies")(self.size, self.theta, **values)
+        return made
+
+    @property
+    def attention_factor(self) -> float:
+        """The factor on sines and cosines."""
+        return 1.0 if self.scaling is None else self.scaling.attention_factor
+
 
 @dataclass(frozen=True)
 class Attention:
     """Causal attention over the paged cache."""
 
+    prefix: ClassVar[str] = "attention"
     width: int
     num_heads: int
     num_kv_heads: int
@@ -136,29 +196,53 @@ class Attention:
 
     def parameters(self) -> Shapes:
         q, k, v = self.rows
-        return united(
+        return unite(
             [
                 matrix("qkv", q + k + v, self.width, self.qkv_bias),
                 matrix("out", self.width, q, self.out_bias),
-                nested("q_norm", self.q_norm),
-                nested("k_norm", self.k_norm),
+                add_prefix("q_norm", self.q_norm),
+                add_prefix("k_norm", self.k_norm),
             ]
         )
 
     def merges(self) -> Merges:
         return {"qkv": Merge(tuple(zip("qkv", self.rows)), self.head_size)}
 
-    def state(self, max_model_len: int, layout: KvLayout) -> StateSpec:
-        position_bytes = layout.position_bytes(self.num_kv_heads, self.head_size)
-        if 0 < self.window < max_model_len:
-            return StateSpec("window", position_bytes, self.window)
-        return StateSpec("full", position_bytes)
+    def memory(self, max_model_len: int) -> KvMemory:
+        window = self.window if self.window < max_model_len else 0
+        return KvMemory(self.num_kv_heads, self.head_size, window, self.num_heads)
+
+    def scratch_values(self) -> int:
+        return sum(self.rows)
+
+    def build(self, build: Build, name: str) -> layers.Attention:
+        import torch
+
+        from penstock import layers
+
+        alibi = torch.tensor(self.alibi, dtype=torch.float32, device=build.device) if self.alibi else None
+        q_norm = build.optional(f"{name}.q_norm", self.q_norm)
+        k_norm = build.optional(f"{name}.k_norm", self.k_norm)
+        return layers.Attention(
+            build.ops,
+            build.linear(f"{name}.qkv"),
+            build.linear(f"{name}.out"),
+            (self.num_heads, self.num_kv_heads, self.head_size),
+            self.scale,
+            build.rope(self.rope),
+            self.window,
+            self.softcap,
+            alibi,
+            q_norm,
+            k_norm,
+        )
 
 
 @dataclass(frozen=True)
 class EncoderAttention:
     """Bidirectional attention within a sequence; nothing is remembered."""
 
+    prefix: ClassVar[str] = "attention"
     width: int
     num_heads: int
     head_size: int
@@ -173,14 +257,24 @@ class EncoderAttention:
         rows = self.num_heads * self.head_size
         return {"qkv": Merge((("q", rows), ("k", rows), ("v", rows)), self.head_size)}
 
-    def state(self, max_model_len: int, layout: KvLayout) -> None:
+    def memory(self, max_model_len: int) -> None:
         return None
+
+    def scratch_values(self) -> int:
+        return 3 * self.num_heads * self.head_size
+
+    def build(self, build: Build, name: str) -> layers.EncoderAttention:
+        from penstock import layers
+
+        qkv, out = build.linear(f"{name}.qkv"), build.linear(f"{name}.out")
+        return layers.EncoderAttention(build.ops, qkv, out, self.num_heads, self.head_size, self.scale)
 
 
 @dataclass(frozen=True)
 class Mlp:
     """down(activation(up(x)))"""
 
+    prefix: ClassVar[str] = "mlp"
     width: int
     hidden: int
     activation: str
@@ -192,11 +286,20 @@ class Mlp:
     def merges(self) -> Merges:
         return {}
 
+    def scratch_values(self) -> int:
+        return 2 * self.hidden
+
+    def build(self, build: Build, name: str) -> layers.Mlp:
+        from penstock import layers
+
+        return layers.Mlp(build.ops, build.linear(f"{name}.up"), build.linear(f"{name}.down"), self.activation)
+
 
 @dataclass(frozen=True)
 class GatedMlp:
     """down(activation(gate(x)) · up(x))"""
 
+    prefix: ClassVar[str] = "mlp"
     width: int
     hidden: int
     activation: str
@@ -209,3 +312,12 @@ class GatedMlp:
 
     def merges(self) -> Merges:
         return {"gate_up": Merge((("gate", self.hidden), ("up", self.hidden)))}
+
+    def scratch_values(self) -> int:
+        return 3 * self.hidden
+
+    def build(self, build: Build, name: str) -> layers.GatedMlp:
+        from penstock import layers
+
+        gate_up, down = build.linear(f"{name}.gate_up"), build.linear(f"{name}.down")
+        return layers.GatedMlp(build.ops, gate_up, down, self.activation)

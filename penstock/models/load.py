@@ -6,35 +6,33 @@ Everything is checked by name and shape before the first tensor is read.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from penstock import layers
 from penstock.errors import InvalidConfig, InvalidModel
-from penstock.models.build import CPU, Build, dense
-from penstock.models.decoder import Decoder, Encoder
+from penstock.models.decoder import CPU, Build, Decoder, Encoder, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.layer import Merge, Shape, Shapes
-from penstock.models.names import IGNORED, Layout
+from penstock.models.names import IGNORED, Layout, take_number
 from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
 from penstock.models.spec import ModelSpec
-from penstock.ops import cpu
-from penstock.ops.fp8_product import fits
-from penstock.quant.fp8 import Fp8
-from penstock.quant.ints import Ints
-from penstock.quant.matrix import Matrix
-from penstock.quant.packed import Packed, Stored
-from penstock.quant.rounding import QUANTIZERS, quantize
+from penstock.ops import OpTable, cpu
+from penstock.quant.ints import QUANTIZERS, Ints, quantize
+from penstock.quant.packed import GgmlMatrix, Packed
 from penstock.quant.scheme import Scheme
 
 Take = Callable[[str], Tensor]
 Hold = Callable[[str, Tensor | None], Scheme]
 Progress = Callable[[int, int], None]  # values loaded so far, values in all
 
-LEAST_QUANTIZED = 32  # inputs; a narrower matrix gains nothing
+MIN_QUANTIZED_WIDTH = 32  # inputs; a narrower matrix gains nothing
 OUTER = ("head.", "embedding.")
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -48,13 +46,14 @@ class Source:
     shape: Shape  # once laid out our way
     head_size: int = 0
     kv_rows: int = 0  # grouped: rows of all the keys
+    rows: range | None = None  # these rows of the tensor only, or of the matrices in a stack
 
 
 Sources = dict[str, list[Source]]
 
 
-def _found(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, tuple[str, Layout]]:
-    """Our name of each tensor → its name in the checkpoint and its layout."""
+def _find_tensors(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, tuple[str, Layout]]:
+    """Map our name of each tensor to its name in the checkpoint and its layout."""
     found: dict[str, tuple[str, Layout]] = {}
     tied = spec.head is not None and spec.head.tied
     for tensor in checkpoint.names():
@@ -78,35 +77,45 @@ def _found(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, tuple[str, Layo
 def _parts(
     parameter: str, shape: Shape, merge: Merge | None, found: dict[str, tuple[str, Layout]]
 ) -> list[tuple[str, Shape]]:
-    """The names under which a parameter may be stored, with their shapes: whole, or in parts."""
-    if merge is None or parameter in found:
+    """Return the names under which a parameter may be stored, whole or in parts, with their shapes."""
+    if merge is None or _locate(parameter, shape, found)[0] in found:
         return [(parameter, shape)]
     module, _, suffix = parameter.rpartition(".")
     above = module.rpartition(".")[0]
     return [(f"{above}.{part}.{suffix}", (rows, *shape[1:])) for part, rows in merge.parts]
 
 
+def _locate(name: str, shape: Shape, found: dict[str, tuple[str, Layout]]) -> tuple[str, range | None]:
+    """Find where a parameter or part is stored: under its own name, or as rows of a stack."""
+    layer, number, inner = name.split(".", 2) if name.count(".") > 2 else ("", "", "")
+    starred = take_number(inner)
+    if name in found or layer != "layers" or starred is None:
+        return name, None
+    index = starred[1]
+    return f"layers.{number}.{starred[0]}", range(index * shape[0], (index + 1) * shape[0])
+
+
 def match(checkpoint: Checkpoint, spec: ModelSpec) -> Sources:
-    """The sources of every parameter; every tensor used, every parameter found, every shape right."""
-    found, merges, used = _found(checkpoint, spec), spec.merges(), set()
+    """Find the sources of every parameter; check that all tensors are used and all shapes are right."""
+    found, merges, used = _find_tensors(checkpoint, spec), spec.merges(), Counter[str]()
     sources: Sources = {}
     for parameter, shape in spec.parameters().items():
         merge = merges.get(parameter.rpartition(".")[0])
         sources[parameter] = []
         for name, part_shape in _parts(parameter, shape, merge, found):
-            if name not in found:
+            key, rows = _locate(name, part_shape, found)
+            if key not in found:
                 raise InvalidModel(
                     f"{checkpoint.path}: tensor {spec.names.spelling(name)!r} of shape {list(part_shape)} is missing"
                 )
-            tensor, layout = found[name]
-            source = Source(
-                tensor, layout, part_shape, merge.head_size if merge else 0, merge.parts[1][1] if merge else 0
-            )
+            tensor, layout = found[key]
+            head_size, kv_rows = (merge.head_size, merge.parts[1][1]) if merge else (0, 0)
+            source = Source(tensor, layout, part_shape, head_size, kv_rows, rows)
             _check(checkpoint, source)
             sources[parameter].append(source)
-            used.add(name)
+            used[key] += prod(part_shape)
     for name, (tensor, _) in found.items():
-        if name not in used:
+        if name not in used or used[name] != prod(checkpoint.shape(tensor)):
             raise InvalidModel(
                 f"{checkpoint.path}: tensor {tensor!r} has no place in the model that its config "
                 f"describes ({spec.num_layers} layers): config and weights do not belong together"
@@ -118,24 +127,27 @@ def _check(checkpoint: Checkpoint, source: Source) -> None:
     shape, expected = tuple(checkpoint.shape(source.tensor)), source.shape
     if source.layout == "transposed":
         expected = expected[::-1]
+    if source.rows is not None:
+        count = source.rows.stop // len(source.rows)
+        expected = (max((count, *shape[:1])), *expected)
     if shape != expected:
         raise InvalidModel(
             f"{checkpoint.path}: tensor {source.tensor!r} has shape {list(shape)}, but its config says {list(expected)}"
         )
 
 
-def _ungrouped(tensor: Tensor, head_size: int, kv_rows: int) -> Tensor:
-    """Rows as queries, key, value of each key/value head in turn → all queries, all keys, all values."""
+def _ungroup(tensor: Tensor, head_size: int, kv_rows: int) -> Tensor:
+    """Order rows that hold queries, key and value of each KV head in turn: all queries, all keys, all values."""
     groups = tensor.reshape(kv_rows // head_size, -1, head_size, *tensor.shape[1:])
     parts = groups[:, :-2], groups[:, -2], groups[:, -1]
     return torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
 
 
-def _laid_out(tensor: Tensor, source: Source) -> Tensor:
+def _lay_out(tensor: Tensor, source: Source) -> Tensor:
     if source.layout == "transposed":
         return tensor.t()
     if source.layout == "grouped":
-        return _ungrouped(tensor, source.head_size, source.kv_rows)
+        return _ungroup(tensor, source.head_size, source.kv_rows)
     if source.layout == "one_plus":
         return tensor.float() + 1.0
     return tensor
@@ -146,7 +158,9 @@ def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype
         tensor = checkpoint.tensor(source.tensor)
         if not tensor.is_floating_point():
             raise InvalidModel(f"{checkpoint.path}: tensor {source.tensor!r} holds {tensor.dtype}, not real numbers")
-        return _laid_out(tensor, source)
+        if source.rows is not None:
+            tensor = tensor.flatten(0, tensor.ndim - len(source.shape))[source.rows.start : source.rows.stop]
+        return _lay_out(tensor, source)
 
     def take(name: str) -> Tensor:
         parts = [fetch(source) for source in sources[name]]
@@ -160,14 +174,14 @@ def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype
     return take
 
 
-def moved(take: Take, device: torch.device) -> Take:
-    """The same on the device."""
+def move(take: Take, device: torch.device) -> Take:
+    """Move what `take` returns to the device."""
     return take if device.type == "cpu" else lambda name: take(name).to(device)
 
 
 def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: torch.device = CPU) -> Take:
-    """Random weights, each from the seed and its own name: the same whatever else is loaded, and in what order. They
-    are made on the device; on the meta device they have shapes only."""
+    """Make random weights on the device, each from `seed` and its name, whatever else is loaded; on the meta device
+    they have shapes only."""
     shapes: Shapes = spec.parameters()
 
     def take(name: str) -> Tensor:
@@ -184,9 +198,9 @@ def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: tor
     return take
 
 
-def _stored(checkpoint: Checkpoint, source: Source) -> Stored | None:
-    """A matrix in the file's blocks with its rows in our order; None where that needs more than moving rows."""
-    stored = checkpoint.stored(source.tensor)
+def _read_blocks(checkpoint: Checkpoint, source: Source) -> GgmlMatrix | None:
+    """Read a matrix in the file's blocks, its rows in our order; None if that needs more than moving rows."""
+    stored = checkpoint.read_ggml(source.tensor)
     if stored is None or stored.format is None or source.layout == "one_plus":
         return None
     if stored.transposed != (source.layout == "transposed"):
@@ -194,12 +208,12 @@ def _stored(checkpoint: Checkpoint, source: Source) -> Stored | None:
     if source.layout != "grouped":
         return stored
     rows = torch.arange(stored.num_out) if stored.order is None else torch.from_numpy(stored.order)
-    return replace(stored, order=_ungrouped(rows, source.head_size, source.kv_rows).numpy())
+    return replace(stored, order=_ungroup(rows, source.head_size, source.kv_rows).numpy())
 
 
 @dataclass(frozen=True)
 class Options:
-    """How weights are held."""
+    """The storage of weights: dtype, quantization, rounding of activations."""
 
     dtype: torch.dtype | None = torch.float32  # of matrices; None: as stored, quantized ones packed
     quantization: str | None = None  # "int8" or "int4": pack what the checkpoint holds unquantized
@@ -211,38 +225,38 @@ class Options:
         return 0 if not self.rounded else 16 if name.startswith(OUTER) else 8
 
 
-def storage(take: Take, options: Options, checkpoint: Checkpoint | None, sources: Sources) -> Hold:
-    """How each matrix is held: packed as the file has it, quantized at load, or dense.
+def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint | None, sources: Sources) -> Hold:
+    """Return the function that stores each matrix: packed as the file has it, quantized at load, or dense.
 
     Head and embedding are held in 8 bits where the others are in 4, on a GPU as on a CPU, and whether or not they are
     one matrix: logits show every error of the last product, and an embedding is read a row at a time.
     """
 
-    def packed(name: str, bias: Tensor | None) -> Scheme | None:
+    def pack_blocks(name: str, bias: Tensor | None) -> Scheme | None:
         if checkpoint is None or options.dtype is not None or options.on_gpu or cpu.path() == "reference":
             return None
-        parts = [_stored(checkpoint, source) for source in sources[name]]
+        parts = [_read_blocks(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
-        return Packed.from_stored(stored, bias, options.x_bits(name)) if len(stored) == len(parts) else None
+        return Packed.from_stored(ops, stored, bias, options.x_bits(name)) if len(stored) == len(parts) else None
 
     def hold(name: str, bias: Tensor | None) -> Scheme:
-        scheme = packed(name, bias)
+        scheme = pack_blocks(name, bias)
         if scheme is not None:
             return scheme
         weight = take(name)
-        if options.quantization in QUANTIZERS and weight.shape[1] >= LEAST_QUANTIZED:
+        if options.quantization in QUANTIZERS and weight.shape[1] >= MIN_QUANTIZED_WIDTH:
             # A head or an embedding in 4 bits costs more quality than its bytes are worth.
             kind = "int8" if name.startswith(OUTER) else options.quantization
             if options.on_gpu:
-                return Ints(weight, bias, kind, options.dtype or torch.bfloat16)
-            return Packed.from_stored([quantize(weight, kind)], bias, options.x_bits(name))
-        return dense(weight.to(options.dtype) if options.on_gpu and options.dtype else weight, bias)
+                return Ints(ops, weight, bias, kind, options.dtype or torch.bfloat16)
+            return Packed.from_stored(ops, [quantize(weight, kind)], bias, options.x_bits(name))
+        return dense(ops, weight.to(options.dtype) if options.on_gpu and options.dtype else weight, bias)
 
     return hold
 
 
-def _reported(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tuple[Take, Hold]:
-    """The same, saying after each parameter how many values have been loaded."""
+def _report_progress(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tuple[Take, Hold]:
+    """Wrap `take` and `hold` so that `progress` is called after each parameter."""
     shapes, total, done = spec.parameters(), spec.num_parameters, 0
 
     def report(name: str) -> None:
@@ -250,24 +264,25 @@ def _reported(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tu
         done += prod(shapes[name])
         progress(done, total)
 
-    def taking(name: str) -> Tensor:
+    def take_and_report(name: str) -> Tensor:
         tensor = take(name)
         report(name)
         return tensor
 
-    def holding(name: str, bias: Tensor | None) -> Scheme:
+    def hold_and_report(name: str, bias: Tensor | None) -> Scheme:
         scheme = hold(name, bias)
         report(name)
         return scheme
 
-    return taking, holding
+    return take_and_report, hold_and_report
 
 
-def _as_fp8(scheme: Scheme) -> Scheme:
-    """A matrix in 8-bit floats where it can be."""
-    if isinstance(scheme, Matrix) and fits(scheme.num_out, scheme.num_in):
-        return Fp8(scheme.weight, scheme.bias)
-    return scheme
+class Finisher(Protocol):
+    """A pass over each block, and the ops that the model calls."""
+
+    ops: OpTable
+
+    def __call__(self, block: layers.AnyBlock, is_last: bool) -> layers.AnyBlock: ...
 
 
 def load_model(
@@ -277,12 +292,14 @@ def load_model(
     dtype: torch.dtype | None = torch.float32,
     quantization: str | None = None,
     rounded: bool = True,
-    seed: int = 0,
-    dummy: bool = False,
+    dummy_seed: int | None = None,
     progress: Progress | None = None,
     device: torch.device = CPU,
+    finish: Finisher | None = None,
 ) -> Decoder | Encoder:
-    """The model of `spec` with a checkpoint's weights, or with random ones (`dummy`), on the device.
+    """Load the model of `spec` with a checkpoint's weights, or with random ones of `dummy_seed`, onto the device.
+
+    It is plain unless `finish` changes its blocks, each before the next is read; it then calls the ops of `finish`.
 
     Matrices are held in `dtype`: float32, bfloat16 or float16; None keeps a checkpoint's own, quantized ones packed.
     """
@@ -296,23 +313,24 @@ def load_model(
     pooling, sources = Pooling(), Sources()
     # A GPU's integers are made of what the checkpoint holds, as a CPU's are, not of that rounded to 16 bits first.
     kept = None if device.type == "cuda" and quantization in QUANTIZERS else dtype
-    if dummy:
-        take, take_kept = (from_seed(spec, seed, each, device) for each in (dtype, kept))
+    if dummy_seed is not None:
+        take, take_kept = (from_seed(spec, dummy_seed, each, device) for each in (dtype, kept))
         checkpoint = None
     elif checkpoint is None:
         raise InvalidModel("no checkpoint to load from: name a model folder or a .gguf file, or ask for dummy weights")
     else:
         sources = match(checkpoint, spec)
-        take, take_kept = (moved(from_checkpoint(checkpoint, sources, each), device) for each in (dtype, kept))
+        take, take_kept = (move(from_checkpoint(checkpoint, sources, each), device) for each in (dtype, kept))
         if spec.is_encoder:
             source = checkpoint.tokenizer_source()
             pooling = pooling_from_gguf(source) if isinstance(source, Mapping) else read_pooling(checkpoint.path)
-    hold = storage(take_kept, Options(dtype, quantization, rounded, device.type != "cpu"), checkpoint, sources)
+    ops = finish.ops if finish else OpTable("cpu" if device.type == "cpu" else "cuda")
+    hold = storage(ops, take_kept, Options(dtype, quantization, rounded, device.type != "cpu"), checkpoint, sources)
     if progress:
-        take, hold = _reported(take, hold, spec, progress)
+        take, hold = _report_progress(take, hold, spec, progress)
     try:
-        final = _as_fp8 if quantization == "fp8" else None
-        return Build(spec, take, hold, device, final).model(pooling)
+        then = store_fp8 if quantization == "fp8" and finish is None else finish
+        return Build(spec, ops, take, hold, device, then).model(pooling)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise

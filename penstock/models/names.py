@@ -1,4 +1,4 @@
-"""How checkpoints spell the parameters: tables from a checkpoint's module names to ours, joined with `|`."""
+"""Tables from a checkpoint's module names to ours, joined with `|`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Layout = Literal["plain", "transposed", "grouped", "one_plus"]
+Layout = Literal["plain", "transposed", "grouped", "one_plus", "stacked"]
 
 SUFFIXES = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a module's tensors belong, and how their values lie.
+    """Our name of a module, and the layout of its tensors.
 
     `transposed` is [in, out]; `grouped` holds for each key/value head its queries, its key and its value in turn;
-    `one_plus` is a norm weight stored less one.
+    `one_plus` is a norm weight stored less one; `stacked` has a first dimension for the `*` of our name.
     """
 
     name: str
@@ -29,7 +29,8 @@ IGNORED = Stored("")  # buffers and heads that no computation here reads
 
 @dataclass(frozen=True)
 class Names:
-    """Module names without the optional prefixes; those of a layer without the stack's name and the layer's number."""
+    """Module names without the optional prefixes; those of a layer without the stack's name and the layer's number.
+    In a layer's names a `*` stands for one number: `"experts.*.w1": "mlp.experts.*.gate"`."""
 
     prefixes: tuple[str, ...] = ()
     stack: str = ""
@@ -41,30 +42,46 @@ class Names:
         return Names(prefixes, other.stack or self.stack, {**self.model, **other.model}, {**self.layer, **other.layer})
 
     def find(self, tensor: str) -> Stored | None:
-        """Our name for a checkpoint's tensor and its layout; IGNORED, or None for one the table does not know."""
+        """Return our name for a checkpoint's tensor and its layout; IGNORED, or None if the table does not know it."""
+        if "*" in tensor:
+            return None
         for prefix in sorted(self.prefixes, key=len, reverse=True):
             if tensor.startswith(prefix):
                 tensor = tensor[len(prefix) :]
                 break
         module, _, suffix = tensor.rpartition(".")
         inside = re.fullmatch(rf"{re.escape(self.stack)}\.(\d{{1,6}})\.(.+)", module)
-        found = self.layer.get(inside[2]) if inside else self.model.get(module)
-        if found is None or found is IGNORED:
-            return found if found is None else IGNORED
-        if suffix not in SUFFIXES:
-            return None
-        stored = Stored(found) if isinstance(found, str) else found
-        where = f"layers.{int(inside[1])}." if inside else ""
-        return Stored(f"{where}{stored.name}.{SUFFIXES[suffix]}", stored.layout)
+        table, module = (self.layer, inside[2]) if inside else (self.model, module)
+        starred, number = take_number(module) or (module, 0)
+        for name, kind in ((module, suffix), (starred, suffix), (f"{module}.{suffix}", "weight")):
+            found = table.get(name)
+            if found is None:
+                continue
+            if found is IGNORED or kind not in SUFFIXES:
+                return IGNORED if found is IGNORED else None
+            stored = Stored(found) if isinstance(found, str) else found
+            ours = stored.name.replace("*", str(number)) if "*" in name else stored.name
+            where = f"layers.{int(inside[1])}." if inside else ""
+            return Stored(f"{where}{ours}.{SUFFIXES[kind]}", stored.layout)
+        return None
 
     def spelling(self, parameter: str) -> str:
-        """How a checkpoint of this family names one of our parameters; our own name where the table has none."""
+        """Return a checkpoint's name of one of our parameters; our own name where the table has none."""
         inside = re.fullmatch(r"layers\.(\d+)\.(.+)\.(\w+)", parameter)
         module, suffix = (inside[2], inside[3]) if inside else parameter.rpartition(".")[::2]
-        for spelled, stored in (self.layer if inside else self.model).items():
-            if module == (stored if isinstance(stored, str) else stored.name):
-                return f"{self.stack}.{inside[1]}.{spelled}.{suffix}" if inside else f"{spelled}.{suffix}"
+        starred, number = take_number(module) or (module, 0)
+        for spelled, found in (self.layer if inside else self.model).items():
+            stored = Stored(found) if isinstance(found, str) else found
+            if stored.name in (module, starred):
+                name = spelled.replace("*", str(number)) + ("" if stored.layout == "stacked" else f".{suffix}")
+                return f"{self.stack}.{inside[1]}.{name}" if inside else name
         return parameter
+
+
+def take_number(name: str) -> tuple[str, int] | None:
+    """Replace the one number within a name, such as an expert's, by `*`; None where there is none, or more."""
+    numbers = re.findall(r"(?<=\.)\d{1,6}(?=\.)", name)
+    return (name.replace(f".{numbers[0]}.", ".*."), int(numbers[0])) if len(numbers) == 1 else None
 
 
 LLAMA = Names(

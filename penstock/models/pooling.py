@@ -1,4 +1,4 @@
-"""One embedding of a whole sequence, as sentence-transformers folders describe it."""
+"""Pool hidden states into one embedding, as sentence-transformers folders describe it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
-from penstock import ops
 from penstock.errors import InvalidModel
-from penstock.regular import read_regular
+from penstock.host.files import read_regular
 
 MAX_BYTES = 1 << 22
 Mode = Literal["mean", "cls"]
@@ -21,6 +18,8 @@ GGUF_MODES: dict[Any, Mode] = {0: "mean", 1: "mean", 2: "cls"}
 
 @dataclass(frozen=True)
 class Pooling:
+    """The pooling mode of an embedding model."""
+
     mode: Mode = "mean"
     normalize: bool = True  # to length 1
 
@@ -46,15 +45,13 @@ def _mode(path: Path) -> Mode:
             if key.startswith("pooling_mode_") and value is True
         ]
     )
-    if on == ["mean"]:
-        return "mean"
-    if on == ["cls"]:
-        return "cls"
-    raise InvalidModel(f"{path} asks for pooling by {str(on)[:80]}: only one of mean and cls is supported")
+    if on not in (["mean"], ["cls"]):
+        raise InvalidModel(f"{path} asks for pooling by {str(on)[:80]}: only one of mean and cls is supported")
+    return "mean" if on == ["mean"] else "cls"
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """What modules.json says; mean and normalized where there is none."""
+    """Read modules.json; mean and normalized if there is none."""
     modules_path = folder / "modules.json"
     if not modules_path.is_file():
         return Pooling()
@@ -72,12 +69,12 @@ def read_pooling(folder: Path) -> Pooling:
         elif kind != "Transformer":
             raise InvalidModel(f"{modules_path} has a module {kind!r}: not Transformer, Pooling or Normalize")
     if mode is None:
-        raise InvalidModel(f"{modules_path} has no Pooling module: an embedding cannot be made")
+        raise InvalidModel(f"{modules_path} has no Pooling module, which embeddings need")
     return Pooling(mode, normalize)
 
 
 def pooling_from_gguf(metadata: Mapping[str, Any]) -> Pooling:
-    """The pooling that a GGUF file's metadata names, else the mean. Always normalized, as in llama.cpp."""
+    """Return the pooling that a GGUF file's metadata names, else mean. Always normalized, as in llama.cpp."""
     key = f"{metadata.get('general.architecture')}.pooling_type"
     kind = metadata.get(key, 0)
     if not isinstance(kind, int) or kind not in GGUF_MODES:
@@ -86,8 +83,3 @@ def pooling_from_gguf(metadata: Mapping[str, Any]) -> Pooling:
             "a file with one of these"
         )
     return Pooling(GGUF_MODES[kind])
-
-
-def pool(hidden: Tensor, query_start: Tensor, pooling: Pooling) -> Tensor:
-    """hidden [T, C] → [S, C] float32; the company of a sequence changes nothing."""
-    return ops.pooling(hidden, query_start, pooling.mode == "cls", pooling.normalize)

@@ -1,15 +1,94 @@
-"""A whole model as data: what a family makes of a config, and all that loading and the engine need to know."""
+"""A whole model as data: what a registered family makes of a config, and all that loading and the engine need to know.
+
+Parameters are named after the part they belong to: `attention.qkv`, `attention_norm`, `mlp.down`, `mlp_out_norm`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from math import prod
+from typing import Any, ClassVar, Protocol
 
-from penstock.cache.layout import LAYOUTS, KvLayout
-from penstock.cache.state import StateSpec
-from penstock.models.block import AnyBlock
-from penstock.models.layer import Attention, Merges, Norm, Shapes, matrix, nested
+from penstock.cache.group import LAYOUTS, KvLayout, StateSpec
+from penstock.errors import InvalidModel
+from penstock.models.config import Config
+from penstock.models.layer import Ffn, Merges, Mixer, Norm, Part, Shapes, add_prefix, matrix, unite
+from penstock.models.memory import Memory
 from penstock.models.names import Names
+
+
+class AnyBlock(Protocol):
+    """Built as the class of `penstock.layers` that has its name, which takes the fields by theirs."""
+
+    @property
+    def mixer(self) -> Mixer: ...
+    @property
+    def ffn(self) -> Ffn | None: ...
+
+    def parameters(self) -> Shapes: ...
+
+
+def parts_of(block: AnyBlock) -> list[Part]:
+    """The mixer, and the FFN if there is one."""
+    return [block.mixer] if block.ffn is None else [block.mixer, block.ffn]
+
+
+def parts(block: AnyBlock) -> Iterator[tuple[str, str, Any]]:
+    """Yield field, parameter prefix and value of each part there is."""
+    for field in fields(block):  # type: ignore[arg-type]
+        value = getattr(block, field.name)
+        if hasattr(value, "parameters"):
+            half, _, role = field.name.partition("_")
+            yield field.name, getattr(block, half).prefix + (role and f"_{role}"), value
+
+
+class _Parameters:
+    def parameters(self: Any) -> Shapes:
+        return unite(add_prefix(prefix, part) for _, prefix, part in parts(self))
+
+
+@dataclass(frozen=True)
+class Block(_Parameters):
+    mixer: Mixer
+    ffn: Ffn
+    mixer_norm: Norm
+    ffn_norm: Norm
+
+
+@dataclass(frozen=True)
+class MixerBlock(_Parameters):
+    ffn: ClassVar[None] = None
+    mixer: Mixer
+    mixer_norm: Norm
+
+
+@dataclass(frozen=True)
+class ScaledBlock(Block):
+    scale: float
+
+
+@dataclass(frozen=True)
+class OutputNormBlock(_Parameters):
+    mixer: Mixer
+    ffn: Ffn
+    mixer_norm: Norm | None
+    ffn_norm: Norm | None
+    mixer_out_norm: Norm
+    ffn_out_norm: Norm
+
+
+@dataclass(frozen=True)
+class ParallelBlock(_Parameters):
+    mixer: Mixer
+    ffn: Ffn
+    mixer_norm: Norm
+    ffn_norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class PostNormBlock(Block):
+    """Norms follow the sums."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +116,7 @@ class Embedding:
             shapes |= matrix("positions", self.num_positions, self.width)
         if self.num_types:
             shapes |= matrix("types", self.num_types, self.width)
-        return shapes | nested("norm", self.norm)
+        return shapes | add_prefix("norm", self.norm)
 
 
 @dataclass(frozen=True)
@@ -76,6 +155,7 @@ class ModelSpec:
     max_model_len: int  # the longest sequence this spec was resolved for
     architecture: str = ""
     init_std: float = 0.02  # of dummy weights
+    cpu_only: str = ""  # what a GPU lacks for this model, and the remedy
 
     @property
     def vocab_size(self) -> int:
@@ -93,40 +173,90 @@ class ModelSpec:
     def is_encoder(self) -> bool:
         return self.head is None
 
-    @property
-    def states(self) -> list[StateSpec | None]:
-        """What each layer keeps, with float32 keys and values; None for an encoder's."""
-        return self.states_of(LAYOUTS["float32"])
+    def memories(self) -> list[Memory | None]:
+        """List what each layer keeps between steps; None where it keeps nothing."""
+        return [layer.mixer.memory(self.max_model_len) for layer in self.layers]
 
-    def states_of(self, layout: KvLayout) -> list[StateSpec | None]:
-        """What each layer keeps when keys and values are stored like this."""
-        return [layer.attention.state(self.max_model_len, layout) for layer in self.layers]
-
-    def kv_shapes(self) -> list[tuple[int, int] | None]:
-        """Per layer (K, D) of its cache; None where there is none."""
-        return [
-            (layer.attention.num_kv_heads, layer.attention.head_size)
-            if isinstance(layer.attention, Attention)
-            else None
-            for layer in self.layers
-        ]
+    def states(self, layout: KvLayout = LAYOUTS["float32"]) -> list[StateSpec | None]:
+        """Describe each layer's memory to the cache when keys and values are stored like `layout`."""
+        return [memory.state(layout) if memory else None for memory in self.memories()]
 
     def parameters(self) -> Shapes:
         """Every parameter under our name, in the order a step needs them."""
-        shapes = nested("embedding", self.embedding)
+        shapes = add_prefix("embedding", self.embedding)
         for index, layer in enumerate(self.layers):
-            shapes |= nested(f"layers.{index}", layer)
-        return shapes | nested("norm", self.norm) | nested("head", self.head)
+            shapes |= add_prefix(f"layers.{index}", layer)
+        return shapes | add_prefix("norm", self.norm) | add_prefix("head", self.head)
 
     def merges(self) -> Merges:
         """The parameters that checkpoints may store in parts."""
         merges: Merges = {}
         for index, layer in enumerate(self.layers):
-            for part in ("attention", "mlp"):
-                for name, merge in getattr(layer, part).merges().items():
-                    merges[f"layers.{index}.{part}.{name}"] = merge
+            for part in parts_of(layer):
+                merges |= {f"layers.{index}.{part.prefix}.{name}": merge for name, merge in part.merges().items()}
         return merges
+
+    def scratch_bytes(self, itemsize: int) -> int:
+        """Bytes per token of a step's values in the widest layer, beside as much again and some more."""
+        widest = max((sum(part.scratch_values() for part in parts_of(layer)) for layer in self.layers), default=0)
+        return itemsize * (2 * widest + 6 * self.width)
 
     @property
     def num_parameters(self) -> int:
         return sum(prod(shape) for shape in self.parameters().values())
+
+
+Read = Callable[[Config], ModelSpec]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family."""
+
+    architecture: str
+    read: Read
+    like: tuple[Mapping[str, Any], ...]  # tiny configs that together cover every branch of `read`
+    cpu_only: str = ""  # as in ModelSpec
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def family(
+    architecture: str, *, like: Mapping[str, Any] | Sequence[Mapping[str, Any]], cpu_only: str = ""
+) -> Callable[[Read], Read]:
+    """Register a function under the architecture name of config.json."""
+    configs = (like,) if isinstance(like, Mapping) else tuple(like)
+    if not configs or not all(configs):
+        raise ValueError(f"family {architecture} has no tiny config to test it with: pass like=")
+    if architecture in FAMILIES:
+        raise ValueError(f"family {architecture} is registered already")
+
+    def register(read: Read) -> Read:
+        FAMILIES[architecture] = Family(architecture, read, configs, cpu_only)
+        return read
+
+    return register
+
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    if not isinstance(config, Mapping):
+        raise InvalidModel("config.json must hold a JSON object")
+    named = config.get("architectures")
+    if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
+        raise InvalidModel(f"config key architectures={str(named)[:80]!r} must be a list that names the model's class")
+    for name in named:
+        if name in FAMILIES:
+            return FAMILIES[name]
+    known = ", ".join(sorted(FAMILIES))
+    raise InvalidModel(f"unknown architecture {', '.join(named)[:200]}: the known ones are {known}")
+
+
+def spec_from_config(config: Mapping[str, Any], max_model_len: int | None = None) -> ModelSpec:
+    """Build the spec for sequences of up to `max_model_len` (default: the model's context length)."""
+    found = find_family(config)
+    reader = Config(config, max_model_len)
+    reader.only("is_encoder_decoder", False)
+    spec = found.read(reader)
+    reader.finish()
+    return replace(spec, architecture=found.architecture, cpu_only=found.cpu_only)

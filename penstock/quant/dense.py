@@ -1,36 +1,38 @@
-"""Full-precision storage: float32, bfloat16 or float16 in panels of 16 outputs."""
+"""Full-precision storage: panels of 16 outputs on a CPU, rows as the checkpoint has them on a GPU."""
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
-from penstock import ops
-from penstock.quant.scheme import RmsNorm
+from penstock.ops import OpTable, pack_panels
+from penstock.ops.matmul.epilogue import Epilogue
+from penstock.quant.scheme import StoredWeight
 
 
-class Dense:
-    """A weight [O, C] as panels, its bias [O] in float32."""
+class Dense(StoredWeight):
+    """A weight as panels."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.num_out, self.num_in = weight.shape
-        self.panels = ops.pack_panels(weight)
-        self.bias = None if bias is None else bias.float().contiguous()
+    def __init__(self, ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(ops, weight.shape, bias)
+        self.panels = pack_panels(weight)
 
-    @property
-    def num_bytes(self) -> int:
-        return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def matmul(
-        self, x: Tensor, residual: Tensor | None = None, activation: str | None = None, norm: RmsNorm | None = None
-    ) -> Tensor:
-        x = x if norm is None else norm(x)
-        return ops.linear(x, self.panels, self.num_out, self.bias, residual, activation)
-
-    def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
-        x = x if norm is None else norm(x)
-        if self.num_out % (2 * ops.PANEL):  # a panel would hold gates and values
-            return ops.gated_activation(self.matmul(x), activation)
-        return ops.linear(x, self.panels, self.num_out, self.bias, None, activation, True)
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.ops.linear(x, self.panels, self.num_out, Epilogue(self.bias))
 
     def rows(self, ids: Tensor) -> Tensor:
-        return ops.embedding(ids, self.panels, self.num_in)
+        return self.ops.embedding(ids, self.panels, self.num_in)
+
+
+class Matrix(StoredWeight):
+    """A weight as rows."""
+
+    def __init__(self, ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(ops, weight.shape, bias)
+        self.weight = weight.contiguous()
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.ops.product(x, self.weight, Epilogue(self.bias))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)

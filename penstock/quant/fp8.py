@@ -1,63 +1,44 @@
-"""8-bit floats on a GPU, one scale per output."""
+"""FP8 (e4m3) on a GPU, one scale per output."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from penstock import ops
-from penstock.ops.fp8_product import FP8, fits, quantized
-from penstock.quant.matrix import norm_parts
-from penstock.quant.scheme import RmsNorm
+from penstock.ops import OpTable
+from penstock.ops.matmul.epilogue import Epilogue
+from penstock.ops.matmul.fp8_product import FP8, can_store, quantize_fp8
+from penstock.quant.dense import Matrix
+from penstock.quant.scheme import Scheme, StoredWeight
 
 VALUES = 1 << 24  # rounded at a time
 
 
-class Fp8:
-    """A weight [O, C] as codes and scales [O], its bias [O] in float32."""
+class Fp8(StoredWeight):
+    """A weight as codes and scales [O]."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        if not fits(*weight.shape):
+    def __init__(self, ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__(ops, weight.shape, bias)
+        if not can_store(*weight.shape):
             raise ValueError(
                 f"a weight of shape {tuple(weight.shape)} cannot be of 8-bit floats: both sizes must be multiples of 16"
             )
-        self.num_out, self.num_in = weight.shape
         self.codes = torch.empty(weight.shape, dtype=FP8, device=weight.device)
         self.scale = torch.empty(self.num_out, device=weight.device)
         rows = max(1, VALUES // max(1, self.num_in))
         for first in range(0, self.num_out, rows):
             part = slice(first, first + rows)
-            self.codes[part], self.scale[part] = quantized(weight[part])
-        self.bias = None if bias is None else bias.float().contiguous()
+            self.codes[part], self.scale[part] = quantize_fp8(weight[part])
 
-    @property
-    def num_bytes(self) -> int:
-        return self.codes.nbytes + self.scale.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def matmul(
-        self, x: Tensor, residual: Tensor | None = None, activation: str | None = None, norm: RmsNorm | None = None
-    ) -> Tensor:
-        return ops.fp8_product(x, self.codes, self.scale, self.bias, residual, activation, False, *norm_parts(norm))
-
-    def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
-        return ops.fp8_product(x, self.codes, self.scale, self.bias, None, activation, True, *norm_parts(norm))
-
-    def mlp(
-        self, x: Tensor, activation: str, down: Fp8, residual: Tensor | None = None, norm: RmsNorm | None = None
-    ) -> Tensor:
-        """residual + down · gated(norm(x)), the rows between the two as 8-bit floats at once."""
-        return ops.fp8_mlp(
-            x,
-            self.codes,
-            self.scale,
-            down.codes,
-            down.scale,
-            activation,
-            self.bias,
-            down.bias,
-            residual,
-            *norm_parts(norm),
-        )
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.ops.fp8_product(x, self.codes, self.scale, Epilogue(self.bias))
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.codes.view(torch.uint8)[ids].view(FP8).float() * self.scale[ids, None]
+
+
+def as_fp8(scheme: Scheme) -> Scheme:
+    """Store a matrix as FP8 where its shape allows it."""
+    if isinstance(scheme, Matrix) and can_store(scheme.num_out, scheme.num_in):
+        return Fp8(scheme.ops, scheme.weight, scheme.bias)
+    return scheme

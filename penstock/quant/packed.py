@@ -9,15 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock import ops
-from penstock.ops.cpu.packed import pack_into
+from penstock.ops import FORMATS, Format, OpTable, PackedWeight
+from penstock.ops.cpu.matmul.packed import pack_into
+from penstock.ops.matmul.epilogue import Epilogue
 from penstock.quant.gguf import GGML_TYPES
-from penstock.quant.scheme import RmsNorm
+from penstock.quant.scheme import StoredWeight
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A matrix as a file of quantized blocks holds it: one row of bytes per output."""
+class GgmlMatrix:
+    """A matrix as a file of quantize_fp8 blocks holds it: one row of bytes per output."""
 
     ggml_type: int
     raw: np.ndarray  # [O, bytes] uint8
@@ -30,67 +31,54 @@ class Stored:
         return len(self.raw) if self.order is None else len(self.order)
 
     @property
-    def format(self) -> ops.Format | None:
-        """How it is packed; None if it cannot be."""
-        return ops.FORMATS.get(GGML_TYPES[self.ggml_type].name)
+    def format(self) -> Format | None:
+        """The packed format of its blocks; None if there is none."""
+        return FORMATS.get(GGML_TYPES[self.ggml_type].name)
 
 
-def pack(stored: Sequence[Stored]) -> ops.PackedWeight:
-    """Matrices of one type on top of each other."""
+def pack(stored: Sequence[GgmlMatrix]) -> PackedWeight:
+    """Pack matrices of one type on top of each other."""
     format = stored[0].format
     if format is None or any(part.ggml_type != stored[0].ggml_type for part in stored):
         raise ValueError(f"types {[part.ggml_type for part in stored]} cannot be packed together")
-    weight = ops.PackedWeight.empty(format, sum(part.num_out for part in stored), stored[0].width)
+    weight = PackedWeight.empty(format, sum(part.num_out for part in stored), stored[0].width)
     first = 0
     for part in stored:
         first += pack_into(weight, first, part.ggml_type, part.raw, part.order)
     return weight
 
 
-class Packed:
-    """A weight [O, C] in one or more packed parts, its bias [O] in float32.
+class Packed(StoredWeight):
+    """A weight in one or more packed parts.
 
     Activations are rounded to integers of `x_bits` bits; with 0 the weights are widened to float32.
     """
 
-    def __init__(self, parts: Sequence[ops.PackedWeight], bias: Tensor | None = None, x_bits: int = 8) -> None:
-        self.parts = tuple(parts)
-        self.num_out, self.num_in = sum(part.num_out for part in parts), parts[0].width
-        self.bias = None if bias is None else bias.float().contiguous()
-        self.x_bits = x_bits
+    def __init__(
+        self, ops: OpTable, parts: Sequence[PackedWeight], bias: Tensor | None = None, x_bits: int = 8
+    ) -> None:
+        super().__init__(ops, (sum(part.num_out for part in parts), parts[0].width), bias)
+        self.parts, self.x_bits = tuple(parts), x_bits
 
     @classmethod
-    def from_stored(cls, stored: Sequence[Stored], bias: Tensor | None, x_bits: int) -> Packed:
-        """Neighbours of one type become one part."""
-        runs: list[list[Stored]] = []
+    def from_stored(cls, ops: OpTable, stored: Sequence[GgmlMatrix], bias: Tensor | None, x_bits: int) -> Packed:
+        """Pack stored matrices; neighbours of one type become one part."""
+        runs: list[list[GgmlMatrix]] = []
         for part in stored:
             if runs and runs[-1][0].ggml_type == part.ggml_type:
                 runs[-1].append(part)
             else:
                 runs.append([part])
-        return cls([pack(run) for run in runs], bias, x_bits)
+        return cls(ops, [pack(run) for run in runs], bias, x_bits)
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
+        return super().num_bytes + sum(part.num_bytes for part in self.parts)
 
-    def matmul(
-        self, x: Tensor, residual: Tensor | None = None, activation: str | None = None, norm: RmsNorm | None = None
-    ) -> Tensor:
-        return self._product(x, residual, activation, False, norm)
-
-    def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
-        if len(self.parts) > 1 or self.num_out % (2 * ops.PANEL):  # a gate and its value lie in unlike panels
-            return ops.gated_activation(self.matmul(x, norm=norm), activation)
-        return self._product(x, None, activation, True, norm)
-
-    def _product(
-        self, x: Tensor, residual: Tensor | None, activation: str | None, gated: bool, norm: RmsNorm | None
-    ) -> Tensor:
-        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        return ops.packed_linear(x, self.parts, self.x_bits, self.bias, residual, activation, gated, weight, eps)
+    def matmul(self, x: Tensor) -> Tensor:
+        return self.ops.packed_linear(x, self.parts, self.x_bits, Epilogue(self.bias))
 
     def rows(self, ids: Tensor) -> Tensor:
         if len(self.parts) == 1:
-            return ops.packed_rows(ids, self.parts[0])
-        return torch.cat([part.unpacked() for part in self.parts])[ids]
+            return self.ops.packed_rows(ids, self.parts[0])
+        return torch.cat([part.unpack() for part in self.parts])[ids]

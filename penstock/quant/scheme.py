@@ -1,19 +1,13 @@
-"""What a stored weight must be able to do, whatever its format."""
+"""The interface of a stored weight, whatever its format, and what all formats share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-
-class RmsNorm(Protocol):
-    """A norm that a product may make part of its own work."""
-
-    weight: Tensor | None
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor: ...
+from penstock.ops import OpTable
 
 
 class Scheme(Protocol):
@@ -25,13 +19,21 @@ class Scheme(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def matmul(
-        self, x: Tensor, residual: Tensor | None = None, activation: str | None = None, norm: RmsNorm | None = None
-    ) -> Tensor:
-        """residual + act(norm(x)[T, C] · weightᵀ + bias) → [T, O]"""
-
-    def gated(self, x: Tensor, activation: str, norm: RmsNorm | None = None) -> Tensor:
-        """act(first half) · second half of norm(x)[T, C] · weightᵀ + bias → [T, O/2]"""
+    def matmul(self, x: Tensor) -> Tensor:
+        """x[T, C] · weightᵀ + bias → [T, O]"""
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows ids[T] of the matrix → [T, C] float32"""
+        """Rows ids[T] of the matrix → [T, C]"""
+
+
+class StoredWeight:
+    """A weight [O, C], its bias [O] in float32. Its tensors are attributes of the scheme."""
+
+    def __init__(self, ops: OpTable, shape: Sequence[int], bias: Tensor | None) -> None:
+        self.ops = ops
+        self.num_out, self.num_in = shape
+        self.bias = None if bias is None else bias.float().contiguous()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))

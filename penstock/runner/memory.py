@@ -1,18 +1,20 @@
-"""The block pool's tensors: one buffer of equal blocks, and each layer's view of its part of them."""
+"""The tensors of the block pool: one buffer of equal blocks, and each layer's view of its part of them."""
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 
-from penstock.cache.group import Grouping
-from penstock.cache.layout import LAYOUTS
+from penstock import ops
+from penstock.cache.group import LAYOUTS, Grouping
 from penstock.engine.plan import Move
 from penstock.errors import InvalidConfig
-from penstock.runner.step import LayerCache
+from penstock.models.memory import Memory
 
 DTYPES = {
     "float32": torch.float32,
@@ -22,75 +24,74 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 HUGE_PAGE = 1 << 21
+PADDING = (-1, 0)  # a move of nothing
 CPU = torch.device("cpu")
 
 
-def _room(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """On a CPU its pages are touched on first use, huge pages where there are such: a step reads all over the place."""
+def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """Allocate bytes; on a CPU as huge pages if possible, which are touched on first use."""
     if device.type != "cpu":
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_bytes, dtype=torch.uint8)
     area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
+    with suppress(OSError):  # the kernel has no huge pages
         area.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(area, dtype=torch.uint8)
 
 
 class BlockMemory:
-    """`num_blocks` blocks of `grouping.block_bytes`; a block lies in one piece, so a move is one copy."""
+    """`num_blocks` contiguous blocks of `grouping.block_bytes`."""
 
     def __init__(
         self, num_blocks: int, block_size: int, grouping: Grouping, kv_dtype: str, device: torch.device = CPU
     ) -> None:
         self.block_size = block_size
+        self.block_bytes = grouping.block_bytes
         self.grouping = grouping
         self.dtype = DTYPES[kv_dtype]
         self.layout = LAYOUTS[kv_dtype]
+        self.keys_by_position = device.type != "cpu"
         try:
-            # On a GPU steps are filled up with rows of nobody, whose slot is -1: the last block is theirs.
+            # Padding rows of a GPU's steps have slot -1: the last block is theirs.
             count = num_blocks if device.type == "cpu" else num_blocks + 1
-            self.blocks = _room(count * grouping.block_bytes, device).view(count, grouping.block_bytes)
+            self.blocks = _allocate(count * grouping.block_bytes, device).view(count, grouping.block_bytes)
         except (RuntimeError, TypeError, ValueError, OSError, OverflowError) as error:  # sizes past 64 bits too
             size = num_blocks * grouping.block_bytes / 2**30
-            raise InvalidConfig(f"a cache of {size:.1f} GiB cannot be had: lower kv_cache_tokens") from error
+            raise InvalidConfig(f"cannot allocate a KV cache of {size:.1f} GiB: lower kv_cache_tokens") from error
 
-    def layer_caches(self, shapes: Sequence[tuple[int, int] | None]) -> list[LayerCache | None]:
-        """A view for each layer; `shapes` gives (K, D) of those that keep keys and values."""
-        caches: list[LayerCache | None] = [None] * len(shapes)
-        part = self.grouping.block_bytes // self.grouping.layers_per_block
+    def views(self, memories: Sequence[Memory | None]) -> list[Any]:
+        """Make each layer's view of its part of the blocks; None for a layer that keeps nothing."""
+        views: list[Any] = [None] * len(memories)
         for g, group in enumerate(self.grouping.groups):
             for j, layer in enumerate(group.layers):
-                shape = shapes[layer]
-                if shape is not None:
-                    caches[layer] = self._cache(j * part, *shape, group=g)
-        return caches
+                memory = memories[layer]
+                assert memory is not None
+                views[layer] = memory.view(self, g, j * group.part_bytes)
+        return views
 
-    def _cache(self, offset: int, num_heads: int, head_size: int, group: int) -> LayerCache:
-        """Keys [K, D, P], values [K, P, D] and, of an int8 cache, both scales [K, P], one after the other. On a GPU the
-        keys lie as the values do."""
-        size = self.block_size
-        numbers = num_heads * size * self.layout.numbers_bytes(head_size)
-        if self.blocks.is_cpu:
-            k = self._view(offset, self.dtype, num_heads, head_size, size)
-        else:
-            k = self._view(offset, self.dtype, num_heads, size, head_size).transpose(2, 3)
-        v = self._view(offset + numbers, self.dtype, num_heads, size, head_size)
-        if not self.layout.scale_bytes:
-            return LayerCache(k, v, group)
-        scales = num_heads * size * self.layout.scale_bytes
-        k_scale = self._view(offset + 2 * numbers, torch.float32, num_heads, size)
-        v_scale = self._view(offset + 2 * numbers + scales, torch.float32, num_heads, size)
-        return LayerCache(k, v, group, k_scale, v_scale)
+    def view(self, offset: int, *shape: int) -> torch.Tensor:
+        """View [N, *shape] numbers of the cache's dtype at this byte of every block."""
+        return _view(self.blocks.view(self.dtype), offset // self.dtype.itemsize, shape)
 
-    def _view(self, offset: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        """[N, *shape] at this byte of every block."""
-        strides = [1]
-        for length in reversed(shape[1:]):
-            strides.insert(0, strides[0] * length)
-        typed = self.blocks.view(dtype)
-        return typed.as_strided((typed.shape[0], *shape), (typed.shape[1], *strides), offset // dtype.itemsize)
+    def view_float32(self, offset: int, *shape: int) -> torch.Tensor:
+        return _view(self.blocks.view(torch.float32), offset // 4, shape)
+
+    @property
+    def words(self) -> torch.Tensor:
+        """The blocks as int32 [N, W]."""
+        return self.blocks.view(torch.int32)
 
     def move(self, moves: Sequence[Move]) -> None:
-        for move in moves:
-            self.blocks[move.target].copy_(self.blocks[move.source])
+        """Copy blocks in order, in one call, padded to a power of two."""
+        pairs = [(move.source, move.target) for move in moves]
+        pairs += [PADDING] * ((1 << (len(pairs) - 1).bit_length()) - len(pairs))
+        given = torch.tensor(pairs, dtype=torch.int64)
+        if not self.blocks.is_cpu:
+            given = given.pin_memory().to(self.blocks.device, non_blocking=True)
+        ops.block_move(self.words, given)
+
+
+def _view(blocks: torch.Tensor, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    return blocks.as_strided((blocks.shape[0], *shape), (blocks.shape[1], *strides), offset)

@@ -1,4 +1,4 @@
-"""What the device knows of each running sequence between plans."""
+"""Host-side state of each running row, and its results."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
+import torch
 
-from penstock.engine.plan import Admission, Plan, Row
-from penstock.sampling.grammars import Grammars
+from penstock.engine.plan import Admission, Plan, Row, RowResult
+from penstock.models.decoder import Decoder
+from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.row import RowState
+from penstock.sampling.sampler import Sampled, Sampler
 
 
-class DeviceRow:
+class RunningRow:
     """A sequence's tokens and sampling state, and its block table in each group."""
 
-    def __init__(self, admission: Admission, num_groups: int, grammars: Grammars | None) -> None:
+    def __init__(self, admission: Admission, num_groups: int, grammars: GrammarCompiler | None) -> None:
         self.state = RowState(
             admission.request,
             admission.sibling,
@@ -36,7 +39,7 @@ class DeviceRow:
 
     def _enter(self, g: int, changes: dict[int, int]) -> None:
         self.version += 1
-        indices, blocks = next(iter(changes.items())) if len(changes) == 1 else entries([changes])
+        indices, blocks = next(iter(changes.items())) if len(changes) == 1 else pack_entries([changes])
         table, last = self.tables[g], max(changes)
         if last >= len(table):
             room = np.full(max(16, last + 1 - len(table), len(table)), -1, dtype=np.int32)
@@ -44,14 +47,14 @@ class DeviceRow:
         table[indices] = blocks
 
     def inputs(self, row: Row) -> list[int]:
-        """The tokens at the row's positions, guesses included."""
-        start = row.start
-        known = self.state.tokens[start : start + row.count - len(row.draft)]
-        return known + [draft.token for draft in row.draft]
+        """The tokens at the row's positions, drafts included; -1 for one that only the device knows yet."""
+        num_known = row.count - len(row.draft)
+        known = self.state.tokens[row.start : row.start + num_known]
+        return known + [-1] * (num_known - len(known)) + [draft.token for draft in row.draft]
 
 
-def entries(changes: Sequence[dict[int, int]]) -> np.ndarray:
-    """Indices and blocks [2, n], one table's after the other's."""
+def pack_entries(changes: Sequence[dict[int, int]]) -> np.ndarray:
+    """Pack the indices and blocks of several tables into [2, n]."""
     count = sum(map(len, changes))
     found = np.empty((2, count), dtype=np.int64)
     found[0] = np.fromiter(chain.from_iterable(changes), np.int64, count)
@@ -59,25 +62,68 @@ def entries(changes: Sequence[dict[int, int]]) -> np.ndarray:
     return found
 
 
-class Rows:
-    def __init__(self, num_groups: int, grammars: Grammars | None = None) -> None:
+class RunningRows:
+    def __init__(self, num_groups: int, grammars: GrammarCompiler | None = None) -> None:
         self.num_groups = num_groups
         self.grammars = grammars
         self.num_admitted = 0  # since the start
-        self._rows: dict[int, DeviceRow] = {}
+        self.num_plans = 0
+        self._rows: dict[int, RunningRow] = {}
 
-    def __getitem__(self, row: int) -> DeviceRow:
+    def __getitem__(self, row: int) -> RunningRow:
         return self._rows[row]
 
-    def of(self, plan: Plan) -> list[DeviceRow]:
-        known = self._rows
-        return [known[row.row] for row in plan.rows]
+    def of(self, plan: Plan) -> list[RunningRow]:
+        return [self._rows[row.row] for row in plan.rows]
 
     def apply(self, plan: Plan) -> None:
-        """Take in admissions, table entries and tokens chosen by the host."""
+        """Apply admissions, new blocks and tokens chosen by the host."""
+        self.num_plans += 1
         self.num_admitted += len(plan.admissions)
         for admission in plan.admissions:
-            self._rows[admission.row] = DeviceRow(admission, self.num_groups, self.grammars)
+            self._rows[admission.row] = RunningRow(admission, self.num_groups, self.grammars)
         for row in plan.rows:
             if row.blocks or row.tokens:
                 self._rows[row.row].apply(row)
+
+
+LOGIT_ROWS = 64  # prompt log probabilities are made from so many rows of logits at a time
+
+
+def add_sampled(state: RowState, sampled: list[Sampled], result: RowResult) -> None:
+    """Append the sampled tokens to the row and its result; a beam's tokens come from the host."""
+    failed = next((one for one in sampled if one.error), None)
+    if failed is not None and not result.error:
+        result.error, result.unfit = failed.error, failed.unfit
+    if result.error:
+        return
+    if sampled[0].candidates:
+        result.candidates = sampled[0].candidates
+        return
+    result.tokens = tuple(one.token for one in sampled)
+    result.logprobs = tuple(one.logprobs for one in sampled if one.logprobs is not None)
+    for one in sampled:
+        state.append(one.token, one.mu)
+    result.mu = sampled[-1].mu
+    if state.guide is not None:
+        result.error, result.unfit = state.failure, state.failure is not None
+        result.complete = state.is_finished
+        result.forced = any(one.forced for one in sampled) or state.is_finished and not state.guide.complete
+
+
+def add_prompt_logprobs(
+    model: Decoder, sampler: Sampler, row: Row, state: RowState, hidden: torch.Tensor, result: RowResult
+) -> None:
+    """Add log probabilities from hidden states [count, C] of a part of the prompt; raises UnusableLogits."""
+    targets = state.tokens[row.start + 1 : min(row.start + row.count + 1, state.num_prompt)]
+    num = state.request.sampling.prompt_logprobs or 0
+    for first in range(0, len(targets), LOGIT_ROWS):
+        part = targets[first : first + LOGIT_ROWS]
+        logits = model.logits(hidden[first : first + len(part)])
+        result.prompt_logprobs += tuple(sampler.prompt_logprobs(logits, part, num))
+
+
+def make_embedding(values: torch.Tensor) -> RowResult:
+    if not values.isfinite().all():
+        return RowResult(error="the embedding contains NaN or infinity: the model's weights or arithmetic are damaged")
+    return RowResult(embedding=tuple(values.tolist()))

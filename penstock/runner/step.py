@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,50 +13,49 @@ from penstock.ops import Work
 
 @dataclass
 class Step:
-    """T tokens of S sequences, packed one after the other; one slot list and one block table per cache group."""
+    """T tokens of S sequences, packed one after the other; one block table per cache group, and slots of paged groups.
+
+    Slots and lengths follow from `places`, rotary embeddings and ALiBi from `positions`: the same tensor by default."""
 
     ids: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int64
-    slots: list[torch.Tensor]  # per group [T] int64: block * P + offset, where this token's state goes
-    tables: list[torch.Tensor]  # per group [S, B] int32: position // P -> block; -1 before a window
+    slots: list[Any]  # per group [T] int64: block * P + offset where this token's state goes; None: recurrent
+    tables: list[torch.Tensor]  # per group [S, B] int32: place // P -> block, -1 before a window; recurrent: the state
     query_start: torch.Tensor  # [S + 1] int32
-    lengths: torch.Tensor  # [S] int32: positions up to and including this step's
-    work: Work | None = None  # how attention is dealt out, where a device wants to know
+    lengths: torch.Tensor  # [S] int32: places up to and including this step's
+    work: Work | None = None  # how attention is split, where a device needs it
+    places: torch.Tensor = None  # type: ignore[assignment]  # [T] int64
+    ends: Ends | None = None  # tokens that logits are wanted of, where all others may stop early
+
+    def __post_init__(self) -> None:
+        if self.places is None:
+            self.places = self.positions
 
     def cut(self, num_tokens: int, num_sequences: int) -> Step:
-        """The first so many of each, where they lie."""
+        """Take the first tokens and sequences without copying."""
         return Step(
             self.ids[:num_tokens],
             self.positions[:num_tokens],
-            [slots[:num_tokens] for slots in self.slots],
+            [slots if slots is None else slots[:num_tokens] for slots in self.slots],
             [table[:num_sequences] for table in self.tables],
             self.query_start[: num_sequences + 1],
             self.lengths[:num_sequences],
+            places=self.places[:num_tokens],
         )
 
 
-def ends_of(step: Step, at: torch.Tensor, owners: torch.Tensor, num_parts: int = 1) -> Ends:
-    """For the tokens at[M] of a step, which belong to its sequences owners[M]."""
+def ends_of(step: Step, at: torch.Tensor, owners: torch.Tensor, num_kv_splits: int = 1) -> Ends:
+    """Make a step of the tokens at[M], each the last query of its sequence owners[M]."""
     count = len(at)
-    positions = step.positions[at]
+    places = step.places[at]
     alone = Step(
         step.ids[at],
-        positions,
-        [slots[at] for slots in step.slots],
+        step.positions[at] if step.places is not step.positions else places,
+        [slots if slots is None else slots[at] for slots in step.slots],
         [table[owners] for table in step.tables],
         torch.arange(count + 1, dtype=torch.int32, device=at.device),
-        (positions + 1).int(),
-        None if step.work is None else Work(count, None, num_parts),
+        (places + 1).int(),
+        None if step.work is None else Work(count, None, num_kv_splits),
+        places,
     )
     return Ends(at, alone)
-
-
-@dataclass
-class LayerCache:
-    """One layer's part of the block pool. Views: the first stride spans a whole block."""
-
-    k: torch.Tensor  # [N, K, D, P]
-    v: torch.Tensor  # [N, K, P, D]
-    group: int
-    k_scale: torch.Tensor | None = None  # [N, K, P] float32 of an int8 cache
-    v_scale: torch.Tensor | None = None

@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties, in that order, with vLLM's meanings."""
+"""Repetition, frequency and presence penalties, in this order, as vLLM defines them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.sampling.arrays import Array
+from penstock.sampling.logits import Array
 from penstock.types import SamplingParams
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class TokenCounts:
-    """How often each token occurs in a text that grows and shrinks at its end."""
+    """Occurrences of each token in a text that grows and shrinks at its end."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._ids, self._counts = np.unique(np.asarray(tokens, dtype=np.int64), return_counts=True)
@@ -31,14 +31,14 @@ class TokenCounts:
         self._counts[self._slots[token]] -= 1
 
     def below(self, limit: int) -> tuple[Array, Array]:
-        """The ids under `limit` that occur, and how often."""
+        """Return the ids below `limit` that occur, and their counts."""
         present = (self._counts > 0) & (self._ids < limit)
         return self._ids[present], self._counts[present]
 
 
 class Penalties:
-    """Token counts for one row's penalties, made only when a penalty needs them. `tokens` is the row's text, which
-    grows and shrinks; with `repeat_last_n` only its last tokens count."""
+    """Token counts for one row's penalties, built only when needed. `tokens` is the row's text; with `repeat_last_n`
+    only its last tokens count."""
 
     def __init__(self, sampling: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
         self._text, self._num_prompt = tokens, num_prompt
@@ -57,7 +57,7 @@ class Penalties:
 
     @property
     def first(self) -> int:
-        """Where the tokens begin that count."""
+        """Index of the first token that counts."""
         return 0 if self.window is None else max(0, len(self._text) - self.window)
 
     @property
@@ -65,42 +65,42 @@ class Penalties:
         return self.repetition, self.frequency, self.presence
 
     def add(self, token: int) -> None:
-        """A token that the text has got."""
+        """Count a token appended to the text."""
         for counts in (self._everywhere, self._generated):
             if counts is not None:
                 counts.add(token)
         if self.window is not None and len(self._text) > self.window:
-            for counts in self._counting(self.first - 1):
+            for counts in self._counts_at(self.first - 1):
                 counts.remove(self._text[self.first - 1])
 
     def remove(self, token: int) -> None:
-        """A token that the text has lost."""
+        """Uncount a token removed from the text."""
         for counts in (self._everywhere, self._generated):
             if counts is not None:
                 counts.remove(token)
         if self.window is not None and len(self._text) >= self.window:
-            for counts in self._counting(self.first):
+            for counts in self._counts_at(self.first):
                 counts.add(self._text[self.first])
 
-    def _counting(self, place: int) -> list[TokenCounts]:
-        """The counts that a token at that place is part of."""
+    def _counts_at(self, place: int) -> list[TokenCounts]:
+        """Return the counts that a token at `place` belongs to."""
         asked = (self._everywhere, self._generated if place >= self._num_prompt else None)
         return [counts for counts in asked if counts is not None]
 
     def apply(self, logits: Array) -> None:
-        """Change one row in place."""
+        """Penalise one row in place."""
         if self._everywhere is not None:
             ids, _ = self._everywhere.below(len(logits))
             values = logits[ids].astype(np.float64)
             with np.errstate(over="ignore"):
                 values = np.where(values > 0, values / self.repetition, values * self.repetition)
-            store(logits, ids, values)
+            store_finite(logits, ids, values)
         if self._generated is not None:
             ids, counts = self._generated.below(len(logits))
-            store(logits, ids, logits[ids] - (self.frequency * counts + self.presence))
+            store_finite(logits, ids, logits[ids] - (self.frequency * counts + self.presence))
 
 
-def store(logits: Array, ids: Array, values: Array) -> None:
-    """An impossible token stays impossible; every other stays finite however strong the penalty."""
+def store_finite(logits: Array, ids: Array, values: Array) -> None:
+    """Store `values` at `ids`; -inf stays -inf, everything else stays finite under any penalty."""
     possible = logits[ids] > -np.inf
     logits[ids[possible]] = np.clip(values[possible], -FLOAT32_MAX, FLOAT32_MAX)

@@ -1,30 +1,71 @@
-"""What sampling must know of one sequence on the device."""
+"""Sampling state of one row: its parameters, its tokens and who samples it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 import numpy as np
 
 from penstock.errors import InvalidRequest
-from penstock.ops.wishes import MOST_BIASED, MOST_COUNTED, MOST_LOGPROBS, NEUTRAL
-from penstock.sampling.arrays import Array
-from penstock.sampling.extras import extra_numbers
-from penstock.sampling.grammar import GrammarFailed
-from penstock.sampling.grammars import Grammars
-from penstock.sampling.guide import Guide
-from penstock.sampling.masks import MOST_TOKENS, NEVER, Masks
+from penstock.ops.sampling.row_params import MAX_BIASED, MAX_COUNTED, MAX_LOGPROBS, NEUTRAL
+from penstock.sampling.grammar.answer_guide import AnswerGuide
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.sampling.grammar.matcher import GrammarFailed
+from penstock.sampling.grammar.reasoning_guide import ReasoningGuide
+from penstock.sampling.logits import Array
+from penstock.sampling.masks import MAX_VOCAB, NEVER, Masks
 from penstock.sampling.penalties import Penalties
 from penstock.sampling.processors import apply_processors
-from penstock.sampling.samplers import Samplers
-from penstock.sampling.thinking import ReasoningGuide
+from penstock.sampling.rare.stateful import StatefulSamplers, pack_extras
 from penstock.types import Request
 
-STRONGEST = 1e38  # a penalty that float32 holds
+MAX_PENALTY = 1e38  # that float32 holds
+
+
+class Chooser(IntEnum):
+    """Who samples a row, and with how much. A step takes the kernels of its largest device row."""
+
+    ARGMAX = 0  # greedy and nothing else
+    DEVICE = 1  # a temperature alone
+    DEVICE_FILTERED = 2  # filters, penalties, biases, masks or log probabilities
+    DEVICE_EXTRAS = 3  # DRY, XTC, mirostat and the like too
+    HOST = 4
+
+
+def find_chooser(row: RowState) -> Chooser:
+    """Who samples a row, by its parameters."""
+    request, sampling, samplers = row.request, row.request.sampling, row.samplers
+    is_host_only = request.beam is not None or bool(row.processors)
+    has_temperature_only = (
+        not is_host_only
+        and row.num_logprobs is None
+        and not row.masks.is_ever_active
+        and not row.has_penalties
+        and sampling.structured_outputs is None
+        and request.reasoning is None
+        and samplers.dry is None
+    )
+    if has_temperature_only and (sampling.greedy or not row.has_filters):
+        return Chooser.ARGMAX if sampling.greedy else Chooser.DEVICE
+    if (
+        is_host_only
+        or not sampling.greedy
+        and sampling.typical_p < 1
+        or (row.num_logprobs or 0) > MAX_LOGPROBS
+        or len(row.masks.bias[0]) > MAX_BIASED
+        or row.has_penalties
+        and (row.penalties.window or 0) > MAX_COUNTED // 2
+    ):
+        return Chooser.HOST
+    is_reshaped = samplers.mu is not None or sampling.top_n_sigma > 0 or sampling.has_xtc or sampling.dynatemp_range > 0
+    if samplers.dry is not None or row.has_penalty_window or is_reshaped and not sampling.greedy:
+        return Chooser.DEVICE_EXTRAS
+    return Chooser.DEVICE_FILTERED
 
 
 class RowState:
-    """One row: filled at admission, extended by every token that is kept."""
+    """Made at admission and extended by every token that is kept."""
 
     def __init__(
         self,
@@ -32,64 +73,35 @@ class RowState:
         sibling: int,
         tokens: Sequence[int],
         num_prompt: int,
-        grammars: Grammars | None = None,
+        grammars: GrammarCompiler | None = None,
         mu: float | None = None,
     ) -> None:
-        """`mu` is mirostat's after those tokens, where they are not only the prompt."""
-        self.request = request
-        self.sibling = sibling
-        self.num_prompt = num_prompt
+        """`mu` is mirostat's after `tokens`, if some of them were generated."""
+        self.request, self.sibling, self.num_prompt = request, sibling, num_prompt
         self.tokens = list(tokens)
-        self._masks = Masks(request)
-        self._processors = request.sampling.logits_processors or ()
-        self._penalties = Penalties(request.sampling, self.tokens, num_prompt)
-        self._counts = self._penalties.active
-        self.samplers = Samplers(request, self.tokens, mu)
+        self.masks = Masks(request)
+        self.processors = request.sampling.logits_processors or ()
+        self.penalties = Penalties(request.sampling, self.tokens, num_prompt)
+        self.has_penalties = self.penalties.active
+        self.samplers = StatefulSamplers(request, self.tokens, mu)
         self.failure: str | None = None  # why no more tokens can be chosen
-        self.guide = self._guide(grammars)
+        self.guide = self._make_guide(grammars)
         sampling = request.sampling
-        self.unfiltered = (
-            sampling.top_k <= 0
-            and sampling.min_p <= 0
-            and sampling.top_p >= 1
-            and sampling.typical_p >= 1
-            and sampling.top_n_sigma <= 0
-            and not sampling.has_xtc
-            and sampling.dynatemp_range <= 0
-            and not sampling.mirostat
+        self.has_filters = (
+            sampling.top_k > 0
+            or sampling.min_p > 0
+            or sampling.top_p < 1
+            or sampling.typical_p < 1
+            or sampling.top_n_sigma > 0
+            or sampling.has_xtc
+            or sampling.dynatemp_range > 0
+            or bool(sampling.mirostat)
         )
-        # Nothing is asked but a temperature.
-        self.simple = (self.unfiltered or sampling.greedy) and self._is_plain()
-        # A GPU can choose by itself, unless a grammar is near its end.
-        self.on_device = self.simple or self._suits_device()
-        # Nothing is asked but the likeliest token.
-        self.plain = sampling.greedy and self._is_plain()
+        self.has_mask = self.masks.forbids or self.guide is not None
+        self.chooser = find_chooser(self)
 
-    def _is_plain(self) -> bool:
-        return (
-            self.request.beam is None
-            and self.num_logprobs is None
-            and not self._masks.ever
-            and not self._counts
-            and self.request.sampling.structured_outputs is None
-            and self.request.reasoning is None
-            and not self._processors
-            and self.samplers.dry is None
-        )
-
-    def _suits_device(self) -> bool:
-        sampling = self.request.sampling
-        return (
-            self.request.beam is None
-            and not self._processors
-            and (sampling.greedy or sampling.typical_p >= 1)
-            and (self.num_logprobs or 0) <= MOST_LOGPROBS
-            and len(self._masks.bias[0]) <= MOST_BIASED
-            and not (self._counts and (self._penalties.window or 0) > MOST_COUNTED // 2)
-        )
-
-    def _guide(self, grammars: Grammars | None) -> Guide | ReasoningGuide | None:
-        """Where the answer stands in its reasoning and its grammar, with the tokens it already has."""
+    def _make_guide(self, grammars: GrammarCompiler | None) -> AnswerGuide | ReasoningGuide | None:
+        """Make the guide of a reasoning block or a grammar and give it the tokens generated so far."""
         asked, block = self.request.sampling.structured_outputs, self.request.reasoning
         if asked is None and block is None or self.request.beam is not None:
             return None
@@ -98,12 +110,12 @@ class RowState:
                 raise InvalidRequest(
                     "structured_outputs and thinking_token_budget need a tokenizer: do not set skip_tokenizer_init"
                 )
-            guide: Guide | ReasoningGuide
+            guide: AnswerGuide | ReasoningGuide
             if block is not None:
                 guide = ReasoningGuide(self.request, block, grammars)
             else:
                 assert asked is not None
-                guide = Guide(grammars.compile(asked), self.request)
+                guide = AnswerGuide(grammars.compile(asked), self.request)
             for token in self.tokens[self.num_prompt :]:
                 guide.append(token)
             return guide
@@ -112,79 +124,53 @@ class RowState:
             return None
 
     @property
-    def free(self) -> bool:
-        """Whether the row's own tokens ask for nothing that only a host does."""
-        return self.failure is None and (self.guide is None or self.guide.free)
+    def next_chooser(self) -> Chooser:
+        """Who samples the next token: the host while a grammar is near its end or has failed."""
+        return self.chooser if self.failure is None and (self.guide is None or self.guide.free) else Chooser.HOST
 
     @property
-    def asks_device(self) -> bool:
-        """Whether a GPU chooses by itself, and from more than a temperature."""
-        return self.on_device and not self.simple
+    def has_device_params(self) -> bool:
+        """True if a device samples this row with more than a temperature."""
+        return self.chooser in (Chooser.DEVICE_FILTERED, Chooser.DEVICE_EXTRAS)
 
     @property
-    def asks_window(self) -> bool:
-        """True if penalties look back on some tokens only."""
-        return self._counts and self._penalties.window is not None
-
-    @property
-    def asks_extras(self) -> bool:
-        """True if a GPU samples this row with the rarer samplers."""
-        sampling = self.request.sampling
-        drawn = (
-            self.samplers.mu is not None or sampling.top_n_sigma > 0 or sampling.has_xtc or sampling.dynatemp_range > 0
-        )
-        return self.asks_device and (self.samplers.dry is not None or self.asks_window or drawn and not sampling.greedy)
+    def has_penalty_window(self) -> bool:
+        """True if penalties count only some of the last tokens."""
+        return self.has_penalties and self.penalties.window is not None
 
     def extras(self) -> list[float]:
-        """The columns of `ops.extras`."""
-        window = self._penalties.window or 0 if self.asks_window else 0
-        return extra_numbers(self.request.sampling, self.samplers.mu, window, self.num_prompt)
+        """The columns of `ops.sampling.extras`."""
+        window = self.penalties.window or 0 if self.has_penalty_window else 0
+        return pack_extras(self.request.sampling, self.samplers.mu, window, self.num_prompt)
 
-    @property
-    def counted_from(self) -> int:
-        """Where the tokens begin that penalties count."""
-        return self._penalties.first
-
-    @property
-    def masked(self) -> bool:
-        return self._masks.forbid or self.guide is not None
-
-    def late_at(self, num_generated: int) -> bool:
-        """True if the mask after so many tokens depends on all of them."""
-        return self._masks.late or self.guide is not None and self.guide.late_at(num_generated)
-
-    @property
-    def penal(self) -> bool:
-        return self._counts
+    def is_mask_late(self, num_generated: int) -> bool:
+        """True if the mask after `num_generated` tokens depends on all of them."""
+        return self.masks.depends_on_last or self.guide is not None and self.guide.late_at(num_generated)
 
     def stage(self, num_generated: int) -> int:
-        """Words of the same stage are the same, unless they are late."""
-        return -1 if self.late_at(num_generated) else self._masks.stage(num_generated)
+        """Number the bitmasks: equal stages have equal ones; -1 for one that depends on the tokens."""
+        return -1 if self.is_mask_late(num_generated) else self.masks.stage(num_generated)
 
     def words(self, num_generated: int, size: int) -> Array:
-        """Which tokens may come next, as bits; raises GrammarFailed."""
+        """The bitmask of tokens that may come next; raises GrammarFailed."""
         if self.guide is not None and self.guide.forced is not None:
-            return self.guide.words(size)
-        words = self._masks.words(self.tokens, self.num_prompt, num_generated, size)
-        return words if self.guide is None else words & self.guide.words(size)
+            return self.guide.bitmask(size)
+        words = self.masks.bitmask(self.tokens, self.num_prompt, num_generated, size)
+        return words if self.guide is None else words & self.guide.bitmask(size)
 
-    def wishes(self) -> list[float]:
-        """The columns of `ops.wishes`; greedy rows need no filters, and those that only the host knows nothing."""
-        if not self.asks_device:
+    def row_params(self) -> list[float]:
+        """The columns of `ops.sampling.row_params`: neutral unless the device samples the row; no filters if greedy."""
+        if not self.has_device_params:
             return list(NEUTRAL)
         sampling = self.request.sampling
         filters = (
             [0.0, 1.0, 0.0]
             if sampling.greedy or self.samplers.mu is not None
-            else [float(min(max(0, sampling.top_k), MOST_TOKENS)), float(sampling.top_p), float(sampling.min_p)]
+            else [float(min(max(0, sampling.top_k), MAX_VOCAB)), float(sampling.top_p), float(sampling.min_p)]
         )
         asked = 0.0 if self.num_logprobs is None else self.num_logprobs + 1.0
-        strengths = (min(strength, STRONGEST) for strength in self._penalties.strengths)
-        return [*filters, *strengths, float(len(self._masks.bias[0])), float(self.masked), asked]
-
-    @property
-    def bias(self) -> tuple[Array, Array]:
-        return self._masks.bias
+        strengths = (min(strength, MAX_PENALTY) for strength in self.penalties.strengths)
+        return [*filters, *strengths, float(len(self.masks.bias[0])), float(self.has_mask), asked]
 
     @property
     def num_generated(self) -> int:
@@ -192,26 +178,24 @@ class RowState:
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many alternatives to report beside the chosen token; None reports nothing.
+        """The number of alternatives to report beside the sampled token; None reports nothing.
 
-        Where the best of more siblings than asked for are kept, each one's own log probabilities decide.
+        With `best_of`, siblings are ranked by their own log probabilities.
         """
         sampling = self.request.sampling
-        if sampling.logprobs is None and self.request.num_siblings > sampling.n:
-            return 0
-        return sampling.logprobs
+        return 0 if sampling.logprobs is None and self.request.num_siblings > sampling.n else sampling.logprobs
 
     @property
-    def finished(self) -> bool:
-        """Whether the answer is all that its grammar, or what is left of its budget, allows."""
+    def is_finished(self) -> bool:
+        """True if grammar or budget allow no further token."""
         return self.guide is not None and self.guide.finished
 
     def append(self, token: int, mu: float | None = None) -> None:
-        """`mu` is mirostat's after the token."""
+        """Append a token; `mu` is mirostat's after it."""
         self.tokens.append(token)
         self.samplers.append(token, mu)
-        if self._counts:
-            self._penalties.add(token)
+        if self.has_penalties:
+            self.penalties.add(token)
         if self.guide is not None:
             try:
                 self.guide.append(token)
@@ -219,20 +203,20 @@ class RowState:
                 self.failure = str(error)
 
     def instead_of(self, token: int, edited: Array) -> int | None:
-        """A token to take in place of this one, so that the answer ends validly within its budget."""
+        """The token to take in place of this one so that the answer ends validly within its budget, if any."""
         other = self.guide.instead_of(token) if self.guide is not None else None
         if other is None or other == token or edited[other] == NEVER and not self._permits(other, len(edited)):
             return None
         return other
 
     def _permits(self, token: int, size: int) -> bool:
-        """Whether anything but the grammar rules the token out: that allows one spelling only of what must follow."""
+        """True if the masks allow the token; the grammar, which allows one spelling only, is not asked."""
         zeros = np.zeros(size, dtype=np.float32)
-        self._masks.apply(zeros, self.tokens, self.num_prompt)
+        self.masks.apply(zeros, self.tokens, self.num_prompt)
         return bool(zeros[token] > NEVER)
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens from `length` on; the prompt is never forgotten."""
+        """Remove the tokens from `length` on; the prompt stays."""
         if not self.num_prompt <= length <= len(self.tokens):
             raise ValueError(f"cannot truncate {len(self.tokens)} tokens to {length}: {self.num_prompt} are the prompt")
         if self.guide is not None and len(self.tokens) > length:
@@ -240,7 +224,7 @@ class RowState:
             self.failure = None
         self.samplers.truncate(length)
         while len(self.tokens) > length:
-            self._penalties.remove(self.tokens.pop())
+            self.penalties.remove(self.tokens.pop())
 
     def edit(self, logits: Array) -> Array:
         """The logits [V] this row chooses from: the given array where nothing applies, else a changed copy.
@@ -250,17 +234,17 @@ class RowState:
         """
         if self.failure is not None:
             raise GrammarFailed(self.failure)
-        if self._processors:
+        if self.processors:
             logits = apply_processors(
-                self._processors, self.tokens[: self.num_prompt], self.tokens[self.num_prompt :], logits
+                self.processors, self.tokens[: self.num_prompt], self.tokens[self.num_prompt :], logits
             )
-        masked = self._masks.active(self.num_generated)
-        if not masked and not self._counts and self.guide is None and self.samplers.dry is None:
+        masked = self.masks.is_active(self.num_generated)
+        if not masked and not self.has_penalties and self.guide is None and self.samplers.dry is None:
             return logits
         logits = logits.copy()
         if masked:
-            self._masks.apply(logits, self.tokens, self.num_prompt)
-        self._penalties.apply(logits)
+            self.masks.apply(logits, self.tokens, self.num_prompt)
+        self.penalties.apply(logits)
         self.samplers.edit(logits)
         if self.guide is not None:
             self.guide.mask(logits)

@@ -1,7 +1,7 @@
-"""Logits in, tokens out.
+"""Sample tokens from logits.
 
-Each row is worked on by itself with numpy, in an order of operations fixed by the row alone, so that what it gets is
-the same, bit for bit, in any company.
+Each row is processed alone in numpy, in a fixed order of operations, so its result is the same, bit for bit, in any
+batch.
 """
 
 from __future__ import annotations
@@ -9,48 +9,71 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from penstock.engine.plan import Draft
-from penstock.sampling.arrays import Array, NothingAllowed, UnusableLogits
-from penstock.sampling.choice import draw_filtered
-from penstock.sampling.draw import BLOCK, crossing, draw, draw_piece
-from penstock.sampling.filters import temper, tempered_sums
-from penstock.sampling.likeliest import likeliest
-from penstock.sampling.logprobs import beam_candidates, token_logprobs
-from penstock.sampling.random import Purpose, uniform
+from penstock.ops import log_softmax
+from penstock.sampling.draw import BLOCK, Purpose, draw, draw_block, find_crossing, uniform
+from penstock.sampling.filters import apply_temperature, compute_weight_sums
+from penstock.sampling.logits import Array, NothingAllowed, UnusableLogits
+from penstock.sampling.rare.chain import filter_and_draw
 from penstock.sampling.row import RowState
-from penstock.types import TokenLogprobs
+from penstock.sampling.topk import argmax, rank, rank_top_k
+from penstock.types import Logprob, TokenLogprobs
+
+
+def log_probabilities(logits: Array) -> Array:
+    """Compute the log-softmax of one row [V]."""
+    result: Array = log_softmax(torch.from_numpy(logits)[None])[0].numpy()
+    return result
+
+
+def token_logprobs(logits: Array, token: int, num: int) -> TokenLogprobs:
+    """Return the log probability and rank of `token` and of the `num` likeliest."""
+    values = log_probabilities(logits)
+    report = {token: Logprob(float(values[token]), rank(logits, token))}
+    for place, other in enumerate(rank_top_k(logits, num).tolist(), start=1):
+        report.setdefault(other, Logprob(float(values[other]), place))
+    return report
+
+
+def beam_candidates(logits: Array, beam_width: int) -> tuple[tuple[int, float], ...]:
+    """Return the 2 * beam_width likeliest tokens, so that beam_width remain if as many end their beam."""
+    values = log_probabilities(logits)
+    ids = rank_top_k(logits, 2 * beam_width)
+    return tuple((int(token), float(values[token])) for token in ids if logits[token] > -torch.inf)
+
 
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one row got. With an error, `token` is NO_TOKEN and nothing else is set."""
+    """The result for one row. With an error, `token` is NO_TOKEN and nothing else is set."""
 
     token: int
     logprobs: TokenLogprobs | None = None
-    candidates: tuple[tuple[int, float], ...] = ()  # beams: (token, log probability), likeliest first
+    candidates: tuple[tuple[int, float], ...] = ()  # beam search: (token, log probability), likeliest first
     error: str | None = None
-    unfit: bool = False  # the error is the request's own fault
-    forced: bool = False  # taken so that the answer ends within its budget
-    mu: float | None = None  # mirostat's, after the token
+    unfit: bool = False  # the request's own constraints are at fault
+    forced: bool = False  # replaces the sampled token so that the answer ends within its budget
+    mu: float | None = None  # of mirostat, after the token
 
 
 class Sampler:
-    """Chooses tokens. It holds no random state: a draw depends on seed, sibling and position. It changes no row."""
+    """Samples tokens without random state: a draw depends on seed, sibling and position. Changes no row."""
 
     def sample(self, logits: Tensor, rows: Sequence[RowState]) -> list[Sampled]:
-        """The next token of each row, from logits [M, V]."""
-        return [self._choose(values, row) for values, row in zip(_rows(logits), rows, strict=True)]
+        """Sample the next token of each row from logits [M, V]."""
+        return [self._choose(values, row) for values, row in zip(_to_numpy(logits), rows, strict=True)]
 
     def verify(self, logits: Tensor | Array, row: RowState, draft: tuple[Draft, ...]) -> list[Sampled]:
-        """The tokens the row would get one at a time, as far as the draft guessed them, and one more.
+        """Return the tokens the row would get one at a time, as far as the draft matches, and one more.
 
         logits [1 + k, V]: row 0 follows the last known token, row i + 1 follows draft[i].
         """
-        values = logits if isinstance(logits, Array) else _rows(logits)
+        values = logits if isinstance(logits, Array) else _to_numpy(logits)
         length = len(row.tokens)
         sampled: list[Sampled] = []
         try:
@@ -58,20 +81,20 @@ class Sampler:
             while after is not None:
                 chosen = self._choose(values[after + 1], row)
                 sampled.append(chosen)
-                after = _guess(draft, after, chosen.token)
+                after = _find_guess(draft, after, chosen.token)
                 if after is not None:
                     row.append(chosen.token, chosen.mu)
-                    if row.finished:
+                    if row.is_finished:
                         break
         finally:
             row.truncate(length)
         return sampled
 
     def prompt_logprobs(self, logits: Tensor, targets: Sequence[int], num: int) -> list[TokenLogprobs]:
-        """For each row of logits [M, V] its target token and the `num` likeliest; raises UnusableLogits."""
+        """Return logprobs of each row's target and of the `num` likeliest; raise UnusableLogits if logits are bad."""
         report = []
-        for values, target in zip(_rows(logits), targets, strict=True):
-            likeliest(values)
+        for values, target in zip(_to_numpy(logits), targets, strict=True):
+            argmax(values)
             report.append(token_logprobs(values, target, num))
         return report
 
@@ -86,63 +109,62 @@ class Sampler:
         return Sampled(token, None if num is None else token_logprobs(logits, token, num), forced=forced, mu=mu)
 
     def _rank_beam(self, logits: Array, beam_width: int) -> Sampled:
-        return Sampled(likeliest(logits), candidates=beam_candidates(logits, beam_width))
+        return Sampled(argmax(logits), candidates=beam_candidates(logits, beam_width))
 
     def _token(self, logits: Array, row: RowState) -> tuple[int, bool, float | None]:
-        """The token, whether it was taken in place of another that would have left no way to an end, and mirostat's mu
-        after it."""
+        """Return the token, True if it replaces one that left no way to end, and the mirostat mu after it."""
         mu = row.samplers.mu
-        token = likeliest(logits)
+        token = argmax(logits)
         edited = row.edit(logits)
         if edited is not logits:
-            token = _likeliest_allowed(edited, row)
+            token = _pick_allowed_token(edited, row)
         if not row.request.sampling.greedy:
             token, mu = self._draw(edited, token, row)
         other = row.instead_of(token, edited)
         return (token, False, mu) if other is None else (other, True, mu)
 
-    def _draw(self, edited: Array, likeliest: int, row: RowState) -> tuple[int, float | None]:
-        top = float(edited[likeliest])
-        if not row.unfiltered:
-            return draw_filtered(edited, top, row)
+    def _draw(self, edited: Array, argmax: int, row: RowState) -> tuple[int, float | None]:
+        top = float(edited[argmax])
+        if row.has_filters:
+            return filter_and_draw(edited, top, row)
         share = uniform(row.request.seed, row.sibling, len(row.tokens), Purpose.TOKEN)
-        return _draw_any(edited, top, row.request.sampling.temperature, share), None
+        return _draw_from_all(edited, top, row.request.sampling.temperature, share), None
 
 
-def _draw_any(logits: Array, top: float, temperature: float, share: float) -> int:
-    """A draw from the whole vocabulary; only the piece that it falls into is looked at closely."""
-    piece, rest = draw_piece(tempered_sums(logits, top, temperature), share)
-    weights = temper(logits[piece * BLOCK : (piece + 1) * BLOCK], top, temperature)
-    if not weights.any():  # what is left of a piece may be too small for another's rounding
-        return draw(temper(logits, top, temperature), share)
-    return piece * BLOCK + crossing(weights, rest, "exceed")
+def _draw_from_all(logits: Array, top: float, temperature: float, share: float) -> int:
+    """Draw from the whole vocabulary; only the block that the draw falls into is scanned."""
+    piece, rest = draw_block(compute_weight_sums(logits, top, temperature), share)
+    weights = apply_temperature(logits[piece * BLOCK : (piece + 1) * BLOCK], top, temperature)
+    if not weights.any():  # the rest of a block may vanish in rounding
+        return draw(apply_temperature(logits, top, temperature), share)
+    return piece * BLOCK + find_crossing(weights, rest, "exceed")
 
 
-def _guess(draft: tuple[Draft, ...], parent: int, token: int) -> int | None:
-    """The guess of this token after that parent, where there is one; a guess always comes later than its parent."""
+def _find_guess(draft: tuple[Draft, ...], parent: int, token: int) -> int | None:
+    """Return the index of the draft's guess of `token` after `parent`, or None; children follow their parents."""
     wanted = Draft(token, parent)
     return next((i for i in range(parent + 1, len(draft)) if draft[i] == wanted), None)
 
 
-def _rows(logits: Tensor) -> Array:
+def _to_numpy(logits: Tensor) -> Array:
     values: Array = logits.detach().float().contiguous().numpy(force=True)
     return values
 
 
-def _likeliest_allowed(edited: Array, row: RowState) -> int:
-    """As `likeliest`, for logits that were sound before the request's own masks."""
+def _pick_allowed_token(edited: Array, row: RowState) -> int:
+    """Like `argmax`, but blame the request's masks: the logits were valid before them."""
     try:
-        return likeliest(edited)
+        return argmax(edited)
     except UnusableLogits as error:
-        raise NothingAllowed(nothing_allowed(row)) from error
+        raise NothingAllowed(describe_nothing_allowed(row)) from error
 
 
-def nothing_allowed(row: RowState) -> str:
+def describe_nothing_allowed(row: RowState) -> str:
     sampling, bad_words = row.request.sampling, row.request.bad_words
     allowed = "all" if sampling.allowed_token_ids is None else len(sampling.allowed_token_ids)
     grammar = "" if sampling.structured_outputs is None else "structured_outputs, "
     grammar += "logits_processors, " if sampling.logits_processors else ""
     return (
         f"{grammar}allowed_token_ids ({allowed}), bad_words ({len(bad_words)}) and min_tokens "
-        f"({sampling.min_tokens}) leave no token to choose: allow more tokens"
+        f"({sampling.min_tokens}) leave no token to sample: allow more tokens"
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-HEADER = struct.Struct("<I?")  # the body's bytes; whether the sender ends after it
+HEADER = struct.Struct("<I?")  # body bytes; True if the sender ends after it
 MAX_BYTES = (1 << 32) - 1
 _encoder = msgspec.msgpack.Encoder()
 
@@ -18,18 +18,18 @@ class Closed(ConnectionError):
 
 
 def pack(message: Any, last: bool = False) -> bytearray:
-    """A message with its header; large ones are copied nowhere."""
+    """Return a message with its header; large ones are not copied."""
     frame = bytearray(HEADER.size)
     _encoder.encode_into(message, frame, HEADER.size)
     size = len(frame) - HEADER.size
     if size > MAX_BYTES:
-        raise ValueError(f"a message of {size} bytes is over the limit of {MAX_BYTES}")
+        raise ValueError(f"a message of {size} bytes exceeds the limit of {MAX_BYTES}")
     HEADER.pack_into(frame, 0, size, last)
     return frame
 
 
 def receive(sock: socket.socket) -> tuple[bytes, bool]:
-    """The next message's body, and whether it is the last."""
+    """Return the next message's body, and True if it is the last."""
     size, last = HEADER.unpack(_exactly(sock, HEADER.size))
     return _exactly(sock, size), last
 

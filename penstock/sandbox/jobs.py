@@ -1,33 +1,38 @@
-"""Messages to sandboxed processes and their replies."""
+"""Messages to sandboxed processes, and their replies."""
 
 from __future__ import annotations
 
-from typing import Any
+from array import array
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.text.facts import TokenizerFacts, TokenNames
+from penstock.errors import InvalidModel, InvalidRequest
+from penstock.sandbox import frames
 from penstock.text.infill import Gap, Room
+from penstock.text.program import TooManyTokens, check_characters
+from penstock.text.tokenizers.decoding import TokenizerInfo, TokenNames
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Read a tokenizer: from a folder, or from a GGUF file's metadata."""
+    """Load a tokenizer from a folder or a GGUF file's metadata."""
 
     origin: str
     folder: str | None = None
     metadata: dict[str, Any] | None = None
-    template: str | None = None  # in place of its own chat templates
+    template: str | None = None  # replaces its chat templates
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Begin a lane, a process that does one job after another."""
+    """Fork a lane, a process that runs one job after another."""
 
     number: int
     more_bytes: int
     niceness: int = 0
-    cpu_s: float | None = None  # of all its jobs together
-    grammars: bool = False  # make what all grammars share before forking
+    cpu_s: float | None = None  # over all its jobs
+    grammars: bool = False  # build what grammars share before forking
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -35,18 +40,18 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    facts: TokenizerFacts
+    facts: TokenizerInfo
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The lane's socket comes with the next byte; `pid` is 0 where no process could be made."""
+    """A new lane; its socket comes with the next byte. `pid` is 0 if the fork failed."""
 
     number: int
     pid: int
 
 
 class EncodeText(msgspec.Struct, frozen=True, tag=True):
-    """A text's ids; refused where there are more than `max_tokens`."""
+    """Encode a text; refuse one of more than `max_tokens`."""
 
     text: str
     add_special_tokens: bool = True
@@ -54,8 +59,8 @@ class EncodeText(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodeChat(msgspec.Struct, frozen=True, tag=True):
-    """A conversation's prompt by the model's chat template, or by `template`, and its ids. `parse_special`: control
-    tokens written in the messages are control tokens."""
+    """Render a conversation with the model's chat template, or `template`, and encode it. `parse_special`: control
+    tokens spelled in messages act as such."""
 
     messages: list[dict[str, Any]]
     values: dict[str, Any]
@@ -70,7 +75,7 @@ class RenderChat(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodeInfill(msgspec.Struct, frozen=True, tag=True):
-    """A prompt for what stands between two texts, cut to `room` or refused beyond `max_tokens`."""
+    """Encode a fill-in-the-middle prompt, cut to `room` or refused beyond `max_tokens`."""
 
     gap: Gap
     room: Room | None = None
@@ -79,7 +84,7 @@ class EncodeInfill(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodeWords(msgspec.Struct, frozen=True, tag=True):
-    """Each word's ids at the start of a text and after a space."""
+    """Encode each word as at the start of a text and as after a space."""
 
     words: list[str]
 
@@ -89,25 +94,25 @@ class DecodeIds(msgspec.Struct, frozen=True, tag=True):
 
 
 class SpellIds(msgspec.Struct, frozen=True, tag=True):
-    """The text of ids, or each id's by itself, where spelling takes the tokenizer's own decoder."""
+    """Return the text of ids, or of each id alone, if that needs the tokenizer's own decoder."""
 
-    ids: bytes  # 32-bit numbers
+    ids: bytes  # uint32
     alone: bool
 
 
 class DescribeTokens(msgspec.Struct, frozen=True, tag=True):
-    """Every token as the tokenizer's files write it."""
+    """Return every token as the tokenizer's files write it."""
 
 
 class CompileGrammar(msgspec.Struct, frozen=True, tag=True):
-    """Try a grammar, and find how short an answer can be; where none of `max_tokens` is known, prove the least."""
+    """Try a grammar and find its shortest answer; if none fits `max_tokens`, prove the lower bound."""
 
     asked: StructuredOutputsParams
     max_tokens: int
 
 
 class Ids(msgspec.Struct, frozen=True, tag=True):
-    ids: bytes  # 32-bit numbers
+    ids: bytes  # uint32
     text: str | None = None
 
 
@@ -119,7 +124,7 @@ class Texts(msgspec.Struct, frozen=True, tag=True):
     texts: list[str]
 
 
-class Text(msgspec.Struct, frozen=True, tag=True):
+class TextReply(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
@@ -132,9 +137,9 @@ class Tried(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
-    """Why there is no result. `at_least` tokens, where there are too many."""
+    """The reason for no result. `at_least` tokens, if there are too many."""
 
-    kind: str  # request, model, too_long
+    kind: str  # request, model or too_long
     message: str
     at_least: int = 0
 
@@ -151,4 +156,43 @@ Job = (
     | DescribeTokens
     | CompileGrammar
 )
-Reply = Ids | Words | Text | Texts | Described | Tried | Refusal
+Reply = Ids | Words | TextReply | Texts | Described | Tried | Refusal
+
+
+Kind = TypeVar("Kind")
+_decoder = msgspec.msgpack.Decoder(Reply)
+
+
+def pack_job(job: Job) -> bytearray:
+    """Pack a job for sending. Refuse lone surrogates, which JSON can spell but no text can have."""
+    try:
+        return frames.pack(job)
+    except UnicodeEncodeError as error:
+        check_characters(str(error.object))
+        raise InvalidRequest("the text has a lone surrogate: remove it") from None
+    except (TypeError, OverflowError, RecursionError, ValueError) as error:
+        raise InvalidRequest(f"the messages cannot be read: {error}") from None
+
+
+def unpack_reply(body: bytes, kind: type[Kind]) -> Kind:
+    reply: Any = _decoder.decode(body)
+    if isinstance(reply, Refusal):
+        raise _error(reply)
+    assert isinstance(reply, kind)
+    return reply
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    return array("I", ids).tobytes()
+
+
+def ids_of(pack_job: bytes) -> list[int]:
+    ids = array("I")
+    ids.frombytes(pack_job)
+    return ids.tolist()
+
+
+def _error(refusal: Refusal) -> Exception:
+    if refusal.kind == "too_long":
+        return TooManyTokens(refusal.at_least)
+    return InvalidModel(refusal.message) if refusal.kind == "model" else InvalidRequest(refusal.message)

@@ -1,4 +1,4 @@
-"""A lane: a forked process that does one job after another until its socket closes."""
+"""A lane: a forked process that runs one job after another until its socket closes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from penstock.errors import InvalidModel, PenstockError
-from penstock.machine import die_with_parent
+from penstock.host.machine import die_with_parent
 from penstock.sandbox import frames
 from penstock.sandbox.jobs import (
     CompileGrammar,
@@ -28,35 +28,36 @@ from penstock.sandbox.jobs import (
     RenderChat,
     Reply,
     SpellIds,
-    Text,
+    TextReply,
     Texts,
     Tried,
     Words,
+    ids_of,
+    pack_ids,
 )
-from penstock.sandbox.limits import KEPT_BYTES, data_bytes, limit_memory, limit_time, rendering, step_back
-from penstock.sandbox.replies import ids_of, pack_ids
+from penstock.sandbox.limits import KEPT_BYTES, data_bytes, limit_memory, limit_render_time, limit_time, step_back
 from penstock.text.program import LocalProgram, TooManyTokens
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import GrammarFacts
 
 if TYPE_CHECKING:
-    from penstock.sampling.lexicon import Lexicon
+    from penstock.sampling.grammar.lexicon import Lexicon
 
 STDERR = 2
 
 
 def serve(program: LocalProgram, lexicon: Lexicon | None, sock: socket.socket, order: Fork) -> NoReturn:
-    """Never returns: a forked process must not run on as its parent."""
+    """Run jobs and never return: a forked process must not continue as its parent."""
     status = 1
     try:
         die_with_parent()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not os.environ.get("PENSTOCK_DEBUG"):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)  # a library that runs out of memory says so there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)  # libraries report out-of-memory there
         limit_memory(order.more_bytes)
         limit_time(order.cpu_s)
         step_back(order.niceness)
-        program.guard = rendering
+        program.guard = limit_render_time
         _work(program, lexicon, sock)
         status = 0
     finally:
@@ -88,33 +89,34 @@ def _reply(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
     except PenstockError as error:
         return Refusal("request", str(error))
     except MemoryError:
-        return Refusal("request", "it takes more memory than it is given: send less, or something simpler")
+        return Refusal("request", "it exceeds the memory limit: send less, or something simpler")
     except RecursionError:
         return Refusal("request", "it is nested too deeply: send something simpler")
-    except Exception as error:  # of a library, or our own: the client is told, and this process goes on
+    except Exception as error:  # report any error to the client and go on
         return Refusal("request", f"it cannot be read ({type(error).__name__}): send something simpler")
 
 
 def run(program: LocalProgram, lexicon: Lexicon | None, job: Job) -> Reply:
-    if isinstance(job, EncodeText):
-        return Ids(pack_ids(program.encode_upto(job.text, job.add_special_tokens, job.max_tokens)))
-    if isinstance(job, EncodeChat):
-        ids, text = program.encode_chat(job.messages, job.values, job.max_tokens, job.parse_special, job.template)
-        return Ids(pack_ids(ids), text)
-    if isinstance(job, RenderChat):
-        return Text(program.render(job.messages, job.values))
-    if isinstance(job, EncodeInfill):
-        return Ids(pack_ids(program.encode_infill(job.gap, job.room, job.add_special_tokens, job.max_tokens)))
-    if isinstance(job, EncodeWords):
-        return Words(program.encode_words(job.words))
-    if isinstance(job, DecodeIds):
-        return Text(program.decode(job.ids))
-    if isinstance(job, SpellIds):
-        return Texts(program.spell(ids_of(job.ids), job.alone))
-    if isinstance(job, DescribeTokens):
-        return Described(program.describe())
-    assert isinstance(job, CompileGrammar)
-    return Tried(_try_grammar(lexicon or _make_lexicon(program), job))
+    match job:
+        case EncodeText():
+            return Ids(pack_ids(program.encode_upto(job.text, job.add_special_tokens, job.max_tokens)))
+        case EncodeChat():
+            ids, text = program.encode_chat(job.messages, job.values, job.max_tokens, job.parse_special, job.template)
+            return Ids(pack_ids(ids), text)
+        case RenderChat():
+            return TextReply(program.render(job.messages, job.values))
+        case EncodeInfill():
+            return Ids(pack_ids(program.encode_infill(job.gap, job.room, job.add_special_tokens, job.max_tokens)))
+        case EncodeWords():
+            return Words(program.encode_words(job.words))
+        case DecodeIds():
+            return TextReply(program.decode(job.ids))
+        case SpellIds():
+            return Texts(program.spell(ids_of(job.ids), job.alone))
+        case DescribeTokens():
+            return Described(program.describe())
+        case CompileGrammar():
+            return Tried(_try_grammar(lexicon or _make_lexicon(program), job))
 
 
 def _make_lexicon(program: LocalProgram) -> Lexicon:
@@ -124,6 +126,6 @@ def _make_lexicon(program: LocalProgram) -> Lexicon:
 
 
 def _try_grammar(lexicon: Lexicon, job: CompileGrammar) -> GrammarFacts:
-    from penstock.sampling.trial import on_large_stack, try_grammar  # numpy, which texts do without
+    from penstock.sampling.grammar.try_compile import on_large_stack, try_grammar  # needs numpy, which text jobs do not
 
     return on_large_stack(lambda: try_grammar(lexicon, job.asked, job.max_tokens))

@@ -1,11 +1,11 @@
-"""Making a lexicon, the vocabulary as grammars see it, from a tokenizer. Free of torch and msgspec."""
+"""Build a lexicon, the vocabulary as grammars see it, from a tokenizer. Needs neither torch nor msgspec."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from penstock.sampling.lexicon import Lexicon
-from penstock.text.tokenizer import Tokenizer
+from penstock.sampling.grammar.lexicon import Lexicon
+from penstock.text.tokenizers.tokenizer import Tokenizer
 
 
 def make_lexicon(tokenizer: Tokenizer) -> Lexicon:

@@ -1,4 +1,4 @@
-"""Limits of memory and time for sandboxed processes."""
+"""Memory and time limits of sandboxed processes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from penstock.errors import InvalidRequest
 
 MIB = 1 << 20
-LOAD_BYTES = 3 << 30  # for a tokenizer with its vocabulary; 262,144 ids take some 400 MB
-LOAD_S = 60.0  # of computing
-TEXT_BYTES = 1 << 30  # for encoding a text, beside what the tokenizer takes
-GRAMMAR_BYTES = 1536 * MIB  # for a grammar, its thread's stack of 512 MiB among them
-RENDER_S = 5.0  # for a chat template, of computing
-KEPT_BYTES = 128 * MIB  # a lane that has grown by more is not used again
+LOAD_BYTES = 3 << 30  # for a tokenizer and its vocabulary; 262,144 ids take about 400 MB
+LOAD_S = 60.0  # CPU time
+TEXT_BYTES = 1 << 30  # for encoding a text, beyond the tokenizer's own
+GRAMMAR_BYTES = 1536 * MIB  # for a grammar, including its thread's stack of 512 MiB
+RENDER_S = 5.0  # CPU time of a chat template
+KEPT_BYTES = 128 * MIB  # a lane that grew by more is not reused
 
 
 def data_bytes(key: str = "VmData:") -> int:
-    """Private memory of this process, as RLIMIT_DATA counts it; 0 where the system does not tell."""
+    """Return this process's private memory as RLIMIT_DATA counts it; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(key):
@@ -30,7 +30,7 @@ def data_bytes(key: str = "VmData:") -> int:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Let this process take `more_bytes` beyond what it has."""
+    """Allow this process `more_bytes` beyond its present memory."""
     most = data_bytes() + more_bytes
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
@@ -39,15 +39,15 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def limit_time(cpu_s: float | None) -> None:
-    """Let this process compute for so long from now on, however busy the machine is; then it ends. 0 lifts it."""
+    """End this process after `cpu_s` more seconds of CPU time; 0 lifts the limit."""
     if cpu_s is not None:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 @contextlib.contextmanager
-def rendering() -> Iterator[None]:
-    """Within, Python code ends with an error once it has computed for RENDER_S."""
+def limit_render_time() -> Iterator[None]:
+    """Raise InvalidRequest in Python code that runs longer than RENDER_S of CPU time."""
 
     def end(number: int, frame: object) -> None:
         raise InvalidRequest(
@@ -64,7 +64,7 @@ def rendering() -> Iterator[None]:
 
 
 def step_back(niceness: int) -> None:
-    """Leave processors to others: the engine's steps go first."""
+    """Lower this process's priority: the engine's steps go first."""
     if niceness:
         with contextlib.suppress(OSError):
             os.nice(niceness)

@@ -1,4 +1,4 @@
-"""The caller's end of a zygote: started, given a tokenizer, asked for lanes, and started again if it dies."""
+"""The caller's end of a zygote: start it, load a tokenizer, fork lanes, restart it if it dies."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 
 from penstock.errors import InvalidModel, PenstockError
-from penstock.machine import python_command
+from penstock.host.machine import python_command
 from penstock.sandbox import frames
 from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Refusal
 from penstock.sandbox.limits import LOAD_S
-from penstock.text.facts import TokenizerFacts
+from penstock.text.tokenizers.decoding import TokenizerInfo
 
-LOAD_PATIENCE = 3  # times the limit of computing, for a machine that is busy with other things
+LOAD_PATIENCE = 3  # wall time per CPU time, for a busy machine
 FORK_S, FIRST_GRAMMAR_S = 10.0, 60.0
 COMMAND = python_command("penstock.sandbox.zygote")
 _numbers = itertools.count(1)
@@ -34,11 +34,11 @@ class SandboxFailed(PenstockError):
 
 
 class Sandbox:
-    """One model's zygote. Safe to use from several threads; every call may take a while."""
+    """One model's zygote. Thread-safe; every call may block."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # over a question and its answer
-        self._sending = threading.Lock()  # over one message
+        self._lock = threading.RLock()  # held from a request to its reply
+        self._sending = threading.Lock()  # held over one message
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -54,7 +54,7 @@ class Sandbox:
         ours, theirs = socket.socketpair()
         try:
             environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-            # the death of the thread that starts it would end it, so only the main one's does
+            # PDEATHSIG follows the starting thread, so only the main thread sets it
             dies_too = threading.current_thread() is threading.main_thread()
             command = [*COMMAND, str(theirs.fileno()), str(int(dies_too))]
             self._process = subprocess.Popen(
@@ -74,9 +74,9 @@ class Sandbox:
 
     def load(
         self, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file", template: str | None = None
-    ) -> TokenizerFacts:
-        """Read a tokenizer, from a folder or from a GGUF file's metadata; `template` takes the place of its own chat
-        templates. Raises InvalidModel for one that cannot be read, or not within the limits of memory and time."""
+    ) -> TokenizerInfo:
+        """Load a tokenizer from a folder or a GGUF file's metadata; `template` replaces its chat templates. Raises
+        InvalidModel if it is damaged or exceeds the limits."""
         if isinstance(source, Mapping):
             self._load = Load(
                 origin,
@@ -90,9 +90,9 @@ class Sandbox:
         else:
             self._load = Load(origin, folder=os.fspath(source), template=template)
         with self._lock:
-            return self._loaded()
+            return self._await_load()
 
-    def _loaded(self) -> TokenizerFacts:
+    def _await_load(self) -> TokenizerInfo:
         assert self._load is not None
         try:
             reply = self._ask(self._load, LOAD_PATIENCE * LOAD_S, Loaded | Refusal)
@@ -115,19 +115,19 @@ class Sandbox:
     def fork(
         self, more_bytes: int, niceness: int = 0, cpu_s: float | None = None, grammars: bool = False
     ) -> tuple[int, socket.socket]:
-        """A new lane: its number and its socket. A zygote that died is started again first."""
+        """Fork a lane; return its number and socket. A dead zygote is restarted first."""
         with self._lock:
             for is_last in (False, True):
                 try:
                     self._revive()
-                    return self._forked(Fork(next(_numbers), more_bytes, niceness, cpu_s, grammars))
+                    return self._request_fork(Fork(next(_numbers), more_bytes, niceness, cpu_s, grammars))
                 except OSError:
                     self._end()
                     if is_last or self._closed:
                         raise SandboxFailed("the process that encodes texts cannot be started") from None
         raise AssertionError
 
-    def _forked(self, order: Fork) -> tuple[int, socket.socket]:
+    def _request_fork(self, order: Fork) -> tuple[int, socket.socket]:
         assert self._control is not None
         reply = self._ask(order, FIRST_GRAMMAR_S if order.grammars else FORK_S, Forked)
         assert isinstance(reply, Forked)
@@ -141,7 +141,7 @@ class Sandbox:
         return order.number, sock
 
     def kill(self, number: int) -> None:
-        """End a lane; does not wait for anything."""
+        """End a lane without waiting."""
         control = self._control
         if control is not None:
             with contextlib.suppress(OSError), self._sending:
@@ -149,11 +149,11 @@ class Sandbox:
 
     @property
     def is_foreign(self) -> bool:
-        """True in a process that was forked off the one whose zygote this is."""
+        """True in a process forked from the zygote's owner."""
         return os.getpid() != self._owner
 
     def adopt(self) -> None:
-        """Begin anew in a forked process, and leave the other one's zygote alone."""
+        """Start over in a forked process, leaving the parent's zygote alone."""
         self._lock, self._sending, self._owner = threading.RLock(), threading.Lock(), os.getpid()
         self._process = self._control = None
 
@@ -164,7 +164,7 @@ class Sandbox:
             self._end()
             self._start()
             if self._load is not None:
-                self._loaded()
+                self._await_load()
 
     def _ask(self, command: Control, within_s: float, kind: Any) -> Any:
         assert self._control is not None
@@ -184,13 +184,13 @@ class Sandbox:
         if process is None:
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(0.2)  # it may be about to end by itself, and how tells why
+            return process.wait(0.2)  # if it is ending by itself, its status tells why
         process.kill()
         process.wait()
         return None
 
     def rest(self) -> None:
-        """End the process and its lanes; the next call starts them again."""
+        """End the process and its lanes; the next call restarts them."""
         if self.is_foreign:
             self.adopt()
         with self._lock:
@@ -199,7 +199,7 @@ class Sandbox:
             self._end()
 
     def close(self) -> None:
-        """End the process and its lanes for good. A second call does nothing."""
+        """End the process and its lanes for good; idempotent."""
         self._closed = True
         self.rest()
 

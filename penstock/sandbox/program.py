@@ -1,4 +1,4 @@
-"""A model's tokenizer and chat templates run in a sandboxed process, for callers that wait."""
+"""Run a model's tokenizer and chat templates in a sandboxed process, for blocking callers."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ from penstock.sandbox.jobs import (
     Ids,
     Job,
     RenderChat,
-    Text,
+    TextReply,
     Tried,
     Words,
+    ids_of,
+    pack_job,
+    unpack_reply,
 )
 from penstock.sandbox.limits import GRAMMAR_BYTES, TEXT_BYTES
 from penstock.sandbox.process import Sandbox
-from penstock.sandbox.replies import ids_of, packed, unpacked
-from penstock.text.facts import TokenNames
+from penstock.text.chat.template import Message, plain
 from penstock.text.infill import Gap, Room
-from penstock.text.template import Message, plain
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizers.decoding import TokenNames
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
 TEXT_S = 60.0
 MANY_BYTES = 1 << 22
-BYTES_PER_BYTE, S_PER_BYTE = 256, 1e-5  # that a tokenizer without words takes for a long text
-GRAMMAR_S = 10  # of computing
-PATIENCE = 6  # times that much, for a machine that is busy with other things
+BYTES_PER_BYTE, S_PER_BYTE = 256, 1e-5  # cost of a long text in a tokenizer without words
+GRAMMAR_S = 10  # CPU time
+PATIENCE = 6  # wall time per CPU time, for a busy machine
 Kind = TypeVar("Kind")
 
 
 class SandboxedProgram:
-    """One lane, used by one caller at a time. Whatever disturbs a call, Ctrl-C too, costs that lane and no more."""
+    """One lane, used by one caller at a time. Any disturbance of a call, also Ctrl-C, only costs that lane."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
@@ -77,17 +79,17 @@ class SandboxedProgram:
         return self._text(EncodeWords(list(words)), Words).words
 
     def render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
-        return self._text(RenderChat(plain(messages), plain(values)), Text).text
+        return self._text(RenderChat(plain(messages), plain(values)), TextReply).text
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._text(DecodeIds(list(ids)), Text).text
+        return self._text(DecodeIds(list(ids)), TextReply).text
 
     def describe(self) -> TokenNames:
         return self._text(DescribeTokens(), Described).tokens
 
     def try_grammar(self, asked: StructuredOutputsParams, max_tokens: int) -> GrammarFacts:
-        """In a lane of its own, which ends with it."""
-        data = packed(CompileGrammar(asked, max_tokens))
+        """Try a grammar in a lane of its own."""
+        data = pack_job(CompileGrammar(asked, max_tokens))
         self._stay_at_home()
         number, sock = self.sandbox.fork(GRAMMAR_BYTES, cpu_s=GRAMMAR_S, grammars=True)
         try:
@@ -97,16 +99,16 @@ class SandboxedProgram:
         finally:
             sock.close()
             self.sandbox.kill(number)
-        return unpacked(body, Tried).facts
+        return unpack_reply(body, Tried).facts
 
     def _stay_at_home(self) -> None:
-        """A forked process has lanes of its own: two cannot speak on one socket."""
+        """Drop the parent's lanes in a forked process: two cannot share a socket."""
         if self.sandbox.is_foreign:
             self._lock, self._lane = threading.Lock(), None
             self.sandbox.adopt()
 
     def rest(self) -> None:
-        """End the processes; the next call starts them again."""
+        """End the processes; the next call restarts them."""
         self._stay_at_home()
         with self._lock:
             lane, self._lane = self._lane, None
@@ -115,26 +117,28 @@ class SandboxedProgram:
         self.sandbox.rest()
 
     def _text(self, job: Job, kind: type[Kind]) -> Kind:
-        data = packed(job)
+        data = pack_job(job)
         self._stay_at_home()
         with self._lock:
             lane, self._lane = self._lane, None
             try:
                 body = None
                 if lane is not None and len(data) <= MANY_BYTES:
-                    with contextlib.suppress(ConnectionError):  # it may have died while it was idle
+                    with contextlib.suppress(ConnectionError):  # it may have died while idle
                         body = self._exchange(lane, data, TEXT_S)
+                elif lane is not None:
+                    self._drop(lane)
                 if body is None:
-                    # the text is the caller's own: a long one gets as much as it needs
+                    # the caller's own text: a long one gets what it needs
                     more = max(0, len(data) - MANY_BYTES)
                     lane = self.sandbox.fork(TEXT_BYTES + more * BYTES_PER_BYTE)
                     body = self._exchange(lane, data, TEXT_S + more * S_PER_BYTE)
             except OSError as error:
                 raise text_refusal(error) from None
-        return unpacked(body, kind)
+        return unpack_reply(body, kind)
 
     def _exchange(self, lane: tuple[int, socket.socket], data: bytearray, within_s: float) -> bytes:
-        """The lane is kept for the next job, unless it ends or anything disturbs this one."""
+        """Run a job; keep the lane for the next one unless it ended or was disturbed."""
         ends = True
         try:
             body, ends = _ask(lane[1], data, within_s)
@@ -160,10 +164,10 @@ def _ask(sock: socket.socket, data: bytearray, within_s: float) -> tuple[bytes, 
 def text_refusal(error: BaseException, within_s: float = TEXT_S) -> InvalidRequest:
     if isinstance(error, TimeoutError):
         return InvalidRequest(
-            f"the model's tokenizer or chat template did not end within {within_s:g} s on this text: shorten it"
+            f"the model's tokenizer or chat template did not finish within {within_s:g} s on this text: shorten it"
         )
     return InvalidRequest(
-        f"the model's tokenizer or chat template takes more than {TEXT_BYTES >> 20} MiB on this text: shorten it"
+        f"the model's tokenizer or chat template needs more than {TEXT_BYTES >> 20} MiB for this text: shorten it"
     )
 
 
@@ -178,11 +182,11 @@ def load_sandboxed(
     sandbox: Sandbox | None = None,
     template: str | None = None,
 ) -> Tokenizer:
-    """A tokenizer whose programs run in a process of their own; `template` takes the place of its chat templates."""
+    """Load a tokenizer that runs in a process of its own; `template` replaces its chat templates."""
     sandbox = sandbox or Sandbox()
     try:
         facts = sandbox.load(source, origin, template)
     except BaseException:
         sandbox.close()
         raise
-    return Tokenizer.from_facts(facts, SandboxedProgram(sandbox), origin)
+    return Tokenizer.from_info(facts, SandboxedProgram(sandbox), origin)

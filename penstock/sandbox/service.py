@@ -1,4 +1,5 @@
-"""A model's text programs for a server: short texts, long texts and grammars each have lanes of their own."""
+"""A model's tokenizer, templates and grammars for a server: short texts, long texts and grammars have separate
+lanes."""
 
 from __future__ import annotations
 
@@ -20,31 +21,33 @@ from penstock.sandbox.jobs import (
     Texts,
     Tried,
     Words,
+    ids_of,
+    pack_ids,
+    pack_job,
+    unpack_reply,
 )
-from penstock.sandbox.lanes import Lane, Lanes
+from penstock.sandbox.lanes import Lane, Lanes, Slots
 from penstock.sandbox.limits import GRAMMAR_BYTES, TEXT_BYTES
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.program import GRAMMAR_S, PATIENCE, TEXT_S, grammar_refusal, text_refusal
-from penstock.sandbox.replies import ids_of, pack_ids, packed, unpacked
-from penstock.sandbox.slots import Slots
 from penstock.text.infill import Gap, Room
 from penstock.types import GrammarFacts, StructuredOutputsParams
 
-SHORT_BYTES = 1 << 16  # of a job; longer ones wait for one another
+SHORT_BYTES = 1 << 16  # of a job; longer ones queue separately
 SHORT_LANES, LONG_LANES = 2, 1
 SHORT_S = 15.0
 LONG_NICENESS, GRAMMAR_NICENESS, SLOW_NICENESS = 10, 5, 15
 MAX_WAITING = 1024
-QUICK_S = 0.4  # that a grammar may compute before it waits among the slow ones
+QUICK_S = 0.4  # CPU time before a grammar moves to the slow queue
 QUICK_GRAMMARS, SLOW_GRAMMARS = 4, 2
 MIN_PATIENCE_S = 20.0
-MAX_SLOW = 16  # that wait
-MAX_KEPT = 1024  # grammars whose trial is remembered
+MAX_SLOW = 16  # in the queue
+MAX_KEPT = 1024  # grammars with a known trial
 MAX_KEPT_CHARS = 1 << 24  # of their sources
 
 
 class TextService:
-    """Used by one event loop. A caller that leaves frees what works for it."""
+    """Used by one event loop. A cancelled caller frees its lane."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -56,10 +59,8 @@ class TextService:
         self._facts: OrderedDict[StructuredOutputsParams, GrammarFacts] = OrderedDict()
         self._facts_chars = 0
 
-    # texts
-
     async def encode(self, text: str, add_special_tokens: bool, max_tokens: int | None, tenant: str = "") -> list[int]:
-        reply = unpacked(await self._run(EncodeText(text, add_special_tokens, max_tokens), tenant), Ids)
+        reply = unpack_reply(await self._run(EncodeText(text, add_special_tokens, max_tokens), tenant), Ids)
         return ids_of(reply.ids)
 
     async def encode_chat(
@@ -72,34 +73,32 @@ class TextService:
         template: str | None = None,
     ) -> tuple[list[int], str]:
         job = EncodeChat([dict(one) for one in messages], dict(values), max_tokens, parse_special, template)
-        reply = unpacked(await self._run(job, tenant), Ids)
+        reply = unpack_reply(await self._run(job, tenant), Ids)
         return ids_of(reply.ids), reply.text or ""
 
     async def encode_infill(
         self, gap: Gap, room: Room | None, add_special_tokens: bool, max_tokens: int | None, tenant: str = ""
     ) -> list[int]:
         job = EncodeInfill(gap, room, add_special_tokens, max_tokens)
-        return ids_of(unpacked(await self._run(job, tenant), Ids).ids)
+        return ids_of(unpack_reply(await self._run(job, tenant), Ids).ids)
 
     async def encode_words(self, words: Sequence[str], tenant: str = "") -> list[list[int]]:
-        return unpacked(await self._run(EncodeWords(list(words)), tenant), Words).words
+        return unpack_reply(await self._run(EncodeWords(list(words)), tenant), Words).words
 
     async def spell(self, ids: Sequence[int], alone: bool, tenant: str = "") -> list[str]:
-        """Each id's text by itself, or the text of all."""
-        return unpacked(await self._run(SpellIds(pack_ids(ids), alone), tenant), Texts).texts
+        """Return the text of each id alone, or of all together."""
+        return unpack_reply(await self._run(SpellIds(pack_ids(ids), alone), tenant), Texts).texts
 
     async def _run(self, job: Job, tenant: str) -> bytes:
-        data = packed(job)
+        data = pack_job(job)
         lanes, within_s = (self._short, SHORT_S) if len(data) <= SHORT_BYTES else (self._long, TEXT_S)
         try:
             return await lanes.call(data, tenant)
         except OSError as error:
             raise text_refusal(error, within_s) from None
 
-    # grammars
-
     async def try_grammar(self, asked: StructuredOutputsParams, max_tokens: int, tenant: str = "") -> GrammarFacts:
-        """Compile a grammar on trial. Equal ones that come meanwhile share it; it ends when the last of them leaves."""
+        """Try a grammar. Concurrent equal requests share the trial; it ends when the last caller leaves."""
         known = self._facts.get(asked)
         if known is not None and known.decides(max_tokens):
             self._facts.move_to_end(asked)
@@ -117,7 +116,7 @@ class TextService:
             del self._trials[asked]
 
     async def _try(self, asked: StructuredOutputsParams, max_tokens: int, tenant: str) -> GrammarFacts:
-        data = packed(CompileGrammar(asked, max_tokens))
+        data = pack_job(CompileGrammar(asked, max_tokens))
         async with self._quick.turn(tenant):
             body = await self._compile(data, GRAMMAR_NICENESS, QUICK_S)
         if body is None:
@@ -125,10 +124,10 @@ class TextService:
                 body = await self._compile(data, SLOW_NICENESS, GRAMMAR_S)
         if body is None:
             raise grammar_refusal(OSError())
-        return unpacked(body, Tried).facts
+        return unpack_reply(body, Tried).facts
 
     async def _compile(self, data: bytearray, niceness: int, cpu_s: float) -> bytes | None:
-        """The reply; None where the limits of time or memory were met."""
+        """Return the reply; None at a time or memory limit."""
         lane = await Lane.begin(self._sandbox, GRAMMAR_BYTES, niceness, cpu_s, grammars=True)
         try:
             return await lane.call(data, max(MIN_PATIENCE_S, PATIENCE * cpu_s))
@@ -154,8 +153,6 @@ class TextService:
 
 
 class _Trial:
-    """A grammar's compilation and how many wait for it."""
-
     def __init__(self, task: asyncio.Task[GrammarFacts]) -> None:
         self.task = task
         self.is_abandoned = False

@@ -1,6 +1,6 @@
-"""The process that holds a tokenizer and forks lanes off itself: `python -m penstock.sandbox.zygote SOCKET`.
+"""The process that loads a tokenizer and forks lanes: `python -m penstock.sandbox.zygote SOCKET`.
 
-It has one thread and does nothing but load, fork and kill. A lane begins in milliseconds with everything loaded.
+It has one thread and only loads, forks and kills. A lane starts in milliseconds with everything loaded.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.machine import die_with_parent
+from penstock.host.machine import die_with_parent
 from penstock.sandbox import frames
 from penstock.sandbox.jobs import Control, Fork, Forked, Kill, Load, Loaded, Refusal
 from penstock.sandbox.lane import serve
 from penstock.sandbox.limits import LOAD_BYTES, LOAD_S, limit_memory, limit_time
 from penstock.text.program import LocalProgram
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from penstock.sampling.lexicon import Lexicon
+    from penstock.sampling.grammar.lexicon import Lexicon
 
 REAP_S = 1.0
 
 
 class Zygote:
+    """Obeys commands on its control socket."""
+
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._decoder = msgspec.msgpack.Decoder(Control)
         self._program: LocalProgram | None = None
         self._lexicon: Lexicon | None = None
-        self._lanes: dict[int, int] = {}  # process ids by number
+        self._lanes: dict[int, int] = {}  # process ids by lane number
 
     def run(self) -> None:
         while True:
@@ -71,7 +73,7 @@ class Zygote:
         except MemoryError:
             return Refusal(
                 "model",
-                f"{command.origin}: the tokenizer takes more than {LOAD_BYTES >> 20} MiB to load; "
+                f"{command.origin}: the tokenizer needs more than {LOAD_BYTES >> 20} MiB to load; "
                 "download the model again",
             )
         finally:
@@ -105,9 +107,9 @@ class Zygote:
 
         try:
             lexicon = make_lexicon(Tokenizer.of(program))
-            lexicon.tokenizer  # noqa: B018  made once, before forking
+            lexicon.load_tokenizer()  # once, before forking
         except PenstockError:
-            return None  # the lane says why
+            return None  # the lane reports the reason
         gc.collect()
         gc.freeze()
         return lexicon
@@ -121,11 +123,11 @@ class Zygote:
 
 
 def main() -> int:
-    # The end of its socket tells that the caller is gone, unless it has been stopped.
+    # A closed socket means that the caller is gone, unless it was stopped.
     if sys.argv[2] == "1":
         die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads: they would not survive a fork
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads: they do not survive a fork
     Zygote(socket.socket(fileno=int(sys.argv[1]))).run()
     return 0
 

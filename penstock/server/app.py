@@ -1,4 +1,4 @@
-"""The application: which routes there are and what stands before them."""
+"""The app: its routes and middleware."""
 
 from __future__ import annotations
 
@@ -12,36 +12,31 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
-from penstock.errors import shown
-from penstock.server import about, docs
-from penstock.server.access import Accounted
+from penstock.errors import quote
+from penstock.host.version import VERSION
+from penstock.server import status
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.anthropic.routes import count_tokens, messages
-from penstock.server.batches.body import BatchBody
-from penstock.server.batches.open import open_batches
-from penstock.server.batches.routes import batch, batches, cancel_batch, create_batch
-from penstock.server.chat import chat_completions
-from penstock.server.chat_body import ChatBody
-from penstock.server.completion_body import CompletionBody
-from penstock.server.completions import completions
+from penstock.server.batches.batches import BatchBody, batch, batches, cancel_batch, create_batch, open_batches
 from penstock.server.config import MIB
-from penstock.server.context import Handler, release
-from penstock.server.document import described, document
-from penstock.server.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
-from penstock.server.errors import MAX_MESSAGE_CHARS, as_api_error
+from penstock.server.connections.body_memory import BodyMemory
+from penstock.server.connections.hosts import HostCheck, Hosts, OriginCheck, read_origins
+from penstock.server.connections.request_parser import CheckMiddleware, Limits
 from penstock.server.files.routes import MAX_FORM_BYTES, delete_file, file, file_content, files, upload_file
-from penstock.server.gate import Gate
-from penstock.server.hosts import HostCheck, make_hosts
-from penstock.server.infill import infill
-from penstock.server.infill_body import InfillBody
-from penstock.server.keys import KeyRing
-from penstock.server.limits import Limits
-from penstock.server.notices import Notices
+from penstock.server.http.context import Handler, release_body
+from penstock.server.http.errors import MAX_MESSAGE_CHARS, WarningHeaders, to_api_error
+from penstock.server.http.keys import AuthMiddleware, KeyRing
+from penstock.server.http.log import AccessLogMiddleware
+from penstock.server.http.openapi import asset, describe_body, docs, make_document
 from penstock.server.ollama import routes as ollama
-from penstock.server.origins import OriginCheck, read_origins
-from penstock.server.refuser import Refuser
-from penstock.server.responses.background import Background
+from penstock.server.openai.chat import chat_completions
+from penstock.server.openai.chat_body import ChatBody
+from penstock.server.openai.completions import CompletionBody, completions
+from penstock.server.openai.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
+from penstock.server.openai.infill import InfillBody, infill
+from penstock.server.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from penstock.server.responses.background import Background, ResponseStore
 from penstock.server.responses.body import InputTokensBody, ResponsesBody
 from penstock.server.responses.routes import (
     cancel_response,
@@ -51,25 +46,21 @@ from penstock.server.responses.routes import (
     response,
     responses,
 )
-from penstock.server.responses.store import ResponseStore
-from penstock.server.room import BodyRoom
 from penstock.server.state import Server
 from penstock.server.tgi import routes as tgi
-from penstock.server.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
-from penstock.version import VERSION
 
 log = logging.getLogger("penstock.server")
 
 READS: list[tuple[str, Handler, str]] = [
-    ("/health", about.ready, "health"),
-    ("/health/live", about.live, "health"),
-    ("/health/ready", about.ready, "health"),
-    ("/version", about.version, "health"),
-    ("/v1/models", about.models, "models"),
-    ("/v1/models/{name:path}", about.model, "models"),
-    ("/info", about.info, "about"),
-    ("/metrics", about.metrics, "about"),
-    ("/admin/running", about.running, "about"),
+    ("/health", status.ready, "health"),
+    ("/health/live", status.live, "health"),
+    ("/health/ready", status.ready, "health"),
+    ("/version", status.version, "health"),
+    ("/v1/models", status.models, "models"),
+    ("/v1/models/{name:path}", status.model, "models"),
+    ("/info", status.info, "about"),
+    ("/metrics", status.metrics, "about"),
+    ("/admin/running", status.list_running, "about"),
     ("/v1/responses/{id}", response, "OpenAI"),
     ("/v1/responses/{id}/input_items", input_items, "OpenAI"),
     ("/v1/files", files, "OpenAI"),
@@ -79,7 +70,7 @@ READS: list[tuple[str, Handler, str]] = [
     ("/v1/batches/{id}", batch, "OpenAI"),
     *ollama.READS,
 ]
-PAGES: list[tuple[str, Handler]] = [("/docs", docs.docs), ("/docs/{name}", docs.asset)]
+PAGES: list[tuple[str, Handler]] = [("/docs", docs), ("/docs/{name}", asset)]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/chat/completions", chat_completions, ChatBody, "OpenAI"),
     ("/v1/completions", completions, CompletionBody, "OpenAI"),
@@ -99,7 +90,7 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/score", score, ScoreBody, "embeddings"),
     ("/rerank", rerank, RerankBody, "embeddings"),
     ("/v1/rerank", rerank, RerankBody, "embeddings"),
-    ("/admin/reset_prefix_cache", about.reset_prefix_cache, None, "about"),
+    ("/admin/reset_prefix_cache", status.reset_prefix_cache, None, "about"),
     *ollama.WRITES,
     *tgi.WRITES,
 ]
@@ -111,15 +102,15 @@ DELETES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
 
 
 def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastAPI:
-    """`folder` is for files and batches; without one there are none."""
+    """Make the app; `folder` holds files and batches, without one there are none."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        if kept is not None:
-            await kept.start()
+        if batches_open is not None:
+            await batches_open.start()
         yield
-        if kept is not None:
-            await kept.close()
+        if batches_open is not None:
+            await batches_open.close()
         await server.close()
 
     app = FastAPI(
@@ -128,9 +119,9 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
     app.state.server = server
     app.state.responses = ResponseStore()
     app.state.background = Background(app.state.responses)
-    app.state.batches = kept = None if folder is None else open_batches(app, server, ring, folder)
-    app.state.files = None if kept is None else kept.files
-    app.state.bodies = BodyRoom(server.config.max_body_mb * MIB)
+    app.state.batches = batches_open = None if folder is None else open_batches(app, server, ring, folder)
+    app.state.files = None if batches_open is None else batches_open.files
+    app.state.bodies = BodyMemory(server.config.max_body_mb * MIB)
     bodies = [body for _, _, body, _ in (*WRITES, *DELETES) if body is not None]
     for path, handler, tag in READS:
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
@@ -146,64 +137,64 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
                 tags=[tag],
                 response_model=None,
                 name=handler.__name__,
-                openapi_extra=described(body) if body else None,
+                openapi_extra=describe_body(body) if body else None,
             )
-    app.openapi = lambda: document(app, bodies)  # type: ignore[method-assign]
-    app.add_exception_handler(404, about.not_found)
-    app.add_exception_handler(405, about.wrong_method)
+    app.openapi = lambda: make_document(app, bodies)  # type: ignore[method-assign]
+    app.add_exception_handler(404, status.refuse_path)
+    app.add_exception_handler(405, status.refuse_method)
     app.add_middleware(_Errors, server=server)
-    app.add_middleware(Notices)
-    app.add_middleware(Gate, ring=ring, routes=app.routes)
+    app.add_middleware(WarningHeaders)
+    app.add_middleware(AuthMiddleware, ring=ring, routes=app.routes)
     app.add_middleware(
         Limits,
         max_body_bytes=server.config.max_body_mb * MIB,
-        max_upload_bytes=None if kept is None else kept.files.max_file_bytes + MAX_FORM_BYTES,
+        max_upload_bytes=None if batches_open is None else batches_open.files.max_file_bytes + MAX_FORM_BYTES,
     )
     origins = read_origins(server.config.allowed_origins)
-    app.add_middleware(Refuser, check=OriginCheck(origins))
-    if origins:  # outside: a preflight has no key, and refusals are for pages to read
+    app.add_middleware(CheckMiddleware, check=OriginCheck(origins))
+    if origins:  # outermost: preflights have no key, and pages must be able to read errors
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], allow_private_network=True
         )
-    app.add_middleware(Refuser, check=HostCheck(make_hosts(server.config)))
+    app.add_middleware(CheckMiddleware, check=HostCheck(Hosts(server.config.host, server.config.allowed_hosts)))
     app.add_middleware(AnthropicErrors)
-    app.add_middleware(Accounted, access=server.access, routes=app.routes)
+    app.add_middleware(AccessLogMiddleware, access=server.access, routes=app.routes)
     return app
 
 
 class _Errors:
-    """Every exception of a route as a response in the shape its clients know."""
+    """Middleware that turns exceptions of routes into responses."""
 
     def __init__(self, app: Any, server: Server) -> None:
         self._app, self._server = app, server
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        begun, refusal = False, None
+        has_begun, refusal = False, None
 
-        async def sent(message: Any) -> None:
-            nonlocal begun
-            begun = True
+        async def track(message: Any) -> None:
+            nonlocal has_begun
+            has_begun = True
             await send(message)
 
         try:
-            await self._app(scope, receive, sent)
+            await self._app(scope, receive, track)
         except Exception as error:
-            known = as_api_error(error)
+            known = to_api_error(error)
             if known.status >= 500:
                 log.error(
                     "%s %s failed: %s",
                     scope.get("method"),
-                    shown(scope.get("path")),
+                    quote(scope.get("path")),
                     " ".join(str(error)[:MAX_MESSAGE_CHARS].split()),
                     exc_info=not known.code,
                 )
             if known.status in (429, 503):
-                self._server.metrics.refused(known.status)
-            if begun:
+                self._server.metrics.count_refusal(known.status)
+            if has_begun:
                 raise
-            known.__traceback__ = known.__context__ = None  # they hold the body
+            known.__traceback__ = known.__context__ = None  # drop frames that hold the body
             refusal = known.response(scope["path"])
         finally:
-            await release(scope)
+            await release_body(scope)
         if refusal is not None:
             await refusal(scope, receive, send)

@@ -1,31 +1,45 @@
-"""The models a server has, by name."""
+"""The models of a server, by name."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.config import GIB
-from penstock.errors import Busy, InvalidConfig, shown
-from penstock.regular import MIB, UnreadableFile, read_regular
-from penstock.server.admission import Admission
+from penstock.errors import Busy, InvalidConfig, quote
+from penstock.host.files import MIB, UnreadableFile, read_regular
 from penstock.server.config import ANY, ServerConfig
-from penstock.server.errors import ApiError
-from penstock.server.keys import KeyRing
+from penstock.server.engines.admission import AdmissionQueue
+from penstock.server.engines.process import WORKER
+from penstock.server.http.errors import ApiError
+from penstock.server.http.keys import KeyRing
 from penstock.server.model import ServedModel
-from penstock.server.process import WORKER
-from penstock.server.stand_ins import MAX_NAME_CHARS, stands_in
 
-LOOK_S = 1.0
+MAX_NAME_CHARS = 256  # responses repeat the name
+_NAMES = frozenset({"default", "dummy", "local-model", "tgi"})
+_PREFIXES = ("babbage-", "chatgpt-", "claude-", "davinci-", "gpt-", "text-davinci-", "text-embedding-")
+_O_SERIES = re.compile(r"o[1-9](?:-.*)?")  # OpenAI's o3, o4-mini
+_OPEN_WEIGHTS = ("gpt-j", "gpt-neo", "gpt-oss", "gpt-sw3")  # real models that a client may want
+POLL_S = 1.0
 MAX_PREFIX_BYTES = 4 * MIB
-LEAST_IDLE_S = 1.0  # a request has opened its model a little before the model knows of it
+MIN_IDLE_S = 1.0  # a request opens its model slightly before it is queued there
+
+
+def is_generic_name(name: str) -> bool:
+    """True for a name that means whatever model is served."""
+    if len(name) > MAX_NAME_CHARS:
+        return False
+    if name in _NAMES or _O_SERIES.fullmatch(name):
+        return True
+    return name.startswith(_PREFIXES) and not name.startswith(_OPEN_WEIGHTS)
 
 
 class Catalog:
-    """The first model is the default: it answers where a body names none, and is unloaded only when told so."""
+    """All models. The first is the default: it serves bodies that name none, and is unloaded only on request."""
 
     def __init__(
         self,
@@ -35,12 +49,12 @@ class Catalog:
         budget_bytes: int | None = None,
         aliases: Sequence[str] = (),
     ) -> None:
-        """`make` is for models that come later: from a name and what it means. `aliases` are further names of the
-        first model; `*` is every name that is no other's."""
+        """Collect `models`; `make` adds models later, from a name and a source. `aliases` are further names of the
+        first model; `*` matches any unknown name."""
         self._aliases = tuple(dict.fromkeys(aliases))
         self._budget_bytes = budget_bytes
         self._models = {model.name: model for model in models}
-        self._default = models[0]
+        self.default = models[0]
         self._keep_alive_s = keep_alive_s
         self._make = make
         self._unloading: asyncio.Task[None] | None = None
@@ -51,74 +65,69 @@ class Catalog:
         return iter(self._models.values())
 
     @property
-    def default(self) -> ServedModel:
-        return self._default
+    def is_ready(self) -> bool:
+        """True if the default model is ready or was unloaded on purpose, and every other loaded model is ready."""
+        engines = [model.engine for model in self if model.engine is not None and model.is_loaded]
+        return (self.default.is_loaded or self.default.is_unloaded) and all(engine.is_ready for engine in engines)
 
     @property
-    def ready(self) -> bool:
-        """The default model answers or was unloaded on purpose, and every other that is loaded answers."""
-        engines = [model.engine for model in self if model.engine is not None and model.loaded]
-        return (self._default.loaded or self._default.resting) and all(engine.ready for engine in engines)
-
-    @property
-    def waits_for(self) -> tuple[str, int]:
-        """Why it is not ready, and in how many seconds to ask again."""
-        engines = [model.engine for model in self if model.engine is not None and not model.engine.ready]
+    def not_ready_reason(self) -> tuple[str, int]:
+        """The reason it is not ready, and the seconds until a retry."""
+        engines = [model.engine for model in self if model.engine is not None and not model.engine.is_ready]
         worst = max(engines, key=lambda engine: engine.retry_after_s, default=None)
         return ("loading", 1) if worst is None else (worst.state, worst.retry_after_s)
 
     def find(self, name: str | None, *, is_exact: bool = False) -> ServedModel:
-        """The model of that name; an exact one stands for no other."""
+        """Find a model by name; `is_exact` rules out generic names."""
         if not name:
-            return self._default
+            return self.default
         model = self._get(name)
-        if model is None and not is_exact and self._takes(name):
-            model = self._default
+        if model is None and not is_exact and self._matches_default(name):
+            model = self.default
         if model is None:
             raise ApiError(
                 404,
-                f"the model {shown(name)} does not exist here: the models are "
-                f"{', '.join(name for one in self for name in self.names_of(one))}",
+                f"the model {quote(name)} does not exist: the models are "
+                f"{', '.join(name for one in self for name in self.list_names(one))}",
                 param="model",
                 code="model_not_found",
             )
         return model
 
-    def names_of(self, model: ServedModel) -> list[str]:
-        """By which it is listed, the first one first."""
-        more = self._aliases if model is self._default else ()
+    def list_names(self, model: ServedModel) -> list[str]:
+        """List a model's names, the main one first."""
+        more = self._aliases if model is self.default else ()
         return [model.name, *(name for name in more if name not in (ANY, model.name))]
 
     def _get(self, name: str) -> ServedModel | None:
         if name in self._models:
             return self._models[name]
-        return self._default if name in self._aliases else next((one for one in self if name == one.model), None)
+        return self.default if name in self._aliases else next((one for one in self if name == one.model), None)
 
-    def _takes(self, name: str) -> bool:
-        """The first model answers to some names that nobody gave it."""
+    def _matches_default(self, name: str) -> bool:
+        """True for a name that the first model answers to without having been given it."""
         if ANY in self._aliases:
             return len(name) <= MAX_NAME_CHARS
-        return len(self._models) == 1 and stands_in(name)
+        return len(self._models) == 1 and is_generic_name(name)
 
     async def open(self, name: str | None) -> ServedModel:
-        """The model of that name, loaded first if it is not."""
         model = self.find(name)
-        if not model.loaded:
+        if not model.is_loaded:
             await self._make_room(model)
         await model.open()
         return model
 
     async def _make_room(self, model: ServedModel) -> None:
-        """Unload idle models, the longest unused first, until this one fits into the budget."""
+        """Unload idle models, least recently used first, until `model` fits the memory budget."""
         if self._budget_bytes is None:
             return
-        others = sorted((one for one in self if one.loaded and one is not model), key=lambda one: -one.idle_s)
+        others = sorted((one for one in self if one.is_loaded and one is not model), key=lambda one: -one.idle_s)
         used, budget = sum(one.num_bytes for one in others), self._budget_bytes
         need = model.num_bytes or model.file_bytes + max((one.facts.kv_cache_bytes for one in others), default=0)
         for other in others:
             if used + need <= budget:
                 return
-            if not other.busy and other is not self._default:
+            if not other.is_busy and other is not self.default:
                 used -= other.num_bytes
                 await other.close()
         if used and used + need > budget:
@@ -130,21 +139,19 @@ class Catalog:
             )
 
     def add(self, name: str) -> ServedModel:
-        """A further model, loaded on first use."""
+        """Add a model, loaded on first use."""
         model = self._get(name)
         if model is None:
             if self._make is None:
-                raise ApiError(400, "this server takes no further models: restart it with --model for each")
+                raise ApiError(400, "models cannot be added to this server: restart it with --model for each")
             model = self._models[name] = self._make(name, name)
             model.keep_alive_s = self._keep_alive_s
         return model
 
     def check_removable(self, model: ServedModel) -> None:
-        if model is self._default:
+        if model is self.default:
             raise ApiError(
-                409,
-                f"{model.name} is the server's default model and stays as long as the server runs: "
-                "stop the server first",
+                409, f"{model.name} is the server's default model and cannot be removed: stop the server first"
             )
 
     async def remove(self, model: ServedModel) -> None:
@@ -153,16 +160,16 @@ class Catalog:
         await model.close()
 
     async def start(self) -> None:
-        await self._default.open()
+        await self.default.open()
         self._unloading = asyncio.ensure_future(self._unload_idle())
 
     async def _unload_idle(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             for model in list(self):
-                if model.busy:
+                if model.is_busy:
                     model.touch()
-                elif model.loaded and model.idle_s > max(model.keep_alive_s, LEAST_IDLE_S):
+                elif model.is_loaded and model.idle_s > max(model.keep_alive_s, MIN_IDLE_S):
                     await model.close()
 
     async def close(self) -> None:
@@ -179,28 +186,17 @@ def make_catalog(
     folder: Path,
     command: Sequence[str] = WORKER,
 ) -> Catalog:
-    """`folder` holds the lines to the engines."""
+    """Make the catalog; `folder` holds the engines' sockets."""
 
     def make(name: str, model: str) -> ServedModel:
-        admission = Admission(
+        admission = AdmissionQueue(
             config.max_queued_requests,
             config.max_queued_tokens,
             ring.weights(),
             policy=options.get("scheduling_policy", "fcfs"),
         )
         own = options if name == next(iter(models)) else {**options, "chat_template": None}
-        return ServedModel(
-            name,
-            model,
-            own,
-            folder,
-            admission,
-            hang_s=config.hang_timeout,
-            command=command,
-            tool_call_parser=config.tool_call_parser,
-            reasoning_parser=config.reasoning_parser,
-            public=public,
-        )
+        return ServedModel(name, model, own, folder, admission, config=config, command=command, public=public)
 
     public = [_read(path) for path in config.public_prefix]
     keep_alive_s = math.inf if config.keep_alive is None else config.keep_alive
@@ -214,6 +210,6 @@ def _read(path: str) -> str:
     try:
         return read_regular(path, MAX_PREFIX_BYTES).decode()
     except UnreadableFile as error:
-        raise InvalidConfig(f"public_prefix {path} cannot be read: {error.reason}") from None
+        raise InvalidConfig(f"cannot read public_prefix {path}: {error.reason}") from None
     except UnicodeDecodeError as error:
-        raise InvalidConfig(f"public_prefix {path} is not UTF-8 text: {error}; convert it, as iconv does") from None
+        raise InvalidConfig(f"public_prefix {path} is not UTF-8: {error}; convert it, as iconv does") from None

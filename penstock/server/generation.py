@@ -1,34 +1,33 @@
-"""Running requests for a client: all the siblings of all the prompts, until the end or until the client leaves."""
+"""Run a client's requests, all siblings of all prompts, until they end or the client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.errors import DeadlinePassed, PenstockError
-from penstock.server.flight import Flight
-from penstock.server.logprobs import num_prompt_logprobs
+from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.model import ServedModel
+from penstock.server.openai.logprobs import count_prompt_logprobs
 from penstock.types import SamplingParams, StreamDelta
 
 if TYPE_CHECKING:
-    from penstock.server.state import Server
+    from penstock.server.metrics import Metrics
 
 
 @dataclass
 class Usage:
+    """Token counts of a client's request."""
+
     num_prompt: int = 0
     num_output: int = 0
     num_cached: int = 0
 
-    def add(self, item: StreamDelta) -> None:
-        self.num_output += len(item.token_ids)
-
-    def openai(self) -> dict[str, object]:
+    def to_openai(self) -> dict[str, object]:
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_output,
@@ -39,14 +38,14 @@ class Usage:
 
 @dataclass
 class Times:
-    """When things happened to a client's request, by time.monotonic()."""
+    """Times of a client's request, by time.monotonic()."""
 
     begun_s: float
     first_s: float | None = None
     end_s: float | None = None
 
-    def timings(self, usage: Usage) -> dict[str, float]:
-        """As llama.cpp's server tells them."""
+    def format_timings(self, usage: Usage) -> dict[str, float]:
+        """Format as llama-server does."""
         end = self.end_s or time.monotonic()
         first = self.first_s or end
         prompt_ms, predicted_ms = 1e3 * (first - self.begun_s), 1e3 * (end - first)
@@ -65,21 +64,25 @@ class Times:
 
 
 class Generation:
-    """Several flights as one stream of (prompt number, items). Leaving it early aborts what still runs."""
+    """One or more requests as a single stream of (prompt number, deltas). Closing it early aborts them."""
 
-    flights: Sequence[Flight] = ()
+    flights: Sequence[InFlightRequest] = ()
 
-    def __init__(self, model: ServedModel, flights: Sequence[Flight], server: Server) -> None:
-        self.model = model
-        self._server = server
+    def __init__(
+        self,
+        model: ServedModel,
+        flights: Sequence[InFlightRequest],
+        metrics: Metrics,
+        on_close: Callable[[Generation], None],
+    ) -> None:
+        self.model, self._metrics, self._on_close, self._is_closed = model, metrics, on_close, False
         self.flights = list(flights)
         self.usage = Usage(num_prompt=sum(len(flight.request.tokens) for flight in flights))
         self.times = Times(min(flight.begun_s for flight in flights))
-        server.generations.add(self)
 
     @property
     def relaxed(self) -> dict[str, list[str]]:
-        """A field of the answer that says what of a schema was not enforced; none where all of it was."""
+        """The response's field of schema parts that were not enforced; empty if none."""
         named = dict.fromkeys(
             one
             for flight in self.flights
@@ -90,63 +93,71 @@ class Generation:
 
     @property
     def num_logprobs(self) -> int:
-        """Log probabilities in the whole answer, at most; those of a prompt once for each of its answers."""
+        """Upper bound of the logprobs in the whole response; a prompt's once per choice."""
         requests = [flight.request for flight in self.flights]
-        most = max(
+        max_top = max(
             (request.sampling.logprobs + 1 for request in requests if request.sampling.logprobs is not None), default=0
         )
-        return most * self.usage.num_output + sum(
-            num_prompt_logprobs(request.sampling, len(request.tokens)) for request in requests
+        return max_top * self.usage.num_output + sum(
+            count_prompt_logprobs(request.sampling, len(request.tokens)) for request in requests
         )
 
-    def num_in(self, batch: Sequence[StreamDelta], num_first: int = 0) -> int:
-        """Log probabilities in the events of a batch, `num_first` of which show the prompt's."""
+    def count_logprobs(self, batch: Sequence[StreamDelta], num_first: int = 0) -> int:
+        """Count the logprobs in a batch's events, `num_first` of which show the prompt's."""
         sampling = self.flights[0].request.sampling if self.flights else SamplingParams()
         if sampling.logprobs is None and sampling.prompt_logprobs is None:
             return 0
-        num_prompt = num_first * num_prompt_logprobs(sampling, batch[0].num_prompt_tokens) // sampling.n
+        num_prompt = num_first * count_prompt_logprobs(sampling, batch[0].num_prompt_tokens) // sampling.n
         return num_prompt + sum(len(item.logprobs) for item in batch) * ((sampling.logprobs or 0) + 1)
 
     async def stream(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
-        metrics, name, last = self._server.metrics, self.model.name, 0.0
+        metrics, name, last = self._metrics, self.model.name, 0.0
         try:
-            async with contextlib.aclosing(self._merged()) as items:
+            async with contextlib.aclosing(self._merge()) as items:
                 async for index, batch in items:
                     now = time.monotonic()
                     if self.times.first_s is None:
                         self.times.first_s = now
                         self.usage.num_cached = sum(flight.num_cached for flight in self.flights)
                     else:
-                        metrics.gap(name, now - last)
+                        metrics.observe_gap(name, now - last)
                     last = now
                     for item in batch:
-                        self.usage.add(item)
+                        self.usage.num_output += len(item.token_ids)
                         if item.finish_reason is not None:
-                            metrics.ended(name, item.finish_reason)
+                            metrics.count_end(name, item.finish_reason)
                             self.times.end_s = now
                     yield index, batch
             self.times.end_s = time.monotonic()
         finally:
             self.close()
 
-    def close(self) -> None:
-        """Abort what still runs; called in the end, however it came."""
-        if self in self._server.generations:
-            self._server.generations.discard(self)
-            if any(flight.open for flight in self.flights):
-                self._server.metrics.ended(self.model.name, "abort")
-            self.abort()
-            for flight in self.flights:
-                flight.collector.listener = None  # else only the collector of garbage frees them
-            self._server.metrics.finished(self.model.name, self)
+    async def wait(self) -> None:
+        """Run to the end; the output is in the flights' collectors."""
+        async with contextlib.aclosing(self.stream()) as items:
+            async for _ in items:
+                pass
 
-    async def _merged(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
+    def close(self) -> None:
+        """Abort what still runs and count the result; called at every end, and only the first call counts."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._on_close(self)
+        if any(flight.is_open for flight in self.flights):
+            self._metrics.count_end(self.model.name, "abort")
+        self.abort()
+        for flight in self.flights:
+            flight.collector.listener = None  # else only the garbage collector frees them
+        self._metrics.observe(self.model.name, self)
+
+    async def _merge(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
         if len(self.flights) == 1:
-            async for batch in _until_deadline(self.flights[0]):
+            async for batch in _iterate_until_deadline(self.flights[0]):
                 yield 0, batch
             return
         queue: asyncio.Queue[tuple[int, list[StreamDelta] | BaseException | None]] = asyncio.Queue()
-        tasks = [asyncio.ensure_future(_pour(index, flight, queue)) for index, flight in enumerate(self.flights)]
+        tasks = [asyncio.ensure_future(_forward(index, flight, queue)) for index, flight in enumerate(self.flights)]
         try:
             num_open = len(tasks)
             while num_open:
@@ -163,27 +174,26 @@ class Generation:
     def abort(self) -> None:
         engine = self.model.engine
         if engine is not None:
-            engine.abort(*(flight for flight in self.flights if flight.open))
+            engine.abort(*(flight for flight in self.flights if flight.is_open))
 
     def fail(self, error: PenstockError) -> None:
-        """End it with an error, whatever has been said."""
         self.abort()
         for flight in self.flights:
             flight.fail(error)
 
 
-async def _pour(
-    index: int, flight: Flight, queue: asyncio.Queue[tuple[int, list[StreamDelta] | BaseException | None]]
+async def _forward(
+    index: int, flight: InFlightRequest, queue: asyncio.Queue[tuple[int, list[StreamDelta] | BaseException | None]]
 ) -> None:
     try:
-        async for batch in _until_deadline(flight):
+        async for batch in _iterate_until_deadline(flight):
             queue.put_nowait((index, batch))
         queue.put_nowait((index, None))
     except Exception as error:
         queue.put_nowait((index, error))
 
 
-async def _until_deadline(flight: Flight) -> AsyncIterator[list[StreamDelta]]:
+async def _iterate_until_deadline(flight: InFlightRequest) -> AsyncIterator[list[StreamDelta]]:
     if flight.deadline_s is None:
         async for batch in flight.items():
             yield batch
@@ -196,7 +206,6 @@ async def _until_deadline(flight: Flight) -> AsyncIterator[list[StreamDelta]]:
             return
         except asyncio.TimeoutError:
             raise DeadlinePassed(
-                f"the request did not end within its time of {flight.timeout_s:g} s: give it more "
-                "(timeout), or ask for fewer tokens"
+                f"the request did not finish within {flight.timeout_s:g} s: raise timeout, or ask for fewer tokens"
             ) from None
         yield batch

@@ -1,4 +1,4 @@
-"""What /metrics shows: vLLM's names under `penstock:`."""
+"""Prometheus metrics, with vLLM's names under `penstock:`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
-CONNECTION_REFUSALS = ("seats", "descriptors")  # too many of them, or of files that are open
+CONNECTION_REFUSALS = ("seats", "descriptors")  # connection slots, or file descriptors
 
-# metric: (help, the engine's own name for it)
+# metric: (help, the engine's name)
 GAUGES = {
-    "penstock:num_requests_running": ("Sequences in the running batch.", "num_running"),
-    "penstock:kv_cache_usage_perc": ("Share of cache blocks in use, 0 to 1.", ""),
+    "penstock:num_requests_running": ("Running sequences.", "num_running"),
+    "penstock:kv_cache_usage_perc": ("Fraction of KV cache blocks in use.", ""),
 }
 COUNTERS = {
-    "penstock:num_preemptions": ("Sequences that lost their blocks to others.", "num_preemptions"),
-    "penstock:prompt_tokens": ("Tokens of prompts.", "num_prompt_tokens"),
-    "penstock:generation_tokens": ("Tokens generated.", "num_output_tokens"),
+    "penstock:num_preemptions": ("Preempted sequences.", "num_preemptions"),
+    "penstock:prompt_tokens": ("Prompt tokens.", "num_prompt_tokens"),
+    "penstock:generation_tokens": ("Generated tokens.", "num_output_tokens"),
     "penstock:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "num_prompt_tokens"),
     "penstock:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
-    "penstock:engine_steps": ("Steps.", "num_steps"),
+    "penstock:engine_steps": ("Engine steps.", "num_steps"),
 }
 
 
@@ -37,65 +37,76 @@ class Metrics:
         names = ["model_name"]
         self._ended = Counter(
             "penstock:request_success",
-            "Answers that ended, by reason.",
+            "Finished sequences, by reason.",
             [*names, "finished_reason"],
             registry=self.registry,
         )
         self._refused = Counter(
-            "penstock:requests_refused", "Requests refused, by HTTP status.", ["status"], registry=self.registry
+            "penstock:requests_refused", "Refused requests, by HTTP status.", ["status"], registry=self.registry
         )
         self._http = Counter(
             "penstock:http_requests",
-            "Requests answered or refused, by route, method and status.",
+            "HTTP requests, by route, method and status.",
             ["route", "method", "status"],
             registry=self.registry,
         )
         self._connections = Counter(
-            "penstock:connections_refused", "Connections refused, by reason.", ["reason"], registry=self.registry
+            "penstock:connections_refused", "Refused connections, by reason.", ["reason"], registry=self.registry
         )
         for reason in CONNECTION_REFUSALS:
             self._connections.labels(reason)
-        self._first = self._seconds("penstock:time_to_first_token_seconds", "From arrival to the first token.")
-        self._between = self._seconds("penstock:inter_token_latency_seconds", "Between an answer's tokens.")
-        self._whole = self._seconds("penstock:e2e_request_latency_seconds", "From arrival to the last token.")
-        self._per_token = self._seconds("penstock:time_per_output_token_seconds", "Per token after the first.")
+        self._first = self._make_histogram(
+            "penstock:time_to_first_token_seconds", "Time from arrival to the first token."
+        )
+        self._between = self._make_histogram("penstock:inter_token_latency_seconds", "Time between tokens.")
+        self._whole = self._make_histogram(
+            "penstock:e2e_request_latency_seconds", "Time from arrival to the last token."
+        )
+        self._per_token = self._make_histogram(
+            "penstock:time_per_output_token_seconds", "Time per token after the first."
+        )
         self._prompts = Histogram(
-            "penstock:request_prompt_tokens", "Tokens of a prompt.", names, buckets=TOKENS, registry=self.registry
+            "penstock:request_prompt_tokens",
+            "Prompt tokens per request.",
+            names,
+            buckets=TOKENS,
+            registry=self.registry,
         )
         self._outputs = Histogram(
             "penstock:request_generation_tokens",
-            "Tokens of a request's answers.",
+            "Generated tokens per request.",
             names,
             buckets=TOKENS,
             registry=self.registry,
         )
 
-    def _seconds(self, name: str, help: str) -> Histogram:
+    def _make_histogram(self, name: str, help: str) -> Histogram:
         return Histogram(name, help, ["model_name"], buckets=SECONDS, registry=self.registry)
 
-    def watch(self, catalog: Catalog) -> None:
-        """Every model has its series from the start, so that a rate over them begins at zero."""
+    def add_models(self, catalog: Catalog) -> None:
+        """Create every model's series at once, so that rates start at zero."""
         for model in catalog:
             for series in (self._first, self._between, self._whole, self._per_token, self._prompts, self._outputs):
                 series.labels(model.name)
-        self.registry.register(_Engines(catalog))  # type: ignore[arg-type]
+        self.registry.register(_EngineCollector(catalog))
 
-    def refused(self, status: int) -> None:
+    def count_refusal(self, status: int) -> None:
         self._refused.labels(str(status)).inc()
 
-    def http(self, route: str, method: str, status: int) -> None:
+    def count_http(self, route: str, method: str, status: int) -> None:
         self._http.labels(route, method, str(status)).inc()
 
-    def connection_refused(self, reason: str) -> None:
+    def count_refused_connection(self, reason: str) -> None:
         self._connections.labels(reason).inc()
 
-    def ended(self, model: str, finish_reason: str) -> None:
+    def count_end(self, model: str, finish_reason: str) -> None:
         self._ended.labels(model, finish_reason).inc()
 
-    def gap(self, model: str, seconds: float) -> None:
+    def observe_gap(self, model: str, seconds: float) -> None:
         self._between.labels(model).observe(seconds)
 
-    def finished(self, model: str, generation: Generation) -> None:
+    def observe(self, model: str, generation: Generation) -> None:
+        """Record the latencies and token counts of a finished request."""
         times, usage = generation.times, generation.usage
         self._prompts.labels(model).observe(usage.num_prompt)
         self._outputs.labels(model).observe(usage.num_output)
@@ -106,13 +117,12 @@ class Metrics:
         if usage.num_output > 1:
             self._per_token.labels(model).observe((times.end_s - times.first_s) / (usage.num_output - 1))
 
-    def page(self) -> bytes:
-        page: bytes = generate_latest(self.registry)
-        return page
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
 
 
-class _Engines:
-    """What the engines count themselves, read when asked."""
+class _EngineCollector:
+    """Collects the engines' own counters on demand."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -131,8 +141,8 @@ class _Engines:
             for model, engine in engines.items():
                 counter.add_metric([model], engine.total(key))
             yield counter
-        waiting = GaugeMetricFamily("penstock:num_requests_waiting", "Requests that wait.", labels=["model_name"])
-        restarts = CounterMetricFamily("penstock:engine_restarts", "Engines replaced.", labels=["model_name"])
+        waiting = GaugeMetricFamily("penstock:num_requests_waiting", "Waiting requests.", labels=["model_name"])
+        restarts = CounterMetricFamily("penstock:engine_restarts", "Engine restarts.", labels=["model_name"])
         for model, engine in engines.items():
             waiting.add_metric([model], len(engine.admission) + engine.stats.get("num_waiting", 0))
             restarts.add_metric([model], engine.num_restarts)

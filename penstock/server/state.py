@@ -1,4 +1,4 @@
-"""The server as a whole: its models, its clients, its figures, and whether it still takes requests."""
+"""The server as a whole: its models, metrics and running generations."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import time
 from collections.abc import Sequence
 
 from penstock.errors import Busy
-from penstock.intake import Encoded
-from penstock.server.access import Access
 from penstock.server.catalog import Catalog
+from penstock.server.common.fields import SamplingBody
 from penstock.server.config import ServerConfig
-from penstock.server.context import Client
-from penstock.server.fields import SamplingBody
-from penstock.server.flight import Flight
+from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.generation import Generation
-from penstock.server.logprobs import check_prompt_logprobs
+from penstock.server.http.context import Client
+from penstock.server.http.log import AccessLog
 from penstock.server.metrics import Metrics
 from penstock.server.model import ServedModel
+from penstock.server.openai.logprobs import check_prompt_logprobs
+from penstock.text.prompt_encoder import Encoded
 from penstock.types import SamplingParams
 
-DRAIN_S = 0.05
-BATCH_PRIORITY = 1 << 30  # of a batch's requests: behind what others of their tenant wait for
-LAST_EVENTS_S = 1.0  # for the error events of answers that were cut off
+POLL_S = 0.05
+BATCH_PRIORITY = 1 << 30  # of batch requests: behind all others of their tenant
+LAST_EVENTS_S = 1.0  # for the last error events
 
 
 class Server:
@@ -31,15 +31,15 @@ class Server:
         self.config = config
         self.catalog = catalog
         self.metrics = metrics
-        self.access = Access(metrics, config.access_log)
-        self.draining = False
+        self.access = AccessLog(metrics, config.access_log)
+        self.is_draining = False
         self.begun_s = time.time()
         self.pid = os.getpid()
         self.generations: set[Generation] = set()
 
     @property
-    def ready(self) -> bool:
-        return not self.draining and self.catalog.ready
+    def is_ready(self) -> bool:
+        return not self.is_draining and self.catalog.is_ready
 
     async def generate(
         self,
@@ -50,50 +50,52 @@ class Server:
         *,
         pool: bool = False,
     ) -> Generation:
-        """Queue all prompts of a request, or none of them."""
-        prepared = [await model.prepare(encoded, params, client.tenant) for encoded, params in prompts]
-        if self.draining:
-            raise Busy("the server is stopping and takes no more requests", 5, 503)
+        """Queue all prompts of a request, or none."""
+        prepared = [await model.text.prepare(encoded, params, client.tenant) for encoded, params in prompts]
+        if self.is_draining:
+            raise Busy("the server is stopping", 5, 503)
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
         requests = [
-            model.request(
+            model.make_request(
                 encoded,
                 params,
-                ready,
+                is_ready,
                 priority=BATCH_PRIORITY if client.is_batch else body.priority,
-                salt=_salt(client.tenant, body.cache_salt or encoded.salt),
+                salt=_make_salt(client.tenant, body.cache_salt or encoded.salt),
                 pool=pool,
                 tenant=client.tenant,
             )
-            for (encoded, params), ready in zip(prompts, prepared)
+            for (encoded, params), is_ready in zip(prompts, prepared)
         ]
         check_prompt_logprobs((request.sampling, len(request.tokens)) for request in requests)
         deadline_s = None if timeout is None else time.monotonic() + timeout
         flights = [
-            Flight(request, encoded.prompt, model.tokenizer, tenant=client.tenant, deadline_s=deadline_s)
+            InFlightRequest(request, encoded.prompt, model.tokenizer, tenant=client.tenant, deadline_s=deadline_s)
             for request, (encoded, _) in zip(requests, prompts)
         ]
         model.touch()
         model.running.submit(*flights)
-        return Generation(model, flights, self)
+        generation = Generation(model, flights, self.metrics, self.generations.discard)
+        self.generations.add(generation)
+        return generation
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no more requests and wait for those that run; whether all of them ended."""
-        self.draining = True
+        """Refuse new requests and wait for running ones; True if all ended."""
+        self.is_draining = True
         end = time.monotonic() + timeout_s
         while self.generations and time.monotonic() < end:
-            await asyncio.sleep(DRAIN_S)
+            await asyncio.sleep(POLL_S)
         left = list(self.generations)
         for generation in left:
-            generation.fail(Busy("the server was stopped before this answer was finished", 5, 503))
+            generation.fail(Busy("the server stopped before this response was finished", 5, 503))
         while self.generations and time.monotonic() < end + LAST_EVENTS_S:
-            await asyncio.sleep(DRAIN_S)
+            await asyncio.sleep(POLL_S)
         return not left
 
     async def close(self) -> None:
         await self.catalog.close()
 
 
-def _salt(tenant: str, salt: str) -> str:
-    """Prefixes are shared within a tenant, and there within a salt."""
+def _make_salt(tenant: str, salt: str) -> str:
+    """Scope prefix sharing to a tenant and its salt."""
     return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""

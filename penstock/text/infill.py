@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: a prompt of the text before a gap and the text after it, with the tokens that models know."""
+"""Fill-in-the-middle: build a prompt from the text before and after a gap, with the model's FIM tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 Encode = Callable[[str], list[int]]
 
-MAX_TOKEN_CHARS = 32  # what is kept of a half that is cut has so many characters per token at most
-NO_MARKS = (
-    "this model cannot fill in between two texts, since its vocabulary has no tokens for that: leave the "
+MAX_TOKEN_CHARS = 32  # characters kept per token of a truncated half, at most
+NO_INFILL = (
+    "this model has no fill-in-the-middle tokens: leave the "
     "suffix out, or use a code model (Qwen-Coder, StarCoder, CodeLlama, DeepSeek-Coder, CodeGemma, Codestral)"
 )
-APART = "\u263a"  # no piece joins it with what follows
+APART = "\u263a"  # merges with nothing that follows
 REPOSITORY, FILE = "myproject\n", "filename\n"
 SNIPPET = "\n\n--- snippet ---\n\n"
-# What models call the beginning of a part, by vocabulary: Qwen and CodeGemma, StarCoder and Granite, SantaCoder,
-# DeepSeek, CodeLlama, GLM, Falcon; and those that are given the suffix first: Seed-Coder, Codestral.
+# FIM tokens by vocabulary: Qwen and CodeGemma, StarCoder and Granite, SantaCoder,
+# DeepSeek, CodeLlama, GLM, Falcon; suffix first: Seed-Coder, Codestral.
 FAMILIES = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -41,8 +41,8 @@ ENDS = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "▁<EOT>", " <EOT>", "<EOT>")
 
 
 @dataclass(frozen=True)
-class Marks:
-    """The ids of a vocabulary's tokens for filling in. Any of `ends` ends what is filled in."""
+class InfillTokens:
+    """The FIM token ids of a vocabulary. Any of `ends` ends the filled-in text."""
 
     prefix: int
     suffix: int
@@ -60,7 +60,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Gap:
-    """A gap to fill in: the texts before and after it, and further files by name."""
+    """A gap to fill: the text before and after it, and other files by name."""
 
     prefix: str
     suffix: str
@@ -69,23 +69,23 @@ class Gap:
 
 @dataclass(frozen=True)
 class Room:
-    """Tokens for a prompt; of each half the part next to the gap is kept, and of the files the last."""
+    """Token limits of a prompt; each half keeps the part next to the gap, the files keep their end."""
 
     num_tokens: int
-    num_halves: int  # of them for the text on both sides; three of four for what comes before
+    num_halves: int  # for both halves; three quarters go to the prefix
 
 
-def find_marks(backend: Backend, named: Mapping[str, int]) -> Marks | None:
-    """By the ids that a file names, else by the texts of added tokens; None where the vocabulary has none."""
+def find_infill_tokens(backend: Backend, named: Mapping[str, int]) -> InfillTokens | None:
+    """Find FIM tokens by the ids a file names, else by the texts of added tokens; None if there are none."""
     added = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
     repository = named.get("rep", _first(added, REPOSITORIES))
     file = named.get("sep", _first(added, FILES))
     ends = [id for id in (repository, file, named.get("pad"), *(added.get(text) for text in ENDS)) if id is not None]
     if "pre" in named and "suf" in named and "mid" in named:
-        return _marks(named["pre"], named["suf"], named["mid"], repository, file, ends)
+        return _make_tokens(named["pre"], named["suf"], named["mid"], repository, file, ends)
     for prefix, suffix, middle in FAMILIES:
         if prefix in added and suffix in added and (middle is None or middle in added):
-            return _marks(
+            return _make_tokens(
                 added[prefix],
                 added[suffix],
                 None if middle is None else added[middle],
@@ -101,7 +101,7 @@ def _first(added: Mapping[str, int], texts: Sequence[str]) -> int | None:
     return next((added[text] for text in texts if text in added), None)
 
 
-def _marks(
+def _make_tokens(
     prefix: int,
     suffix: int,
     middle: int | None,
@@ -109,13 +109,13 @@ def _marks(
     file: int | None,
     ends: list[int],
     suffix_first: bool = False,
-) -> Marks:
+) -> InfillTokens:
     given = [id for id in (prefix, suffix, middle) if id is not None]
-    return Marks(prefix, suffix, middle, repository, file, tuple(dict.fromkeys([*given, *ends])), suffix_first)
+    return InfillTokens(prefix, suffix, middle, repository, file, tuple(dict.fromkeys([*given, *ends])), suffix_first)
 
 
 def trim(gap: Gap, room: Room) -> Gap:
-    """The gap with no more of each text than can be in the prompt."""
+    """Cut each text of the gap to what can fit in the prompt."""
     most, left = MAX_TOKEN_CHARS * room.num_halves, MAX_TOKEN_CHARS * room.num_tokens
     files: list[tuple[str, str]] = []
     for name, text in reversed(gap.files):
@@ -126,10 +126,10 @@ def trim(gap: Gap, room: Room) -> Gap:
 
 
 def make_prompt(
-    marks: Marks, gap: Gap, encode: Encode, begin: Sequence[int], room: Room | None, is_spaced: bool = False
+    marks: InfillTokens, gap: Gap, encode: Encode, begin: Sequence[int], room: Room | None, is_spaced: bool = False
 ) -> list[int]:
-    """The ids of a prompt. `encode` gives a text's, with a blank before it if `is_spaced`; `begin` stands before all.
-    Without `room` nothing is cut."""
+    """Return the prompt's ids. `encode` adds a space before a text if `is_spaced`; `begin` comes first. Without
+    `room` nothing is cut."""
     if room is not None:
         gap = trim(gap, room)
     prefix, suffix = encode(gap.prefix), _encode_on(gap.suffix, encode) if is_spaced else encode(gap.suffix)
@@ -145,13 +145,13 @@ def make_prompt(
 
 
 def _encode_on(text: str, encode: Encode) -> list[int]:
-    """A text's ids without the blank that the tokenizer begins every text with."""
+    """Encode a text without the space that the tokenizer puts before every text."""
     head, ids = encode(APART), encode(APART + text)
     return ids[len(head) :] if ids[: len(head)] == head else encode(text)
 
 
-def _files(marks: Marks, gap: Gap, encode: Encode, left: int | None) -> list[int]:
-    """The last `left` tokens of the other files, each after its name, and of the repository's name before them."""
+def _files(marks: InfillTokens, gap: Gap, encode: Encode, left: int | None) -> list[int]:
+    """Return the last `left` tokens of the repository's name and the other files, each after its name."""
     if not gap.files:
         return []
     ids: list[int] = [] if marks.file is None else _heading(marks, FILE, encode)
@@ -165,5 +165,5 @@ def _files(marks: Marks, gap: Gap, encode: Encode, left: int | None) -> list[int
     return ids if left is None else ids[max(0, len(ids) - left) :]
 
 
-def _heading(marks: Marks, name: str, encode: Encode) -> list[int]:
+def _heading(marks: InfillTokens, name: str, encode: Encode) -> list[int]:
     return encode(SNIPPET) if marks.file is None else [marks.file, *encode(name)]

@@ -1,4 +1,4 @@
-"""A model's tokenizer with the face that scripts know from transformers."""
+"""A model's tokenizer with the interface of transformers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import cached_property
 from typing import Any
 
 from penstock.errors import InvalidRequest
-from penstock.text.facts import TokenNames
-from penstock.text.template import Message
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.chat.template import Message
+from penstock.text.tokenizers.decoding import TokenNames
+from penstock.text.tokenizers.tokenizer import Tokenizer
 
 
 class Encoding(dict[str, Any]):
-    """Lists by name, which are attributes as well."""
+    """Lists by name, also available as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -22,9 +22,14 @@ class Encoding(dict[str, Any]):
             raise AttributeError(name) from None
 
 
+def _special_id(name: str) -> property:
+    """Make a property for the id of a special token, as it is set now; None if there is none."""
+    return property(lambda self: self._vocab.get(getattr(self, name)))
+
+
 class PretrainedTokenizer:
-    """Names and defaults are those of transformers. `eos_token`, `bos_token`, `unk_token` and `pad_token` may be set;
-    nothing is ever padded."""
+    """Names and defaults are those of transformers. `eos_token`, `bos_token`, `unk_token` and `pad_token` may be
+    set; nothing is ever padded."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -49,30 +54,12 @@ class PretrainedTokenizer:
     def _token(self, id: int) -> str | None:
         return self._names.tokens[id] if 0 <= id < len(self._names.tokens) else None
 
-    def _id(self, token: str | None) -> int | None:
-        return None if token is None else self._vocab.get(token)
-
-    # the vocabulary
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self._id(self.bos_token)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self._id(self.eos_token)
-
-    @property
-    def unk_token_id(self) -> int | None:
-        return self._id(self.unk_token)
-
-    @property
-    def pad_token_id(self) -> int | None:
-        return self._id(self.pad_token)
+    bos_token_id, eos_token_id = _special_id("bos_token"), _special_id("eos_token")
+    unk_token_id, pad_token_id = _special_id("unk_token"), _special_id("pad_token")
 
     @property
     def vocab_size(self) -> int:
-        """Without the tokens that were added; `len` counts them, too."""
+        """Number of tokens without added ones; `len` counts those too."""
         return self._names.num_base
 
     def __len__(self) -> int:
@@ -93,12 +80,10 @@ class PretrainedTokenizer:
         return self._token(ids) if isinstance(ids, int) else [self._token(int(id)) for id in ids]
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """The unknown token's id, where there is one, for what the vocabulary lacks."""
+        """Return ids; the unknown token's id, if any, for tokens not in the vocabulary."""
         if isinstance(tokens, str):
             return self._vocab.get(tokens, self.unk_token_id)
         return [self._vocab.get(token, self.unk_token_id) for token in tokens]
-
-    # texts
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -120,7 +105,7 @@ class PretrainedTokenizer:
         self, token_ids: Any, skip_special_tokens: bool = False, *, clean_up_tokenization_spaces: bool | None = None
     ) -> str:
         if clean_up_tokenization_spaces:
-            raise InvalidRequest("clean_up_tokenization_spaces=True is not supported: texts are what the ids spell")
+            raise InvalidRequest("clean_up_tokenization_spaces=True is not supported: text is decoded exactly")
         ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
         return self._tokenizer.decode([ids] if isinstance(ids, int) else ids, skip_special_tokens)
 
@@ -138,14 +123,14 @@ class PretrainedTokenizer:
         chat_template: str | None = None,
         **values: Any,
     ) -> Any:
-        """One conversation's prompt or several's, as ids or as text. Control tokens that messages spell are plain text
-        among the ids."""
+        """Render one conversation or several, as ids or text. Control tokens spelled in messages are encoded as
+        plain text."""
         if conversation and not isinstance(conversation[0], Mapping):
             return [
                 self.apply_chat_template(
-                    one,
+                    one,  # type: ignore[arg-type]
                     tools=tools,
-                    add_generation_prompt=add_generation_prompt,  # type: ignore[arg-type]
+                    add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
                     tokenize=tokenize,
                     chat_template=chat_template,

@@ -1,7 +1,7 @@
-"""A model's own text programs at work: its tokenizer and its chat templates.
+"""A model's tokenizer and chat templates, run in this process.
 
-They come with the model and are not trusted to end or to stay small. What serves others runs them in a sandboxed
-process (`penstock/sandbox`); here they run where they are called.
+They come with the model and are not trusted to end or to stay small. Servers run them in a sandboxed process
+(`penstock/sandbox`).
 """
 
 from __future__ import annotations
@@ -14,24 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidModel, InvalidRequest
-from penstock.text import folder, gguf
-from penstock.text.control import ControlTokens
-from penstock.text.decoding import Decoder, Spelling
-from penstock.text.facts import TokenizerFacts, TokenNames
-from penstock.text.growth import check_growth
-from penstock.text.infill import NO_MARKS, Gap, Room, find_marks, make_prompt
-from penstock.text.slices import Slicer
-from penstock.text.template import ChatTemplate, Message
-from penstock.text.vocabulary import Vocabulary, refusing
+from penstock.text.chat.control import ControlTokens
+from penstock.text.chat.template import ChatTemplate, Message
+from penstock.text.infill import NO_INFILL, Gap, Room, find_infill_tokens, make_prompt
+from penstock.text.tokenizers import folder, gguf
+from penstock.text.tokenizers.chunks import TextChunker
+from penstock.text.tokenizers.decoding import TokenDecoder, TokenizerInfo, TokenNames, TokenSpelling
+from penstock.text.tokenizers.vocabulary import Vocabulary, check_expansion, refuse_damage
 
-PROBE_CHARS = 16  # per token allowed: longer texts are first judged by their beginnings
+PROBE_CHARS = 16  # per allowed token: longer texts are probed by a prefix first
 MAX_PROBE_CHARS = 1 << 20
-CUT_TOKENS = 64  # more than a text's beginning can have over the same part of the whole text
+CUT_TOKENS = 64  # bound on the extra tokens of a prefix over the same part of the whole text
 Values = Mapping[str, Any]
 
 
 class TooManyTokens(InvalidRequest):
-    """A text has `at_least` tokens, more than were allowed."""
+    """A text has `at_least` tokens, more than allowed."""
 
     def __init__(self, at_least: int) -> None:
         super().__init__(f"the text has {at_least} tokens or more")
@@ -39,29 +37,30 @@ class TooManyTokens(InvalidRequest):
 
 
 class LocalProgram:
-    """The work is done by the `tokenizers` library and by Jinja, in this process."""
+    """Runs the `tokenizers` library and Jinja in this process."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-        self.backend = vocabulary.backend
-        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # around every rendering
+        self.vocabulary, self.backend = vocabulary, vocabulary.backend
+        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext  # entered around every rendering
         self._templates: dict[str, ChatTemplate] = {}
-        with refusing(vocabulary.origin):
-            check_growth(self.backend)
+        with refuse_damage(vocabulary.origin):
+            check_expansion(self.backend)
             added = self.backend.get_added_tokens_decoder()
             self.special_ids = frozenset(id for id, token in added.items() if token.special)
-            self.spelling = Spelling(self.backend, Decoder.of(self.backend), vocabulary.aliases, frozenset(added))
-            self.backend.encode("a")  # some damage shows only here
-            self.marks = find_marks(self.backend, vocabulary.infill)
+            self.spelling = TokenSpelling(
+                self.backend, TokenDecoder.of(self.backend), vocabulary.aliases, frozenset(added)
+            )
+            self.backend.encode("a")  # shows some kinds of damage
+            self.marks = find_infill_tokens(self.backend, vocabulary.infill)
         marks = [self.backend.id_to_token(id) or "" for id in self.marks.ids] if self.marks else []
         self._control = ControlTokens(self.backend, [*vocabulary.templates.values(), *marks], lambda: self.vocab_size)
-        self._slicer = Slicer(self.backend, self.spelling.decoder.kind)
+        self._chunker = TextChunker(self.backend, self.spelling.decoder.kind)
 
     @classmethod
     def load(
         cls, source: str | PathLike[str] | Mapping[str, Any], origin: str = "GGUF file", template: str | None = None
     ) -> LocalProgram:
-        """From a folder, or from the metadata of a GGUF file; `template` takes the place of its chat templates."""
+        """Load from a folder or a GGUF file's metadata; `template` replaces its chat templates."""
         vocabulary = (
             gguf.read_vocabulary(source, origin)
             if isinstance(source, Mapping)
@@ -76,15 +75,15 @@ class LocalProgram:
             return self.vocabulary.num_ids
         return max(self.backend.get_vocab().values(), default=-1) + 1
 
-    def facts(self) -> TokenizerFacts:
-        """Everything about the tokenizer that is no program."""
-        with refusing(self.vocabulary.origin):
+    def facts(self) -> TokenizerInfo:
+        """Return everything about the tokenizer but its code."""
+        with refuse_damage(self.vocabulary.origin):
             spellings = [self.spelling[id] for id in range(self.vocab_size)]
             decoder = self.spelling.decoder
-            longest = self._slicer.max_token_bytes(max((len(_bytes(one)) for one in spellings), default=0))
+            longest = self._chunker.max_token_bytes(max((len(_bytes(one)) for one in spellings), default=0))
         if "default" in self.vocabulary.templates:
-            self._template("default")  # one that cannot be compiled is refused with the model
-        return TokenizerFacts(
+            self._template("default")  # refuse the model if its template does not compile
+        return TokenizerInfo(
             decoder.kind,
             decoder.strips,
             spellings,
@@ -103,42 +102,38 @@ class LocalProgram:
             tokens[id] = token
         return TokenNames(tokens, self.backend.get_vocab_size(with_added_tokens=False), dict(self.vocabulary.named))
 
-    # texts
-
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text. Special tokens written in it are recognised; `add_special_tokens` puts around it what the
-        model expects around a prompt (a chat template has already written that)."""
+        """Encode a text; special tokens spelled in it count as such. `add_special_tokens` adds what the model
+        expects around a prompt (chat templates write that themselves)."""
         return self.encode_upto(text, add_special_tokens, None)
 
     def encode_upto(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
-        """As `encode`; a text of more than `max_tokens` is refused as soon as that is certain."""
+        """Like `encode`; refuse a text as soon as it surely has more than `max_tokens`."""
         if not isinstance(text, str):
             raise InvalidRequest(f"a prompt must be a string, not {type(text).__name__}")
         affixes = self.vocabulary.affixes
         try:
-            with refusing(self.vocabulary.origin):
+            with refuse_damage(self.vocabulary.origin):
                 ids = self._encode(text, add_special_tokens and affixes is None, max_tokens)
         except InvalidModel:
             check_characters(text)
             raise
-        if add_special_tokens and affixes is not None:
-            return [*affixes[0], *ids, *affixes[1]]
-        return ids
+        return [*affixes[0], *ids, *affixes[1]] if add_special_tokens and affixes is not None else ids
 
     def _encode(self, text: str, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
         if max_tokens is not None:
             self._probe(text, max_tokens)
-        if add_special_tokens and not self._slicer.adds_nothing:
+        if add_special_tokens and not self._chunker.adds_nothing:
             return self._ids(text, True)
         ids: list[int] = []
-        for part in self._slicer.parts(text):
+        for part in self._chunker.parts(text):
             ids += self._ids(part, False)
             if max_tokens is not None and len(ids) > max_tokens + CUT_TOKENS:
                 raise TooManyTokens(len(ids) - CUT_TOKENS)
         return ids
 
     def _probe(self, text: str, max_tokens: int) -> None:
-        """Judge a long text by its beginnings, twice as much of it each time."""
+        """Encode growing prefixes of a long text, each twice as long, to refuse it early."""
         length = PROBE_CHARS * max_tokens
         while length < len(text) and length <= MAX_PROBE_CHARS:
             count = len(self._ids(text[:length], False)) - CUT_TOKENS
@@ -147,15 +142,15 @@ class LocalProgram:
             length *= 2
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        # unlike `encode` this leaves Python's lock to other threads
+        # unlike `encode`, this releases the GIL
         found = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(found[0].ids)
 
     def encode_infill(self, gap: Gap, room: Room | None, add_special_tokens: bool, max_tokens: int | None) -> list[int]:
-        """A prompt for what stands between two texts; whatever they spell is text. Without `room` nothing is cut, and
-        one of more than `max_tokens` is refused."""
+        """Encode a fill-in-the-middle prompt; its texts never spell special tokens. Without `room` nothing is cut,
+        and more than `max_tokens` are refused."""
         if self.marks is None:
-            raise InvalidRequest(NO_MARKS)
+            raise InvalidRequest(NO_INFILL)
         with self._control.plain():
             ids = make_prompt(
                 self.marks,
@@ -170,14 +165,14 @@ class LocalProgram:
         return ids
 
     def _begin(self) -> Sequence[int]:
-        """The ids that begin every prompt."""
+        """Return the ids that begin every prompt."""
         if self.vocabulary.affixes is not None:
             return self.vocabulary.affixes[0]
         ids, (inner, *_) = self._ids("a", True), self._ids("a", False)
         return ids[: ids.index(inner)]
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Each word's ids at the start of a text and after a space."""
+        """Encode each word as at the start of a text and as after a space."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             for spelling in (word, " " + word.lstrip()):
@@ -187,25 +182,23 @@ class LocalProgram:
         return [list(ids) for ids in found]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """By the tokenizer's own decoder, special tokens too."""
-        with refusing(self.vocabulary.origin):
+        """Decode with the tokenizer's own decoder, special tokens included."""
+        with refuse_damage(self.vocabulary.origin):
             return str(self.backend.decode(list(ids), skip_special_tokens=False))
 
     def spell(self, ids: Sequence[int], alone: bool) -> list[str]:
-        """Each id's text by itself, or the text of all, special tokens too."""
+        """Return the text of each id alone, or of all together, special tokens included."""
         if alone:
             return [self.spelling.alone(id) for id in ids]
         stream = self.spelling.stream()
         return [stream.push(ids) + stream.finish()]
 
     def rest(self) -> None:
-        """Nothing runs elsewhere for it."""
-
-    # conversations
+        """Do nothing: no other process runs for it."""
 
     def render(self, messages: Sequence[Message], values: Values, template: ChatTemplate | None = None) -> str:
-        """The prompt that the model's template, or another, makes of a conversation; `values` are its other variables,
-        among them `tools` and `add_generation_prompt` (true where it is not given)."""
+        """Render a conversation with the model's template or `template`. `values` are its variables, such as `tools`
+        and `add_generation_prompt` (true by default)."""
         given = {**self.vocabulary.named, **values}
         tools, begins = given.pop("tools", None), given.pop("add_generation_prompt", True)
         name = "tool_use" if tools and "tool_use" in self.vocabulary.templates else "default"
@@ -221,9 +214,9 @@ class LocalProgram:
         parse_special: bool = False,
         template: str | None = None,
     ) -> tuple[list[int], str]:
-        """A conversation's ids and its prompt. Control tokens that messages spell are plain text, unless
-        `parse_special`: only those that the template writes are read as such. `template` is a request's own."""
-        given = None if template is None else self._requested(template)
+        """Return a conversation's ids and prompt. Control tokens spelled in messages are plain text unless
+        `parse_special`. `template` is a request's own."""
+        given = None if template is None else self._compile_template(template)
 
         def render(said: tuple[Sequence[Message], Values]) -> str:
             return self.render(*said, template=given)
@@ -235,10 +228,10 @@ class LocalProgram:
         )
         if hidden is None:
             return self.encode_upto(text, False, max_tokens), text
-        with self._control.only_hidden():
+        with self._control.use_hidden_names():
             return self._control.shown_ids(self.encode_upto(hidden, False, max_tokens)), text
 
-    def _requested(self, source: str) -> ChatTemplate:
+    def _compile_template(self, source: str) -> ChatTemplate:
         try:
             with self.guard():
                 return ChatTemplate(source, "this request")
@@ -250,19 +243,19 @@ class LocalProgram:
             source = self.vocabulary.templates.get(name)
             if source is None:
                 raise InvalidRequest(
-                    f"{self.vocabulary.origin} has no chat template, so it is no chat model; use "
-                    "generate with a plain prompt"
+                    f"{self.vocabulary.origin} has no chat template; use generate with a plain prompt, "
+                    "or give one with --chat-template"
                 )
             self._templates[name] = ChatTemplate(source, self.vocabulary.origin)
         return self._templates[name]
 
 
-def byte_spellings(spelling: Spelling, size: int, origin: str) -> list[bytes]:
-    """The bytes of each id wherever it stands; none for one that the tokenizer lacks."""
+def byte_spellings(spelling: TokenSpelling, size: int, origin: str) -> list[bytes]:
+    """Return the bytes of each id; empty for ids that the tokenizer lacks."""
     if spelling.decoder.kind == "pairs":
         raise InvalidRequest(
-            f"{origin}: what a token of this tokenizer spells depends on its neighbours, so "
-            "structured_outputs cannot be kept: use a model with byte-level BPE or SentencePiece with "
+            f"{origin}: structured_outputs are not supported, since a token's text depends on its "
+            "neighbours: use a model with byte-level BPE or SentencePiece with "
             "byte fallback"
         )
     return [_bytes(spelling[id]) for id in range(size)]
@@ -273,10 +266,10 @@ def _bytes(spelled: str | bytes) -> bytes:
 
 
 def check_characters(text: str) -> None:
-    """Refuse half a character: no tokenizer can encode it."""
+    """Refuse lone surrogates: no tokenizer can encode them."""
     for at, char in enumerate(text):
         if "\ud800" <= char <= "\udfff":
             raise InvalidRequest(
-                f"the prompt has half a character (U+{ord(char):04X}, a lone surrogate) at position "
+                f"the prompt has a lone surrogate (U+{ord(char):04X}) at position "
                 f"{at}; remove it or decode the text with errors='replace'"
             )

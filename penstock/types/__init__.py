@@ -1,11 +1,10 @@
 """Requests, their parameters and their outputs. Plain data: no torch, no numpy.
 
-In: values from anywhere, each checked when it is set. Out: params and requests that hold what they say, and answers.
+In: values from anywhere, each checked when it is set. Out: valid params and requests, and answers.
 """
 
 from __future__ import annotations
 
-from penstock.types.beams import MAX_BEAMS, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from penstock.types.output import (
     CompletionOutput,
     Delta,
@@ -17,7 +16,14 @@ from penstock.types.output import (
     StreamDelta,
     TokenLogprobs,
 )
-from penstock.types.request import ReasoningBlock, Request
+from penstock.types.request import (
+    MAX_BEAMS,
+    BeamSearchOutput,
+    BeamSearchParams,
+    BeamSearchSequence,
+    ReasoningBlock,
+    Request,
+)
 from penstock.types.sampling import (
     MAX_BREAKER_CHARS,
     MAX_BREAKERS,
@@ -26,7 +32,6 @@ from penstock.types.sampling import (
     MAX_LOOKBACK,
     MAX_SIBLINGS,
     MAX_STOP_STRINGS,
-    SAMPLER_RANGES,
     RequestOutputKind,
     SamplingParams,
 )
@@ -42,7 +47,6 @@ __all__ = [
     "MAX_SIBLINGS",
     "MAX_STOP_STRINGS",
     "MAX_STRUCTURE_BYTES",
-    "SAMPLER_RANGES",
     "STRUCTURES",
     "BeamSearchOutput",
     "BeamSearchParams",

@@ -1,26 +1,28 @@
-"""Answers: what a step adds, what a stream yields, and the whole."""
+"""Outputs: what a step adds, what a stream yields, and the whole."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 
 class Logprob(NamedTuple):
-    """Log probability of one token under the model's raw distribution, and its rank there (1 = likeliest). There may be
-    a million of them: of tuples that hold no others the collector of garbage looks at each only once."""
+    """Log probability and rank (1 = likeliest) of one token under the raw distribution. A plain tuple: there may be
+    a million, and the garbage collector untracks such tuples."""
 
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
 
 
-TokenLogprobs = dict[int, Logprob]  # one position: the chosen (or prompt) token first, then the likeliest ones
+TokenLogprobs = dict[int, Logprob]  # one position: the sampled (or prompt) token first, then the likeliest ones
 
 
 @dataclass(slots=True)
 class Delta:
-    """The tokens that one step added to one sibling of a request. Never changed once made."""
+    """The tokens that one step added to one sibling of a request. Immutable."""
 
     request_id: str
     sibling: int
@@ -31,12 +33,12 @@ class Delta:
     finish_reason: str | None = None  # stop, length, abort, error
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
-    cumulative_logprob: float | None = None  # beams: set with the finish
+    cumulative_logprob: float | None = None  # beam search: set with the finish
     error: str | None = None
-    unfit: bool = False  # the error is the request's own fault
-    complete: bool = False  # the last token is text: with it the answer is all that its grammar allows
-    forced_closing: bool = False  # a token was chosen to end the answer validly within its budget
-    mu: float | None = None  # mirostat's after the last token, with which another engine goes on
+    unfit: bool = False  # the request's own constraints are at fault
+    complete: bool = False  # the last token is text: it completes all that the grammar allows
+    forced_closing: bool = False  # a token was replaced to end the answer validly within its budget
+    mu: float | None = None  # mirostat's, after the last token, to continue in another engine
 
 
 @dataclass
@@ -49,9 +51,9 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     finish_reason: str | None = None  # stop, length, error
-    stop_reason: int | str | None = None  # the stop string or token id; None after an end-of-sequence token
-    forced_closing: bool = False  # its budget ran short, and tokens were chosen that end it validly
-    relaxed: tuple[str, ...] = ()  # keywords of its schema that were not enforced, each with its place
+    stop_reason: int | str | None = None  # the stop string or token id; None after an EOS token
+    forced_closing: bool = False  # tokens were replaced to end it validly within its budget
+    relaxed: tuple[str, ...] = ()  # schema keywords that were not enforced, each with its path
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -59,7 +61,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When a request came, began and ended, in seconds since the epoch; names are vLLM's."""
+    """Arrival, start and end of a request in seconds since the epoch, with vLLM's names."""
 
     arrival_time: float
     first_scheduled_time: float | None = None
@@ -87,9 +89,9 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finished: bool = False
     num_cached_tokens: int = 0
-    error: str | None = None  # why an answer has finish_reason="error"
+    error: str | None = None  # the reason for finish_reason="error"
     metrics: RequestMetrics | None = None
-    lora_request: ClassVar[None] = None  # vLLM's: there are no adapters, and no encoder beside the decoder
+    lora_request: ClassVar[None] = None  # vLLM's: there are no adapters and no encoder
     encoder_prompt: ClassVar[None] = None
     encoder_prompt_token_ids: ClassVar[None] = None
 
@@ -107,7 +109,7 @@ class StreamDelta:
     stop_reason: int | str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # with the first tokens, where asked for
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # with the first tokens, if asked for
     forced_closing: bool = False  # from here on; see CompletionOutput
     relaxed: tuple[str, ...] = ()  # with the last of an answer; see CompletionOutput
 
@@ -128,3 +130,9 @@ class EmbeddingRequestOutput:
     outputs: EmbeddingOutput
     finished: bool = True
     num_cached_tokens: int = 0
+
+
+def cosine(one: Sequence[float], two: Sequence[float]) -> float:
+    dot = math.fsum(a * b for a, b in zip(one, two))
+    norms = math.sqrt(math.fsum(a * a for a in one) * math.fsum(b * b for b in two))
+    return dot / norms if norms else 0.0

@@ -4,14 +4,60 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.types.beams import BeamSearchParams
 from penstock.types.sampling import SamplingParams
 from penstock.types.structure import GrammarFacts
+from penstock.types.values import PORTED_BEAMS, is_count, is_number, require, take_ported
+
+MAX_BEAMS = 32
+
+
+@take_ported(PORTED_BEAMS)
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """Keep the `beam_width` likeliest continuations, ranked by summed log probability over length**length_penalty."""
+
+    beam_width: int
+    max_tokens: int
+    length_penalty: float = 1.0
+    ignore_eos: bool = False
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(
+            is_count(self.beam_width) and 1 <= self.beam_width <= MAX_BEAMS,
+            "beam_width",
+            self.beam_width,
+            f"1 to {MAX_BEAMS}",
+        )
+        require(is_count(self.max_tokens) and self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        require(
+            is_number(self.length_penalty) and -10 <= self.length_penalty <= 10,
+            "length_penalty",
+            self.length_penalty,
+            "-10 to 10",
+        )
+        require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        require(self.temperature == 0, "temperature", self.temperature, "0: beams rank the raw distribution")
+
+
+@dataclass
+class BeamSearchSequence:
+    """One beam: prompt and continuation together, as in vLLM."""
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+@dataclass
+class BeamSearchOutput:
+    sequences: list[BeamSearchSequence]
 
 
 @dataclass(frozen=True)
 class ReasoningBlock:
-    """The markers around an answer's reasoning. `is_open`: the prompt has opened it; else the answer may."""
+    """The markers around an answer's reasoning. `is_open`: the prompt opened it; else the answer may."""
 
     begin: str
     end: str
@@ -20,24 +66,24 @@ class ReasoningBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One prompt on its way through the engine; everything here is decided before it enters the queue."""
+    """One prompt; everything here is decided before it is queued."""
 
     id: str
     tokens: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     beam: BeamSearchParams | None = None
-    pool: bool = False  # wants one embedding of the whole prompt instead of tokens
+    pool: bool = False  # embed the whole prompt instead of generating
     max_tokens: int = 16  # sampling.max_tokens, resolved against the context length
     seed: int = 0  # sampling.seed, or one drawn at admission
     eos_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()  # sampling.bad_words as token ids
-    dry_breakers: bytes = b""  # a bit for each token id that ends repetitions, the lowest first
-    grammar: GrammarFacts | None = None  # of sampling.structured_outputs, where it was tried beforehand
-    reasoning: ReasoningBlock | None = None  # what may stand before the answer, where that matters to sampling
+    dry_breakers: bytes = b""  # bitmask of token ids that end repetitions, lowest first
+    grammar: GrammarFacts | None = None  # of sampling.structured_outputs, if tried earlier
+    reasoning: ReasoningBlock | None = None  # reasoning before the answer, if sampling depends on it
     priority: int = 0  # lower runs first
-    salt: str = ""  # part of the prefix cache's root: requests share prefixes only within it
-    num_public: int = 0  # tokens at the beginning that are shared whatever the salt
-    tenant: str = ""  # among several, each is entitled to an equal share of the cache
+    salt: str = ""  # part of the prefix cache's root: prefixes are shared only within it
+    num_public: int = 0  # leading tokens shared across salts
+    tenant: str = ""  # tenants get equal shares of the cache
 
     @property
     def num_siblings(self) -> int:

@@ -54,12 +54,14 @@ def model_path(name: str) -> Path:
 def load_reference(path: Path) -> Any:
     """A transformers model with every parameter taken from the checkpoint; none may be missing."""
     import transformers
+    from transformers.initialization import no_init_weights
 
     checkpoint = open_checkpoint(path)
     architecture = getattr(transformers, checkpoint.config["architectures"][0])
     config = architecture.config_class(**{k: v for k, v in checkpoint.config.items() if k != "architectures"})
     config._attn_implementation = "eager"
-    model = architecture(config)
+    with no_init_weights():
+        model = architecture(config)
     weights = {name: checkpoint.tensor(name).float() for name in checkpoint.names()}
     checkpoint.close()
     if config.tie_word_embeddings:

@@ -2,7 +2,7 @@
 
 Both sides compute in float32 but sum in different orders: two tokens whose logits are within rounding of each other
 may come out either way, and the answers part there. Such a tie is the only difference allowed, and only in 2 of 32
-(1 of the 11 that are asked by default).
+(none of the 8 that are asked by default).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.agreement.reference import NUM_TOKENS, PROMPTS, first_difference, loa
 TIE = 2e-3  # of logit; float32 rounding through 30 layers
 
 
-@pytest.mark.parametrize(("step", "most"), [(3, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("step", "most"), [(4, 0), pytest.param(1, 2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
 def test_greedy_agrees_with_transformers(name: str, step: int, most: int) -> None:
     path, prompts = model_path(name), PROMPTS[::step]
@@ -51,7 +51,11 @@ def _prompt_logprobs(path: str, texts: list[str], kv_cache_dtype: str) -> list[f
     ("name", "bounds"),
     [
         ("smollm2", {"float16": (0.03, 0.002), "bfloat16": (0.2, 0.02), "int8": (1.5, 0.1)}),
-        ("gemma3-270m", {"float16": (0.03, 0.002), "bfloat16": (0.2, 0.02), "int8": (3.0, 0.25)}),
+        pytest.param(
+            "gemma3-270m",
+            {"float16": (0.03, 0.002), "bfloat16": (0.2, 0.02), "int8": (3.0, 0.25)},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_how_near_smaller_caches_are(name: str, bounds: dict[str, tuple[float, float]]) -> None:

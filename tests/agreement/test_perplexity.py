@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from penstock import LLM
-from penstock.perplexity import perplexity
+from penstock.api.perplexity import perplexity
 from tests.agreement.reference import load_reference, model_path
 from tests.quality.text import TEXT
 
 NUM_TOKENS, WINDOW, STRIDE = 320, 128, 64
 
 
+@pytest.mark.slow  # tests/quality compares with transformers' figure by default
 @torch.inference_mode()
 def test_losses_are_those_of_transformers() -> None:
     path = model_path("smollm2")

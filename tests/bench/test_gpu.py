@@ -15,7 +15,7 @@ from bench.gpu_count import Activity, Recorder, trace, windows
 from bench.gpu_options import engine_options, parse
 from bench.gpu_sets import KINDS, RIVALS, SHAPES, START, TARGETS, TITLES, is_met, num_common, requests, target
 from penstock.engine.plan import Output, Plan, Row
-from penstock.models.registry import FAMILIES
+from penstock.models.spec import FAMILIES
 
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflop_s": 800, "fp8_tflop_s": 1300}
 TINY = {
@@ -266,7 +266,7 @@ def test_a_run_is_counted_step_by_step(case: Case) -> None:
 
 
 def test_costs_are_those_of_the_loaded_model(case: Case) -> None:
-    model: Any = case.llm.service.engine.executor.runner.model  # type: ignore[attr-defined]
+    model: Any = case.llm.service.engine.executor.model  # type: ignore[attr-defined]
     spec = model.spec
     costs = roofline.Costs.of(model, 512)
     matrices = sum(

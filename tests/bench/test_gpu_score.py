@@ -13,7 +13,7 @@ from bench.gpu_case import Case, Settings
 from bench.gpu_divergence import divergence
 from bench.gpu_score import distance, oracle
 from bench.gpu_sets import SHAPES
-from penstock.models.registry import FAMILIES, spec_from_config
+from penstock.models.spec import FAMILIES, spec_from_config
 from tests.bench.test_gpu import OPTIONS, TINY
 
 QWEN = {

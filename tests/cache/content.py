@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.cache.group import Group
-from penstock.cache.kv import Holding, KVCache
-from penstock.cache.radix import Node
-from penstock.cache.state import StateSpec
+from penstock.cache.group import Group, StateSpec
+from penstock.cache.holding import Holding
+from penstock.cache.kv import KVCache
+from penstock.cache.radix import Node, Root
 
 FULL = Group(StateSpec("full", bytes_per_position=1), (0,))
 WINDOW = Group(StateSpec("window", bytes_per_position=1, window=5), (1,))
-STATE = Group(StateSpec("recurrent", bytes_per_state=8), (2,), blocks_per_state=2)
+STATE = Group(StateSpec("recurrent", num_rows=4, row_bytes=2), (2,), blocks_per_state=2)
 
 Prefix = tuple[str, tuple[int, ...]]  # a salt and tokens
 
@@ -41,26 +41,26 @@ class Content:
         self.plan = 0
 
     def begin(self, salt: str, tokens: Sequence[int]) -> Writer:
-        holding, hit = self.cache.attach(salt, tokens)
+        holding, hit = self.cache.attach(Root(salt), tokens)
         return Writer(holding, salt, list(tokens), hit)
 
     def advance(self, writer: Writer, count: int, snapshot: bool = False) -> bool:
         """Compute the next `count` positions; False if there are no blocks for them."""
         cache, holding = self.cache, writer.holding
         start, end = writer.computed, writer.computed + count
-        if not cache.ensure(cache.needed(holding, start, end)):
+        if not cache.ensure(cache.count_needed(holding, start, end)):
             return False
         has_state = bool(cache.recurrent and holding.tables[cache.recurrent[0]])
         cache.grow(holding, start, end, self.plan)
         if snapshot and has_state and start % cache.block_size == 0:
-            cache.snapshot(holding, start, self.plan)
+            cache.snapshots.take(holding, start, self.plan)
             writer.snapshots += 1
         self._copy()
         for g in range(len(cache.groups)):
             self._compute(writer, g, start, end)
         cache.pool.end(self.plan)
         writer.computed = end
-        cache.keep_snapshots(holding, self.plan)
+        cache.snapshots.keep(holding, self.plan)
         cache.insert(holding, writer.tokens, end)
         cache.trim(holding, end)
         self.plan += 1
@@ -75,9 +75,9 @@ class Content:
         return Writer(holding, writer.salt, writer.tokens[:position] + list(tokens), position)
 
     def _copy(self) -> None:
-        for copy in self.cache.copies:
+        for copy in self.cache.copies.pending:
             self.slots[copy.target] = dict(self.slots[copy.source])
-        self.cache.copies.clear()
+        self.cache.copies.take()
 
     def _compute(self, writer: Writer, g: int, start: int, end: int) -> None:
         size, table = self.cache.block_size, writer.holding.tables[g]
@@ -92,14 +92,15 @@ class Content:
             block = table[position // size]
             assert self.cache.pool.refs[block] == 1, "a shared block is written"
             self.slots[block][position % size] = writer.prefix(position + 1)
-        for position in range(spec.first_needed(start), end):
+        for position in range(spec.find_first_needed(start), end):
             found = self.slots[table[position // size]].get(position % size)
             assert found == writer.prefix(position + 1), "a wrong block"
 
     def held(self) -> dict[Prefix, list[bool]]:
         """What the tree holds: for each path, which groups have something there."""
         found: dict[Prefix, list[bool]] = {}
-        stack: list[tuple[Any, Any, Node]] = [(salt, (), node) for salt, node in self.cache.tree._roots.items()]
+        roots: dict[Any, Node] = self.cache.tree._roots
+        stack: list[tuple[Any, Any, Node]] = [(root.salt, (), node) for root, node in roots.items()]
         while stack:
             salt, tokens, node = stack.pop()
             if tokens:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cache.kv import ABSENT
+from penstock.cache.holding import ABSENT
+from penstock.cache.radix import Root
 from tests.cache.content import FULL, STATE, WINDOW, Content, Writer
 
 
@@ -51,14 +52,14 @@ def test_a_fork_shares_until_one_of_the_two_writes() -> None:
     child = content.fork(parent, 6, [2, 2])
     assert child is not None
     assert child.holding.tables == parent.holding.tables and not parent.holding.steady_until
-    copies = content.cache.num_copied
+    copies = content.cache.copies.num_copied
     content.advance(child, 1)
-    assert content.cache.num_copied == copies + 1
+    assert content.cache.copies.num_copied == copies + 1
     assert child.holding.tables[0][0] == parent.holding.tables[0][0]
     assert child.holding.tables[0][1] != parent.holding.tables[0][1]
     parent.tokens.append(3)
     content.advance(parent, 1)
-    assert content.cache.num_copied == copies + 1, "the other has its block alone by then"
+    assert content.cache.copies.num_copied == copies + 1, "the other has its block alone by then"
 
 
 def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
@@ -66,7 +67,7 @@ def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
     parent = grown(content, [1] * 8)
     child = content.fork(parent, 8, [2])
     assert child is not None and content.advance(child, 1)
-    assert content.cache.num_copied == 0
+    assert content.cache.copies.num_copied == 0
 
 
 def test_a_fork_of_earlier_positions_ends_there_in_the_tree_too() -> None:
@@ -76,7 +77,7 @@ def test_a_fork_of_earlier_positions_ends_there_in_the_tree_too() -> None:
     assert child is not None
     assert (child.holding.num_inserted, len(child.holding.tables[0])) == (1, 2)
     assert content.advance(child, 5)
-    assert content.cache.match("", [1, 1, 1, 2, 2, 2, 2, 2, 0]) == 8
+    assert content.cache.match(Root(), [1, 1, 1, 2, 2, 2, 2, 2, 0]) == 8
 
 
 def test_needed_counts_new_blocks_and_copies() -> None:
@@ -85,8 +86,8 @@ def test_needed_counts_new_blocks_and_copies() -> None:
     child = content.fork(parent, 6, [2] * 9)
     assert child is not None
     cache = content.cache
-    assert cache.needed(child.holding, 6, 7) == 1, "the copy"
-    assert cache.needed(child.holding, 6, 9) == 2, "the copy and one more"
+    assert cache.count_needed(child.holding, 6, 7) == 1, "the copy"
+    assert cache.count_needed(child.holding, 6, 9) == 2, "the copy and one more"
     free = cache.pool.num_free
     cache.grow(child.holding, 6, 9, 0)
     assert free - cache.pool.num_free == 2
@@ -99,7 +100,7 @@ def test_a_window_gives_its_old_blocks_back() -> None:
     # A query at 20 reads 16 to 20: two blocks of two.
     assert table[:8] == [ABSENT] * 8 and ABSENT not in table[8:]
     assert content.cache.pool.num_used == 2
-    assert content.cache.held(writer.holding) == 2
+    assert writer.holding.num_blocks == 2
 
 
 def test_a_window_resumes_without_its_old_blocks() -> None:
@@ -123,10 +124,10 @@ def test_a_recurrent_state_resumes_from_a_copy_of_a_snapshot() -> None:
     content = Content(32, 4, [FULL, STATE])
     tokens = list(range(10))
     content.cache.release(grown(content, tokens, snapshot=True, chunk=4).holding)
-    assert content.cache.match("", tokens) == 8
+    assert content.cache.match(Root(), tokens) == 8
     second = content.begin("", tokens)
     assert second.computed == 8
-    state = content.cache.tree.match("", tokens)[1].slots[1]
+    state = content.cache.tree.match(Root(), tokens)[1].slots[1]
     assert second.holding.resume == {1: state}
     assert content.advance(second, 2)
     assert second.holding.resume == {}
@@ -139,13 +140,13 @@ def test_a_snapshot_whose_plan_did_not_end_is_given_up() -> None:
     writer = content.begin("", list(range(10)))
     content.advance(writer, 4)
     cache.grow(writer.holding, 4, 8, 7)
-    cache.snapshot(writer.holding, 4, 7)
-    cache.keep_snapshots(writer.holding, 6)
+    cache.snapshots.take(writer.holding, 4, 7)
+    cache.snapshots.keep(writer.holding, 6)
     assert len(writer.holding.snapshots) == 1
     cache.release(writer.holding)
     cache.check([])
     assert not any(present[1] for present in content.held().values())
-    assert cache.copies == []
+    assert cache.copies.pending == []
     cache.pool.end(7)
     assert cache.pool.num_used == cache.pool.num_limbo == 0
 
@@ -162,9 +163,9 @@ def test_release_forgets_copies_that_are_no_longer_due() -> None:
     content = Content(32, 4, [STATE])
     writer = grown(content, list(range(6)))
     other = content.cache.fork(writer.holding, 6, at_end=True)
-    assert other is not None and len(content.cache.copies) == 2
+    assert other is not None and len(content.cache.copies.pending) == 2
     content.cache.release(other)
-    assert content.cache.copies == []
+    assert content.cache.copies.pending == []
 
 
 def test_blocks_of_a_released_sequence_wait_for_its_last_plan() -> None:
@@ -196,7 +197,7 @@ def test_blocks_to_counts_every_group() -> None:
     # 40 positions: 10 blocks; a window of 5 with steps of 1: at most 3; a state: 2.
     assert cache.blocks_to(40) == 10 + 3 + 2
     assert cache.blocks_to(40, chunk=16) == 10 + 7 + 2
-    assert cache.state_blocks == 2
+    assert cache.snapshots.state_blocks == 2
 
 
 def test_check_finds_an_owner_too_few() -> None:

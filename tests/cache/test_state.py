@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.state import StateSpec
+from penstock.cache.group import StateSpec
 from tests.simulation.effort import effort
 
 FULL = StateSpec("full", bytes_per_position=1)
-RECURRENT = StateSpec("recurrent", bytes_per_state=1)
+RECURRENT = StateSpec("recurrent", num_rows=1, row_bytes=1)
 
 
 def window(width: int) -> StateSpec:
@@ -26,7 +26,9 @@ def seen(spec: StateSpec, position: int) -> range:
 @pytest.mark.parametrize("spec", [FULL, window(1), window(2), window(7)])
 def test_first_needed_is_the_first_that_any_later_query_reads(spec: StateSpec) -> None:
     for position in range(30):
-        assert spec.first_needed(position) == min(min(seen(spec, later)) for later in range(position, position + 20))
+        assert spec.find_first_needed(position) == min(
+            min(seen(spec, later)) for later in range(position, position + 20)
+        )
 
 
 @effort(200)
@@ -39,24 +41,24 @@ def test_usable_prefixes_are_those_whose_next_query_finds_all_it_reads(
     for blocks in range(1, len(present) + 1):
         resume = blocks * size
         expected.append(all(present[position // size] for position in seen(spec, resume) if position < resume))
-    assert spec.usable(present, size) == expected
+    assert spec.find_resumable(present, size) == expected
 
 
 @given(present=st.lists(st.booleans(), max_size=12))
 @effort(30)
 def test_a_recurrent_state_resumes_only_where_a_snapshot_is(present: list[bool]) -> None:
-    assert RECURRENT.usable(present, 4) == present
+    assert RECURRENT.find_resumable(present, 4) == present
 
 
 @effort(100)
 @given(length=st.integers(1, 60), chunk=st.integers(1, 20), size=st.integers(1, 8), width=st.integers(1, 20))
-def test_blocks_at_most_covers_every_step_of_a_window(length: int, chunk: int, size: int, width: int) -> None:
+def test_max_blocks_covers_every_step_of_a_window(length: int, chunk: int, size: int, width: int) -> None:
     spec, most = window(width), 0
     for start in range(0, length, chunk):
         end = min(length, start + chunk)
-        most = max(most, -(-end // size) - spec.first_needed(start) // size)
-    assert most <= spec.blocks_at_most(length, chunk, size) <= -(-length // size)
+        most = max(most, -(-end // size) - spec.find_first_needed(start) // size)
+    assert most <= spec.max_blocks(length, chunk, size) <= -(-length // size)
 
 
-def test_blocks_at_most_of_full_attention_is_the_whole_length() -> None:
-    assert [FULL.blocks_at_most(length, 1, 4) for length in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
+def test_max_blocks_of_full_attention_is_the_whole_length() -> None:
+    assert [FULL.max_blocks(length, 1, 4) for length in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.cache.group import Group
 from penstock.cache.pool import BlockPool
-from penstock.cache.radix import RadixCache
+from penstock.cache.radix import RadixCache, Root
 from tests.cache.content import FULL, STATE, WINDOW, Content, Writer
 from tests.simulation.effort import effort
 
@@ -26,7 +26,7 @@ class TreeMachine(RuleBasedStateMachine):
     def begin(self, salt: str, text: list[int], length: int) -> None:
         tokens = text[:length]
         expected = self.content.longest(salt, tokens)
-        assert self.content.cache.match(salt, tokens) == expected
+        assert self.content.cache.match(Root(salt), tokens) == expected
         writer = self.content.begin(salt, tokens)
         assert writer.computed == expected < length
         self.writers.append(writer)
@@ -107,9 +107,9 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
         content.cache.release(grown(content, "", [first] * 4).holding)
     content.cache.release(content.begin("", [1] * 5).holding)  # touches the first
     content.cache.tree.evict(2)
-    assert [content.cache.match("", [first] * 5) for first in (1, 2, 3)] == [4, 0, 4]
+    assert [content.cache.match(Root(), [first] * 5) for first in (1, 2, 3)] == [4, 0, 4]
     content.cache.tree.evict(4)
-    assert [content.cache.match("", [first] * 5) for first in (1, 2, 3)] == [4, 0, 0]
+    assert [content.cache.match(Root(), [first] * 5) for first in (1, 2, 3)] == [4, 0, 0]
 
 
 def test_a_path_is_evicted_from_its_end() -> None:
@@ -118,7 +118,7 @@ def test_a_path_is_evicted_from_its_end() -> None:
     matches = []
     for num_free in range(1, 5):
         content.cache.tree.evict(num_free)
-        matches.append(content.cache.match("", [1] * 9))
+        matches.append(content.cache.match(Root(), [1] * 9))
     assert matches == [6, 4, 2, 0]
 
 
@@ -128,7 +128,7 @@ def test_what_is_in_use_is_never_evicted() -> None:
     content.cache.release(grown(content, "", [2] * 4).holding)
     assert not content.cache.tree.evict(3)
     assert content.cache.pool.num_free == 2
-    assert content.cache.match("", [1] * 5) == 4
+    assert content.cache.match(Root(), [1] * 5) == 4
     assert content.advance(writer, 0)
 
 
@@ -145,13 +145,13 @@ def test_a_window_is_evicted_before_the_whole_node() -> None:
 def test_prefixes_are_shared_only_within_a_salt() -> None:
     content = Content(8, 2, [FULL])
     content.cache.release(grown(content, "a", [1] * 4).holding)
-    assert (content.cache.match("a", [1] * 5), content.cache.match("b", [1] * 5)) == (4, 0)
+    assert (content.cache.match(Root("a"), [1] * 5), content.cache.match(Root("b"), [1] * 5)) == (4, 0)
 
 
 def test_the_last_token_is_never_taken_from_the_cache() -> None:
     content = Content(8, 2, [FULL])
     content.cache.release(grown(content, "", [1] * 4).holding)
-    assert [content.cache.match("", [1] * length) for length in (2, 3, 4, 5, 6)] == [0, 2, 2, 4, 4]
+    assert [content.cache.match(Root(), [1] * length) for length in (2, 3, 4, 5, 6)] == [0, 2, 2, 4, 4]
 
 
 def test_only_whole_blocks_enter_the_tree() -> None:
@@ -167,10 +167,10 @@ def test_check_finds_a_mislinked_node_and_a_lost_pin() -> None:
     cache = content.cache
     cache.check([writer.holding])
     cache.tree.pin(next(iter(cache.tree.nodes())))
-    with pytest.raises(AssertionError, match="pinned by nobody"):
+    with pytest.raises(AssertionError, match="pinned by no holding"):
         cache.check([writer.holding])
     tree = RadixCache(BlockPool(2), [FULL], 2)
-    node = tree.extend(tree.root(""), (1, 2))
+    node = tree.extend(tree.root(Root()), (1, 2))
     node.parent = node
     with pytest.raises(AssertionError, match="mislinked"):
         tree.check()

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.commands.bench import fresh_prompts
-from penstock.commands.table import Table
+from penstock.commands.output import Table
 
 QUICK = ("--prompt-tokens=20", "--output-tokens=4", "--repetitions=2", "--load-format=dummy", "--threads=1")
 

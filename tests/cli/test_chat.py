@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
-from penstock.commands.conversation import Conversation
-from penstock.commands.keyboard import read_message
+from penstock.commands.chat.conversation import ChatMemory
+from penstock.commands.chat.keyboard import read_message
 from penstock.errors import InvalidRequest
 
 DUMMY = ("--load-format", "dummy", "--threads", "1")
@@ -43,7 +43,7 @@ def test_the_end_of_input_in_the_middle_of_a_message() -> None:
 
 
 def test_saving_never_overwrites_what_another_wrote(tmp_path: Path) -> None:
-    conversation = Conversation("Be brief.")
+    conversation = ChatMemory("Be brief.")
     conversation.add("user", "Hi")
     conversation.add("assistant", "Hello")
     assert json.loads(conversation.save(str(tmp_path / "talk.json")).read_text()) == conversation.messages
@@ -92,7 +92,7 @@ def test_a_session_at_a_terminal(chat_model: str, tmp_path: Path, terminal: Call
     assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant"]
     assert messages[0]["content"] == "two\nlines"
     chat.type("/clear\n")
-    chat.expect("forgotten", PROMPT)
+    chat.expect("cleared", PROMPT)
     chat.type("\x04")
     assert chat.status() == 0 and "Traceback" not in chat.screen
 

@@ -16,9 +16,8 @@ import pytest
 
 from penstock import LLM
 from penstock.cli import main
-from penstock.commands.conversation import Conversation
-from penstock.commands.fit import fit
-from penstock.commands.keyboard import Keyboard, read_message
+from penstock.commands.chat.conversation import ChatMemory, fit
+from penstock.commands.chat.keyboard import Keyboard, read_message
 from penstock.errors import InvalidRequest
 
 DUMMY = ("--load-format", "dummy", "--threads", "1")
@@ -88,7 +87,21 @@ def test_a_full_context_forgets_the_oldest_turns(
     turns = [f"turn {number} " + "x" * 30 for number in range(6)]
     lines = "\n".join([*turns, "y" * 300, "again", f"/save {saved}", ""])
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-    assert main(["chat", chat_model, "--max-tokens=4", "--max-model-len=200", "--system", "Be brief.", *DUMMY]) == 0
+    assert (
+        main(
+            [
+                "chat",
+                chat_model,
+                "--max-tokens=4",
+                "--temperature=0",
+                "--max-model-len=200",
+                "--system",
+                "Be brief.",
+                *DUMMY,
+            ]
+        )
+        == 0
+    )
     told = capsys.readouterr().err
     notes = [line for line in told.splitlines() if line.startswith("note: ")]
     assert len(notes) >= 2 and "context of 200 tokens is full, so the oldest turn is no longer sent" in notes[0]
@@ -98,7 +111,7 @@ def test_a_full_context_forgets_the_oldest_turns(
 
 
 def test_what_is_forgotten(chat_model: str) -> None:
-    conversation = Conversation("S")
+    conversation = ChatMemory("S")
     for number in range(40):
         conversation.add("user", f"question {number}")
         conversation.add("assistant", "a" * 60)
@@ -106,16 +119,16 @@ def test_what_is_forgotten(chat_model: str) -> None:
     with LLM(chat_model, load_format="dummy", threads=1, max_model_len=1000, progress=False) as llm:
         longest = llm.service.intake.longest
         forgotten = fit(llm, conversation, None)
-        sent = conversation.sent()
+        sent = conversation.sent_messages()
         num_tokens = len(llm.service.intake.encode_messages(sent).tokens)
         assert 0 < forgotten < 40 and sent[0]["role"] == "system" and sent[1]["content"] == f"question {forgotten}"
         assert longest - longest // 4 - 120 < num_tokens <= longest - longest // 4, "a quarter is left for the answer"
         assert fit(llm, conversation, None) == 0
-        before = conversation.sent()
+        before = conversation.sent_messages()
         conversation.add("user", "z" * 2000)
         with pytest.raises(InvalidRequest, match="start with --max-model-len up to 16384"):
             fit(llm, conversation, None)
         conversation.drop_last()
         with pytest.raises(InvalidRequest, match="leaves 9.. tokens for an answer; shorten it, lower --max-tokens"):
             fit(llm, conversation, 999)
-        assert conversation.sent() == before and len(conversation.messages) == 82
+        assert conversation.sent_messages() == before and len(conversation.messages) == 82

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from penstock.cli import main
-from penstock.models.registry import spec_from_config
+from penstock.models.spec import spec_from_config
 
 
 def test_info_of_a_folder_counts_what_the_checkpoint_holds(

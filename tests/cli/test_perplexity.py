@@ -49,7 +49,7 @@ def test_what_is_refused(plain_model: str, text: str, tmp_path: Path, capsys: Ca
         ([str(tmp_path / "latin1.txt")], "latin1.txt is not UTF-8 text: byte 0 is 0xc4"),
         ([str(tmp_path / "empty.txt")], "the text has 0 tokens to score"),
         ([str(tmp_path / "short.txt")], "the text has 2 tokens to score, too few"),
-        ([text, "--window=16385"], "window=16385 is over the longest sequence of 16384"),
+        ([text, "--window=16385"], "window=16385 exceeds the context length of 16384"),
         ([text, "--window=8", "--stride=9"], "stride=9 leaves no context in a window of 8"),
         ([text, "--max-tokens=-1"], "max_tokens=-1 is out of range"),
     ]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api.llm import LLM
 from penstock.cli import main
-from penstock.commands.options import answer_params
+from penstock.commands.flags.options import answer_params
 from penstock.commands.prompt import read_prompt
 from penstock.hub.store import Store
-from penstock.llm import LLM
 from penstock.types import SamplingParams
 
 FIGURES = re.compile(r"(\d+) prompt tokens, (\d+) generated tokens, \d+\.\d\d s to first token, \d+\.\d tok/s\n")

@@ -27,17 +27,17 @@ Options:
 
 Commands:
   run         Answer one prompt; without one, at a terminal, chat.
-  chat        Talk with a model; /help lists what you can type.
+  chat        Chat with a model; /help lists the commands.
   serve       Serve models by OpenAI's API (default: smollm2).
   ps          Show the servers on this machine and what they run.
-  stop        Stop a server: it finishes its answers first.
+  stop        Stop a server after it finishes its answers.
   run-batch   Answer a file of requests in OpenAI's batch format.
   pull        Fetch models without running them.
   list        Show the models on this machine.
   rm          Delete models from this machine.
-  info        Say what a model is; without one, what is installed here.
+  info        Describe a model; without one, this installation.
   perplexity  Measure how well a model predicts a text.
-  bench       Measure how fast a model runs here.
+  bench       Measure a model's speed on this machine.
 """
 
 

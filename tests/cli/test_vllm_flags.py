@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
-from penstock.commands.vllm_flags import VllmFlags
+from penstock.commands.flags.config_file import VllmFlags
 
 TAKEN = [
     "--tensor-parallel-size",
@@ -55,8 +55,8 @@ def test_taken(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "smollm2", *TAKEN]) == 0
     assert served[0][1] == {"dtype": "float16", "max_num_seqs": 8}
     said = capsys.readouterr().err
-    assert "trust_remote_code=True has no effect: no code of a checkpoint is ever run" in said
-    assert "task='embed' has no effect: the model's files say what it does" in said
+    assert "trust_remote_code=True has no effect: a checkpoint's code is never run" in said
+    assert "task='embed' has no effect: the model's files decide" in said
     assert "swap_space=4.0 has no effect" in said and "tensor_parallel_size" not in said
 
 
@@ -67,7 +67,7 @@ def test_taken(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
         (["--enable-lora"], "enable_lora=True is not supported"),
         (["--api-server-count", "4"], "one process serves"),
         (["--speculative-config", "{}"], "there is no speculative decoding yet"),
-        (["--hf-overrides", "{"], "hf_overrides='{' is no JSON"),
+        (["--hf-overrides", "{"], "hf_overrides='{' is not valid JSON"),
         (["--hf-overrides", '{"a": 1}'], "change config.json"),
         (["--tensor-paralel-size", "1"], "No such option"),
         (["--dtype", "quarter"], "dtype='quarter' is unknown"),

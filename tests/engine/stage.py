@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.cache.group import Group
+from penstock.cache.group import Group, StateSpec
 from penstock.cache.kv import KVCache
-from penstock.cache.state import StateSpec
 from penstock.engine.engine import Engine
-from penstock.engine.executor import Ticket
-from penstock.engine.plan import Plan
-from penstock.engine.scheduler import Scheduler
+from penstock.engine.executor import Answer, Ticket
+from penstock.engine.plan import Plan, Result
+from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.sequence import Sequence
 from penstock.types import Delta, Request, SamplingParams
 from tests.simulation.executor import FakeExecutor
@@ -21,7 +20,7 @@ from tests.simulation.ledger import Ledger
 from tests.simulation.model import Model
 
 FULL = Group(StateSpec("full", bytes_per_position=1), (0,))
-STATE = Group(StateSpec("recurrent", bytes_per_state=4), (2,), blocks_per_state=1)
+STATE = Group(StateSpec("recurrent", num_rows=1, row_bytes=4), (2,), blocks_per_state=1)
 
 
 def window(width: int) -> Group:
@@ -47,7 +46,9 @@ class Stage:
         lazy: bool = True,
         stateless: bool = False,
     ) -> None:
-        self.cache = KVCache(num_blocks, block_size, () if stateless else groups or (FULL,), caching)
+        self.cache = KVCache(
+            num_blocks, block_size, () if stateless else groups or (FULL,), caching, min_snapshot_stride=1
+        )
         self.scheduler = Scheduler(
             self.cache,
             max_num_seqs=max_num_seqs,
@@ -74,9 +75,12 @@ class Stage:
     def stats(self) -> Any:
         return self.scheduler.stats
 
-    def start(self, plan: Plan) -> Ticket:
+    def start(self, plan: Plan) -> Ticket[Result]:
         self.plans.append(plan)
         return self.device.start(plan)
+
+    def control(self, message: object) -> Ticket[Answer]:
+        return self.device.control(message)
 
     def close(self) -> None:
         self.device.close()

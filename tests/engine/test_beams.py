@@ -7,7 +7,7 @@ import random
 import pytest
 
 from penstock.cache.group import Group
-from penstock.engine.beam import BeamGroup
+from penstock.engine.scheduling.beam import BeamGroup
 from penstock.engine.sequence import Sequence
 from penstock.types import BeamSearchParams, Request
 from tests.engine.stage import FULL, STATE, Stage, window
@@ -61,9 +61,9 @@ def test_moves_are_made_in_the_order_they_were_asked_for() -> None:
     """A block may be the source of one and, given up meanwhile, the target of the next."""
     stage = Stage(FULL, STATE)
     stage.add(6, max_tokens=6, beam=beam(4))
-    while not stage.cache.copies:
+    while not stage.cache.copies.pending:
         stage.step()
-    asked = [(copy.source, copy.target) for copy in stage.cache.copies]
+    asked = [(copy.source, copy.target) for copy in stage.cache.copies.pending]
     stage.step()
     assert len(asked) > 1
     assert [(move.source, move.target) for move in stage.plans[-1].moves][: len(asked)] == asked
@@ -119,7 +119,7 @@ def test_the_last_step_ends_every_choice() -> None:
 
 
 def test_the_length_penalty_ranks_the_finished() -> None:
-    from penstock.engine.beam import Hypothesis
+    from penstock.engine.scheduling.beam import Hypothesis
 
     short, long = Hypothesis((1,), -1.0, "stop"), Hypothesis((1, 2, 3, 4), -2.0, "length")
     for penalty, best in ((0.0, short), (1.0, long)):

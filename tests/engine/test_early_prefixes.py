@@ -98,6 +98,6 @@ def test_who_failed_and_was_admitted_anew_is_found_out() -> None:
     plan = stage.scheduler.schedule()
     assert plan is not None
     stage.engine._started.append((plan, stage.start(plan)))
-    stage.scheduler._preempt(stage.sequences(request)[0])
+    stage.scheduler._preemption.preempt(stage.sequences(request)[0])
     stage.run(50)
     assert ends(stage) == {request.id: "error"}

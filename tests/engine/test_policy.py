@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine.policy import PASSES, POLICIES, make_policy
-from penstock.engine.scheduler import Scheduler
+from penstock.engine.scheduling.policy import PASSES, POLICIES, make_policy
+from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.sequence import Sequence
 from penstock.errors import InvalidConfig
 from penstock.types import Request

@@ -84,7 +84,7 @@ def test_siblings_share_the_prompt_and_copy_its_last_block(caching: bool, overla
     stage.add(30, max_tokens=6, n=4)
     stage.run()
     assert stage.stats.num_forks == 3
-    assert stage.cache.num_copied == 3, "one block each: the prompt does not end at a boundary"
+    assert stage.cache.copies.num_copied == 3, "one block each: the prompt does not end at a boundary"
     assert stage.stats.num_computed_tokens == 30 + 3 + 4 * 5
 
 
@@ -92,7 +92,7 @@ def test_siblings_of_a_prompt_that_ends_at_a_boundary_copy_nothing() -> None:
     stage = Stage()
     stage.add(29, max_tokens=6, n=4)
     stage.run()
-    assert (stage.stats.num_forks, stage.cache.num_copied) == (3, 0)
+    assert (stage.stats.num_forks, stage.cache.copies.num_copied) == (3, 0)
 
 
 def test_siblings_differ_and_the_first_is_the_answer_without_siblings() -> None:

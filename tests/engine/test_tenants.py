@@ -96,7 +96,7 @@ def test_equals_at_exactly_their_shares_go_on_by_rank() -> None:
 
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, STATE), (FULL, window(6))])
 @pytest.mark.parametrize("count", [2, 3])
-def test_tenants_do_not_preempt_each_other_for_ever(groups: tuple, count: int) -> None:  # type: ignore[type-arg]
+def test_tenants_do_not_preempt_each_other_for_ever(groups: tuple, count: int) -> None:
     stage = Stage(*groups, num_blocks=24, max_num_seqs=8, max_num_batched_tokens=16)
     for index in range(12):
         stage.add(6 + index, max_tokens=40, tenant=f"t{index % count}", n=1 + index % 2)

@@ -35,11 +35,13 @@ def run_step(path: Path, whole_context: bool) -> None:
     """What a user's first request does: open, describe, load, three tokens through the model, and the tokenizer."""
     import torch
 
+    from penstock.cache.group import group_layers
     from penstock.models.decoder import Encoder
     from penstock.models.files import open_checkpoint
     from penstock.models.load import load_model
-    from penstock.models.registry import spec_from_config
-    from penstock.runner.step import LayerCache, Step
+    from penstock.models.spec import spec_from_config
+    from penstock.runner.memory import BlockMemory
+    from penstock.runner.step import Step
 
     checkpoint = open_checkpoint(path)
     try:
@@ -57,8 +59,8 @@ def run_step(path: Path, whole_context: bool) -> None:
             bounds[1:],
         )
         caches = [
-            shape and LayerCache(torch.zeros(1, shape[0], shape[1], 8), torch.zeros(1, shape[0], 8, shape[1]), 0)
-            for shape in spec.kv_shapes()
+            BlockMemory(1, 8, group_layers([state], 8), "float32").views([memory])[0]
+            for state, memory in zip(spec.states(), spec.memories())
         ]
         hidden = model.forward(step, caches)
         if isinstance(model, Encoder):
@@ -74,7 +76,7 @@ def run_step(path: Path, whole_context: bool) -> None:
 
 
 def _tokenize(source: Mapping[str, Any]) -> None:
-    from penstock.text.tokenizer import load_tokenizer
+    from penstock.text.tokenizers.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(source)
     ids = tokenizer.encode("abc def<|im_end|> a\n")
@@ -151,7 +153,7 @@ def prepare() -> None:
     import penstock.models.families  # noqa: F401
     import penstock.models.files  # noqa: F401
     import penstock.models.load  # noqa: F401
-    import penstock.text.tokenizer  # noqa: F401
+    import penstock.text.tokenizers.tokenizer  # noqa: F401
 
     torch.set_num_threads(1)
 

@@ -104,12 +104,12 @@ def test_index_damage(weight_map: Any, reason: str, folder: Path) -> None:
 
 
 HEADERS: dict[str, tuple[Any, bytes, str]] = {
-    "no JSON": (b"{" + b" " * 20, b"", "no valid JSON"),
+    "no JSON": (b"{" + b" " * 20, b"", "not valid JSON"),
     "not an object": (b"[1, 2]", b"", "JSON object, not a list"),
-    "not text": (b'{"\xff": 1}', b"", "no valid JSON"),
+    "not text": (b'{"\xff": 1}', b"", "not valid JSON"),
     "nested": (b'{"a":' * 100000, b"", "nested too deeply"),
-    "long number": (b'{"a": ' + b"9" * 5000 + b"}", b"", "no valid JSON"),
-    "name twice": (b'{"a": %s, "a": %s}' % ((json.dumps(ENTRY).encode(),) * 2), bytes(8), "key 'a' is there twice"),
+    "long number": (b'{"a": ' + b"9" * 5000 + b"}", b"", "not valid JSON"),
+    "name twice": (b'{"a": %s, "a": %s}' % ((json.dumps(ENTRY).encode(),) * 2), bytes(8), "key 'a' is duplicated"),
     "empty name": ({"": ENTRY}, bytes(8), "is not described"),
     "metadata": ({"__metadata__": {"a": 1}, "a": ENTRY}, bytes(8), "__metadata__"),
     "no tensors": ({}, b"", "has no tensors"),
@@ -160,7 +160,7 @@ def test_every_truncation_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt"])
 def test_pickles_are_not_opened(suffix: str, folder: Path) -> None:
     (folder / f"pytorch_model{suffix}").write_bytes(b"\x80\x02.")
-    refused(folder, "is a pickle, which can run any program .* save the model as safetensors")
+    refused(folder, "is a pickle, which can run any code .* save the model as safetensors")
     refused(folder / f"pytorch_model{suffix}", "is a pickle")
     save_file({"a": A}, folder / "model.safetensors")
     assert open_checkpoint(folder).names() == ["a"]
@@ -169,12 +169,12 @@ def test_pickles_are_not_opened(suffix: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "content, reason",
     [
-        (b"", "no valid JSON"),
+        (b"", "not valid JSON"),
         (b"[]", "JSON object, not a list"),
         (b"null", "not a NoneType"),
-        (b"\xff", "no valid JSON"),
-        (b'{"a": 1, "a": 2}', "key 'a' is there twice"),
-        (b"{" * 100000, "no valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b'{"a": 1, "a": 2}', "key 'a' is duplicated"),
+        (b"{" * 100000, "not valid JSON"),
         (b"[" * 100000, "nested too"),
         (b" " * (1 << 22) + b"{}", "larger than 4194304 bytes"),
     ],
@@ -190,11 +190,11 @@ def test_config_damage(content: bytes, reason: str, folder: Path) -> None:
 
 def test_what_is_no_model(tmp_path: Path) -> None:
     refused(tmp_path / "absent", "no such file or folder; name a model folder")
-    refused(tmp_path, "has no config.json, so it is no model folder; name a folder that holds one")
+    refused(tmp_path, "has no config.json, so it is not a model folder; name a folder that holds one")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     refused(tmp_path, "to load a GGUF model, name the file: .*model.gguf")
     (tmp_path / "notes.txt").write_text("hello")
-    refused(tmp_path / "notes.txt", "is no model")
+    refused(tmp_path / "notes.txt", "is not a model")
     save_file({"a": A}, tmp_path / "model.safetensors")
     refused(tmp_path / "model.safetensors", "name its folder")
     refused(Path("\0"), "cannot be read|no such file")

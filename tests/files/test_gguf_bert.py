@@ -16,7 +16,7 @@ from penstock.errors import InvalidModel
 from penstock.models.files import open_checkpoint
 from penstock.models.load import load_model
 from penstock.models.pooling import Pooling, pooling_from_gguf
-from penstock.models.registry import FAMILIES, spec_from_config
+from penstock.models.spec import FAMILIES, spec_from_config
 from tests.models import oracle
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -17,13 +17,15 @@ import torch
 import transformers
 from convert import FACTORS, LLAMA3, MODELS, tiny_model, write_gguf
 
+from penstock.cache.group import group_layers
 from penstock.errors import InvalidModel
 from penstock.models.decoder import Decoder
 from penstock.models.files import open_checkpoint
 from penstock.models.files.gguf_checkpoint import GgufCheckpoint
 from penstock.models.load import load_model
-from penstock.models.registry import spec_from_config
-from penstock.runner.step import LayerCache, Step
+from penstock.models.spec import spec_from_config
+from penstock.runner.memory import BlockMemory
+from penstock.runner.step import Step
 
 IDS = torch.tensor([[5, 17, 60, 3, 44, 91, 2, 33, 70, 8, 21, 50, 6, 77, 12, 39, 64, 28, 90, 11, 46, 83, 19, 55]])
 
@@ -102,8 +104,8 @@ def test_our_model_gives_the_originals_logits(name: str, tmp_path: Path) -> None
         torch.tensor([count], dtype=int32),
     )
     caches = [
-        shape and LayerCache(torch.zeros(2, shape[0], shape[1], 16), torch.zeros(2, shape[0], 16, shape[1]), 0)
-        for shape in spec.kv_shapes()
+        BlockMemory(2, 16, group_layers([state], 16), "float32").views([memory])[0]
+        for state, memory in zip(spec.states(), spec.memories())
     ]
     with torch.no_grad():
         expected = model(IDS).logits[0]
@@ -235,17 +237,11 @@ def test_generation_config_has_every_end_and_the_sampling_defaults(tmp_path: Pat
     [
         ({"llama.expert_count": (8, gguf.GGUFValueType.UINT32)}, "llama.expert_count is '8'; it must be 0"),
         ({"llama.attention.causal": (False, gguf.GGUFValueType.BOOL)}, "llama.attention.causal"),
-        (
-            {"llama.attention.clamp_kqv": (8.0, gguf.GGUFValueType.FLOAT32)},
-            "'llama.attention.clamp_kqv' is not understood",
-        ),
+        ({"llama.attention.clamp_kqv": (8.0, gguf.GGUFValueType.FLOAT32)}, "'llama.attention.clamp_kqv' is unknown"),
         ({"llama.rope.scaling.type": ("spiral", gguf.GGUFValueType.STRING)}, "it must be none or linear or yarn"),
         ({"llama.rope.scaling.type": ("longrope", gguf.GGUFValueType.STRING)}, "needs the tensors rope_factors_short"),
         ({"llama.rope.scaling.factor": (-2.0, gguf.GGUFValueType.FLOAT32)}, "factors -2.0 and 1.0; both must exceed 0"),
-        (
-            {"llama.rope.freq_base_swa": (2.0, gguf.GGUFValueType.FLOAT32)},
-            "'llama.rope.freq_base_swa' is not understood",
-        ),
+        ({"llama.rope.freq_base_swa": (2.0, gguf.GGUFValueType.FLOAT32)}, "'llama.rope.freq_base_swa' is unknown"),
         ({"split.count": (3, gguf.GGUFValueType.UINT16)}, "one of 3 parts"),
     ],
 )

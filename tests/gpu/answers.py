@@ -26,7 +26,7 @@ def ask(
 ) -> list[RequestOutput]:
     usual = {"temperature": 0, "max_tokens": 32, "ignore_eos": True, "detokenize": False}
     each = list(params) if params else [SamplingParams(**(usual | sampling)) for _ in given]
-    outputs = llm.generate(list(given), each, use_tqdm=False)  # type: ignore[arg-type]
+    outputs = llm.generate(list(given), each, use_tqdm=False)
     for output, one in zip(outputs, each):
         require(output.error is None, f"a request failed: {output.error}")
         require(

@@ -165,7 +165,7 @@ def grammars() -> Figures:
 
 
 def _texts(llm: LLM, params: list[SamplingParams]) -> list[str]:
-    outputs = llm.generate([[5, 6, 7]] * len(params), params, use_tqdm=False)  # type: ignore[arg-type]
+    outputs = llm.generate([[5, 6, 7]] * len(params), params, use_tqdm=False)
     for output in outputs:
         require(output.error is None, f"a request failed: {output.error}")
     return [output.outputs[0].text for output in outputs]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.models.registry import FAMILIES
+from penstock.models.spec import FAMILIES
 from tests.gpu.answers import ask, ids
 from tests.gpu.check import Figures, check, require
 from tests.gpu.models import engine

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from penstock.ops.int_product import widened
+from penstock.ops import OpTable
+from penstock.ops.matmul.int_product import dequantize_ints
 from penstock.quant.gguf import dequantize
-from penstock.quant.ints import Ints
-from penstock.quant.rounding import quantize
+from penstock.quant.ints import Ints, quantize
 from tests.gpu.check import Figures, Skip, check, require
 from tests.gpu.models import DEVICE, engine
 from tests.gpu.plain import PROMPTS, answers, nearness, plain
 from tests.ops.check import same_bits
+from tests.quant.fused import multiply
 
 KINDS = ("int8", "int4")
 NUM_ROWS = (1, 9, 24, 50, 100, 200)
@@ -30,8 +31,8 @@ def _need() -> None:
 
 
 def meant(weight: torch.Tensor, kind: str) -> torch.Tensor:
-    made = Ints(weight, None, kind, torch.float32)
-    return widened(made.words, made.scales, *weight.shape)
+    made = Ints(OpTable("cuda"), weight, None, kind, torch.float32)
+    return dequantize_ints(made.words, made.scales, *weight.shape)
 
 
 @lru_cache(maxsize=1)
@@ -95,13 +96,13 @@ def ints_are_rounded_as_on_a_cpu(kind: str) -> Figures:
 def products_of_ints_of_the_sizes_of_a_model(kind: str, num_rows: int) -> Figures:
     _need()
     weight = torch.randn(6144, 4096, device="cuda", generator=torch.Generator("cuda").manual_seed(1)) * 0.02
-    scheme, exact = Ints(weight, None, kind, torch.bfloat16), meant(weight, kind)
+    scheme, exact = Ints(OpTable("cuda"), weight, None, kind, torch.bfloat16), meant(weight, kind)
     x = torch.randn(num_rows, 4096, device="cuda", generator=torch.Generator("cuda").manual_seed(2)).bfloat16()
     near, expected = scheme.matmul(x).float(), x.float() @ exact.T
     gate, up = expected.chunk(2, -1)
     gated = torch.nn.functional.silu(gate) * up
     plain_apart = float((near - expected).norm() / expected.norm())
-    gated_apart = float((scheme.gated(x, "silu").float() - gated).norm() / gated.norm())
+    gated_apart = float((multiply(scheme, x, None, "silu", True).float() - gated).norm() / gated.norm())
     figures: Figures = {"apart": plain_apart, "gated": gated_apart}
     require(plain_apart < 5e-3 and gated_apart < 1e-2, f"far from the same weights: {figures}")
     return figures

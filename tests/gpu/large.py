@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-import penstock.ops.triton  # noqa: F401  registers the bodies
+import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock import ops
-from penstock.ops.product import is_few
-from penstock.ops.triton import cublas
-from penstock.ops.triton.attention import tile_tokens
-from penstock.runner.cuda.shared import Group, fill, num_tiles
+from penstock.ops.matmul.epilogue import Epilogue
+from penstock.ops.matmul.product import is_skinny
+from penstock.ops.triton.attention.attention import tile_tokens
+from penstock.ops.triton.matmul import cublas
+from penstock.runner.cuda.decode_batch import SharedPrefix, fill_shared, max_tiles
 from tests.gpu.check import Figures, Skip, check, require
 from tests.gpu.models import DEVICE
 
@@ -46,12 +47,12 @@ def few_rows(num_rows: int, num_out: int, width: int, eps: float, gated: bool) -
     if DEVICE == "cpu":
         raise Skip("kernels need a GPU")
     x, weight = _normal(num_rows, width), _normal(num_out, width, scale=width**-0.5)
-    require(is_few(x, weight, None), "another kernel is taken")
+    require(is_skinny(x, weight, None), "another kernel is taken")
     residual = None if eps else _normal(num_rows, num_out)
-    after = ("silu" if gated else None, gated, None, eps)
-    expected = ops.product.reference(x, weight, None, residual, *after)
-    given = None if residual is None else residual.clone()
-    return {"off by": _apart(ops.product(x, weight, None, given, *after), expected)}
+    epilogue = Epilogue(None, "silu" if gated else None, gated, residual)
+    expected = ops.product.reference(x, weight, epilogue, None, eps)
+    given = epilogue._replace(residual=None if residual is None else residual.clone())
+    return {"off by": _apart(ops.product(x, weight, given, None, eps), expected)}
 
 
 @check([(32, 256, 2048, 70), (16, 256, 2048, 70), (16, 33, 256, 1), (32, 5, 512, 300)])
@@ -66,8 +67,8 @@ def a_prefix_in_common_beside_the_rest(num_heads: int, num_sequences: int, commo
     table = torch.cat([order[:ahead].expand(num_sequences, ahead), order[ahead:].view(num_sequences, rest)], 1)
     step = tile_tokens(num_heads, kv_heads)
     members, skips = (np.zeros(num_sequences, dtype=np.int32) for _ in range(2))
-    tiles = np.zeros((num_tiles(num_sequences, step), 4), dtype=np.int32)
-    fill([Group(tuple(range(num_sequences)), common)], step, members, skips, tiles)
+    tiles = np.zeros((max_tiles(num_sequences, step), 4), dtype=np.int32)
+    fill_shared([SharedPrefix(tuple(range(num_sequences)), common)], step, members, skips, tiles)
     sent = [torch.from_numpy(part).to(DEVICE) for part in (members, skips, tiles)]
     shared = ops.Shared(sent[0], sent[1], sent[2], 2)
     starts = torch.arange(num_sequences + 1, dtype=torch.int32, device=DEVICE)
@@ -124,7 +125,7 @@ def queries_made_and_used(num_heads: int, num_sequences: int, normed: bool) -> F
             1e-6,
             cos,
             sin,
-            num_parts=parts,
+            num_kv_splits=parts,
         )
         worst = max(worst, _apart(found, expected), *(_apart(b, a) for a, b in zip(one, other)))
     return {"off by": worst}
@@ -135,10 +136,10 @@ def many_rows(num_rows: int, num_out: int, width: int) -> Figures:
     if DEVICE == "cpu":
         raise Skip("kernels need a GPU")
     x, weight = _normal(num_rows, width), _normal(num_out, width, scale=width**-0.5)
-    size = cublas.Size(num_rows, num_out, width, x.dtype, x.device)
+    size = cublas.GemmSize(num_rows, num_out, width, x.dtype, x.device)
     return {
-        "off by": _apart(cublas.multiplied(x, weight), torch.mm(x, weight.t())),
-        "not torch's": cublas.kernel_for(size) is not None,
+        "off by": _apart(cublas.gemm(x, weight), torch.mm(x, weight.t())),
+        "not torch's": cublas.find_algorithm(size) is not None,
     }
 
 

@@ -32,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def _wishes(number: int) -> SamplingParams:
+def _row_params(number: int) -> SamplingParams:
     """All there is to wish; some of it is rare, as it takes the host long."""
     extra: dict[str, Any] = {}
     if number == 0:
@@ -59,7 +59,7 @@ def _wishes(number: int) -> SamplingParams:
 
 @check([(what,) for what in OPTIONS])
 def no_load_runs_out_of_memory(what: str) -> Figures:
-    """With no more than its share to be had from torch: full steps, all rows, cache and all wishes at once."""
+    """With no more than its share to be had from torch: full steps, all rows, cache and all row_params at once."""
     if DEVICE == "cpu":
         raise Skip("it is about a GPU's memory")
     total = torch.cuda.get_device_properties(0).total_memory
@@ -85,7 +85,7 @@ def no_load_runs_out_of_memory(what: str) -> Figures:
                 prompts = [
                     [(31 * number + 7 * at) % 150000 for at in range(LENGTH + number)] for number in range(NUM_PROMPTS)
                 ]
-                outputs = llm.generate(prompts, [_wishes(number) for number in range(NUM_PROMPTS)], use_tqdm=False)
+                outputs = llm.generate(prompts, [_row_params(number) for number in range(NUM_PROMPTS)], use_tqdm=False)
                 stats = llm.stats()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -14,7 +14,7 @@ import torch
 
 from penstock import LLM
 from penstock.models.files import open_checkpoint
-from penstock.models.registry import spec_from_config
+from penstock.models.spec import spec_from_config
 from tests.gpu.check import require
 from tests.gpu.shapes import SHAPES, SMOLLM2
 from tests.models import oracle

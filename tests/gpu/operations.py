@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
-import penstock.ops.triton  # noqa: F401  registers the bodies
+import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock.ops import OPS
 from tests.gpu.check import Figures, Skip, check, require
 from tests.gpu.models import DEVICE
-from tests.ops.check import exact_reference, example_of, examples_of, same_bits
+from tests.ops.check import exact_reference, same_bits
+from tests.ops.examples import example_of, examples_of, rows_of
+from tests.ops.examples.case import move, tensors_of
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.int8: 3e-2}
 SOME = 3  # every so many examples, unless all are wanted
@@ -24,7 +26,7 @@ WRITTEN = ("k_cache", "v_cache", "ids", "positions", "lengths", "slots", "table"
 
 def _moved(example: dict[str, Any]) -> dict[str, Any]:
     """On the device, keys beside each other as a GPU's cache has them."""
-    moved = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in example.items()}
+    moved = {name: move(value, DEVICE) for name, value in example.items()}
     if "k_cache" in moved:
         moved["k_cache"] = moved["k_cache"].transpose(2, 3).contiguous().transpose(2, 3)
     return moved
@@ -48,7 +50,7 @@ def _compare(name: str, index: int, exact: bool = False) -> float:
     given = _moved(copy.deepcopy(example))
     expected = exact_reference(op, example) if exact else op.reference(**example)
     found = (op.exact_bodies if exact else op.bodies)["cuda"].function(**given)
-    dtypes = [value.dtype for value in example.values() if isinstance(value, torch.Tensor) and value.dtype in TOLERANCE]
+    dtypes = [value.dtype for value in tensors_of(example) if value.dtype in TOLERANCE]
     own = op.tolerance.get(dtypes[0] if dtypes else torch.float32, 0.0)
     tolerance = max([own, *(TOLERANCE[dtype] for dtype in dtypes)])
     pairs = [(found, expected)] + [(given[key], example[key]) for key in WRITTEN if key in example]
@@ -71,15 +73,16 @@ def op(name: str) -> Figures:
 def _is_independent(name: str, index: int) -> bool:
     """Whether rows in another order, and one alone, get the bits they get together."""
     op = OPS[name]
-    order = list(range(op.rows.count(examples_of(op)[index])))
+    order = list(range(rows_of(op).count(examples_of(op)[index])))
     random.Random(index).shuffle(order)
     whole = _moved(example_of(op, index))
     result = op.exact_bodies["cuda"].function(**whole)
     for rows in (order, order[-1:]):
-        part = _moved(op.rows.take(example_of(op, index), rows))
+        part = _moved(rows_of(op).take(example_of(op, index), rows))
         partial = op.exact_bodies["cuda"].function(**part)
         if not same_bits(
-            op.rows.outputs(part, partial, list(range(len(rows)))).cpu(), op.rows.outputs(whole, result, rows).cpu()
+            rows_of(op).outputs(part, partial, list(range(len(rows)))).cpu(),
+            rows_of(op).outputs(whole, result, rows).cpu(),
         ):
             return False
     return True
@@ -92,7 +95,9 @@ def exact_op(name: str) -> Figures:
         raise Skip("kernels need a GPU")
     op = OPS[name]
     indices = [
-        index for index, example in enumerate(examples_of(op)) if op.rows.count(example) and "k_scale" not in example
+        index
+        for index, example in enumerate(examples_of(op))
+        if rows_of(op).count(example) and "k_scale" not in example
     ]
     with ThreadPoolExecutor(THREADS) as threads:
         alike = list(threads.map(lambda index: _is_independent(name, index), indices))

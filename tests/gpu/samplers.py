@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 
-import penstock.ops.triton  # noqa: F401  registers the bodies
+import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock import LLM, SamplingParams
-from penstock.ops.example import normal
-from penstock.ops.sample import sample
-from penstock.sampling.choice import _left, _surprising
+from penstock.ops.sampling.sample import sample
+from penstock.sampling.rare.chain import _filter, _filter_by_mirostat
 from penstock.sampling.row import RowState
+from penstock.text.prompt_encoder import Encoded
 from penstock.types import Request
 from tests.gpu.answers import prompts
 from tests.gpu.check import Figures, Skip, check, require
 from tests.gpu.choices import _chi_square, _drawn
 from tests.gpu.models import DEVICE, engine, log_probabilities, made
+from tests.ops.examples import normal
 from tests.ops.sampler_rows import ASKED, drawn, rows_of
 
 NO_BREAKERS: dict[str, Any] = {"dry_sequence_breakers": ()}
@@ -74,7 +75,7 @@ def _expected(logits: torch.Tensor, prompt: list[int], sampling: dict[str, Any])
             len(prompt),
         )
         top, mu = float(values.max()), state.samplers.mu
-        ids, weights = _left(values, top, state) if mu is None else _surprising(values, top, state, mu)
+        ids, weights = _filter(values, top, state) if mu is None else _filter_by_mirostat(values, top, state, mu)
         found[np.arange(len(values)) if ids is None else ids] += share * weights / weights.sum(dtype=np.float64)
     return torch.from_numpy(found)
 
@@ -117,7 +118,7 @@ def penalties_of_samplers_are_those_of_a_cpu() -> Figures:
 
 def _answers(llm: LLM, given: list[list[int]], params: list[SamplingParams], preempted: bool) -> list[list[int]]:
     service = llm.service
-    collectors = [service.submit(prompt, one) for prompt, one in zip(given, params)]
+    collectors = [service.submit(Encoded(prompt), one) for prompt, one in zip(given, params)]
     step = 0
     while service.engine.has_work:
         running = service.engine.scheduler.roster.running

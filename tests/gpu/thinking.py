@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.sampling.grammars import Grammars
-from penstock.sampling.lexicon import Lexicon
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.sampling.grammar.lexicon import Lexicon
 from penstock.types import ReasoningBlock
 from tests.gpu.answers import ask, ids, prompts
 from tests.gpu.check import Figures, check, require
@@ -22,8 +22,8 @@ def _teach(llm: LLM) -> None:
     spelled = [bytes([id]) if id < 256 else b"" for id in range(1024)]
     lexicon = Lexicon(spelled, {BEGIN: b"<think>", END: b"</think>"}, lambda text: list(text.encode()))
     service: Any = llm.service
-    service.engine.executor.runner.rows.grammars = Grammars(lambda: lexicon)
-    service._find_block = lambda tokens, params, prompt: (
+    service.engine.executor.rows.grammars = GrammarCompiler(lambda: lexicon)
+    service._find_block = lambda encoded, params: (
         None if params.thinking_token_budget is None else ReasoningBlock("<think>", "</think>", is_open=True)
     )
 

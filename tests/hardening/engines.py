@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from penstock.server.admission import Admission
-from penstock.server.engine import RemoteEngine
-from penstock.server.flight import Flight
+from penstock.server.engines.admission import AdmissionQueue
+from penstock.server.engines.engine import RemoteEngine
+from penstock.server.engines.in_flight import InFlightRequest
 from penstock.types import Request, SamplingParams
 from tests.hardening.scripted_worker import token_at
 
@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 def make_flight(
     *tokens: int, n: int = 1, max_tokens: int = 8, tenant: str = "", priority: int = 0, num_tokens: int = 0
-) -> Flight:
+) -> InFlightRequest:
     number = next(_numbers)
     prompt = (1,) * num_tokens or (1, 2, *tokens)
     request = Request(
@@ -34,10 +34,10 @@ def make_flight(
         seed=number,
         priority=priority,
     )
-    return Flight(request, None, None, tenant=tenant)
+    return InFlightRequest(request, None, None, tenant=tenant)
 
 
-async def hear(flight: Flight) -> dict[int, list[int]]:
+async def hear(flight: InFlightRequest) -> dict[int, list[int]]:
     """All its tokens by sibling, each as the script wants it."""
     said: dict[int, list[int]] = {}
     async for batch in flight.items():
@@ -51,7 +51,7 @@ async def hear(flight: Flight) -> dict[int, list[int]]:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, admission: Admission | None = None, hang_s: float = 5.0, **options: Any
+    folder: Path, admission: AdmissionQueue | None = None, hang_s: float = 5.0, **options: Any
 ) -> AsyncIterator[RemoteEngine]:
     """Started, and not yet ready."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
@@ -60,7 +60,7 @@ async def running(
         "none",
         {"folder": str(folder), **options},
         folder,
-        Admission(512, 1 << 20) if admission is None else admission,
+        AdmissionQueue(512, 1 << 20) if admission is None else admission,
         hang_s=hang_s,
         command=(sys.executable, "-m", "tests.hardening.scripted_worker"),
     )

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any
 
 from penstock.server.config import MIB
-from penstock.server.front import Front, make_front
-from penstock.server.limits import Limits
+from penstock.server.connections.http_server import HttpServer, make_http_server
+from penstock.server.connections.request_parser import Limits
 
 CHUNK = b"x" * 32768
 
@@ -102,7 +102,7 @@ class FrontedServer:
     async def _serve(self) -> None:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = listener.getsockname()[1]
-        self.front: Front = make_front(Limits(self.app, MIB), None)
+        self.front: HttpServer = make_http_server(Limits(self.app, MIB), None)
         serving = asyncio.ensure_future(self.front.serve([listener]))
         while not self.front.started:
             await asyncio.sleep(0.01)

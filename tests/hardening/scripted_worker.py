@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engine.ipc import Pulse, Wire
+from penstock.api.worker import Task, _first_line
+from penstock.engine.ipc import Heartbeat, Wire
 from penstock.engine.messages import Abort, Add, Deltas, Failed, Ready, Stop
 from penstock.types import Delta
-from penstock.worker import Task, _first_line
 
 DEATH, LATE_DEATH, STUMBLE, HANG, MUTE = 310, 311, 312, 313, 314  # tokens of a prompt
 LATE = 20  # tokens after which LATE_DEATH kills, whichever engine made them
@@ -75,7 +75,7 @@ def load(wire: Wire, options: dict[str, object], folder: Path) -> None:
 def main() -> None:
     task = msgspec.json.decode(_first_line(), type=Task)
     options, folder = task.options, Path(task.options["folder"])
-    wire, pulse = Wire(task.endpoint), Pulse(task.beat_endpoint)
+    wire, pulse = Wire(task.endpoint), Heartbeat(task.beat_endpoint)
     pulse.start()
     load(wire, options, folder)
     rows = int(options.get("rows", 4))
@@ -101,10 +101,10 @@ def main() -> None:
                         ]
             while waiting and len(running) < rows:
                 running.append(waiting.pop(0))
-            pulse.begin()
+            pulse.begun = time.monotonic()
             deltas = [delta for one in running if (delta := one.step()) is not None]
             time.sleep(float(options.get("step_s", 0.002)))
-            pulse.end()
+            pulse.begun = None
             running = [one for one in running if one.num_tokens < one.request.max_tokens]
             if deltas:
                 wire.send(Deltas(deltas))

@@ -18,7 +18,7 @@ NOTED_S = 0.02
 
 def count_callbacks(path: str) -> None:
     report = open(path, "a", buffering=1)  # noqa: SIM115 - open as long as the process lives
-    run = asyncio.Handle._run  # type: ignore[attr-defined]
+    run = asyncio.Handle._run
 
     def counted(handle: Any) -> None:
         what = handle._callback  # before: a handle that has run forgets it; shown without arguments
@@ -29,7 +29,7 @@ def count_callbacks(path: str) -> None:
             wall = time.perf_counter() - begin_wall
             report.write(json.dumps({"thread_s": seconds, "wall_s": wall, "what": repr(what)[:300]}) + "\n")
 
-    asyncio.Handle._run = counted  # type: ignore[attr-defined, method-assign, assignment]
+    asyncio.Handle._run = counted  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

@@ -12,17 +12,27 @@ import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from penstock.errors import SHOWN_CHARS, Busy, shown
-from penstock.server import room as room_module
-from penstock.server import unknown
+from penstock.errors import SHOWN_CHARS, Busy, quote
 from penstock.server.app import DELETES, WRITES
-from penstock.server.chat_body import ChatBody
-from penstock.server.decode import MAX_COMMAS, MAX_OPENED, MAX_QUOTES, SLICE_BYTES, Marks, count_marks, decode
-from penstock.server.embeddings import EmbeddingBody
-from penstock.server.errors import MAX_MESSAGE_CHARS, ApiError, invalid_body
-from penstock.server.record import MAX_FREE_DEPTH, MAX_FREE_VALUES, Budget
-from penstock.server.room import SMALL_BYTES, BodyRoom, Place
-from penstock.server.unknown import MAX_KEYS, UnknownKeys
+from penstock.server.connections import body_memory
+from penstock.server.connections.body_memory import SMALL_BYTES, BodyMemory, BodyReservation
+from penstock.server.http import unknown_keys
+from penstock.server.http.decode import (
+    MAX_COMMAS,
+    MAX_FREE_DEPTH,
+    MAX_FREE_VALUES,
+    MAX_OPENED,
+    MAX_QUOTES,
+    SLICE_BYTES,
+    JsonBudget,
+    JsonCounts,
+    count_tokens,
+    decode,
+)
+from penstock.server.http.errors import MAX_MESSAGE_CHARS, ApiError, make_body_error
+from penstock.server.http.unknown_keys import MAX_KEYS, UnknownKeys
+from penstock.server.openai.chat_body import ChatBody
+from penstock.server.openai.embeddings import EmbeddingBody
 from tests.hardening.counted import CountedServer
 
 MIB = 1 << 20
@@ -120,27 +130,27 @@ def test_no_field_makes_many_errors(kind: type[BaseModel]) -> None:
                 try:
                     kind.model_validate({**valid(kind), name: held})
                 except ValidationError as error:
-                    assert error.error_count() <= 60, (name, shown(held), error.error_count())
-                    assert len(invalid_body(error).message) <= MAX_MESSAGE_CHARS
+                    assert error.error_count() <= 60, (name, quote(held), error.error_count())
+                    assert len(make_body_error(error).message) <= MAX_MESSAGE_CHARS
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_one_unknown_key_of_many_is_named(kind: type[BaseModel]) -> None:
     values = {**valid(kind), **{f"x-{index}": 0 for index in range(50_000)}}
     with pytest.raises(ValidationError) as found:
-        kind.model_validate(values, context=Budget(unknown=UnknownKeys(refuses=True)))
+        kind.model_validate(values, context=JsonBudget(unknown=UnknownKeys(refuses=True)))
     assert [error["loc"] for error in found.value.errors()] == [("x-0",)]
-    assert invalid_body(found.value).message == "unknown parameter: 'x-0'"
+    assert make_body_error(found.value).message == "unknown parameter: 'x-0'"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_few_unknown_keys_of_many_are_looked_at(kind: type[BaseModel], monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    monkeypatch.setattr(unknown, "find_meant", lambda key, known: looked.append(key))
+    monkeypatch.setattr(unknown_keys, "find_meant", lambda key, known: looked.append(key))
     keys = UnknownKeys()
     values = {**valid(kind), **{f"{'x' * 1000}-{index}": 0 for index in range(50_000)}}
-    kind.model_validate(values, context=Budget(unknown=keys))
-    assert len(looked) <= MAX_KEYS and len(keys.names) == MAX_KEYS and len(keys.notice() or "") < 1000
+    kind.model_validate(values, context=JsonBudget(unknown=keys))
+    assert len(looked) <= MAX_KEYS and len(keys.names) == MAX_KEYS and len(keys.make_warning() or "") < 1000
 
 
 FIRST: dict[str, tuple[dict[str, Any], str]] = {
@@ -157,7 +167,7 @@ FIRST: dict[str, tuple[dict[str, Any], str]] = {
     "a long bad word": ({"bad_words": ["a", "a" * 201]}, "bad_words.1="),
     "many biases": ({"logit_bias": {str(index): 1 for index in range(10_001)}}, "it has 10001 entries: the limit is"),
     "many ids": ({"stop_token_ids": [1] * 1025}, "the limit is 1024"),
-    "free values": ({"metadata": {"a": [0] * MAX_FREE_VALUES}}, f"may hold {MAX_FREE_VALUES} values"),
+    "free values": ({"metadata": {"a": [0] * MAX_FREE_VALUES}}, f"may have {MAX_FREE_VALUES} free-form values"),
     "free depth": ({"chat_template_kwargs": {"a": json.loads("[" * 90 + "]" * 90)}}, f"{MAX_FREE_DEPTH} levels"),
     "free text": ({"metadata": {"a": "a" * (5 * MIB)}}, "characters in all"),
 }
@@ -212,7 +222,7 @@ def test_marks_within_texts_do_not_count(text: str) -> None:
     for shift in range(4):
         value = {"a" * shift: [text * (SLICE_BYTES // len(text) + 3), 1, 2, "b"], "c": {}}
         raw = json.dumps(value, separators=(",", ":")).encode()
-        assert count_marks(bytearray(raw)) == Marks(num_opened=3, num_quotes=8, num_commas=4), (text[-9:], shift)
+        assert count_tokens(bytearray(raw)) == JsonCounts(num_opened=3, num_quotes=8, num_commas=4), (text[-9:], shift)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +239,7 @@ def test_marks_within_texts_do_not_count(text: str) -> None:
     ],
 )
 def test_a_shown_value_is_short(value: object) -> None:
-    assert len(shown(value)) <= SHOWN_CHARS and "\n" not in shown(value)
+    assert len(quote(value)) <= SHOWN_CHARS and "\n" not in quote(value)
 
 
 # on a server
@@ -382,17 +392,17 @@ def test_a_request_id_adds_no_events(watched: CountedServer) -> None:
 
 
 def test_the_oldest_body_gets_on_and_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "MAX_WAIT_S", 0.2)
+    monkeypatch.setattr(body_memory, "MAX_WAIT_S", 0.2)
 
     async def run() -> None:
-        room = BodyRoom(MAX_BODY_BYTES)
-        small, oldest, other = Place(room), Place(room), Place(room)
+        room = BodyMemory(MAX_BODY_BYTES)
+        small, oldest, other = BodyReservation(room), BodyReservation(room), BodyReservation(room)
         await small.hold(SMALL_BYTES)
         assert small.num_bytes == 0
         await oldest.hold(SMALL_BYTES + 1)
         await other.hold(3 * MIB)
         await oldest.hold(MAX_BODY_BYTES)  # beyond what is shared
-        with pytest.raises(Busy, match="no room"):
+        with pytest.raises(Busy, match="no memory"):
             await other.hold(7 * MIB)
         waiting = asyncio.ensure_future(other.hold(7 * MIB))
         await asyncio.sleep(0)
@@ -406,11 +416,11 @@ def test_the_oldest_body_gets_on_and_others_wait(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_slow_body_makes_way_for_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "SLOW_S", 0.05)
+    monkeypatch.setattr(body_memory, "SLOW_S", 0.05)
 
     async def run() -> None:
-        room = BodyRoom(MAX_BODY_BYTES)
-        slow, other = Place(room), Place(room)
+        room = BodyMemory(MAX_BODY_BYTES)
+        slow, other = BodyReservation(room), BodyReservation(room)
         await slow.hold(MAX_BODY_BYTES)
         await asyncio.sleep(0.1)
         assert not slow.is_overdue  # nobody waits

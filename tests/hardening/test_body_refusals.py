@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from penstock.server.chat_body import ChatBody
-from penstock.server.completion_body import CompletionBody
-from penstock.server.decode import SLICE_BYTES, decode
-from penstock.server.embeddings import EmbeddingBody
-from penstock.server.errors import ApiError
+from penstock.server.http.decode import SLICE_BYTES, decode
+from penstock.server.http.errors import ApiError
+from penstock.server.openai.chat_body import ChatBody
+from penstock.server.openai.completions import CompletionBody
+from penstock.server.openai.embeddings import EmbeddingBody
 
 MAX_TEXT_BYTES = 32 << 20
 BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
@@ -35,7 +35,7 @@ def test_too_many_texts_are_counted(kind: type[BaseModel], field: str) -> None:
     "part, remedy",
     [
         ({"type": "image_url", "image_url": {"url": "data:"}}, "describe the image"),
-        ({"type": "input_audio", "input_audio": {}}, "send what was said as text"),
+        ({"type": "input_audio", "input_audio": {}}, "send a transcript as text"),
         ({"type": "file", "file": {}}, "send the file's text as text"),
         ({"type": "video_url"}, "describe the video"),
     ],
@@ -43,7 +43,7 @@ def test_too_many_texts_are_counted(kind: type[BaseModel], field: str) -> None:
 def test_models_take_text_only(part: dict[str, Any], remedy: str) -> None:
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]}
     message = told(ChatBody, json.dumps(body).encode())
-    assert f"models here take text only: {remedy}" in message and message.startswith("messages.0.content.1=")
+    assert f"models read text only: {remedy}" in message and message.startswith("messages.0.content.1=")
 
 
 USER = BODY[:-1] + b', "user": "%s"}'

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from penstock.server import room as room_module
-from penstock.server.room import BodyRoom, Place
+from penstock.server.connections import body_memory
+from penstock.server.connections.body_memory import BodyMemory, BodyReservation
 from tests.server.running import RunningServer
 
 MIB = 1 << 20
@@ -37,7 +37,7 @@ async def trickle(url: str, statuses: list[int]) -> None:
     ).encode()
     while True:
         reader, writer = await asyncio.open_connection(split.hostname, split.port)
-        with contextlib.suppress(ConnectionError):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
             writer.write(head + b'{"messages": "' + b"a" * (3 * MIB))
             answer = asyncio.ensure_future(reader.readline())
             while not answer.done():
@@ -45,7 +45,6 @@ async def trickle(url: str, statuses: list[int]) -> None:
                 await asyncio.wait([answer], timeout=0.2)
             with contextlib.suppress(IndexError):
                 statuses.append(int(answer.result().split()[1]))
-        writer.close()
 
 
 def test_slow_bodies_of_one_tenant_leave_room_for_another(shared: RunningServer) -> None:
@@ -77,13 +76,13 @@ def test_slow_bodies_of_one_tenant_leave_room_for_another(shared: RunningServer)
 
 def test_the_first_to_come_is_the_first_to_have_room() -> None:
     async def run() -> None:
-        room, order = BodyRoom(32 * MIB), []
-        oldest, held = Place(room, "a"), Place(room, "a")
+        room, order = BodyMemory(32 * MIB), []
+        oldest, held = BodyReservation(room, "a"), BodyReservation(room, "a")
         await oldest.hold(2 * MIB)
         await held.hold(4 * MIB)
 
         async def wait(name: int) -> None:
-            place = Place(room, "a")
+            place = BodyReservation(room, "a")
             await place.hold(4 * MIB)
             order.append(name)
             await asyncio.sleep(0)
@@ -101,17 +100,17 @@ def test_the_first_to_come_is_the_first_to_have_room() -> None:
 
 def test_a_tenant_has_half_while_another_waits() -> None:
     async def run() -> None:
-        room = BodyRoom(32 * MIB)
-        oldest, first, second = Place(room, "a"), Place(room, "a"), Place(room, "a")
+        room = BodyMemory(32 * MIB)
+        oldest, first, second = BodyReservation(room, "a"), BodyReservation(room, "a"), BodyReservation(room, "a")
         await oldest.hold(16 * MIB)
         await first.hold(2 * MIB)  # it has 4 of the 8 MiB
-        other = Place(room, "b")
+        other = BodyReservation(room, "b")
         waits = asyncio.ensure_future(other.hold(4 * MIB))  # 8, beyond its half too: it waits on
         await asyncio.sleep(0)
         more = asyncio.ensure_future(second.hold(3 * MIB // 2))
-        light = Place(room, "b")
+        light = BodyReservation(room, "b")
         await light.hold(MIB)
-        assert light.is_apart and not waits.done()
+        assert light.is_light and not waits.done()
         await asyncio.sleep(0.01)
         assert not more.done()
         await first.leave()
@@ -125,12 +124,12 @@ def test_a_tenant_has_half_while_another_waits() -> None:
 
 
 def test_who_hardly_gets_on_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "TRICKLE_S", 0.05)
-    monkeypatch.setattr(room_module, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(body_memory, "TRICKLE_S", 0.05)
+    monkeypatch.setattr(body_memory, "PATIENCE_S", 0.02)
 
     async def run() -> None:
-        room = BodyRoom(32 * MIB)
-        slow, quick, other = Place(room, "a"), Place(room, "a"), Place(room, "b")
+        room = BodyMemory(32 * MIB)
+        slow, quick, other = BodyReservation(room, "a"), BodyReservation(room, "a"), BodyReservation(room, "b")
         await slow.hold(4 * MIB)
         await quick.hold(4 * MIB)
         waiting = asyncio.ensure_future(other.hold(2 * MIB))

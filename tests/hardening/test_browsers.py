@@ -12,10 +12,8 @@ import pytest
 
 from penstock.errors import InvalidConfig
 from penstock.server.app import DELETES, READS, WRITES
-from penstock.server.gate import Gate
-from penstock.server.hosts import Hosts, is_local, split_host
-from penstock.server.keys import ADMIN, KeyRing, read_keys
-from penstock.server.origins import OriginCheck, read_origins
+from penstock.server.connections.hosts import Hosts, OriginCheck, is_local, read_origins, split_host
+from penstock.server.http.keys import ADMIN, AuthMiddleware, KeyRing, read_keys
 from tests.llm import tiny
 from tests.server.running import RunningServer
 
@@ -317,8 +315,8 @@ def test_who_is_the_admin() -> None:
         client = ring.identify(secret, is_local=here)
         assert client is not None and client.is_admin is admin
     assert with_keys.identify(None, is_local=True) is None
-    gate = Gate(None, open_ring, [])  # type: ignore[arg-type]
-    denied = gate._denied(open_ring.identify(None), "/admin/running")
+    gate = AuthMiddleware(None, open_ring, [])  # type: ignore[arg-type]
+    denied = gate._find_error(open_ring.identify(None), "/admin/running")
     assert denied is not None and denied.status == 403
 
 

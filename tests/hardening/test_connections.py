@@ -14,9 +14,9 @@ import httpx
 import pytest
 import uvloop
 
-from penstock.server import front, wire
-from penstock.server.limits import MAX_HEADERS, Limits
-from penstock.server.seats import Seats, peer_of
+from penstock.server.connections import connection, http_server, request_parser
+from penstock.server.connections.request_parser import MAX_HEADERS, Limits
+from penstock.server.connections.slots import ConnectionSlots, peer_of
 from tests.hardening.counted import CountedServer
 from tests.hardening.fronted import CHUNK, FrontedServer, everything
 
@@ -41,12 +41,12 @@ def running(request: pytest.FixtureRequest) -> Iterator[FrontedServer]:
 @pytest.fixture
 def fronted(running: FrontedServer) -> Iterator[FrontedServer]:
     """The server, with nothing left of the test before."""
-    app, seats, keep_alive = running.app, running.front.server_state.seats, running.front.config.timeout_keep_alive
+    app, slots, keep_alive = running.app, running.front.server_state.slots, running.front.config.timeout_keep_alive
     app.go.clear()
     app.num_chunks = 0
     yield running
     app.go.set()
-    running.front.server_state.seats, running.front.config.timeout_keep_alive = seats, keep_alive
+    running.front.server_state.slots, running.front.config.timeout_keep_alive = slots, keep_alive
     wait_until(lambda: app.num_running == 0)
 
 
@@ -110,7 +110,7 @@ def test_endless_heads_are_refused(fronted: FrontedServer, begin: bytes, part: b
 
 
 def test_who_sends_for_ever_is_cut_off(fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_DISCARDED", 4 << 20)
+    monkeypatch.setattr(request_parser, "MAX_DISCARDED", 4 << 20)
     for begin in (LINE + b"X: ", CLOSING + b"Content-Length: 99999999999\r\n\r\n"):
         assert flood(fronted, begin, b"a" * 65536)[0] < 64 << 20
 
@@ -152,7 +152,7 @@ def test_the_target_may_name_a_host(fronted: FrontedServer) -> None:
 
 def test_a_thousand_requests_at_once(fronted: FrontedServer) -> None:
     answer = fronted.ask((LINE + b"\r\n") * 1000)
-    assert answer.count(b"HTTP/1.1 200") == wire.MAX_PIPELINED + 1
+    assert answer.count(b"HTTP/1.1 200") == request_parser.MAX_PIPELINED + 1
 
 
 def test_nonsense_does_not_cut_the_answer_before_it(fronted: FrontedServer) -> None:
@@ -174,7 +174,7 @@ def test_a_length_of_many_digits_costs_nothing() -> None:
     async def nothing(*_: Any) -> Any:
         raise AssertionError
 
-    refused = Limits(nothing, 1000)._refused(asked)
+    refused = Limits(nothing, 1000)._find_error(asked)
     assert refused is not None and refused.status == 413
 
 
@@ -187,17 +187,17 @@ def test_a_length_of_many_digits_costs_nothing() -> None:
 def test_a_head_has_its_time(
     fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch, sent: bytes, answered: int
 ) -> None:
-    monkeypatch.setattr(wire, "HEADER_S", 0.2)
+    monkeypatch.setattr(connection, "HEADER_S", 0.2)
     with fronted.connect() as line:
         line.sendall(sent)
         assert status(b"HTTP" + everything(line).rpartition(b"HTTP")[2] if answered else everything(line)) == answered
-    wait_until(lambda: len(fronted.front.server_state.seats) == 0)
+    wait_until(lambda: len(fronted.front.server_state.slots) == 0)
 
 
 def test_a_trickle_does_not_keep_a_connection(fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HEADER_S", 0.5)
-    monkeypatch.setattr(wire, "BODY_S", 0.5)
-    monkeypatch.setattr(wire, "LINGER_S", 0.2)
+    monkeypatch.setattr(connection, "HEADER_S", 0.5)
+    monkeypatch.setattr(connection, "BODY_S", 0.5)
+    monkeypatch.setattr(connection, "LINGER_S", 0.2)
     drops = {
         LINE + b"X: ": b"1",
         LINE + b"Content-Length: 1000\r\n\r\n": b"1",
@@ -217,13 +217,13 @@ def test_a_trickle_does_not_keep_a_connection(fronted: FrontedServer, monkeypatc
                 del open_lines[line]
         time.sleep(0.02)
     assert not open_lines
-    wait_until(lambda: len(fronted.front.server_state.seats) == 0 and fronted.app.num_running == 0)
+    wait_until(lambda: len(fronted.front.server_state.slots) == 0 and fronted.app.num_running == 0)
     for line in lines:
         line.close()
 
 
 def test_a_body_that_comes_steadily_has_more_time(fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "BODY_S", 0.5)
+    monkeypatch.setattr(connection, "BODY_S", 0.5)
     with fronted.connect() as line:
         line.sendall(CLOSING + b"Content-Length: 40000\r\n\r\n")
         for _ in range(40):
@@ -233,7 +233,7 @@ def test_a_body_that_comes_steadily_has_more_time(fronted: FrontedServer, monkey
 
 
 def test_idle_connections_are_closed(fronted: FrontedServer) -> None:
-    assert fronted.front.config.timeout_keep_alive == wire.KEEP_ALIVE_S
+    assert fronted.front.config.timeout_keep_alive == connection.KEEP_ALIVE_S
     fronted.front.config.timeout_keep_alive = 0.2  # type: ignore[assignment]
     with fronted.connect() as line:
         line.sendall(LINE + b"\r\n")
@@ -241,27 +241,27 @@ def test_idle_connections_are_closed(fronted: FrontedServer) -> None:
 
 
 def test_an_answer_before_the_body_is_seen(fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "LINGER_S", 0.2)
+    monkeypatch.setattr(connection, "LINGER_S", 0.2)
     with fronted.connect() as line:
         line.sendall(CLOSING + b"Content-Length: 9999999\r\n\r\n" + b"a" * 5_000_000)
         assert status(everything(line)) == 413
-    wait_until(lambda: len(fronted.front.server_state.seats) == 0)
+    wait_until(lambda: len(fronted.front.server_state.slots) == 0)
 
 
 # readers
 
 
 def test_clients_that_never_read_are_dropped(fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "UNREAD_S", 0.3)
+    monkeypatch.setattr(connection, "UNREAD_S", 0.3)
     with fronted.connect(receive_bytes=4096) as line:
         line.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_until(lambda: fronted.app.num_chunks > 0 and fronted.app.num_running == 0)
         assert fronted.app.num_chunks * len(CHUNK) < 4 << 20
-    wait_until(lambda: len(fronted.front.server_state.seats) == 0)
+    wait_until(lambda: len(fronted.front.server_state.slots) == 0)
 
 
 def test_slow_readers_are_not(fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "UNREAD_S", 2.0)
+    monkeypatch.setattr(connection, "UNREAD_S", 2.0)
     with fronted.connect(receive_bytes=4096) as line:
         line.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for _ in range(25):
@@ -304,7 +304,7 @@ def test_clients_that_leave_are_noticed(fronted: FrontedServer) -> None:
 
 
 def test_clients_on_other_machines_are_asked(fronted: FrontedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "held_ends", dict)
+    monkeypatch.setattr(http_server, "read_tcp_table", dict)
     line = fronted.connect()
     line.sendall(SLOW)
     wait_until(lambda: fronted.app.num_running == 1)
@@ -322,8 +322,8 @@ def test_clients_on_other_machines_are_asked(fronted: FrontedServer, monkeypatch
 
 
 def test_silent_connections_make_way(fronted: FrontedServer) -> None:
-    fronted.front.server_state.seats = Seats(6)
-    assert fronted.front.server_state.seats.max_per_peer == 4
+    fronted.front.server_state.slots = ConnectionSlots(6)
+    assert fronted.front.server_state.slots.max_per_peer == 4
     lines = [fronted.connect() for _ in range(20)]
     assert status(fronted.ask(CLOSING + b"\r\n")) == 200
     assert everything(lines[0]) == b""
@@ -355,14 +355,14 @@ class One:
 
 
 def test_whoever_has_most_makes_way() -> None:
-    seats = Seats(10, 8)
+    slots = ConnectionSlots(10, 8)
     many, few = [One() for _ in range(8)], [One() for _ in range(2)]
-    assert all(seats.take(one, "a") for one in many) and all(seats.take(one, "b") for one in few)
+    assert all(slots.take(one, "a") for one in many) and all(slots.take(one, "b") for one in few)
     new = One()
-    assert seats.take(new, "c") and many[0].dropped and not any(one.dropped for one in few) and len(seats) == 10
-    seats.leave(many[0], "a")
-    assert len(seats) == 10  # it had left already
-    busy = Seats(2, 2)
+    assert slots.take(new, "c") and many[0].dropped and not any(one.dropped for one in few) and len(slots) == 10
+    slots.leave(many[0], "a")
+    assert len(slots) == 10  # it had left already
+    busy = ConnectionSlots(2, 2)
     assert busy.take(One(False), "a") and busy.take(One(False), "b") and not busy.take(One(), "c")
 
 
@@ -439,7 +439,7 @@ def test_an_upgrade_with_a_large_body(fronted: FrontedServer) -> None:
     assert content(fronted.ask(with_body))["bytes"] == len(body)
     both = LINE + H2C + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     assert status(fronted.ask(both)) == 400
-    assert fronted.ask((LINE + H2C + b"\r\n") * 1000).count(b"HTTP/1.1 200") <= wire.MAX_PIPELINED + 1
+    assert fronted.ask((LINE + H2C + b"\r\n") * 1000).count(b"HTTP/1.1 200") <= request_parser.MAX_PIPELINED + 1
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"0.9"])

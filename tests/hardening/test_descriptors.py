@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.server.descriptors import max_connections
+from penstock.server.connections.slots import max_connections
 from tests.hardening.commands import HANG_S, TINY, penstock, sentence
 from tests.hardening.pem import write_pem
 from tests.server.running import RunningServer
@@ -72,10 +72,10 @@ def test_an_engine_that_dies_while_connections_are_at_their_limit(
     ):
         pid = client.get("/info").json()["models"][0]["pid"]
         with silent_connections(running.url, NUM_CONNECTIONS) as connections:
-            running.wait_for("connections refused")
+            running.wait_for("refused ")
             assert num_open(running.process.pid) < LIMIT - 32
             os.kill(pid, signal.SIGKILL)
-            running.wait_for("ended (status -9)")
+            running.wait_for("crashed (status -9)")
             answer = client.post("/v1/completions", json={"prompt": [20], "max_tokens": 4})  # on the line it had
             assert answer.status_code == 200, answer.text
             assert num_closed(connections) > 0

@@ -13,20 +13,20 @@ import httpx
 import pytest
 
 from penstock.errors import Busy
-from penstock.server.admission import Admission
-from penstock.server.flight import Flight
+from penstock.server.engines.admission import AdmissionQueue
+from penstock.server.engines.in_flight import InFlightRequest
 from tests.hardening.engines import hear, make_flight, running, until
 from tests.server.running import RunningServer
 
 pytestmark = pytest.mark.timeout(180)
 
 
-def serve(admission: Admission, count: int) -> list[Flight]:
+def serve(admission: AdmissionQueue, count: int) -> list[InFlightRequest]:
     return [flight for _ in range(count) if (flight := admission.next()) is not None]
 
 
 def test_priority_orders_within_a_tenant_only() -> None:
-    admission = Admission(100, 10_000)
+    admission = AdmissionQueue(100, 10_000)
     for number in range(20):
         admission.enter(make_flight(tenant="pushy", priority=-1 - number))
         admission.enter(make_flight(tenant="plain"))
@@ -39,8 +39,8 @@ def test_priority_orders_within_a_tenant_only() -> None:
 def test_engine_sees_no_priority_among_tenants(tmp_path: Path) -> None:
     async def run(folder: Path, weights: dict[str, float]) -> set[str]:
         folder.mkdir()
-        async with running(folder, Admission(100, 10_000, weights)) as engine:
-            await engine.loaded()
+        async with running(folder, AdmissionQueue(100, 10_000, weights)) as engine:
+            await engine.wait_ready()
             flights = [make_flight(tenant="a", priority=-5), make_flight(tenant="a", priority=3)]
             for flight in flights:
                 engine.submit(flight)
@@ -53,8 +53,8 @@ def test_engine_sees_no_priority_among_tenants(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("max_requests", "max_tokens"), [(16, 10**6), (10**6, 160)])
 def test_full_queue_makes_way_for_a_tenant_below_its_share(max_requests: int, max_tokens: int) -> None:
-    admission = Admission(max_requests, max_tokens)
-    flood: list[Flight] = []
+    admission = AdmissionQueue(max_requests, max_tokens)
+    flood: list[InFlightRequest] = []
     with pytest.raises(Busy):
         while True:
             flood.append(make_flight(tenant="flood", num_tokens=10))
@@ -65,7 +65,7 @@ def test_full_queue_makes_way_for_a_tenant_below_its_share(max_requests: int, ma
     with pytest.raises(Busy):
         admission.enter(make_flight(tenant="other", num_tokens=10))  # beyond its share
     assert Counter(flight.tenant for flight in admission) == {"flood": 8, "other": 8}
-    refused = [flight for flight in flood[:16] if not flight.open]
+    refused = [flight for flight in flood[:16] if not flight.is_open]
     assert refused == flood[8:16]  # the newest
 
     async def hear_refusal() -> Busy:
@@ -77,7 +77,7 @@ def test_full_queue_makes_way_for_a_tenant_below_its_share(max_requests: int, ma
 
 
 def test_shares_of_the_queue_follow_weights() -> None:
-    admission = Admission(40, 10**6, {"gold": 3.0})
+    admission = AdmissionQueue(40, 10**6, {"gold": 3.0})
     rng = random.Random(1)
     for _ in range(2000):
         for name in rng.sample(["gold", "plain"], 2):
@@ -87,7 +87,7 @@ def test_shares_of_the_queue_follow_weights() -> None:
 
 
 def test_retries_that_do_not_wait_gain_nothing() -> None:
-    admission, served = Admission(8, 10**6), Counter[str]()
+    admission, served = AdmissionQueue(8, 10**6), Counter[str]()
     for _ in range(200):
         for _ in range(25):
             with contextlib.suppress(Busy):
@@ -98,7 +98,7 @@ def test_retries_that_do_not_wait_gain_nothing() -> None:
 
 
 def test_prompts_of_a_body_take_turns_with_other_requests() -> None:
-    admission = Admission(4, 100)
+    admission = AdmissionQueue(4, 100)
     admission.enter(*(make_flight(tenant="t", num_tokens=30) for _ in range(512)))  # larger than the queue
     small = [make_flight(tenant="t") for _ in range(3)]
     for flight in small:
@@ -111,7 +111,7 @@ def test_prompts_of_a_body_take_turns_with_other_requests() -> None:
 
 
 def test_accounts_hold_under_random_load() -> None:
-    rng, admission, entered = random.Random(7), Admission(30, 400, {"a": 2.0}), set[Flight]()
+    rng, admission, entered = random.Random(7), AdmissionQueue(30, 400, {"a": 2.0}), set[InFlightRequest]()
     for _ in range(5000):
         what = rng.random()
         if what < 0.5:
@@ -133,18 +133,18 @@ def test_accounts_hold_under_random_load() -> None:
         elif what < 0.8:
             flight = admission.next()
             assert (flight is None) == (len(admission) == 0 and flight is None)
-            entered.discard(flight)  # type: ignore[arg-type]
+            entered.discard(flight)
             if flight is not None and rng.random() < 0.2:
                 admission.put_back(flight)
                 entered.add(flight)
         elif entered:
             flight = rng.choice(sorted(entered, key=lambda one: one.request.id))
-            assert admission.leave(flight) == flight.open
+            assert admission.leave(flight) == flight.is_open
             entered.discard(flight)
-        entered = {flight for flight in entered if flight.open}
+        entered = {flight for flight in entered if flight.is_open}
         assert set(admission) == entered and len(admission) == len(entered)
-        heads = {flight.line for flight in entered}
-        assert admission.num_tokens == sum(len(line.first.request.tokens) for line in heads if line is not None)
+        heads = {flight.queue for flight in entered}
+        assert admission.num_tokens == sum(len(queue.first.request.tokens) for queue in heads if queue is not None)
     for flight in list(entered):
         admission.leave(flight)
     assert len(admission) == 0 and admission.num_tokens == 0 and admission.next() is None
@@ -155,18 +155,18 @@ def test_a_large_body_keeps_nobody_of_its_tenant_out(tmp_path: Path, num_prompts
     """Not even one whose answers are long and take all the engine's rows."""
 
     async def run() -> None:
-        async with running(tmp_path, Admission(8, 10_000), rows=8, step_s=0.001) as engine:
-            await engine.loaded()
+        async with running(tmp_path, AdmissionQueue(8, 10_000), rows=8, step_s=0.001) as engine:
+            await engine.wait_ready()
             large = [make_flight(max_tokens=4000, n=n) for _ in range(num_prompts)]
             engine.submit(*large)
-            await until(lambda: len(engine.traffic.parts) and large[0].outputs[0])
+            await until(lambda: len(engine.dispatcher.parts) and large[0].outputs[0])
             for _ in range(5):
                 small = make_flight(max_tokens=20)
                 engine.submit(small)
                 await hear(small)
-                assert all(flight.open for flight in large)  # not one of its answers had to end first
+                assert all(flight.is_open for flight in large)  # not one of its answers had to end first
             engine.abort(*large)
-            assert not engine.busy
+            assert not engine.is_busy
 
     asyncio.run(run())
 
@@ -175,8 +175,8 @@ def test_a_tenant_finds_a_row_beside_a_flood(tmp_path: Path) -> None:
     """Also where every row is taken by long answers; those go on later, token for token."""
 
     async def run() -> None:
-        async with running(tmp_path, Admission(64, 10_000, {"flood": 1.0, "other": 1.0}), rows=8) as engine:
-            await engine.loaded()
+        async with running(tmp_path, AdmissionQueue(64, 10_000, {"flood": 1.0, "other": 1.0}), rows=8) as engine:
+            await engine.wait_ready()
             flood = [make_flight(max_tokens=150, tenant="flood", n=1 + index % 2) for index in range(30)]
             for flight in flood:
                 engine.submit(flight)
@@ -186,7 +186,7 @@ def test_a_tenant_finds_a_row_beside_a_flood(tmp_path: Path) -> None:
             for flight in others:
                 engine.submit(flight)
             await asyncio.gather(*map(hear, others))
-            assert all(flight.open for flight in flood)
+            assert all(flight.is_open for flight in flood)
             await asyncio.gather(*heard)
 
     asyncio.run(run())

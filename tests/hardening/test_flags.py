@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
-from penstock.server.signals import RELOADING, STOPPING
+from penstock.server.run import RELOADING, STOPPING
 from tests.hardening.commands import HANG_S, TINY
 from tests.hardening.pem import write_pem
 from tests.server.running import free_port
@@ -162,7 +162,7 @@ def test_option_files_in_toml(refuse: Refuse, tmp_path: Path, text: bytes) -> No
 
 def test_one_string_where_several_may_stand(tmp_path: Path) -> None:
     """Its letters are not a list of keys."""
-    from penstock.commands.config_file import read_options
+    from penstock.commands.flags.config_file import read_options
 
     path = tmp_path / "options.yaml"
     path.write_text("api_key: secret\npublic-prefix: [a, b]\n")
@@ -245,7 +245,7 @@ def test_two_servers_race_for_one_port(tiny_model: Path) -> None:
     finally:
         for process in both:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 def test_other_commands(refuse: Refuse, tiny_model: Path, tmp_path: Path) -> None:

@@ -12,18 +12,21 @@ import httpx
 import pytest
 
 from penstock.errors import InvalidConfig
-from penstock.server import folder as module
-from penstock.server.folder import FOLDER, MAX_SOCKET_PATH, private_folder
+from penstock.server.engines import process as module
+from penstock.server.engines.process import FOLDER, MAX_SOCKET_PATH, private_folder
 from tests.hardening.commands import HANG_S, TINY
 from tests.server.running import RunningServer
 
-MAKE = "import sys; from penstock.server.folder import private_folder as make\nwith make() as f: print(f, flush=True); "
+MAKE = (
+    "import sys; from penstock.server.engines.process import private_folder as make\n"
+    "with make() as f: print(f, flush=True); "
+)
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only place that is looked at."""
-    monkeypatch.setattr(module, "_places", lambda: [str(tmp_path)])
+    monkeypatch.setattr(module, "_list_places", lambda: [str(tmp_path)])
     monkeypatch.setattr(module, "MAX_SOCKET_PATH", 4096)  # pytest's folders are deep
     return tmp_path
 
@@ -87,6 +90,6 @@ def test_where_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TMPDIR", "/proc/nothing")
     with private_folder() as folder:
         assert len(f"{folder}/999999.engine") <= MAX_SOCKET_PATH
-    monkeypatch.setattr(module, "_places", lambda: ["/proc/nothing", "/tmp/" + "x" * 103])
+    monkeypatch.setattr(module, "_list_places", lambda: ["/proc/nothing", "/tmp/" + "x" * 103])
     with pytest.raises(InvalidConfig, match=r"/proc/nothing: No such file.*x is too long.*TMPDIR"), private_folder():
         pass

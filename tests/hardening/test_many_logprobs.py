@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.server.logprobs import MAX_PROMPT_LOGPROBS, check_prompt_logprobs, encode_in_parts
+from penstock.server.openai.logprobs import MAX_PROMPT_LOGPROBS, check_prompt_logprobs, encode_piecewise
 from penstock.types import SamplingParams
 from tests.hardening.counted import CountedServer
 
@@ -108,4 +108,4 @@ def test_the_limit_is_the_bodys() -> None:
 def test_json_in_parts_is_json() -> None:
     value = {"a": [{"b": {"c": [{"d\n": 1.5, "é": None, "f": [True, {}]}], 'k"': []}}], "g": [], "h": {"1": {2: 3}}}
     for levels in range(9):
-        assert json.loads(encode_in_parts(value, levels)) == json.loads(encode_in_parts(value, 0))
+        assert json.loads(encode_piecewise(value, levels)) == json.loads(encode_piecewise(value, 0))

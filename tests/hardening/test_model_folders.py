@@ -92,7 +92,7 @@ def test_a_tokenizer_that_explodes_on_some_text_costs_its_process_alone(tmp_path
     """A growth of 60 is let through; with it, 3 MB become 180 MB, and what is noted of each byte of them 3 GB."""
     grows: dict[str, Any] = {"normalizer": {"type": "Replace", "pattern": {"String": "q"}, "content": "q" * 60}}
     tokenizer = load_sandboxed(write_model(tmp_path, **grows), "grows")
-    with pytest.raises(InvalidRequest, match="MiB on this text|places? at which|in a row"):
+    with pytest.raises(InvalidRequest, match="MiB for this text|places? at which|in a row"):
         tokenizer.encode("q" * 3_000_000)
     assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
     tokenizer.rest()
@@ -159,7 +159,7 @@ def test_a_further_model_of_that_kind_leaves_no_engine(tmp_path: Path) -> None:
             assert answer.status_code == 500 and "lengthen a text" in answer.json()["error"]["message"]
         children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()
         commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
-        assert sum(b"penstock.worker" in command for command in commands) == 1
+        assert sum(b"penstock.api.worker" in command for command in commands) == 1
         assert sum(b"sandbox.zygote" in command for command in commands) <= 2
 
 
@@ -193,6 +193,7 @@ def test_nothing_in_the_folder_is_imported(tmp_path: Path, command: list[str]) -
         said.append(line)
         if "listening on" in line:
             process.terminate()
+    process.stdout.close()
     assert process.wait(60) == 0, said
     assert not (tmp_path / "ran").exists()
 

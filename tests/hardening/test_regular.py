@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.regular import MIB, UnreadableFile, read_regular
+from penstock.host.files import MIB, UnreadableFile, read_regular
 
 
 def refusal(path: str | Path, max_bytes: int = 100) -> str:

@@ -15,9 +15,9 @@ import pytest
 from penstock.cli import main
 from penstock.commands.ps import loopback_url
 from penstock.errors import InvalidConfig
-from penstock.server.admission import Admission
 from penstock.server.config import ServerConfig
-from penstock.server.keys import KeyRing, make_ring, read_admin_key, read_keys, reload_keys
+from penstock.server.engines.admission import AdmissionQueue
+from penstock.server.http.keys import KeyRing, make_ring, read_admin_key, read_keys, reload_keys
 from tests.server.running import RunningServer
 
 DUMMY = ("--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny")
@@ -114,7 +114,7 @@ def test_reloading(tmp_path: Path) -> None:
     path.write_text("old alice 2\n")
     config = ServerConfig(api_key_file=str(path))
     ring = make_ring(config)
-    admission = Admission(8, 1000, ring.weights())
+    admission = AdmissionQueue(8, 1000, ring.weights())
     for bad in ("", "# none\n", "a b c d\n"):
         path.write_text(bad)
         with pytest.raises(InvalidConfig):
@@ -123,7 +123,7 @@ def test_reloading(tmp_path: Path) -> None:
     path.write_text("new alice 3\nother bob\n")
     reload_keys(ring, config)
     assert ring.identify("old") is None and ring.identify("new") is not None
-    assert dict(admission.weights) == {"alice": 3.0, "bob": 1.0}
+    assert dict(admission.fair_shares.weights) == {"alice": 3.0, "bob": 1.0}
 
 
 @pytest.mark.slow
@@ -176,6 +176,6 @@ def test_without_keys_others_are_told_as_little(tiny_model: Path) -> None:
         assert set(told) == {"version", "models"} and "pid" not in told["models"][0]
         assert httpx.get(running.url + "/metrics", headers={"X-Forwarded-For": "10.0.0.9"}).status_code == 200
     with RunningServer(str(tiny_model), *DUMMY, "--api-key", "one") as running:
-        running.wait_for("there are API keys and no admin key", 5)
+        running.wait_for("no admin key is set", 5)
         for path in ("/admin/running", "/metrics"):
             assert httpx.get(running.url + path, headers={"x-api-key": "one"}).status_code == 403

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from penstock.errors import Busy
-from penstock.sandbox.slots import Slots
+from penstock.sandbox.lanes import Slots
 
 
 def test_a_turn_passed_to_one_who_just_left_goes_on() -> None:

@@ -92,9 +92,9 @@ def answer(tiny_model: Path) -> str:
     ("env", "encoding"),
     [
         ({"LC_ALL": "C"}, "utf-8"),
-        (PLAIN, "utf-8"),
+        pytest.param(PLAIN, "utf-8", marks=pytest.mark.slow),
         ({**PLAIN, "PYTHONIOENCODING": "ascii:strict"}, "ascii"),
-        ({"PYTHONIOENCODING": "latin-1"}, "latin-1"),
+        pytest.param({"PYTHONIOENCODING": "latin-1"}, "latin-1", marks=pytest.mark.slow),
     ],
     ids=["C", "plain C", "ascii", "latin-1"],
 )
@@ -123,10 +123,11 @@ def test_input_that_is_no_text(tiny_model: Path) -> None:
 
 
 def test_input_that_never_ends(tiny_model: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "penstock", "run", str(tiny_model), *TINY],
-        stdin=open("/dev/zero", "rb"),
-        capture_output=True,
-        timeout=HANG_S,
-    )  # noqa: SIM115
+    with open("/dev/zero", "rb") as zeros:
+        process = subprocess.run(
+            [sys.executable, "-m", "penstock", "run", str(tiny_model), *TINY],
+            stdin=zeros,
+            capture_output=True,
+            timeout=HANG_S,
+        )
     assert "33554432 characters" in sentence(process)

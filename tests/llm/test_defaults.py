@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.commands.config_file import read_options
+from penstock.api.defaults import Defaults, find_defaults, from_wire
+from penstock.commands.flags.config_file import read_options
 from penstock.config import EngineConfig
-from penstock.defaults import Defaults, find_defaults, from_wire
 from penstock.errors import InvalidConfig
 from penstock.hub.recommended import find_recommended
-from penstock.server.ollama.options import OWN
+from penstock.server.ollama.bodies import OLLAMA_DEFAULTS
 from tests.llm import tiny
 
 SMOLLM2 = {
@@ -120,11 +120,13 @@ def test_a_file_of_options_has_them_too(tmp_path: Path) -> None:
 
 
 def test_an_apis_own_values_hold_where_the_model_recommends_none() -> None:
-    assert defaults_of({}, SMOLLM2).yield_to(OWN) == {}
-    assert defaults_of({"top_k": 20}).yield_to(OWN) == {}
+    assert defaults_of({}, SMOLLM2).yield_to(OLLAMA_DEFAULTS) == {}
+    assert defaults_of({"top_k": 20}).yield_to(OLLAMA_DEFAULTS) == {}
     for free in (defaults_of({}, OTHER), defaults_of(), defaults_of({}, SMOLLM2, generation_config="vllm")):
-        assert free.yield_to(OWN) == OWN
-    assert "temperature" not in defaults_of({}, OTHER, override_generation_config={"temperature": 0}).yield_to(OWN)
+        assert free.yield_to(OLLAMA_DEFAULTS) == OLLAMA_DEFAULTS
+    assert "temperature" not in defaults_of({}, OTHER, override_generation_config={"temperature": 0}).yield_to(
+        OLLAMA_DEFAULTS
+    )
 
 
 def test_they_survive_the_wire() -> None:

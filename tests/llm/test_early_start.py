@@ -31,11 +31,11 @@ def watched(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     executor = llm.service.engine.executor
     start = executor.start
 
-    def started(plan: Any) -> Any:
+    def started(_: Any, plan: Any) -> Any:
         seen.append((llm.service.engine.scheduler.stats.num_requests, len(plan.rows)))
         return start(plan)
 
-    monkeypatch.setattr(executor, "start", started)
+    monkeypatch.setattr(type(executor), "start", started)  # a closed runner has no attributes to restore
     return seen
 
 

@@ -107,7 +107,7 @@ def test_masks_that_leave_nothing(text_llm: LLM) -> None:
     end = tiny.tokenizer().token_to_id(tiny.EOS)
     assert end is not None
     params = SamplingParams(allowed_token_ids=[end], min_tokens=2, max_tokens=4)
-    with pytest.raises(PenstockError, match="leave no token to choose: allow more tokens"):
+    with pytest.raises(PenstockError, match="leave no token to sample: allow more tokens"):
         text_llm.generate("the cat", params, use_tqdm=False)
 
 

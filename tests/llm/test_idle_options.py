@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock.api.idle_options import find_idle
+from penstock.api.llm import LLM
 from penstock.config import EngineConfig
-from penstock.idle_options import find_idle
-from penstock.llm import LLM
 from tests.llm import tiny
 
 
@@ -46,11 +46,11 @@ def test_an_encoder_has_no_cache_to_store() -> None:
 def test_it_is_logged_and_shown(config_folder: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), tiny.dummy(config_folder, enforce_eager=True) as llm:
         why = {setting.name: setting.why for setting in llm.settings}
-    assert "enforce_eager=True has no effect: steps are recorded on GPUs only" in caplog.text
+    assert "enforce_eager=True has no effect: graphs are captured on GPUs only" in caplog.text
     assert why["enforce_eager"].startswith("without effect: ")
 
 
 def test_a_quantized_file_is_not_quantized_again(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), LLM("smollm2", quantization="int8", max_model_len=64):
         pass
-    assert "quantization=int8 has no effect: the file's matrices are quantized already" in caplog.text
+    assert "quantization=int8 has no effect: the file's matrices are already quantized" in caplog.text

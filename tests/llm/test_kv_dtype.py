@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams
-from penstock.assemble import bytes_per_token
+from penstock.api.assemble import bytes_per_token
 from penstock.config import EngineConfig
-from penstock.models.registry import FAMILIES, spec_from_config
+from penstock.models.spec import FAMILIES, spec_from_config
 from tests.llm import tiny
 from tests.models import oracle
 

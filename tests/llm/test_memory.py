@@ -58,7 +58,7 @@ def test_refused_models_leave_nothing(config_folder: str) -> None:
     gc.collect()
     before = sum(type(thing).__name__ == "Decoder" for thing in gc.get_objects())
     for _ in range(3):
-        with pytest.raises(Exception, match="GiB cannot be had: lower kv_cache_tokens"):
+        with pytest.raises(Exception, match="cannot allocate a KV cache of .* GiB: lower kv_cache_tokens"):
             tiny.dummy(config_folder, kv_cache_tokens=10**13)
     gc.collect()
     assert sum(type(thing).__name__ == "Decoder" for thing in gc.get_objects()) == before

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from penstock import LLM
+from penstock.api.perplexity import Score, perplexity, tokens_before, windows
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.perplexity import Score, perplexity, tokens_before, windows
 from tests.llm import tiny
 from tests.models import oracle
 
@@ -125,7 +125,7 @@ def test_a_model_that_knows_nothing(tmp_path: Path) -> None:
         (dict(max_tokens=0), "max_tokens=0 is out of range"),
         (dict(window=16, stride=16), "stride=16 leaves no context in a window of 16"),
         (dict(stride=256), "stride=256 leaves no context in a window of 256: set a stride of at most 255"),
-        (dict(window=257), "window=257 is over the longest sequence of 256"),
+        (dict(window=257), "window=257 exceeds the context length of 256"),
         (dict(max_tokens=2), "the text has 2 tokens to score"),
     ],
 )

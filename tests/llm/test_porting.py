@@ -25,8 +25,8 @@ from penstock import (
     TextPrompt,
     TokensPrompt,
 )
+from penstock.api.vllm.porting import HARMLESS, LIMITED, port_options
 from penstock.errors import InvalidConfig, InvalidRequest
-from penstock.porting import HARMLESS, LIMITED, port_options
 from tests.llm import tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -161,7 +161,7 @@ def test_params_may_be_changed(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="temperature=-1 is out of range"):
         params.temperature = -1
     with pytest.raises(AttributeError, match="no 'temprature'"):
-        params.temprature = 1  # type: ignore[attr-defined]
+        params.temprature = 1
     assert params.temperature == 0
     params.min_tokens = 9
     with pytest.raises(InvalidRequest, match="min_tokens=9 is out of range: it must be at most max_tokens=3"):
@@ -248,13 +248,8 @@ def test_metrics(llm: LLM) -> None:
     for output in outputs:
         times = output.metrics
         assert times is not None and times.finished_time is not None and times.time_in_queue is not None
-        assert (
-            times.arrival_time
-            <= times.first_scheduled_time
-            <= times.first_token_time  # type: ignore[operator]
-            < times.last_token_time
-            == times.finished_time
-        )  # type: ignore[operator]
+        order: list[Any] = [times.arrival_time, times.first_scheduled_time, times.first_token_time]
+        assert order == sorted(order) and order[-1] < times.last_token_time == times.finished_time
         assert times.time_in_queue < times.first_token_latency  # type: ignore[operator]
         assert (output.encoder_prompt, output.lora_request, output.num_cached_tokens) == (None, None, 0)
     import time
@@ -267,7 +262,7 @@ def test_sleep_and_wake_up(config_folder: str) -> None:
         before = model.generate([1, 2], GREEDY, use_tqdm=False)[0].outputs
         assert model.reset_prefix_cache() is True
         model.sleep(level=1)
-        with pytest.raises(PenstockError, match="this LLM sleeps: call wake_up"):
+        with pytest.raises(PenstockError, match="this LLM is asleep: call wake_up"):
             model.generate([1, 2], GREEDY, use_tqdm=False)
         model.wake_up()
         model.wake_up()

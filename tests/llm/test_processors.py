@@ -11,7 +11,7 @@ import torch
 
 from penstock import LLM, PenstockError, SamplingParams
 from penstock.errors import InvalidRequest
-from penstock.sampling.row import RowState
+from penstock.sampling.row import Chooser, RowState
 from penstock.types import Request
 from tests.llm import tiny
 
@@ -125,7 +125,7 @@ def broken(output: list[int], logits: torch.Tensor) -> Any:
         (lambda output, logits: None, "returned NoneType: it must return the logits, a tensor of shape"),
         (lambda output, logits: logits[:5], r"returned a tensor of shape \(5,\)"),
         (lambda output, logits: logits * float("nan"), "returned NaN or infinity"),
-        (lambda output, logits: logits.fill_(-torch.inf), "leave no token to choose"),
+        (lambda output, logits: logits.fill_(-torch.inf), "leave no token to sample"),
         (lambda output: output, "failed: TypeError"),
     ],
 )
@@ -147,7 +147,7 @@ def test_copies_and_pickles() -> None:
     with pytest.raises(InvalidRequest, match="a list of callables"):
         SamplingParams(logits_processors=["module.function"])
     with pytest.raises(InvalidRequest, match="a list of callables"):
-        SamplingParams(logits_processors=only_seven)  # type: ignore[arg-type]
+        SamplingParams(logits_processors=only_seven)
 
 
 def test_streams(llm: LLM) -> None:
@@ -175,4 +175,4 @@ def test_the_same_in_any_company(config_folder: str) -> None:
 def test_the_host_chooses() -> None:
     for processors, on_device in ((None, True), ([no_change], False)):
         request = Request(id="r", tokens=(1,), sampling=GREEDY.clone(logits_processors=processors))
-        assert RowState(request, 0, (1,), 1).on_device is on_device
+        assert (RowState(request, 0, (1,), 1).chooser is not Chooser.HOST) is on_device

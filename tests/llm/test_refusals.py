@@ -39,13 +39,13 @@ def refused(use: Callable[[], Any], kind: type[PenstockError], *parts: str) -> N
         ([1, 300], ["token id 300", "0 to 299"]),
         ([1, -1], ["token id -1", "0 to 299"]),
         ([[1], [2, 2**70]], ["token id", "0 to 299"]),
-        ([1, True], ["True is no token id", "300"]),
-        ([1, 2.0], ["2.0 is no token id"]),
-        ([1, None], ["None is no token id"]),
-        ([1, "a"], ["'a' is no token id"]),
+        ([1, True], ["True is not a token id", "300"]),
+        ([1, 2.0], ["2.0 is not a token id"]),
+        ([1, None], ["None is not a token id"]),
+        ([1, "a"], ["'a' is not a token id"]),
         ([1.5, 2.5], ["a prompt of type float", "give a string"]),
-        ([[1, [2]]], ["[2] is no token id"]),
-        ([[1, np.zeros((50, 50))]], ["is no token id"]),
+        ([[1, [2]]], ["[2] is not a token id"]),
+        ([[1, np.zeros((50, 50))]], ["is not a token id"]),
         (None, ["type NoneType", "give a string"]),
         (7, ["type int", "give a string"]),
         (b"text", ["type bytes", "give a string"]),
@@ -56,7 +56,7 @@ def refused(use: Callable[[], Any], kind: type[PenstockError], *parts: str) -> N
         (torch.tensor([[1, 2]]), ["type Tensor"]),
         ({"text": "x"}, ["keys ['text']", "'prompt' or 'prompt_token_ids'"]),
         ({}, ["keys []", "'prompt' or 'prompt_token_ids'"]),
-        ({"prompt": "x", "multi_modal_data": {}}, ["'multi_modal_data'", "not understood"]),
+        ({"prompt": "x", "multi_modal_data": {}}, ["'multi_modal_data'", "not supported"]),
         ({"prompt": [1, 2]}, ["must be strings", "'prompt_token_ids'"]),
         ({"prompt": "x", "cache_salt": 5}, ["'cache_salt' must be strings"]),
         ({"prompt_token_ids": "12"}, ["type str"]),
@@ -207,8 +207,8 @@ def test_every_sampling_value_has_its_limits() -> None:
     for name, values in OUT_OF_RANGE.items():
         for value in values:
             refused(
-                lambda name=name, value=value: SamplingParams(**{name: value}),
-                InvalidRequest,  # type: ignore[misc]
+                lambda name=name, value=value: SamplingParams(**{name: value}),  # type: ignore[misc]
+                InvalidRequest,
                 name,
                 "it must be",
             )
@@ -303,7 +303,7 @@ def test_a_request_larger_than_the_cache(config_folder: str) -> None:
         (dict(block_size=0), ["block_size=0", "1 to 256"]),
         (dict(block_size=512), ["block_size=512", "1 to 256"]),
         (dict(kv_cache_tokens=0), ["kv_cache_tokens=0", "1 or more"]),
-        (dict(kv_cache_tokens=10**14), ["GiB cannot be had", "lower kv_cache_tokens"]),
+        (dict(kv_cache_tokens=10**14), ["cannot allocate a KV cache of", "lower kv_cache_tokens"]),
         (dict(max_model_len=0), ["max_model_len=0", "1 or more"]),
         (dict(max_model_len=129), ["max_model_len=129", "the model's context of 128", "128"]),
         (dict(dtype="float8"), ["dtype='float8'", "bfloat16"]),
@@ -335,7 +335,7 @@ def test_engine_options(config_folder: str, options: dict[str, Any], parts: list
         (dict(num_hidden_layers=0), ["num_hidden_layers=0", "from 1"]),
         (dict(num_hidden_layers="two"), ["num_hidden_layers='two'"]),
         (dict(hidden_size=None), ["hidden_size", "missing"]),
-        (dict(some_new_attention_trick=3), ["some_new_attention_trick=3", "not understood"]),
+        (dict(some_new_attention_trick=3), ["some_new_attention_trick=3", "is unknown"]),
         (dict(rope_scaling={"rope_type": "spiral", "factor": 2.0}), ["spiral"]),
     ],
     ids=str,

@@ -15,14 +15,14 @@ SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems
 
 def test_it_is_refused_unless_it_may_be_relaxed(text_llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     strict = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(json=SCHEMA))
-    with pytest.raises(InvalidRequest, match="uniqueItems at / cannot be enforced: take it out, or .* strict: false"):
+    with pytest.raises(InvalidRequest, match="uniqueItems at / cannot be enforced: remove it, or .* strict: false"):
         text_llm.generate("Tags:", strict)
     loose = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(json=SCHEMA, strict=False))
     with caplog.at_level(logging.WARNING, "penstock"):
         outputs = [text_llm.generate("Tags:", loose)[0].outputs[0] for _ in range(2)]
     assert all(output.relaxed == ("uniqueItems at /",) for output in outputs)
     assert 1 <= len(json.loads(outputs[0].text)) <= 2
-    assert [record.message for record in caplog.records] == ["a schema is relaxed: uniqueItems at /"]
+    assert [record.message for record in caplog.records] == ["relaxed keywords in a JSON schema: uniqueItems at /"]
     plain = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(json={"type": "array"}))
     assert text_llm.generate("Tags:", plain)[0].outputs[0].relaxed == ()
 

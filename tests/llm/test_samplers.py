@@ -10,6 +10,7 @@ import pytest
 from penstock import LLM, SamplingParams
 from penstock.engine.messages import Add, Deltas
 from penstock.errors import InvalidRequest
+from penstock.text.prompt_encoder import Encoded
 from penstock.types import Delta
 
 DRY: dict[str, Any] = {"dry_multiplier": 1.0, "dry_allowed_length": 1}
@@ -30,7 +31,7 @@ def _params(**sampling: Any) -> SamplingParams:
 
 def _answers(llm: LLM, preempted: bool) -> list[list[int]]:
     service = llm.service
-    collectors = [service.submit([5, 6, 7, 5, 6], _params(**kind)) for kind in KINDS]
+    collectors = [service.submit(Encoded([5, 6, 7, 5, 6]), _params(**kind)) for kind in KINDS]
     step = 0
     while service.engine.has_work:
         running = service.engine.scheduler.roster.running
@@ -65,7 +66,7 @@ def test_another_engine_goes_on(text_llm: LLM, kind: dict[str, Any]) -> None:
             engine.step()
         return msgspec.msgpack.decode(msgspec.msgpack.encode(Deltas(deltas)), type=Deltas).deltas
 
-    request = intake.request([5, 6, 7, 5, 6], _params(**kind))
+    request = intake.request(Encoded([5, 6, 7, 5, 6]), _params(**kind))
     whole = [token for delta in run(Add(request), 99) for token in delta.tokens]
     for cut in (1, 11):
         told = run(Add(request), cut)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.sandbox.program import SandboxedProgram, load_sandboxed
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from tests.llm import tiny
 
 TEXT = "the cat sat on the mat"
@@ -74,7 +74,7 @@ def test_it_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     process.kill()
-    process.wait()
+    process.communicate()
     wait_gone(pid)
 
 

@@ -146,16 +146,16 @@ def test_async(text_folder: str, text_llm: LLM) -> None:
 
 
 def test_a_grammar_that_fails_ends_its_answer_alone(text_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.sampling.grammar import Grammar, GrammarFailed
+    from penstock.sampling.grammar.matcher import GrammarFailed, GrammarMatcher
 
-    advance = Grammar.advance
+    advance = GrammarMatcher.advance
 
-    def failing(self: Grammar, token: int) -> None:
+    def failing(self: GrammarMatcher, token: int) -> None:
         advance(self, token)
         if len(self._tokens) == 5 and re.match(rb"\d", self.lexicon.bytes_of(self._tokens)):
             raise GrammarFailed("the grammar cannot go on: out of fuel")
 
-    monkeypatch.setattr(Grammar, "advance", failing)
+    monkeypatch.setattr(GrammarMatcher, "advance", failing)
     digits = params(StructuredOutputsParams(regex="[0-9]{20}"))
     outputs = text_llm.generate([PROMPT, PROMPT], [digits, params()], use_tqdm=False)
     assert outputs[0].outputs[0].finish_reason == "error" and "out of fuel" in (outputs[0].error or "")

@@ -60,12 +60,12 @@ def test_a_misspelt_name_is_an_error_still() -> None:
 
 def test_structures_and_beams_take_them_too() -> None:
     wanted = StructuredOutputsParams(choice=["a"])
-    assert (
-        StructuredOutputsParams(
-            choice=["a"], whitespace_pattern=None, disable_additional_properties=False, disable_fallback=True
-        )
-        == wanted
-    )  # type: ignore[call-arg]
+    no_ops: dict[str, Any] = {
+        "whitespace_pattern": None,
+        "disable_additional_properties": False,
+        "disable_fallback": True,
+    }
+    assert StructuredOutputsParams(choice=["a"], **no_ops) == wanted
     with pytest.raises(InvalidRequest, match="additionalProperties=false"):
         StructuredOutputsParams(json={}, disable_additional_properties=True)  # type: ignore[call-arg]
     with pytest.raises(InvalidRequest, match="disable_any_whitespace"):
@@ -92,6 +92,6 @@ def test_an_answer_ends_where_the_context_does(tmp_path: Path) -> None:
 
 def test_the_package_tells_its_version() -> None:
     import penstock
-    from penstock.version import VERSION
+    from penstock.host.version import VERSION
 
     assert penstock.__version__ == VERSION

@@ -12,10 +12,10 @@ from typing import Any, cast
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock import LLM
-from penstock.models.registry import FAMILIES
-from penstock.runner.runner import Runner
+from penstock.api.service import Service
+from penstock.models.spec import FAMILIES
+from penstock.runner.cpu.runner import Runner
 from penstock.runner.step import Step
-from penstock.service import Service
 
 EOS = "<end>"
 CORPUS = [
@@ -64,7 +64,7 @@ def dummy(model: str, **options: Any) -> LLM:
 
 
 def runner(service: Service) -> Runner:
-    found: Runner = service.engine.executor.runner  # type: ignore[attr-defined]
+    found: Runner = service.engine.executor  # type: ignore
     return found
 
 

@@ -10,8 +10,8 @@ import torch
 
 from penstock.cache.group import group_layers
 from penstock.models.decoder import Decoder
-from penstock.ops.cache import cache_pool
-from penstock.runner.step import LayerCache, Step, ends_of
+from penstock.runner.memory import BlockMemory
+from penstock.runner.step import Step, ends_of
 
 
 @dataclass
@@ -30,26 +30,27 @@ class Paged:
 
     def __init__(self, model: Decoder, num_blocks: int = 256, block_size: int = 8, seed: int = 0) -> None:
         self.model, self.block_size = model, block_size
-        self.states = model.spec.states
-        self.groups = group_layers(self.states, block_size).groups
-        owner = {layer: index for index, group in enumerate(self.groups) for layer in group.layers}
-        self.caches = []
-        for layer, shape in enumerate(model.spec.kv_shapes()):
-            assert shape is not None
-            pool = cache_pool(num_blocks, shape[0], block_size, shape[1], torch.float32, fill=torch.nan)
-            self.caches.append(LayerCache(pool["k_cache"], pool["v_cache"], owner[layer]))
+        grouping = group_layers(model.spec.states(), block_size)
+        self.groups = grouping.groups
+        self.memory = memory = BlockMemory(num_blocks, block_size, grouping, "float32")
+        memory.blocks.view(torch.float32).fill_(torch.nan)
+        self.caches = memory.views(model.spec.memories())
         self.random = random.Random(seed)
         self.free = list(range(num_blocks))
         self.random.shuffle(self.free)
         self.num_freed = 0
 
     def _place(self, row: Row, count: int) -> None:
-        """Blocks for the next `count` positions; blocks that no window reaches any more are poisoned and freed."""
+        """Blocks for the next `count` positions or for a recurrent state; blocks that no window reaches any more are
+        poisoned and freed."""
         for index, group in enumerate(self.groups):
             table = row.tables[index]
+            if not group.is_paged:
+                table += [self.free.pop() for _ in range(group.blocks_per_state - len(table))]
+                continue
             while len(table) * self.block_size < row.computed + count:
                 table.append(self.free.pop())
-            for number in range(group.spec.first_needed(row.computed) // self.block_size):
+            for number in range(group.spec.find_first_needed(row.computed) // self.block_size):
                 if table[number] >= 0:
                     for layer in group.layers:
                         self.caches[layer].k[table[number]] = torch.nan
@@ -62,13 +63,16 @@ class Paged:
         for row, count in work:
             self._place(row, count)
         positions = [list(range(row.computed, row.computed + count)) for row, count in work]
-        width = max(len(row.tables[0]) for row, _ in work)
-        tables, slots = [], []
-        for index in range(len(self.groups)):
+        tables: list[torch.Tensor] = []
+        slots: list[torch.Tensor | None] = []
+        for index, group in enumerate(self.groups):
+            width = max(len(row.tables[index]) for row, _ in work)
             padded = [row.tables[index] + [-1] * (width - len(row.tables[index])) for row, _ in work]
             tables.append(torch.tensor(padded, dtype=torch.int32))
             slots.append(
-                torch.tensor(
+                None
+                if not group.is_paged
+                else torch.tensor(
                     [
                         row.tables[index][p // self.block_size] * self.block_size + p % self.block_size
                         for (row, _), ps in zip(work, positions)
@@ -87,12 +91,18 @@ class Paged:
             torch.tensor([row.computed + n for row, n in work], dtype=torch.int32),
         )
 
-    def _check_ends(self, step: Step, logits: torch.Tensor) -> None:
-        """The last tokens' logits are the same bits where only they are asked for."""
+    def _check_ends(self, step: Step, logits: torch.Tensor, before: torch.Tensor) -> None:
+        """The last tokens' logits are the same bits where only they are asked for, and memory is as after the step."""
         at = step.query_start[1:].long() - 1
-        ends = ends_of(step, at, torch.arange(len(at)))
-        assert torch.equal(self.model.logits(self.model.forward(step, self.caches, ends)), logits[at])
-        assert self.model.forward(step, self.caches, ends_of(step, at[:0], at[:0])).shape[0] == 0
+        after = self.memory.blocks.clone()
+        self.memory.blocks.copy_(before)
+        step.ends = ends_of(step, at, torch.arange(len(at)))
+        assert torch.equal(self.model.logits(self.model.forward(step, self.caches)), logits[at])
+        assert torch.equal(self.memory.blocks, after)
+        self.memory.blocks.copy_(before)
+        step.ends = ends_of(step, at[:0], at[:0])
+        assert self.model.forward(step, self.caches).shape[0] == 0
+        assert torch.equal(self.memory.blocks, after)
 
     def run(self, prompts: Sequence[Sequence[int]], num_new: int, chunk: int) -> list[Row]:
         rows = [Row(list(prompt), len(prompt) + num_new, tables=[[] for _ in self.groups]) for prompt in prompts]
@@ -103,9 +113,10 @@ class Paged:
                 if row.computed < row.wanted - 1
             ]
             step = self._step(work)
+            before = self.memory.blocks.clone()
             logits = self.model.logits(self.model.forward(step, self.caches), torch.arange(step.ids.shape[0]))
             if self.checks_ends:
-                self._check_ends(step, logits)
+                self._check_ends(step, logits, before)
             for (row, count), part in zip(work, logits.split([count for _, count in work])):
                 row.logits.extend(part)
                 row.computed += count

@@ -30,7 +30,7 @@ class Stored:
     def tensor(self, name: str) -> torch.Tensor:
         return self.tensors[name]
 
-    def stored(self, name: str) -> None:
+    def read_ggml(self, name: str) -> None:
         return None
 
     def tokenizer_source(self) -> Path:

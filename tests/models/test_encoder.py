@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from penstock import ops
 from penstock.errors import InvalidModel
 from penstock.models.decoder import Encoder
 from penstock.models.files import open_checkpoint
 from penstock.models.load import load_model
-from penstock.models.pooling import Pooling, pool, read_pooling
-from penstock.models.registry import FAMILIES, spec_from_config
+from penstock.models.pooling import Pooling, read_pooling
+from penstock.models.spec import FAMILIES, spec_from_config
 from penstock.runner.step import Step
 from tests.models import oracle
 
@@ -50,7 +51,7 @@ def test_equals_transformers(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(oracle.save(theirs, tmp_path))
     spec = spec_from_config(checkpoint.config)
     ours = load_model(checkpoint, spec)
-    assert isinstance(ours, Encoder) and spec.is_encoder and spec.states == [None, None]
+    assert isinstance(ours, Encoder) and spec.is_encoder and spec.states() == [None, None]
     generator = torch.Generator().manual_seed(0)
     sequences = [torch.randint(256, (length,), generator=generator).tolist() for length in LENGTHS]
     together = step(sequences)
@@ -123,6 +124,6 @@ def test_damaged_pooling_files(tmp_path: Path) -> None:
 def test_cls_and_empty_steps() -> None:
     hidden = torch.arange(12.0).view(4, 3)
     starts = torch.tensor([0, 1, 4], dtype=torch.int32)
-    assert pool(hidden, starts, Pooling("cls", False)).tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert pool(hidden, starts, Pooling("mean", False)).tolist() == [[0, 1, 2], [6, 7, 8]]
-    assert pool(hidden, starts[:1], Pooling()).shape == (0, 3)
+    assert ops.pooling(hidden, starts, True, False).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert ops.pooling(hidden, starts, False, False).tolist() == [[0, 1, 2], [6, 7, 8]]
+    assert ops.pooling(hidden, starts[:1], False, True).shape == (0, 3)

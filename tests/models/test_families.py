@@ -17,7 +17,8 @@ import torch
 from penstock.models.decoder import Decoder
 from penstock.models.files import open_checkpoint
 from penstock.models.load import load_model
-from penstock.models.registry import FAMILIES, spec_from_config
+from penstock.models.spec import FAMILIES, spec_from_config
+from penstock.passes.load import load_lowered
 from tests.models import oracle
 from tests.models.paged import Paged
 
@@ -42,7 +43,7 @@ def test_equals_transformers(architecture: str, like: dict[str, Any], tmp_path: 
     theirs = oracle.make(architecture, like)
     checkpoint = open_checkpoint(oracle.save(theirs, tmp_path))
     spec = spec_from_config(checkpoint.config)
-    ours = load_model(checkpoint, spec)
+    ours = load_model(checkpoint, spec)  # plain layers
     assert isinstance(ours, Decoder)
     oracle.resolve_rope(theirs, spec.max_model_len)
 
@@ -56,7 +57,11 @@ def test_equals_transformers(architecture: str, like: dict[str, Any], tmp_path: 
         assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
         prompt = len(row.tokens) - NUM_NEW
         assert expected[prompt - 1 :].argmax(-1).tolist() == row.tokens[prompt:]
-    windows = [state for state in spec.states if state is not None and state.kind == "window"]
+    lowered = load_lowered(checkpoint, spec)
+    assert isinstance(lowered, Decoder)
+    for row, same in zip(rows, Paged(lowered).run(prompts(spec.vocab_size), NUM_NEW, chunk=16)):
+        assert torch.equal(torch.stack(row.logits), torch.stack(same.logits)), "fused layers give other bits"
+    windows = [state for state in spec.states() if state is not None and state.kind == "window"]
     assert bool(driver.num_freed) == bool(windows)
     assert spec.num_parameters == sum(p.numel() for p in theirs.parameters())
 

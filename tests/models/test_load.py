@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from penstock.errors import InvalidModel
+from penstock.layers import RmsNorm
 from penstock.models.decoder import Decoder
 from penstock.models.load import load_model, match
 from penstock.models.names import IGNORED, LLAMA, QK_NORM
 from penstock.models.names import Stored as StoredAs
-from penstock.models.registry import FAMILIES, spec_from_config
+from penstock.models.spec import FAMILIES, spec_from_config
 from penstock.ops import unpack_panels
 from penstock.quant.dense import Dense
 from tests.models import oracle
@@ -156,18 +157,18 @@ def test_dummy_weights_depend_on_seed_and_name_only() -> None:
     spec, deeper = spec_from_config(config), spec_from_config({**config, "num_hidden_layers": 3})
 
     def down(model: Any, layer: int) -> torch.Tensor:
-        scheme = model.blocks[layer].mlp.down.scheme
+        scheme = model.blocks[layer].ffn.down.scheme
         assert isinstance(scheme, Dense)
         return unpack_panels(scheme.panels, scheme.num_out)
 
-    one, same, more = (load_model(None, s, dummy=True, seed=7) for s in (spec, spec, deeper))
-    other = load_model(None, spec, dummy=True, seed=8)
+    one, same, more = (load_model(None, s, dummy_seed=7) for s in (spec, spec, deeper))
+    other = load_model(None, spec, dummy_seed=8)
     assert torch.equal(down(one, 1), down(same, 1)) and torch.equal(down(one, 1), down(more, 1))
     assert not torch.equal(down(one, 1), down(other, 1)) and not torch.equal(down(one, 0), down(one, 1))
     assert down(one, 0).std() == pytest.approx(0.02, rel=0.05)
-    assert isinstance(one, Decoder) and one.norm is not None and one.norm.weight is not None
+    assert isinstance(one, Decoder) and isinstance(one.norm, RmsNorm)
     assert one.norm.weight.unique().tolist() == [1.0]
-    wide = load_model(None, spec_from_config({**config, "initializer_range": 0.5}), dummy=True)
+    wide = load_model(None, spec_from_config({**config, "initializer_range": 0.5}), dummy_seed=0)
     assert down(wide, 0).std() == pytest.approx(0.5, rel=0.05)
 
 
@@ -177,7 +178,7 @@ def test_sixteen_bit_storage(dtype: torch.dtype, tolerance: float) -> None:
     full, half = load(checkpoint), load(checkpoint, dtype=dtype)
     assert half.head.rows is half.embedding.tokens
     assert half.embedding.tokens.num_bytes * 2 == full.embedding.tokens.num_bytes
-    assert half.norm is not None and half.norm.weight is not None and half.norm.weight.dtype == torch.float32
+    assert isinstance(half.norm, RmsNorm) and half.norm.weight.dtype == torch.float32
     expected, found = answer(checkpoint), answer(checkpoint, dtype=dtype)
     assert found.dtype == torch.float32 and not torch.equal(found[:5], expected[:5])
     assert (found[:5] - expected[:5]).abs().max() <= tolerance * expected.abs().max()
@@ -205,17 +206,17 @@ def test_misuse() -> None:
     with pytest.raises(InvalidModel, match="no checkpoint"):
         load_model(None, spec)
     with pytest.raises(InvalidModel, match="dtype=torch.int8"):
-        load_model(None, spec, dummy=True, dtype=torch.int8)
+        load_model(None, spec, dummy_seed=0, dtype=torch.int8)
 
 
 def test_too_large_for_memory_is_said() -> None:
     config = {**tiny().config, "vocab_size": 1 << 22, "hidden_size": 1 << 17, "num_attention_heads": 1 << 10}
     with pytest.raises(InvalidModel, match="do not fit in memory"):
-        load_model(None, spec_from_config(config), dummy=True)
+        load_model(None, spec_from_config(config), dummy_seed=0)
 
 
 def test_rope_tables_are_bounded() -> None:
     config = {**tiny().config, "max_position_embeddings": 1 << 24, "head_dim": 512}
     with pytest.raises(InvalidModel, match="max_model_len=16777216 needs"):
-        load_model(None, spec_from_config(config), dummy=True)
-    assert load_model(None, spec_from_config(config, max_model_len=32), dummy=True).spec.max_model_len == 32
+        load_model(None, spec_from_config(config), dummy_seed=0)
+    assert load_model(None, spec_from_config(config, max_model_len=32), dummy_seed=0).spec.max_model_len == 32

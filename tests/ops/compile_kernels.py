@@ -13,15 +13,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-import penstock.ops.triton  # noqa: F401  registers the bodies
+import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock.ops import OPS
-from penstock.ops.attention import Shared, Work, paged
-from penstock.ops.cache import FP8
-from penstock.ops.extras import make_extras
-from penstock.ops.int_product import TILES, empty_ints, int_example
-from penstock.ops.product import is_few
+from penstock.ops.attention.attention import Shared, Work
+from penstock.ops.attention.cache import FP8
+from penstock.ops.matmul.int_product import empty_ints
+from penstock.ops.matmul.product import is_skinny
+from penstock.ops.sampling.extras import make_extras
+from penstock.ops.sampling.row_params import make_row_params
 from penstock.ops.triton import launch
-from penstock.ops.wishes import make_wishes
+from penstock.ops.triton.tuning import INT_TILE_ROWS
+from tests.ops.examples import examples_of
+from tests.ops.examples.attention import paged
+from tests.ops.examples.case import with_epilogue
+from tests.ops.examples.matmul import int_weight
 
 
 class Elsewhere:
@@ -45,8 +50,7 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
     them."""
     for name, op in OPS.items():
         if "cuda" in op.bodies and name != "attention" and (has_fp8 or not name.startswith("fp8")):
-            assert op.examples is not None
-            given = [example for example in op.examples() if _fits(name, example)][-1]
+            given = [example for example in examples_of(op) if _fits(name, example)][-1]
             yield name, given
             if "k_cache" in given and has_fp8 and name != "qkv_attention":  # which takes two other kernels then
                 yield name, given | {cache: given[cache].to(FP8) for cache in ("k_cache", "v_cache")}
@@ -57,13 +61,13 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
         "positions": torch.zeros(2, dtype=torch.int64),
         "rows": torch.zeros(2, dtype=torch.int32),
         "last": torch.zeros(3, dtype=torch.int64),
-        "wishes": make_wishes(3, 9000),
+        "row_params": make_row_params(3, 9000),
     }
     yield "sample", sampled
     if has_extras:
         yield "sample", sampled | {"extras": make_extras(3, 9000, 512)}
-    yield from (("int_product", example) for example in _int_products())
-    yield from (("product", example) for example in _few_rows())
+    yield from (("int_product", with_epilogue(example)) for example in _int_products())
+    yield from (("product", with_epilogue(example)) for example in _few_rows())
     tiles = torch.tensor([[3, 0]], dtype=torch.int32)
     numbers = torch.zeros(4, dtype=torch.int32)
     shared = Shared(numbers, numbers, numbers.view(1, 4), 2)
@@ -89,7 +93,7 @@ def _int_products() -> Iterator[dict[str, Any]]:
             (14336, {"norm": norm, "eps": 1e-5, "bias": bias}),
             (1024, {"gated": True, "activation": "silu", "eps": 1e-5}),
         ):
-            words, scales = int_example(1, bits, 128, width)
+            words, scales = int_weight(1, bits, 128, width)
             yield {
                 "x": torch.ones(1, width, dtype=torch.bfloat16),
                 "words": words,
@@ -97,8 +101,8 @@ def _int_products() -> Iterator[dict[str, Any]]:
                 "num_out": 128,
                 **extra,
             }
-        for num_rows in TILES:
-            words, scales = int_example(1, bits, 128, 1024)
+        for num_rows in INT_TILE_ROWS:
+            words, scales = int_weight(1, bits, 128, 1024)
             yield {
                 "x": torch.ones(num_rows, 1024, dtype=torch.bfloat16),
                 "words": words,
@@ -133,10 +137,11 @@ def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     for num_rows, gated in ((1, False), (40, True), (70, False), (2000, True), (2000, False)):
         x, weight = torch.zeros(num_rows, 512, dtype=torch.bfloat16), torch.zeros(2048, 512, dtype=torch.bfloat16)
         after = {"activation": "silu", "gated": True} if gated else {"residual": torch.zeros_like(x).repeat(1, 4)}
-        yield "product", {"x": x, "weight": weight, "eps": 1e-5, **after}
+        yield "product", with_epilogue({"x": x, "weight": weight, "eps": 1e-5, **after})
         if has_fp8:
-            yield "fp8_product", {"x": x, "weight": weight.to(torch.float8_e4m3fn), "scale": torch.ones(2048), **after}
-    yield "product", {"x": torch.zeros(3, 100), "weight": torch.zeros(64, 100), "bias": torch.zeros(64)}
+            codes = weight.to(torch.float8_e4m3fn)
+            yield "fp8_product", with_epilogue({"x": x, "weight": codes, "scale": torch.ones(2048), **after})
+    yield "product", with_epilogue({"x": torch.zeros(3, 100), "weight": torch.zeros(64, 100), "bias": torch.zeros(64)})
     work = Work(3, torch.tensor([[3, 0]], dtype=torch.int32))
     for length, size, extra in (
         (600, 128, {}),
@@ -153,13 +158,13 @@ def _fits(name: str, example: dict[str, Any]) -> bool:
     return (
         first.shape[0] > 0
         and "k_scale" not in example
-        and (name != "product" or first.shape[0] == 1 or is_few(first, example["weight"], example.get("norm")))
+        and (name != "product" or first.shape[0] == 1 or is_skinny(first, example["weight"], example.get("norm")))
     )
 
 
 def main(capability: int, once: bool = False) -> None:
-    triton.runtime.driver.set_active(Elsewhere(capability))  # type: ignore[arg-type]
-    launch._early = lambda device: capability >= 90  # type: ignore[assignment]
+    triton.runtime.driver.set_active(Elsewhere(capability))
+    launch.has_pdl = lambda device: capability >= 90  # type: ignore[assignment]
     compiled: Counter[str] = Counter()
     run = JITFunction.run
 
@@ -172,7 +177,7 @@ def main(capability: int, once: bool = False) -> None:
     def unmultiplied(codes: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype, **scales: Any) -> torch.Tensor:
         return torch.empty((codes.shape[0], weight.shape[1]), dtype=out_dtype)
 
-    JITFunction.run = compile_only  # type: ignore[method-assign]
+    JITFunction.run = compile_only
     torch._scaled_mm = unmultiplied  # type: ignore[assignment]
     usual = [(OPS[name].bodies["cuda"], example) for name, example in _calls(capability >= 89, not once)]
     exact = [(OPS[name].exact_bodies["cuda"], example) for name, example in _exact_calls(capability >= 89)]

@@ -10,7 +10,7 @@ from penstock.ops import cpu
 @pytest.fixture(params=cpu.paths()[1:])
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each compiled path of this machine in turn."""
-    with cpu.using(request.param):
+    with cpu.override_path(request.param):
         yield request.param
 
 

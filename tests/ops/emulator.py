@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from penstock.ops import cpu
-from penstock.ops.cpu.library import KERNELS, Kernel
+from penstock.ops.cpu.runtime.library import KERNELS, Kernel
 
 ROOT = Path(__file__).parents[2]
 SOURCE, BUILD = ROOT / "tests/ops/neon", ROOT / "build/neon"
@@ -191,7 +191,7 @@ def emulated(emulator: Emulator) -> Iterator[Regions]:
         regions.note(storage.data_ptr(), storage.nbytes())
         return address(tensor)
 
-    with cpu.using(cpu.paths()[-1]), pytest.MonkeyPatch.context() as patch:
+    with cpu.override_path(cpu.paths()[-1]), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "data_ptr", noted)
         for kernel in KERNELS:
             patch.setattr(kernel, "function", partial(emulator.call, kernel, regions))

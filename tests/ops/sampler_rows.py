@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.ops import extras as e
-from penstock.ops import wishes as w
+from penstock.ops.sampling import extras as e
+from penstock.ops.sampling import row_params as w
 from penstock.sampling.row import RowState
 from penstock.types import Request, SamplingParams
 
@@ -53,17 +53,17 @@ def rows_of(size: int, seed: int, count: int) -> list[RowState]:
     return made
 
 
-def entered(states: list[RowState], size: int, device: str) -> tuple[w.Wishes, e.Extras]:
-    from penstock.runner.cuda.wishes import WishRows
+def entered(states: list[RowState], size: int, device: str) -> tuple[w.RowParams, e.Extras]:
+    from penstock.runner.cuda.rows import DeviceParams
 
-    known = WishRows(len(states), size, 256, torch.device(device))
+    known = DeviceParams(len(states), size, 256, torch.device(device))
     known.admit(list(enumerate(states)))
     return known.tensors, known.extras
 
 
 def drawn(states: list[RowState], logits: torch.Tensor, device: str, steps: int, body: Any) -> tuple[Any, ...]:
     """Tokens of some steps, and what is known of the rows afterwards."""
-    wishes, extras = entered(states, logits.shape[-1], device)
+    row_params, extras = entered(states, logits.shape[-1], device)
     count = len(states)
     rows = torch.arange(count, device=device, dtype=torch.int32)
     temperature = torch.tensor([state.request.sampling.temperature for state in states] + [0.0], device=device)
@@ -72,5 +72,5 @@ def drawn(states: list[RowState], logits: torch.Tensor, device: str, steps: int,
     tokens = []
     for step in range(steps):
         places = torch.full((count,), LENGTH + step, dtype=torch.int32, device=device)
-        tokens.append(body(logits[step].to(device), temperature, keys, places, rows, last, wishes, extras).tolist())
-    return tokens, wishes.counts.cpu(), extras.history.cpu(), extras.numbers.cpu()[:, e.MU]
+        tokens.append(body(logits[step].to(device), temperature, keys, places, rows, last, row_params, extras).tolist())
+    return tokens, row_params.counts.cpu(), extras.history.cpu(), extras.numbers.cpu()[:, e.MU]

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from penstock import ops
 from penstock.ops import cpu
-from penstock.ops.attention import paged
-from penstock.ops.cache import cache_pool
-from penstock.ops.example import normal, permutation
 from tests.ops.check import same_bits
+from tests.ops.examples import normal, permutation
+from tests.ops.examples.attention import cache_pool, paged
 
 LENGTH = 150
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.ops.example import normal
 from tests.ops import test_triton  # noqa: F401  before Triton is imported
+from tests.ops.examples import normal
 
 pytest.importorskip("triton")
 
-from penstock.ops.triton import cublas  # noqa: E402
+from penstock.ops.triton import tuning  # noqa: E402
+from penstock.ops.triton.matmul import cublas  # noqa: E402
 
 
 class Product:
@@ -23,7 +24,7 @@ class Product:
     def __init__(self, can: bool = True, names: bool = True) -> None:
         self.can, self.names = can, names
 
-    def kernel(self) -> str | None:
+    def find_algorithm(self) -> str | None:
         if not self.names:
             raise RuntimeError("cublasLtMatmulAlgoGetHeuristic failed with status 15")
         return "kernel"
@@ -36,29 +37,29 @@ class Product:
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
-    monkeypatch.setattr(cublas, "_suits", lambda x, weight: True)
+    monkeypatch.setattr(cublas, "_can_choose", lambda x, weight: True)
     monkeypatch.setattr(cublas, "_library", lambda: "found")
-    cublas.kernel_for.cache_clear()
+    cublas.find_algorithm.cache_clear()
     return normal(1, 12, 32), normal(2, 48, 32)
 
 
 def _given(product: Product, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows that the library is asked about."""
 
-    def made(size: cublas.Size) -> Product:
+    def made(size: cublas.GemmSize) -> Product:
         asked.append(size.num_rows)
         return product
 
     asked: list[int] = []
-    monkeypatch.setattr(cublas, "_product", made)
+    monkeypatch.setattr(cublas, "_matmul", made)
     return asked
 
 
 def test_the_named_kernel_is_taken(pair: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = _given(Product(), monkeypatch)
     for _ in range(2):
-        assert torch.equal(cublas.multiplied(*pair), torch.full((12, 48), 7.0))
-    assert asked == [cublas.STEP, 12, 12]  # for a kernel once, rounded up
+        assert torch.equal(cublas.gemm(*pair), torch.full((12, 48), 7.0))
+    assert asked == [tuning.CHOSEN_ROWS_STEP, 12, 12]  # for a kernel once, rounded up
 
 
 @pytest.mark.parametrize("product", [Product(can=False), Product(names=False)])
@@ -66,12 +67,12 @@ def test_what_the_library_cannot_torch_does(
     product: Product, pair: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _given(product, monkeypatch)
-    assert torch.equal(cublas.multiplied(*pair), torch.mm(pair[0], pair[1].t()))
+    assert torch.equal(cublas.gemm(*pair), torch.mm(pair[0], pair[1].t()))
 
 
 def test_without_the_library_torch_does_it(pair: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublas, "_library", lambda: None)
-    assert torch.equal(cublas.multiplied(*pair), torch.mm(pair[0], pair[1].t()))
+    assert torch.equal(cublas.gemm(*pair), torch.mm(pair[0], pair[1].t()))
 
 
 def _on_gpu(rows: int, **other: Any) -> Any:
@@ -82,27 +83,27 @@ def _on_gpu(rows: int, **other: Any) -> Any:
         "dtype": torch.bfloat16,
         "is_contiguous": lambda: True,
         "data_ptr": lambda: 64,
-        "numel": lambda: cublas.MUCH // cublas.MANY_ROWS,
+        "numel": lambda: tuning.MIN_CHOSEN_MACS // tuning.MIN_CHOSEN_ROWS,
     }
     return SimpleNamespace(**known | other)
 
 
 def test_what_suits_on_a_gpu() -> None:
-    many, weight = cublas.MANY_ROWS, _on_gpu(8)
-    assert cublas._suits(_on_gpu(many), weight) and cublas._suits(_on_gpu(many + 1), weight)
+    many, weight = tuning.MIN_CHOSEN_ROWS, _on_gpu(8)
+    assert cublas._can_choose(_on_gpu(many), weight) and cublas._can_choose(_on_gpu(many + 1), weight)
     apart: list[tuple[Any, Any]] = [
         (_on_gpu(many - 1), weight),
-        (_on_gpu(many), _on_gpu(8, numel=lambda: cublas.MUCH // many - 1)),
+        (_on_gpu(many), _on_gpu(8, numel=lambda: tuning.MIN_CHOSEN_MACS // many - 1)),
         (_on_gpu(many, dtype=torch.float16), weight),
         (_on_gpu(many, dtype=torch.float32), _on_gpu(8, dtype=torch.float32)),
         (_on_gpu(many, is_contiguous=lambda: False), weight),
         (_on_gpu(many), _on_gpu(8, data_ptr=lambda: 72)),
     ]
-    assert not any(cublas._suits(*pair) for pair in apart)
+    assert not any(cublas._can_choose(*pair) for pair in apart)
 
 
 def test_what_suits() -> None:
     """Without a GPU nothing does, and the product is torch's."""
-    x, weight = torch.zeros(cublas.MANY_ROWS, 16, dtype=torch.bfloat16), torch.zeros(8, 16, dtype=torch.bfloat16)
-    assert not cublas._suits(x, weight)
+    x, weight = torch.zeros(tuning.MIN_CHOSEN_ROWS, 16, dtype=torch.bfloat16), torch.zeros(8, 16, dtype=torch.bfloat16)
+    assert not cublas._can_choose(x, weight)
     assert cublas._library() is None or torch.version.cuda is not None

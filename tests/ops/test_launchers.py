@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from triton.runtime import build  # noqa: E402
 
-from penstock.ops.triton.launchers import load_apart  # noqa: E402
+from penstock.runner.compile.launchers import isolate_launchers  # noqa: E402
 
 NAME, LOADER = "__penstock_test_launcher", "_load_module_from_path"
 SOURCE = """#include <Python.h>
@@ -39,7 +39,7 @@ def test_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         return shared
 
     monkeypatch.setattr(build, LOADER, load)
-    load_apart()
+    isolate_launchers()
     paths = [str(number) for number in range(40)]
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda path: getattr(build, LOADER)(NAME, path).launch, paths))
@@ -55,7 +55,7 @@ def test_each_keeps_its_own_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyP
     except (subprocess.CalledProcessError, RuntimeError):
         pytest.skip("no C compiler, or none of Python's headers")
     assert [module.which() for module in first] == [1, 2]
-    load_apart()
-    load_apart()
+    isolate_launchers()
+    isolate_launchers()
     again = [build.compile_module_from_src(source, NAME) for source in sources]
     assert [module.which() for module in again] == [1, 2]

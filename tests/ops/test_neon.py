@@ -11,11 +11,12 @@ import torch
 
 from penstock import ops
 from penstock.ops import OPS, Op, cpu
-from penstock.ops.cpu.library import KERNELS
-from penstock.ops.cpu.packed import pack_into
+from penstock.ops.cpu.matmul.packed import pack_into
+from penstock.ops.cpu.runtime.library import KERNELS
 from penstock.quant.gguf import GGML_TYPES
-from tests.ops.check import check_near_reference, check_rows_independent, example_of, examples_of, same_bits
+from tests.ops.check import check_near_reference, check_rows_independent, same_bits
 from tests.ops.emulator import Emulator, build, emulated, missing, paths_of
+from tests.ops.examples import example_of, examples_of
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=missing() or ""),
@@ -72,7 +73,7 @@ def test_integer_products_are_those_of_avx2(emulator: Emulator) -> None:
     for index, example in enumerate(examples_of(ops.packed_linear)):
         if example["x_bits"] == 0:
             continue
-        with cpu.using("avx2"):
+        with cpu.override_path("avx2"):
             wanted = ops.packed_linear(**example)
         with emulated(emulator):
             got = ops.packed_linear(**example)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from penstock import ops
 from penstock.ops import cpu
-from penstock.ops.cache import cache_pool
-from penstock.ops.example import integers
 from tests.ops.check import same_bits
+from tests.ops.examples import integers
+from tests.ops.examples.attention import cache_pool
 
 
 def _every(dtype: torch.dtype) -> Tensor:

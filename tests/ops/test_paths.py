@@ -13,9 +13,11 @@ import torch
 from penstock import ops
 from penstock.errors import InvalidConfig
 from penstock.ops import cpu
-from penstock.ops.cpu.threads import available_cores
-from penstock.ops.example import normal
+from penstock.ops.cpu.runtime.library import KERNELS, Kernel
+from penstock.ops.cpu.runtime.threads import available_cores
+from penstock.ops.matmul.epilogue import Epilogue
 from tests.ops.check import same_bits
+from tests.ops.examples import normal
 
 HIDE_LIBRARY = """
 import importlib.util
@@ -66,6 +68,27 @@ def test_without_the_library_the_references_run() -> None:
     assert answer.stdout.split() == ["reference", "1", "30"], answer.stderr
     answer = _python(HIDE_LIBRARY + SHOW, PENSTOCK_CPU="generic")
     assert "the compiled kernels are missing" in answer.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("letters", "place", "bound", "real"),
+    [
+        ("nnpnnnfp", 1, "n", "p"),
+        ("pnpnnnnp", 7, "n", "f"),
+        ("pnpnnnf", 8, "nothing", "p"),
+        ("pnpnnnfpi", 9, "i", "nothing"),
+    ],
+)
+def test_a_wrong_letter_is_refused_by_name(letters: str, place: int, bound: str, real: str, path: str) -> None:
+    """The C++ functions say what they take: a binding that says something else never reaches a call."""
+    bound_before = list(KERNELS)
+    with pytest.raises(
+        TypeError, match=rf"kernel add, argument {place}: the binding says {bound}, the C\+\+ .* {real};"
+    ):
+        Kernel("add", letters)
+    with pytest.raises(RuntimeError, match=f"older than this code.*penstock_subtract_{path}"):
+        Kernel("subtract", "pp")
+    assert bound_before == KERNELS and "add" in {kernel.name for kernel in KERNELS}
 
 
 def test_the_number_of_threads_is_bounded(threads: None) -> None:
@@ -120,7 +143,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="num_out=17"):
         ops.linear(torch.ones(1, 3), panels, 17)
     with pytest.raises(ValueError, match="bias"):
-        ops.linear(torch.ones(1, 3), panels, 5, torch.ones(4))
+        ops.linear(torch.ones(1, 3), panels, 5, Epilogue(torch.ones(4)))
     with pytest.raises(ValueError, match="weight"):
         ops.rms_norm(torch.ones(1, 4), torch.ones(5), 1e-6)
     with pytest.raises(ValueError, match="kind='swoosh'"):

@@ -12,8 +12,8 @@ import torch
 
 from penstock import ops
 from penstock.ops import cpu
-from penstock.ops.example import normal
 from tests.ops.check import same_bits
+from tests.ops.examples import normal
 
 PANELS = ops.pack_panels(normal(1, 200, 96))
 
@@ -64,8 +64,8 @@ def test_threads_sleep_when_there_is_nothing_to_do() -> None:
             """
 import time, torch
 from penstock import ops
-from penstock.ops.cpu.arena import Arena
-from penstock.ops.cpu.tape import record
+from penstock.ops.cpu.runtime.arena import Arena
+from penstock.ops.cpu.runtime.tape import record
 ops.cpu.set_num_threads(4)
 panels, x = ops.pack_panels(torch.randn(400, 200)), torch.randn(30, 200)
 _, tape = record(lambda: ops.linear(x, panels, 400), Arena())
@@ -87,6 +87,6 @@ print(time.process_time() - before)
 
 def test_torch_keeps_to_one_thread_beside_ours() -> None:
     before = torch.get_num_threads()
-    with cpu.torch_alone():
+    with cpu.limit_torch():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before

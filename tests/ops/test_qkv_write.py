@@ -9,8 +9,9 @@ import torch
 
 from penstock import ops
 from penstock.ops import OPS
-from penstock.ops.qkv_write import over_source
-from tests.ops.check import example_of, examples_of, same_bits
+from penstock.ops.attention.qkv_write import over_source
+from tests.ops.check import same_bits
+from tests.ops.examples import example_of, examples_of
 
 OP = OPS["qkv_write"]
 CACHES = ("k_cache", "v_cache", "k_scale", "v_scale")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from penstock.errors import InvalidConfig
-from penstock.ops import OPS, op, take_exact
-from penstock.ops.registry import REFERENCE_ONLY, Example
+from penstock.ops import OPS, OpTable, op
+from penstock.ops.registry import REFERENCE_ONLY
+from tests.ops.examples import examples_of
 
 
 @pytest.fixture
@@ -20,22 +21,22 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     OPS.update(before)
 
 
-def _examples() -> Iterator[Example]:
-    yield {"x": torch.ones(2)}
+def test_every_op_has_examples() -> None:
+    assert [name for name, op in OPS.items() if not examples_of(op)] == []
 
 
-def test_a_body_without_examples_is_refused(registry: None) -> None:
+def test_an_op_without_examples_is_named(registry: None) -> None:
     @op(tolerance={torch.float32: 0.0})
     def double(x: Tensor) -> Tensor:
         return 2 * x
 
     assert torch.equal(double(torch.ones(2)), torch.full((2,), 2.0))
-    with pytest.raises(ValueError, match="double has no examples"):
-        double.impl("cpu", exact=True)
+    with pytest.raises(AssertionError, match="double has no examples"):
+        test_every_op_has_examples()
 
 
 def test_the_body_of_the_device_is_called(registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    @op(tolerance={torch.float32: 0.0}, examples=_examples)
+    @op(tolerance={torch.float32: 0.0})
     def triple(x: Tensor, factor: float = 3.0) -> Tensor:
         return factor * x
 
@@ -54,7 +55,7 @@ def test_the_body_of_the_device_is_called(registry: None, monkeypatch: pytest.Mo
 def test_names_and_bodies_are_registered_once(registry: None) -> None:
     with pytest.raises(ValueError, match="linear is registered already"):
 
-        @op(tolerance={}, examples=_examples)
+        @op(tolerance={})
         def linear(x: Tensor) -> Tensor:
             return x
 
@@ -64,31 +65,29 @@ def test_names_and_bodies_are_registered_once(registry: None) -> None:
 
 @pytest.mark.parametrize("exact_first", [True, False])
 def test_exact_bodies_alone_are_taken_where_asked(registry: None, exact_first: bool) -> None:
-    @op(tolerance={torch.float32: 0.0}, examples=_examples)
+    @op(tolerance={torch.float32: 0.0})
     def quadruple(x: Tensor) -> Tensor:
         return 4 * x
 
-    take_exact(True)
-    try:
-        with pytest.raises(InvalidConfig, match="takes quadruple, of which cpu has no exact body"):
-            quadruple(torch.ones(1))
-        for exact in (exact_first, not exact_first):
-            quadruple.impl("cpu", exact=exact)(partial(torch.add, 40 if exact else 4))
-        with pytest.raises(ValueError, match="quadruple has a fast cpu body already"):
-            quadruple.impl("cpu", exact=False)
-        assert quadruple(torch.ones(1)).item() == 41
-    finally:
-        take_exact(False)
-    assert quadruple(torch.ones(1)).item() == 5
+    exact = OpTable("cpu", exact=True)
+    with pytest.raises(InvalidConfig, match="op quadruple has no deterministic cpu kernel"):
+        exact.quadruple(torch.ones(1))
+    for is_exact in (exact_first, not exact_first):
+        quadruple.impl("cpu", exact=is_exact)(partial(torch.add, 40 if is_exact else 4))
+    with pytest.raises(ValueError, match="quadruple has a fast cpu body already"):
+        quadruple.impl("cpu", exact=False)
+    assert exact.quadruple(torch.ones(1)).item() == 41
+    assert OpTable("cpu").quadruple(torch.ones(1)).item() == quadruple(torch.ones(1)).item() == 5
 
 
 def test_a_rowwise_reference_is_exact(registry: None) -> None:
-    @op(tolerance={torch.float32: 0.0}, examples=_examples, rowwise=True)
+    @op(tolerance={torch.float32: 0.0}, rowwise=True)
     def halve(x: Tensor) -> Tensor:
         return x / 2
 
-    take_exact(True)
-    try:
-        assert halve(torch.ones(1)).item() == 0.5
-    finally:
-        take_exact(False)
+    assert OpTable("cpu", exact=True).halve(torch.ones(1)).item() == 0.5
+
+
+def test_a_table_names_an_op_that_it_does_not_have() -> None:
+    with pytest.raises(AttributeError, match="there is no op 'frobnicate'"):
+        OpTable("cpu").frobnicate(torch.ones(1))

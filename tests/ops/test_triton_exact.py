@@ -15,16 +15,19 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
-import penstock.ops.triton  # noqa: E402, F401  registers the bodies
+import penstock.ops.triton.bodies  # noqa: E402, F401  registers the bodies
 from penstock.ops import OPS, Op  # noqa: E402
-from penstock.ops.attention import Work, attention, paged  # noqa: E402
-from penstock.ops.example import normal  # noqa: E402
-from penstock.ops.fp8_mlp import fp8_mlp  # noqa: E402
-from penstock.ops.fp8_product import fp8_product, quantized  # noqa: E402
-from penstock.ops.product import product  # noqa: E402
+from penstock.ops.attention.attention import Work, attention  # noqa: E402
+from penstock.ops.matmul.fp8_mlp import fp8_mlp  # noqa: E402
+from penstock.ops.matmul.fp8_product import fp8_product, quantize_fp8  # noqa: E402
+from penstock.ops.matmul.product import product  # noqa: E402
+from penstock.ops.triton import tuning  # noqa: E402
 from penstock.ops.triton.exact import attention as exact_attention  # noqa: E402
-from penstock.ops.triton.exact.product import split  # noqa: E402
-from tests.ops.check import exact_reference, example_of, examples_of, same_bits  # noqa: E402
+from penstock.ops.triton.exact.product import split_inputs  # noqa: E402
+from tests.ops.check import exact_reference, same_bits  # noqa: E402
+from tests.ops.examples import example_of, examples_of, normal, rows_of  # noqa: E402
+from tests.ops.examples.attention import paged  # noqa: E402
+from tests.ops.examples.case import move, with_epilogue  # noqa: E402
 from tests.ops.interpreter import steady_dots  # noqa: E402, F401  a fixture
 
 pytestmark = pytest.mark.usefixtures("steady_dots")
@@ -56,7 +59,7 @@ REAL = [
 
 def on_device(example: dict[str, Any]) -> dict[str, Any]:
     """There, keys beside each other as a GPU's cache has them."""
-    moved = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in example.items()}
+    moved = {name: move(value, DEVICE) for name, value in example.items()}
     if "k_cache" in moved:
         moved["k_cache"] = moved["k_cache"].transpose(2, 3).contiguous().transpose(2, 3)
     return moved
@@ -82,35 +85,40 @@ def test_near_reference(op: Op[..., Any], index: int) -> None:
 def test_rows_are_independent(op: Op[..., Any], examples: str) -> None:
     """Rows in another order, and one alone; of whatever says that it is exact."""
     indices = [
-        index for index, example in enumerate(examples_of(op)) if op.rows.count(example) and "k_scale" not in example
+        index
+        for index, example in enumerate(examples_of(op))
+        if rows_of(op).count(example) and "k_scale" not in example
     ]
     for index in indices[:: -1 if examples == "all" else -3]:
-        count = op.rows.count(examples_of(op)[index])
+        count = rows_of(op).count(examples_of(op)[index])
         whole = on_device(example_of(op, index))
         result = run(op, whole)
         order = list(range(count))
         random.Random(index).shuffle(order)
         for rows in (order if ON_GPU else order[:9], order[-1:]):
-            part = on_device(op.rows.take(example_of(op, index), rows))
+            part = on_device(rows_of(op).take(example_of(op, index), rows))
             partial = run(op, part)
             assert same_bits(
-                op.rows.outputs(part, partial, list(range(len(rows)))).cpu(), op.rows.outputs(whole, result, rows).cpu()
+                rows_of(op).outputs(part, partial, list(range(len(rows)))).cpu(),
+                rows_of(op).outputs(whole, result, rows).cpu(),
             ), f"{op.name}, example {index}, rows {rows}"
 
 
 def product_call(width: int, num_out: int, gated: bool, dtype: torch.dtype, num_rows: int) -> dict[str, Any]:
     size = num_out // 2 if gated else num_out
     return on_device(
-        {
-            "x": normal(1, num_rows, width, dtype=dtype),
-            "weight": normal(2, num_out, width, scale=0.1, dtype=dtype),
-            "bias": normal(3, num_out),
-            "residual": None if gated else normal(4, num_rows, size, dtype=dtype),
-            "activation": "silu" if gated else None,
-            "gated": gated,
-            "norm": None,
-            "eps": 1e-5,
-        }
+        with_epilogue(
+            {
+                "x": normal(1, num_rows, width, dtype=dtype),
+                "weight": normal(2, num_out, width, scale=0.1, dtype=dtype),
+                "bias": normal(3, num_out),
+                "residual": None if gated else normal(4, num_rows, size, dtype=dtype),
+                "activation": "silu" if gated else None,
+                "gated": gated,
+                "norm": None,
+                "eps": 1e-5,
+            }
+        )
     )
 
 
@@ -118,7 +126,7 @@ def check_products(op: Op[..., Any], call: dict[str, Any], counts: tuple[int, ..
     """So many of the rows of a call, in any order."""
 
     def result(rows: list[int]) -> torch.Tensor:
-        found: torch.Tensor = run(op, op.rows.take(call, rows))
+        found: torch.Tensor = run(op, rows_of(op).take(call, rows))
         return found.cpu()
 
     most = call["x"].shape[0]
@@ -141,14 +149,14 @@ def test_products_of_any_number_of_rows(gated: bool, dtype: torch.dtype) -> None
 def test_parts_side_by_side_and_one_after_the_other(gated: bool, dtype: torch.dtype) -> None:
     """Breaks if a program that goes through all parts adds them otherwise than a kernel that finds them made."""
     num_rows, width = (100, 288) if dtype == torch.float32 else (520, 512)
-    assert split(1664, width, 128 // dtype.itemsize)[0] == 2
+    assert split_inputs(1664, width, 128 // dtype.itemsize)[0] == 2
     check_products(product, product_call(width, 1664, gated, dtype, num_rows), (1, 17, 66))
 
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_products_of_8_bit_floats(gated: bool) -> None:
     call = product_call(1040, 32, gated, torch.bfloat16, 20)
-    weight, scale = quantized(call.pop("weight").cpu())
+    weight, scale = quantize_fp8(call.pop("weight").cpu())
     check_products(fp8_product, call | on_device({"weight": weight, "scale": scale}), (1, 17))
 
 
@@ -159,18 +167,18 @@ def test_products_of_real_shapes(width: int, num_out: int, gated: bool, kind: st
     dtype = torch.float16 if kind == "float16" else torch.bfloat16
     call = product_call(width, num_out, gated, dtype, 2500)
     if kind == "fp8":
-        weight, scale = quantized(call.pop("weight"))
+        weight, scale = quantize_fp8(call.pop("weight"))
         check_products(fp8_product, call | {"weight": weight, "scale": scale}, (*COUNTS, 256, 700, 2048))
     else:
         check_products(product, call, (*COUNTS, 256, 700, 2048))
 
 
 def test_parts_follow_from_the_shape() -> None:
-    assert split(6144, 4096, 64) == (3, 22 * 64) and split(128256, 4096, 64) == (1, 4096)
+    assert split_inputs(6144, 4096, 64) == (3, 22 * 64) and split_inputs(128256, 4096, 64) == (1, 4096)
     for num_out in (1, 64, 1000, 28672):
         for width in (1, 63, 64, 65, 4096, 14336):
-            num_parts, share = split(num_out, width, 64)
-            assert share % 64 == 0 and (num_parts - 1) * share < width <= num_parts * share
+            num_kv_splits, share = split_inputs(num_out, width, 64)
+            assert share % 64 == 0 and (num_kv_splits - 1) * share < width <= num_kv_splits * share
 
 
 EXTRAS: list[dict[str, Any]] = [
@@ -216,9 +224,9 @@ def test_attention_along_any_road(extra: dict[str, Any], monkeypatch: pytest.Mon
     assert same_bits(chunks(example, 0, [1025, 1026, 1049]).cpu(), together[:26])
     assert same_bits(chunks(example, 1, [4]).cpu(), together[26:35])
     rows = [0, 1, 25, 26, 34, 36, 37]
-    single = on_device(attention.rows.take(example, rows)) | {"work": Work(len(rows))}
-    for programs in (exact_attention.PROGRAMS, 0):
-        monkeypatch.setattr(exact_attention, "PROGRAMS", programs)
+    single = on_device(rows_of(attention).take(example, rows)) | {"work": Work(len(rows))}
+    for programs in (tuning.MIN_EXACT_ATTENTION_PROGRAMS, 0):
+        monkeypatch.setattr(exact_attention, "MIN_EXACT_ATTENTION_PROGRAMS", programs)
         assert same_bits(run(attention, single).cpu(), together[rows])
 
 
@@ -256,9 +264,9 @@ def test_attention_of_real_shapes(heads: tuple[int, int, int], monkeypatch: pyte
     together = run(attention, example).cpu()
     assert same_bits(chunks(example, 0, [2701, 2760, 2816, 2999]).cpu(), together[:300])
     rows = [*range(0, 300, 7), 299, 300, 429, 430, 493]
-    single = on_device(attention.rows.take(example, rows)) | {"work": Work(len(rows))}
+    single = on_device(rows_of(attention).take(example, rows)) | {"work": Work(len(rows))}
     for programs in (1 << 20, 0):
-        monkeypatch.setattr(exact_attention, "PROGRAMS", programs)
+        monkeypatch.setattr(exact_attention, "MIN_EXACT_ATTENTION_PROGRAMS", programs)
         assert same_bits(run(attention, single).cpu(), together[rows])
 
 

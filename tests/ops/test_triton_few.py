@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.ops.example import normal
-from penstock.ops.product import is_few, product
+from penstock.ops.matmul.epilogue import Epilogue
+from penstock.ops.matmul.product import is_skinny, product
+from tests.ops.examples import normal
 from tests.ops.test_triton import DEVICE  # before Triton is imported
 
 pytest.importorskip("triton")
 
-from penstock.ops.triton.few_rows import few_rows  # noqa: E402
+from penstock.ops.triton.matmul.skinny import skinny_gemm  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -23,12 +24,12 @@ def test_as_the_reference(num_rows: int, width: int, num_out: int, eps: float, a
     x = normal(1, num_rows, width, dtype=torch.float16).to(DEVICE)
     weight = normal(2, num_out, width, scale=width**-0.5, dtype=torch.float16).to(DEVICE)
     bias, residual = normal(3, num_out).to(DEVICE), normal(4, num_rows, num_out, dtype=torch.float16).to(DEVICE)
-    expected = product.reference(x, weight, bias, residual, activation, False, None, eps)
-    found = few_rows(x, weight, bias, residual.clone(), activation, False, eps)
+    expected = product.reference(x, weight, Epilogue(bias, activation, False, residual), None, eps)
+    found = skinny_gemm(x, weight, Epilogue(bias, activation, False, residual.clone()), eps)
     torch.testing.assert_close(found, expected, atol=4e-3, rtol=4e-3)
     torch.testing.assert_close(
-        few_rows(x, weight, None, None, activation, False, eps),
-        product.reference(x, weight, None, None, activation, False, None, eps),
+        skinny_gemm(x, weight, Epilogue(None, activation, False, None), eps),
+        product.reference(x, weight, Epilogue(None, activation, False, None), None, eps),
         atol=4e-3,
         rtol=4e-3,
     )
@@ -42,12 +43,12 @@ def test_gates_as_the_reference(num_rows: int, width: int, num_out: int, eps: fl
     x = normal(1, num_rows, width, dtype=torch.float16).to(DEVICE)
     weight = normal(2, num_out, width, scale=width**-0.5, dtype=torch.float16).to(DEVICE)
     bias, residual = normal(3, num_out).to(DEVICE), normal(4, num_rows, num_out // 2, dtype=torch.float16).to(DEVICE)
-    expected = product.reference(x, weight, bias, residual, "silu", True, None, eps)
-    found = few_rows(x, weight, bias, residual.clone(), "silu", True, eps)
+    expected = product.reference(x, weight, Epilogue(bias, "silu", True, residual), None, eps)
+    found = skinny_gemm(x, weight, Epilogue(bias, "silu", True, residual.clone()), eps)
     torch.testing.assert_close(found, expected, atol=4e-3, rtol=4e-3)
     torch.testing.assert_close(
-        few_rows(x, weight, None, None, "silu", True, eps),
-        product.reference(x, weight, None, None, "silu", True, None, eps),
+        skinny_gemm(x, weight, Epilogue(None, "silu", True, None), eps),
+        product.reference(x, weight, Epilogue(None, "silu", True, None), None, eps),
         atol=4e-3,
         rtol=4e-3,
     )
@@ -57,12 +58,12 @@ def test_rows_of_a_wider_tensor() -> None:
     x = normal(1, 5, 96, dtype=torch.float16).to(DEVICE)[:, :64]
     weight = normal(2, 30, 64, scale=0.1, dtype=torch.float16).to(DEVICE)
     torch.testing.assert_close(
-        few_rows(x, weight, None, None, None, False, 0.0), product.reference(x, weight), atol=4e-3, rtol=4e-3
+        skinny_gemm(x, weight, Epilogue(), 0.0), product.reference(x, weight), atol=4e-3, rtol=4e-3
     )
 
 
 def test_which_products_are_of_few_rows() -> None:
     x, weight = torch.zeros(32, 64, dtype=torch.bfloat16), torch.zeros(4096, 64, dtype=torch.bfloat16)
-    assert is_few(x, weight, None) and not is_few(x, weight, torch.ones(64))
-    assert not is_few(x[:1], weight, None) and not is_few(x.float(), weight.float(), None)
-    assert not is_few(x.repeat(2, 1), weight, None) and not is_few(x, weight[:1024], None)
+    assert is_skinny(x, weight, None) and not is_skinny(x, weight, torch.ones(64))
+    assert not is_skinny(x[:1], weight, None) and not is_skinny(x.float(), weight.float(), None)
+    assert not is_skinny(x.repeat(2, 1), weight, None) and not is_skinny(x, weight[:1024], None)

@@ -14,15 +14,18 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
-import penstock.ops.triton  # noqa: E402, F401  registers the bodies
-from penstock.ops.attention import Shared, Work, attention, paged  # noqa: E402
-from penstock.ops.cache import FP8, cache_pool, stored  # noqa: E402
-from penstock.ops.cache_write import cache_write  # noqa: E402
-from penstock.ops.example import integers, normal, permutation  # noqa: E402
-from penstock.ops.fp8_mlp import fp8_mlp  # noqa: E402
-from penstock.ops.fp8_product import fp8_product, quantized  # noqa: E402
-from penstock.ops.qkv_write import qkv_write  # noqa: E402
-from penstock.ops.triton.fp8_product import SHRUNK, finish, finish_codes, rounded  # noqa: E402
+import penstock.ops.triton.bodies  # noqa: E402, F401  registers the bodies
+from penstock.ops.attention.attention import Shared, Work, attention  # noqa: E402
+from penstock.ops.attention.cache import FP8, cast_to_cache  # noqa: E402
+from penstock.ops.attention.cache_write import cache_write  # noqa: E402
+from penstock.ops.attention.qkv_write import qkv_write  # noqa: E402
+from penstock.ops.matmul.epilogue import Epilogue  # noqa: E402
+from penstock.ops.matmul.fp8_mlp import fp8_mlp  # noqa: E402
+from penstock.ops.matmul.fp8_product import fp8_product, quantize_fp8  # noqa: E402
+from penstock.ops.triton.matmul.fp8_product import CODE_SCALE, apply_fp8_epilogue, quantize_gated, quantize_rows  # noqa: E402
+from tests.ops.examples import integers, normal, permutation  # noqa: E402
+from tests.ops.examples.attention import cache_pool, paged  # noqa: E402
+from tests.ops.examples.case import move, with_epilogue  # noqa: E402
 
 if ON_GPU and torch.cuda.get_device_capability() < (8, 9):
     pytest.skip("the GPU has no 8-bit floats", allow_module_level=True)
@@ -35,7 +38,7 @@ rounds = pytest.mark.skipif(not ON_GPU, reason="the interpreter rounds 8-bit flo
 
 def on_device(example: dict[str, Any]) -> dict[str, Any]:
     """On the device, keys beside each other as a GPU's cache has them."""
-    moved = {name: value.to(DEVICE) if isinstance(value, Tensor) else value for name, value in example.items()}
+    moved = {name: move(value, DEVICE) for name, value in example.items()}
     if "k_cache" in moved:
         moved["k_cache"] = moved["k_cache"].transpose(2, 3).contiguous().transpose(2, 3)
     return moved
@@ -53,7 +56,7 @@ def test_values_are_stored_within_range(dtype: torch.dtype) -> None:
     """Finite ones beyond it as the largest; what is none stays damaged."""
     given = torch.tensor([0.0, 1.0, -448.0, 500.0, -60000.0, torch.inf, -torch.inf, torch.nan], dtype=dtype)
     expected = torch.tensor([0.0, 1.0, -448.0, 448.0, -448.0, *[torch.nan] * 3])
-    torch.testing.assert_close(stored(given, FP8).float(), expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(cast_to_cache(given, FP8).float(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -136,7 +139,7 @@ def test_large_queries_stay_finite() -> None:
 
 def multiplied(codes: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """What the library's product gives."""
-    return (codes.float() @ weight.float().to(codes.device).T * SHRUNK**2).to(dtype)
+    return (codes.float() @ weight.float().to(codes.device).T * CODE_SCALE**2).to(dtype)
 
 
 @rounds
@@ -149,13 +152,13 @@ def test_rows_are_rounded(dtype: torch.dtype, width: int, normed: bool) -> None:
     y = x.float()
     if normed:
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5) * norm
-    expected, scales = quantized(y)
+    expected, scales = quantize_fp8(y)
     given = x.to(DEVICE)
     norm = norm.to(DEVICE)
-    codes, found = rounded(given, norm if normed else None, 1e-5 if normed else 0.0)
+    codes, found = quantize_rows(given, norm if normed else None, 1e-5 if normed else 0.0)
     torch.testing.assert_close(found.cpu(), scales, rtol=1e-5, atol=0)
     assert (codes.cpu().view(torch.uint8) == expected.view(torch.uint8)).float().mean() > 0.99
-    alone, _ = rounded(given[3:4], norm if normed else None, 1e-5 if normed else 0.0)
+    alone, _ = quantize_rows(given[3:4], norm if normed else None, 1e-5 if normed else 0.0)
     assert torch.equal(alone.view(torch.uint8)[0], codes.view(torch.uint8)[3])
 
 
@@ -163,16 +166,16 @@ def test_a_row_of_zeros_and_damaged_rows() -> None:
     """Zeros stay zeros; NaN and infinities leave nothing finite in their own row, whatever it is multiplied with."""
     x = torch.ones(5, 64)
     x[1], x[2, 7], x[3, 9], x[4, 63] = 0.0, torch.nan, torch.inf, -torch.inf
-    codes, scales = rounded(x.bfloat16().to(DEVICE), None, 0.0)
+    codes, scales = quantize_rows(x.bfloat16().to(DEVICE), None, 0.0)
     values = (codes.float() * scales[:, None]).cpu()
     torch.testing.assert_close(values[:2], x[:2])
-    weight, scale = quantized(torch.ones(16, 64))
+    weight, scale = quantize_fp8(torch.ones(16, 64))
     for last in (True, False):
         sums = multiplied(codes, weight, torch.bfloat16)
         if last:
-            y = finish(sums, scales, scale.to(DEVICE), None, None, None, False)
+            y = apply_fp8_epilogue(sums, scales, scale.to(DEVICE), Epilogue())
         else:
-            new, new_scales = finish_codes(sums, scales, scale.to(DEVICE), None, "silu")
+            new, new_scales = quantize_gated(sums, scales, scale.to(DEVICE), Epilogue(None, "silu", True))
             y = new.float() * new_scales[:, None]
         assert y[:2].isfinite().all() and not y[2:].isfinite().any(), last
 
@@ -182,12 +185,12 @@ def test_powers_of_two_are_exact(dtype: torch.dtype) -> None:
     """Rows whose largest value is 448 times a power of two: codes are the values themselves, through both products."""
     codes = 2.0 ** integers(1, 9, 3 * 32).float().view(3, 32)
     codes[:, 5] = 448.0
-    found, scales = rounded((codes / 64).to(dtype).to(DEVICE), None, 0.0)
+    found, scales = quantize_rows((codes / 64).to(dtype).to(DEVICE), None, 0.0)
     assert torch.equal(found.float().cpu(), codes) and scales.tolist() == pytest.approx([1 / 64] * 3)
     gate_up = torch.zeros(2 * 32, 32)
     gate_up[:32], gate_up[32:] = torch.eye(32), torch.eye(32) / 4
-    found, scales = finish_codes(
-        multiplied(found, gate_up, torch.float32), scales, torch.ones(64, device=DEVICE), None, "relu"
+    found, scales = quantize_gated(
+        multiplied(found, gate_up, torch.float32), scales, torch.ones(64, device=DEVICE), Epilogue(None, "relu", True)
     )
     values = found.float() * scales[:, None]
     assert values[:, 5].tolist() == pytest.approx([448.0 / 64 * 448 / 256] * 3)
@@ -196,7 +199,7 @@ def test_powers_of_two_are_exact(dtype: torch.dtype) -> None:
 def test_a_residual_with_gaps_is_read_by_its_strides() -> None:
     sums, scale = multiplied(torch.ones(3, 16), torch.ones(32, 16), torch.float32).to(DEVICE), torch.ones(32)
     wide = normal(1, 3, 64).to(DEVICE)
-    found = finish(sums, torch.ones(3, device=DEVICE), scale.to(DEVICE), None, wide[:, ::2], None, False)
+    found = apply_fp8_epilogue(sums, torch.ones(3, device=DEVICE), scale.to(DEVICE), Epilogue(residual=wide[:, ::2]))
     torch.testing.assert_close(found, wide[:, ::2] + 16)
 
 
@@ -206,7 +209,7 @@ def test_a_residual_with_gaps_is_read_by_its_strides() -> None:
 def test_products(dtype: torch.dtype, index: int) -> None:
     """The library's own, with what surrounds it."""
     gated, normed = bool(index % 2), index > 1
-    x, (weight, scale) = normal(1, 5, 64, dtype=dtype), quantized(normal(2, 96, 64, scale=0.125))
+    x, (weight, scale) = normal(1, 5, 64, dtype=dtype), quantize_fp8(normal(2, 96, 64, scale=0.125))
     example: dict[str, Any] = {
         "x": x,
         "weight": weight,
@@ -218,6 +221,7 @@ def test_products(dtype: torch.dtype, index: int) -> None:
         "norm": normal(3, 64) if normed else None,
         "eps": 1e-5 if normed else 0.0,
     }
+    example = with_epilogue(example)
     near(fp8_product.bodies["cuda"].function(**on_device(example)), fp8_product.reference(**example), torch.bfloat16)
 
 
@@ -227,16 +231,16 @@ def test_products(dtype: torch.dtype, index: int) -> None:
 def test_a_gated_mlp(dtype: torch.dtype, num_rows: int) -> None:
     """As wide as a layer of an 8B model is deep; codes between two may fall either way."""
     width, hidden = 256, 14336
-    gate_up, gate_up_scale = quantized(normal(1, 2 * hidden, width, scale=width**-0.5))
-    down, down_scale = quantized(normal(2, width, hidden, scale=hidden**-0.5))
+    gate_up, gate_up_scale = quantize_fp8(normal(1, 2 * hidden, width, scale=width**-0.5))
+    down, down_scale = quantize_fp8(normal(2, width, hidden, scale=hidden**-0.5))
     example: dict[str, Any] = {
         "x": normal(3, num_rows, width, dtype=dtype),
         "gate_up": gate_up,
         "gate_up_scale": gate_up_scale,
         "down": down,
         "down_scale": down_scale,
-        "activation": "silu",
-        "residual": normal(4, num_rows, width, dtype=dtype),
+        "gate": Epilogue(None, "silu", True),
+        "epilogue": Epilogue(residual=normal(4, num_rows, width, dtype=dtype)),
         "eps": 1e-5,
     }
     expected = fp8_mlp.reference(**example)
@@ -247,7 +251,7 @@ def test_a_gated_mlp(dtype: torch.dtype, num_rows: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_large_sums_are_within_range(dtype: torch.dtype) -> None:
     """Every code the largest there is: in float16 their sums would be infinite."""
-    x, (weight, scale) = torch.ones(4, 4096, dtype=dtype, device=DEVICE), quantized(torch.ones(32, 4096))
+    x, (weight, scale) = torch.ones(4, 4096, dtype=dtype, device=DEVICE), quantize_fp8(torch.ones(32, 4096))
     found = fp8_product.bodies["cuda"].function(x, weight.to(DEVICE), scale.to(DEVICE))
     near(found, torch.full((4, 32), 4096.0), torch.bfloat16, times=0.1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -12,21 +13,22 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
-from penstock.ops.example import normal  # noqa: E402
-from penstock.ops.int_product import (  # noqa: E402
-    FEW,
-    TILES,
-    int_example,
+from penstock.ops.matmul.int_product import (  # noqa: E402
+    dequantize_ints,  # noqa: E402
     int_product,
     pack_codes,
     pack_scales,
     unpack_codes,
-    widened,
 )
-from penstock.ops.int_rows import int_rows  # noqa: E402
-from penstock.ops.triton import int_product as bodies  # noqa: E402
-from penstock.ops.triton.int_rows import widen  # noqa: E402
-from tests.ops.check import example_of, examples_of, same_bits  # noqa: E402
+from penstock.ops.matmul.int_rows import int_rows  # noqa: E402
+from penstock.ops.triton import tuning  # noqa: E402
+from penstock.ops.triton.matmul import int_product as bodies  # noqa: E402
+from penstock.ops.triton.matmul.int_rows import dequantize  # noqa: E402
+from penstock.ops.triton.tuning import INT_TILE_ROWS, MAX_INT_TILE_ROWS  # noqa: E402
+from tests.ops.check import same_bits  # noqa: E402
+from tests.ops.examples import example_of, examples_of, normal  # noqa: E402
+from tests.ops.examples.case import move, with_epilogue  # noqa: E402
+from tests.ops.examples.matmul import int_weight  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
 HALF = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter multiplies no bfloat16 matrices
@@ -46,9 +48,9 @@ def product_of(
     residual: bool = False,
     normed: bool = False,
 ) -> None:
-    words, scales = int_example(bits, bits, num_out, width)
+    words, scales = int_weight(bits, bits, num_out, width)
     size = num_out // 2 if gated else num_out
-    given = {
+    given: dict[str, Any] = {
         "x": normal(1, num_rows, width, dtype=dtype),
         "words": words,
         "scales": scales,
@@ -60,8 +62,9 @@ def product_of(
         "norm": normal(4, width) if normed else None,
         "eps": 1e-5 if normed else 0.0,
     }
-    expected = int_product.reference(**given)  # type: ignore[arg-type]
-    moved = {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in given.items()}
+    given = with_epilogue(given)
+    expected = int_product.reference(**given)
+    moved = {name: move(value, DEVICE) for name, value in given.items()}
     found = int_product.bodies["cuda"].function(**moved)
     tolerance = int_product.tolerance[dtype]
     torch.testing.assert_close(found.float().cpu(), expected.float(), rtol=tolerance, atol=tolerance)
@@ -69,15 +72,15 @@ def product_of(
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """What `_tile_shape` has given: outputs, rows, pairs, warps and tiles."""
+    """What `int_tile_shape` has given: outputs, rows, pairs, warps and tiles."""
     shapes: list[tuple[int, ...]] = []
-    shape_of = bodies._tile_shape
+    shape_of = tuning.int_tile_shape
 
     def kept(num_rows: int, num_out: int, num_pairs: int) -> tuple[int, int, int, int, int]:
         shapes.append(shape := shape_of(num_rows, num_out, num_pairs))
         return shape
 
-    monkeypatch.setattr(bodies, "_tile_shape", kept)
+    monkeypatch.setattr(bodies, "int_tile_shape", kept)
     return shapes
 
 
@@ -87,7 +90,7 @@ def test_few_rows(bits: int, num_rows: int, taken: list[tuple[int, ...]]) -> Non
     """Each tile of a small weight, at its edges; inputs in several parts, the last of them short; outputs that fill no
     tile."""
     product_of(bits, num_rows, 800, 80, HALF, bias=True, residual=True, activation="silu")
-    assert [shape[:2] for shape in taken] == [(64, next(size for size in TILES if size >= num_rows))]
+    assert [shape[:2] for shape in taken] == [(64, next(size for size in INT_TILE_ROWS if size >= num_rows))]
 
 
 @BITS
@@ -98,8 +101,9 @@ def test_few_rows(bits: int, num_rows: int, taken: list[tuple[int, ...]]) -> Non
 def test_tiles_of_many_outputs(
     bits: int, large: int, outputs: int, num_rows: int, taken: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "MANY_OUT", 1)
-    monkeypatch.setattr(bodies, "LARGE", large)
+    monkeypatch.setattr(tuning, "MIN_WIDE_TILE_OUTPUTS", 1)
+    for module in (bodies, tuning):
+        monkeypatch.setattr(module, "MIN_LARGE_WEIGHT", large)
     product_of(bits, num_rows, 192, 272, HALF, gated=True, activation="silu", normed=True)
     product_of(bits, num_rows, 130, 17, HALF, bias=True)
     assert {shape[0] for shape in taken} == {outputs} and len(taken) == 2
@@ -108,7 +112,8 @@ def test_tiles_of_many_outputs(
 @BITS
 def test_one_row_of_a_large_weight(bits: int, taken: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its norm is made before; 4 bits go to the tensor cores."""
-    monkeypatch.setattr(bodies, "LARGE", 1)
+    for module in (bodies, tuning):
+        monkeypatch.setattr(module, "MIN_LARGE_WEIGHT", 1)
     product_of(bits, 1, 192, 24, HALF, normed=True, gated=True, activation="silu", bias=True)
     product_of(bits, 1, 96, 9, HALF, residual=True)
     product_of(bits, 1, 64, 5, torch.float32, normed=True)
@@ -119,7 +124,7 @@ def test_one_row_of_a_large_weight(bits: int, taken: list[tuple[int, ...]], monk
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_one_row_wherever_it_lies(bits: int, dtype: torch.dtype) -> None:
     """To torch a row is contiguous whatever its distance to the next, of which there is none."""
-    words, scales = int_example(1, bits, 9, 64)
+    words, scales = int_weight(1, bits, 9, 64)
     for x in (
         normal(1, 1, 97, dtype=dtype)[:, :64],
         normal(2, 64, 1, dtype=dtype).t(),
@@ -148,11 +153,11 @@ def test_one_part_alone_is_written_as_it_is(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("gated", [True, False])
 def test_many_rows(bits: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight that is widened in three parts."""
-    monkeypatch.setattr(bodies, "SCRATCH_BYTES", 4 * 200 * 40)
+    monkeypatch.setattr(bodies, "DEQUANTIZE_SCRATCH_BYTES", 4 * 200 * 40)
     monkeypatch.setattr(bodies, "_scratch", {})
     product_of(
         bits,
-        FEW + 4,
+        MAX_INT_TILE_ROWS + 4,
         200,
         96,
         torch.float32,
@@ -162,7 +167,7 @@ def test_many_rows(bits: int, gated: bool, monkeypatch: pytest.MonkeyPatch) -> N
         residual=not gated,
         normed=True,
     )
-    product_of(bits, FEW + 4, 200, 96, torch.float32)
+    product_of(bits, MAX_INT_TILE_ROWS + 4, 200, 96, torch.float32)
 
 
 @BITS
@@ -189,15 +194,16 @@ def test_one_row(bits: int, width: int, num_out: int, gated: bool) -> None:
 @pytest.mark.parametrize("width", [64, 1056])
 def test_one_row_and_several_outputs_a_program(bits: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One block of inputs, and several."""
-    monkeypatch.setattr(bodies, "_row_shape", lambda num_units, num_out: (4, 8))
+    monkeypatch.setattr(bodies, "int_gemv_shape", lambda num_units, num_out: (4, 8))
     product_of(bits, 1, width, 26, torch.bfloat16, gated=True, activation="gelu", bias=True, normed=True)
     product_of(bits, 1, width, 13, torch.float32, activation="relu2", residual=True)
 
 
 def test_shapes_of_one_row() -> None:
     """Several outputs a program where there are enough; whole blocks where there are any."""
-    assert [bodies._row_shape(32, num_out)[0] for num_out in (4, 512, 1024, 3072, 4096, 128256)] == [1, 1, 2, 4, 8, 8]
-    assert [bodies._row_shape(units, 1)[1] for units in (1, 32, 128, 256, 448, 512, 2000)] == [
+    outputs = (4, 512, 1024, 3072, 4096, 128256)
+    assert [tuning.int_gemv_shape(32, num_out)[0] for num_out in outputs] == [1, 1, 2, 4, 8, 8]
+    assert [tuning.int_gemv_shape(units, 1)[1] for units in (1, 32, 128, 256, 448, 512, 2000)] == [
         1,
         32,
         128,
@@ -223,10 +229,10 @@ def test_rows_are_exact(index: int) -> None:
 
 @BITS
 def test_all_rows_are_exact(bits: int) -> None:
-    words, scales = int_example(3, bits, 70, 208)
+    words, scales = int_weight(3, bits, 70, 208)
     out = torch.empty(70, 208, device=DEVICE)
-    widen(out, words.to(DEVICE), scales.to(DEVICE))
-    assert same_bits(out.cpu(), widened(words, scales, 70, 208))
+    dequantize(out, words.to(DEVICE), scales.to(DEVICE))
+    assert same_bits(out.cpu(), dequantize_ints(words, scales, 70, 208))
 
 
 @BITS
@@ -241,7 +247,7 @@ def test_every_code_at_every_place(bits: int) -> None:
     packed = pack_scales(scales)
     values = codes.view(256, 64).float() - (128 if bits == 8 else 0)
     out = torch.empty(256, 64, device=DEVICE)
-    widen(out, words.to(DEVICE), packed.to(DEVICE))
+    dequantize(out, words.to(DEVICE), packed.to(DEVICE))
     assert torch.equal(out.cpu(), values)
     for num_rows in (1, 64):
         x = torch.eye(64, dtype=HALF)[:num_rows].contiguous()

@@ -14,11 +14,12 @@ if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton")
 
-import penstock.ops.triton  # noqa: E402, F401  registers the bodies
-from penstock.ops import extras as e  # noqa: E402
-from penstock.ops.example import normal  # noqa: E402
-from penstock.ops.sample import sample  # noqa: E402
-from penstock.sampling.samplers import Samplers  # noqa: E402
+import penstock.ops.triton.bodies  # noqa: E402, F401  registers the bodies
+from penstock.ops.sampling import extras as e  # noqa: E402
+from penstock.ops.sampling.sample import sample  # noqa: E402
+from penstock.sampling.rare.stateful import StatefulSamplers  # noqa: E402
+from penstock.sampling.row import Chooser  # noqa: E402
+from tests.ops.examples import normal  # noqa: E402
 from tests.ops.sampler_rows import ASKED, LENGTH, drawn, entered, rows_of  # noqa: E402
 
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -59,31 +60,31 @@ def test_a_row_that_asks_nothing_gets_the_same_token_beside_others() -> None:
     logits = normal(4, 1, len(states), 9000, scale=2.0)
     found = drawn(states, logits, DEVICE, 1, sample.bodies["cuda"].function)
     plain = drawn(states, logits, DEVICE, 1, lambda *given: sample.bodies["cuda"].function(*given[:-1]))
-    unasked = [i for i, state in enumerate(states) if not state.asks_extras]
+    unasked = [i for i, state in enumerate(states) if state.chooser is not Chooser.DEVICE_EXTRAS]
     assert len(unasked) == 2 and [found[0][0][i] for i in unasked] == [plain[0][0][i] for i in unasked]
 
 
 @pytest.mark.parametrize("index", range(len(ASKED)))
 def test_the_reference_leaves_what_the_host_leaves(index: int) -> None:
     """Which tokens may be drawn, and their weights, at the first step."""
-    from penstock.ops.sample import _left as left_on_device
-    from penstock.sampling.choice import _left, _surprising
+    from penstock.ops.sampling.sample import _apply_samplers as left_on_device
+    from penstock.sampling.rare.chain import _filter, _filter_by_mirostat
 
     size = 2000
     state = rows_of(size, 5, len(ASKED))[index]
-    wishes, extras = entered([state], size, "cpu")
+    row_params, extras = entered([state], size, "cpu")
     logits = normal(6, 1, size, scale=2.0)
     asked = state.request.sampling
     heat, zero = torch.tensor([asked.temperature]), torch.zeros(1, dtype=torch.int64)
     extras.numbers[0, e.XTC_PROBABILITY] = float(asked.has_xtc)
     object.__setattr__(asked, "xtc_probability", float(asked.has_xtc))
-    x, hot = left_on_device(logits, heat, zero, zero + LENGTH, zero, wishes, extras)
+    x, hot = left_on_device(logits, heat, zero, zero + LENGTH, zero, row_params, extras)
     edited = state.edit(logits[0].numpy().copy())
     if asked.greedy:
         assert np.allclose(x[0].numpy(), edited, rtol=1e-5)
         return
     top, mu = float(edited.max()), state.samplers.mu
-    ids, weights = _left(edited, top, state) if mu is None else _surprising(edited, top, state, mu)
+    ids, weights = _filter(edited, top, state) if mu is None else _filter_by_mirostat(edited, top, state, mu)
     expected = np.zeros(size)
     expected[np.arange(size) if ids is None else ids] = weights / weights.sum()
     assert np.allclose(torch.softmax(x[0].double() / hot[0], -1).numpy(), expected, rtol=2e-4, atol=1e-7)
@@ -99,13 +100,13 @@ def test_the_row_after_some_steps_is_a_row_that_is_taken_in_then() -> None:
         for step in tokens:
             state.append(step[i])
         mu = None if state.samplers.mu is None else float(mus[i])
-        state.samplers = Samplers(state.request, state.tokens, mu)
+        state.samplers = StatefulSamplers(state.request, state.tokens, mu)
     _, fresh = entered(states, 300, "cpu")
     again = entered(states, 300, "cpu")[0]
     for i, state in enumerate(states):
-        if state.penal:
+        if state.has_penalties:
             assert torch.equal(counts[i], again.counts[i])
-        if state.samplers.dry is not None or state.asks_window:
+        if state.samplers.dry is not None or state.has_penalty_window:
             assert torch.equal(history[i, : LENGTH + 9], fresh.history[i, : LENGTH + 9])
         if state.samplers.mu is not None:
             assert float(fresh.numbers[i, e.MU]) == float(mus[i])

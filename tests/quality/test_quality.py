@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.perplexity import Score, perplexity
+from penstock.api.perplexity import Score, perplexity
 from tests.agreement.reference import model_path
 from tests.quality.text import TEXT
 

@@ -9,15 +9,16 @@ import torch
 from penstock import ops
 from penstock.ops import cpu
 from penstock.quant.gguf import GGML_TYPES, dequantize
-from penstock.quant.packed import Packed, Stored, pack
-from penstock.quant.rounding import quantize
+from penstock.quant.ints import quantize
+from penstock.quant.packed import GgmlMatrix, Packed, pack
 from tests.ops.check import same_bits
+from tests.quant.fused import CPU
 
 TYPES = {kind.name: number for number, kind in GGML_TYPES.items() if kind.name in ops.FORMATS}
 WIDENED = ("Q2_K", "Q3_K")
 
 
-def _stored(name: str, num_rows: int, width: int, seed: int = 0, order: np.ndarray | None = None) -> Stored:
+def _stored(name: str, num_rows: int, width: int, seed: int = 0, order: np.ndarray | None = None) -> GgmlMatrix:
     """Random blocks; every float16 in them is made finite."""
     kind = GGML_TYPES[TYPES[name]]
     generator = np.random.default_rng(seed)
@@ -34,10 +35,10 @@ def _stored(name: str, num_rows: int, width: int, seed: int = 0, order: np.ndarr
     for at in halves:
         values = generator.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
         blocks[..., at : at + 2] = values[..., None].view(np.uint8)
-    return Stored(TYPES[name], blocks.reshape(num_rows, -1), width, order)
+    return GgmlMatrix(TYPES[name], blocks.reshape(num_rows, -1), width, order)
 
 
-def _meant(stored: Stored) -> torch.Tensor:
+def _meant(stored: GgmlMatrix) -> torch.Tensor:
     values = dequantize(stored.raw.ravel(), stored.ggml_type, (len(stored.raw), stored.width))
     return torch.from_numpy(values if stored.order is None else values[stored.order])
 
@@ -47,9 +48,9 @@ def _meant(stored: Stored) -> torch.Tensor:
 def test_every_type_is_packed_exactly(name: str, num_rows: int, path: str) -> None:
     stored = _stored(name, num_rows, 512)
     weight = pack([stored])
-    assert same_bits(weight.unpacked(), _meant(stored))
+    assert same_bits(weight.unpack(), _meant(stored))
     ids = torch.tensor([num_rows - 1, 0])
-    assert same_bits(Packed([weight]).rows(ids), _meant(stored)[ids])
+    assert same_bits(Packed(CPU, [weight]).rows(ids), _meant(stored)[ids])
 
 
 @pytest.mark.parametrize("name", ops.FORMATS)
@@ -65,7 +66,7 @@ def test_rows_in_another_order_and_parts_that_share_a_panel(path: str) -> None:
         _stored("Q8_0", 30, 64, 3),
         _stored("Q4_1", 7, 64, 4),
     ]
-    scheme = Packed.from_stored(parts, None, x_bits=0)
+    scheme = Packed.from_stored(CPU, parts, None, x_bits=0)
     assert [part.num_out for part in scheme.parts] == [29, 30, 7]
     meant = torch.cat([_meant(part) for part in parts])
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
@@ -82,8 +83,8 @@ def test_all_paths_give_the_same_bits(name: str) -> None:
     for each in cpu.paths()[1:]:
         if each == "generic":
             continue  # has no fused product
-        with cpu.using(each):
-            results.append(Packed([weight]).matmul(x))
+        with cpu.override_path(each):
+            results.append(Packed(CPU, [weight]).matmul(x))
     assert all(same_bits(results[0], other) for other in results)
 
 
@@ -91,9 +92,9 @@ def test_all_paths_give_the_same_bits(name: str) -> None:
 def test_rounded_activations_stay_close_to_float_ones(name: str, path: str) -> None:
     weight = pack([_stored(name, 32, 512)])
     x = torch.randn(4, 512, generator=torch.Generator().manual_seed(1))
-    near, exact = (Packed([weight], x_bits=x_bits).matmul(x) for x_bits in (8, 0))
+    near, exact = (Packed(CPU, [weight], x_bits=x_bits).matmul(x) for x_bits in (8, 0))
     assert (near - exact).norm() / exact.norm() < 0.01
-    nearest = Packed([weight], x_bits=16).matmul(x)
+    nearest = Packed(CPU, [weight], x_bits=16).matmul(x)
     assert 0 < (nearest - exact).norm() / exact.norm() < 1e-4 < (near - exact).norm() / exact.norm()
 
 
@@ -102,7 +103,7 @@ def test_what_is_not_a_number_shows(value: float, path: str) -> None:
     weight = pack([_stored("Q4_1", 16, 64)])
     x = torch.ones(3, 64)
     x[1, 40] = value
-    y = Packed([weight]).matmul(x)
+    y = Packed(CPU, [weight]).matmul(x)
     assert not y[1].isfinite().any() and y[[0, 2]].isfinite().all()
 
 
@@ -111,7 +112,7 @@ def test_what_is_not_a_number_shows(value: float, path: str) -> None:
 def test_quantizing_at_load(quantization: str, error: float, width: int) -> None:
     weight = torch.randn(50, width, generator=torch.Generator().manual_seed(2)) * 0.02
     weight[3] = 0.0
-    packed = pack([quantize(weight, quantization)]).unpacked()
+    packed = pack([quantize(weight, quantization)]).unpack()
     assert packed.shape == weight.shape and torch.equal(packed[3], weight[3])
     assert (packed - weight).norm() / weight.norm() < error
 

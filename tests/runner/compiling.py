@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,26 +19,23 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from penstock import LLM, SamplingParams
-from penstock.assemble import META, _load, _resolved, outline
-from penstock.cache.group import group_layers
-from penstock.cache.layout import LAYOUTS
+from penstock.api.assemble import META, _load, _resolve_settings, outline
+from penstock.cache.group import LAYOUTS, group_layers
 from penstock.config import EngineConfig, Resolved
-from penstock.models.registry import spec_from_config
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import OPS
-from penstock.ops.triton import elsewhere, launch
-from penstock.ops.triton.outline import Outlines
-from penstock.runner.cuda import ahead as aheads
-from penstock.runner.cuda.ahead import begin
-from penstock.runner.cuda.gpu import Glimpse, likely_facts
+from penstock.ops.triton import launch
+from penstock.runner.compile import ahead as aheads
+from penstock.runner.compile import cross
+from penstock.runner.compile.ahead import start_compiling
+from penstock.runner.compile.meta_shapes import MetaShapes
+from penstock.runner.compile.warm import first_steps, later_steps
+from penstock.runner.cuda.gpu import DriverInfo, likely_facts
 from penstock.runner.cuda.runner import CudaRunner
-from penstock.runner.cuda.warm import first_steps, later_steps
-from penstock.runner.local import LocalExecutor
 from penstock.runner.memory import BlockMemory
-from penstock.runner.step import LayerCache
 from tests.llm.tiny import dummy
 
-GPU = Glimpse((9, 0), 132, 140 << 30)
+GPU = DriverInfo((9, 0), 132, 140 << 30)
 SIZES: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 1000, "max_num_batched_tokens": 256}
 OPTIONS = dict(SIZES)
 
@@ -48,48 +44,48 @@ def described(folder: str) -> tuple[ModelSpec, Resolved]:
     config = json.loads((Path(folder) / "config.json").read_text())
     spec = spec_from_config(config, OPTIONS["max_model_len"])
     options = EngineConfig(load_format="dummy", skip_tokenizer_init=True, device="cuda", **OPTIONS)
-    return _resolved(spec, config, options, likely_facts(spec, "bfloat16", GPU), offline=True)
+    return _resolve_settings(spec, config, options, likely_facts(spec, "bfloat16", GPU), offline=True)
 
 
 def ahead(folder: str) -> None:
     spec, settings = described(folder)
-    elsewhere.compile_driver = lambda: None  # there is no driver to link with
-    begun = begin(partial(outline, spec, settings, GPU.num_processors), folder, GPU, num_cores=4)
+    cross.compile_driver = lambda: None  # there is no driver to link with
+    begun = start_compiling(partial(outline, spec, settings, GPU.num_sms), folder, GPU, num_cores=4)
     assert begun is not None
     begun.wait()
     while not list(Path(os.environ["TRITON_CACHE_DIR"]).glob("penstock-*")) and Path(f"/proc/{begun._pid}").exists():
         time.sleep(0.05)
-    assert begin(partial(outline, spec, settings, GPU.num_processors), folder, GPU, num_cores=4) is None
+    assert start_compiling(partial(outline, spec, settings, GPU.num_sms), folder, GPU, num_cores=4) is None
 
 
 def notes(folder: str) -> None:
     """What is noted with our outlines of torch's functions, and with torch's own; all of it is put in order."""
     spec, settings = described(folder)
-    elsewhere.stand_in(GPU.capability)
+    cross.set_target(GPU.capability)
 
     def noted() -> set[tuple[str, str]]:
-        singles = outline(spec, settings, GPU.num_processors)
-        return set(elsewhere.wanted(lambda: [step() for step in (*first_steps(singles), *later_steps(singles))]))
+        singles = outline(spec, settings, GPU.num_sms)
+        return set(cross.record_calls(lambda: [step() for step in (*first_steps(singles), *later_steps(singles))]))
 
-    with Outlines():
+    with MetaShapes():
         ours = noted()
     assert "sympy" not in sys.modules and "torch._dynamo" not in sys.modules
     assert ours == noted() and len(ours) > 10
-    first, later = aheads._jobs(partial(outline, spec, settings, GPU.num_processors), GPU)
+    first, later = aheads._list_jobs(partial(outline, spec, settings, GPU.num_sms), GPU)
     assert len(first) + len(later) == 1 + len(ours)  # the driver beside them
 
 
 def trouble(folder: str) -> None:
-    """A foreman that fails, and one that says nothing: neither keeps the engine from starting, and both end."""
+    """A coordinator that fails, and one that says nothing: neither keeps the engine from starting, and both end."""
 
     def fail() -> Any:
         raise RuntimeError("planted")
 
-    aheads.PATIENCE_S = 1.0
+    aheads.TIMEOUT_S = 1.0
     silent: Any = partial(time.sleep, 600)
     for outlined in (fail, silent):
         begin_s = time.monotonic()
-        begun = begin(outlined, folder, GPU, num_cores=4)
+        begun = start_compiling(outlined, folder, GPU, num_cores=4)
         assert begun is not None
         begun.wait()
         deadline = begin_s + 60
@@ -102,9 +98,9 @@ def trouble(folder: str) -> None:
 class Memory(BlockMemory):
     """On a CPU, laid out as on a GPU."""
 
-    def _cache(self, offset: int, num_heads: int, head_size: int, group: int) -> LayerCache:
-        keys = self._view(offset, self.dtype, num_heads, self.block_size, head_size)
-        return replace(super()._cache(offset, num_heads, head_size, group), k=keys.transpose(2, 3))
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.keys_by_position = True
 
 
 class Moment:
@@ -114,6 +110,12 @@ class Moment:
 
     def synchronize(self) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Moment) -> float:
+        return 2.0
+
 
 def materialized(thing: Any) -> Any:
     """Tensors on the meta device replaced by zeros, in everything that this one holds."""
@@ -121,15 +123,17 @@ def materialized(thing: Any) -> Any:
         return torch.zeros_like(thing, device="cpu") if thing.is_meta else thing
     if isinstance(thing, (list, tuple)):
         return type(thing)(materialized(part) for part in thing)
-    if type(thing).__module__.startswith(("penstock.layers", "penstock.quant", "penstock.models.decoder")):
-        for name, value in vars(thing).items():
-            setattr(thing, name, materialized(value))
+    if type(thing).__module__.startswith(
+        ("penstock.layers", "penstock.quant", "penstock.models.decoder", "penstock.passes")
+    ):
+        for name, value in list(vars(thing).items()):
+            object.__setattr__(thing, name, materialized(value))  # stages are frozen
     return thing
 
 
 def stand_in() -> list[str]:
     """Make this process one whose GPU computes zeros; the list fills with the kernels that are compiled."""
-    elsewhere.stand_in(GPU.capability)
+    cross.set_target(GPU.capability)
     jit: Any = JITFunction
     run, missed = jit.run, []
     jit.run = lambda self, *args, warmup, **options: run(self, *args, warmup=True, **options)
@@ -140,7 +144,9 @@ def stand_in() -> list[str]:
 
     knobs.compilation.listener = listen
     launches: Any = launch
-    launches._early = lambda device: True
+    launches.has_pdl = lambda device: True
+    cuda_runner: Any = sys.modules[CudaRunner.__module__]
+    cuda_runner.cache_launches = lambda: None  # it asks torch for a device
     for bodies in [bodies for op in OPS.values() for bodies in (op.bodies, op.exact_bodies)]:
         bodies.pop("cpu", None)
         if "cuda" in bodies:
@@ -152,7 +158,7 @@ def stand_in() -> list[str]:
     library._scaled_mm = lambda a, b, out_dtype, **_: torch.zeros(a.shape[0], b.shape[1], dtype=out_dtype)
     library.Tensor.pin_memory = lambda self: self
     library.cuda.Event = Moment
-    library.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=GPU.num_processors)
+    library.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=GPU.num_sms)
     return missed
 
 
@@ -162,7 +168,7 @@ def engine(folder: str) -> None:
     model: Any = _load(None, spec, settings, META)
     missed = stand_in()
     materialized(model)
-    grouping = group_layers(spec.states_of(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
+    grouping = group_layers(spec.states(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
     memory = Memory(3000, settings.block_size, grouping, settings.kv_cache_dtype)
     runner = CudaRunner(
         model,
@@ -173,7 +179,7 @@ def engine(folder: str) -> None:
         eager=True,
         deterministic=settings.deterministic,
     )
-    llm.service.engine.executor, llm.service.engine.overlap = LocalExecutor(runner), 1
+    llm.service.engine.executor, llm.service.engine.overlap = runner, 1
     runner.warm()
     for count, length in ((1, 128), (1, 300), (2, 20), (3, 290), (9, 40), (20, 7), (40, 5), (64, 9)):
         prompts = [[(7 * i + j) % 90 + 3 for j in range(length)] for i in range(count)]
@@ -181,9 +187,11 @@ def engine(folder: str) -> None:
         llm.generate(prompts, params, use_tqdm=False)
     prefix = list(range(3, 63)) * 5
     llm.generate([[*prefix, i] for i in range(8)], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
-    wishes = SamplingParams(max_tokens=4, ignore_eos=True, temperature=1, top_p=0.9, logprobs=3, repetition_penalty=1.1)
+    row_params = SamplingParams(
+        max_tokens=4, ignore_eos=True, temperature=1, top_p=0.9, logprobs=3, repetition_penalty=1.1
+    )
     for count in (1, 5):
-        llm.generate([[i, 9, 8] for i in range(count)], wishes, use_tqdm=False)
+        llm.generate([[i, 9, 8] for i in range(count)], row_params, use_tqdm=False)
     print(" ".join(sorted(missed)))
 
 

@@ -54,8 +54,8 @@ def test_an_engine_finds_all_its_kernels(kind: str, options: dict[str, Any], tmp
     run("ahead", folder, tmp_path / "cache", **options)
     assert run("engine", folder, tmp_path / "cache", **options) == ""
     if not options:
-        (next((tmp_path / "cache").glob("*/_tile.json")).parent / "__grp___tile.json").unlink()
-        assert set(run("engine", folder, tmp_path / "cache").split()) == {"_tile"}  # by one thread or several
+        (next((tmp_path / "cache").glob("*/_prefill.json")).parent / "__grp___prefill.json").unlink()
+        assert set(run("engine", folder, tmp_path / "cache").split()) == {"_prefill"}  # by one thread or several
 
 
 def test_kernels_are_noted_without_torchs_compiler(tmp_path: Path) -> None:
@@ -69,9 +69,19 @@ def test_trouble_ahead_keeps_nobody(tmp_path: Path) -> None:
 
 
 def test_how_many_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.runner.cuda.ahead import num_processes
+    from penstock.runner.compile.ahead import num_processes
 
     monkeypatch.delenv("PENSTOCK_COMPILERS", raising=False)
     assert [num_processes(cores) for cores in (1, 3, 4, 16, 64)] == [0, 0, 2, 8, 8]
     monkeypatch.setenv("PENSTOCK_COMPILERS", "0")
     assert num_processes(16) == 0
+
+
+def test_compile_ahead_brings_the_bodies() -> None:
+    """Without them a coordinator would run references, and compile nothing."""
+    code = (
+        "import penstock.runner.compile.ahead\n"
+        "from penstock.ops import OPS\n"
+        "assert 'cuda' in OPS['sample'].bodies and 'cuda' in OPS['product'].bodies"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -16,7 +16,6 @@ pytest.importorskip("triton")
 from penstock import LLM, PenstockError  # noqa: E402
 from penstock.ops import registry  # noqa: E402
 from penstock.runner.cuda.encoder import EncoderRunner  # noqa: E402
-from penstock.runner.local import LocalExecutor  # noqa: E402
 from tests.llm.tiny import dummy, runner, write_config  # noqa: E402
 from tests.runner.test_cuda_runner import Moment  # noqa: E402
 
@@ -38,12 +37,12 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LLM,
         engine = other.service.engine
         made = EncoderRunner(runner(other.service).model, 5, 64, torch.device("cpu"))  # type: ignore[arg-type]
         made.warm()
-        engine.executor, engine.overlap = LocalExecutor(made), 1
+        engine.executor, engine.overlap = made, 1
         yield usual, other
 
 
 def embeddings(llm: LLM, prompts: list[list[int]]) -> torch.Tensor:
-    return torch.tensor([output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False)])  # type: ignore[arg-type]
+    return torch.tensor([output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False)])
 
 
 def test_many_sequences_in_steps_of_a_few(both: tuple[LLM, LLM]) -> None:
@@ -64,7 +63,7 @@ def test_a_prompt_that_fills_a_step(both: tuple[LLM, LLM]) -> None:
 
 def test_an_embedding_that_is_no_number(both: tuple[LLM, LLM]) -> None:
     _, other = both
-    model: Any = other.service.engine.executor.runner.model  # type: ignore[attr-defined]
+    model: Any = other.service.engine.executor.model  # type: ignore[attr-defined]
     model.embedding.norm.weight[0] = float("inf")
     with pytest.raises(PenstockError, match="the embedding contains NaN or infinity"):
         other.embed([1, 2, 3], use_tqdm=False)
@@ -72,7 +71,7 @@ def test_an_embedding_that_is_no_number(both: tuple[LLM, LLM]) -> None:
 
 def test_a_step_that_fails_fails_its_requests(both: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     _, other = both
-    model: Any = other.service.engine.executor.runner.model  # type: ignore[attr-defined]
+    model: Any = other.service.engine.executor.model  # type: ignore[attr-defined]
 
     def fail(*_: Any) -> None:
         raise RuntimeError("no such kernel")

@@ -17,13 +17,11 @@ pytest.importorskip("triton")
 
 from penstock import LLM, SamplingParams  # noqa: E402
 from penstock.errors import InvalidConfig  # noqa: E402
-from penstock.models import build, load  # noqa: E402
-from penstock.ops import OPS, take_exact  # noqa: E402
-from penstock.quant.matrix import Matrix  # noqa: E402
+from penstock.models import decoder, load  # noqa: E402
+from penstock.ops import OPS  # noqa: E402
+from penstock.quant.dense import Matrix  # noqa: E402
 from penstock.runner.cuda.runner import CudaRunner  # noqa: E402
-from penstock.runner.local import LocalExecutor  # noqa: E402
 from penstock.runner.memory import BlockMemory  # noqa: E402
-from penstock.runner.step import LayerCache  # noqa: E402
 from tests.llm.tiny import dummy, runner, write_config  # noqa: E402
 from tests.ops.interpreter import steady_dots  # noqa: E402, F401  a fixture
 from tests.runner.test_cuda_runner import Moment  # noqa: E402
@@ -41,19 +39,9 @@ PARAMS = [
 class Memory(BlockMemory):
     """Keys lie as on a GPU, and one block is nobody's."""
 
-    def _cache(self, offset: int, num_heads: int, head_size: int, group: int) -> LayerCache:
-        size = self.block_size
-        k, v = (
-            self._view(
-                offset + i * num_heads * size * self.layout.numbers_bytes(head_size),
-                self.dtype,
-                num_heads,
-                size,
-                head_size,
-            )
-            for i in (0, 1)
-        )
-        return LayerCache(k.transpose(2, 3), v, group)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.keys_by_position = True
 
 
 @pytest.fixture
@@ -63,7 +51,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch, steady_dots: None) -> Iterator[No
         if name not in HOST:
             exact = {"cpu": op.exact_bodies["cuda"]} if "cuda" in op.exact_bodies else {}
             monkeypatch.setattr(op, "exact_bodies", exact)
-    for module in (build, load):
+    for module in (decoder, load):
         monkeypatch.setattr(module, "dense", Matrix)
     monkeypatch.setattr(
         "penstock.runner.cuda.runner.ThreadPoolExecutor",  # the interpreter is one at a time
@@ -76,17 +64,17 @@ def on_device(monkeypatch: pytest.MonkeyPatch, steady_dots: None) -> Iterator[No
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=4))
     yield
-    take_exact(False)
 
 
 def deterministic(folder: str) -> LLM:
     llm = dummy(folder, max_num_seqs=SEQUENCES, max_num_batched_tokens=TOKENS, kv_cache_dtype="float32")
     theirs = runner(llm.service)
+    theirs.model.ops.exact = True
     memory = Memory(len(theirs.memory.blocks) + 1, 16, theirs.memory.grouping, "float32")
     made = CudaRunner(theirs.model, memory, None, SEQUENCES, TOKENS, True, True)  # type: ignore[arg-type]
     made.warm()
     engine: Any = llm.service.engine
-    engine.executor, engine.overlap = LocalExecutor(made), 1
+    engine.executor, engine.overlap = made, 1
     return llm
 
 
@@ -107,5 +95,5 @@ def test_a_model_without_exact_bodies_is_refused(
     on_device: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OPS["rms_norm"], "exact_bodies", {})
-    with pytest.raises(InvalidConfig, match="takes rms_norm, of which cpu has no exact body: leave deterministic out"):
+    with pytest.raises(InvalidConfig, match="op rms_norm has no deterministic cpu kernel: leave deterministic out"):
         deterministic(write_config(tmp_path, num_hidden_layers=1))

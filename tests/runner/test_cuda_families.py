@@ -15,17 +15,19 @@ pytest.importorskip("triton")
 
 import triton  # noqa: E402
 
-import penstock.ops.triton  # noqa: E402, F401  registers the bodies
+import penstock.ops.triton.bodies  # noqa: E402, F401  registers the bodies
 from penstock import ops  # noqa: E402
-from penstock.models import build, load  # noqa: E402
+from penstock.models import decoder, load  # noqa: E402
 from penstock.models.decoder import Decoder, Encoder  # noqa: E402
 from penstock.models.load import load_model  # noqa: E402
-from penstock.models.registry import FAMILIES, spec_from_config  # noqa: E402
-from penstock.ops import OPS, registry  # noqa: E402
-from penstock.ops.triton import product  # noqa: E402
-from penstock.ops.triton.attention import tile_tokens  # noqa: E402
-from penstock.quant import matrix  # noqa: E402
-from penstock.quant.matrix import Matrix  # noqa: E402
+from penstock.models.memory import KvMemory  # noqa: E402
+from penstock.models.spec import FAMILIES, spec_from_config  # noqa: E402
+from penstock.ops import OpTable, registry  # noqa: E402
+from penstock.ops.triton.attention.attention import tile_tokens  # noqa: E402
+from penstock.ops.triton.matmul import product  # noqa: E402
+from penstock.passes.lower import RULES, Lower, Rule, products  # noqa: E402
+from penstock.quant.dense import Matrix  # noqa: E402
+from penstock.runner.cuda.gpu import CHECKED  # noqa: E402
 from penstock.runner.step import Step  # noqa: E402
 from tests.models.paged import Paged, Row  # noqa: E402
 
@@ -34,7 +36,7 @@ CASES = [
     pytest.param(name, number, id=f"{name}-{number}", marks=[pytest.mark.slow] if number else [])
     for name, family in FAMILIES.items()
     for number in range(len(family.like))
-    if name != "BertModel"
+    if name in CHECKED and name != "BertModel"
 ]
 NUM_NEW = 2
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17], [200]]
@@ -48,8 +50,8 @@ class OnGpu(Paged):
     def __init__(self, model: Decoder, forbidden: pytest.MonkeyPatch) -> None:
         super().__init__(model)
         self._forbidden = forbidden
-        layers = zip(model.spec.layers, model.spec.kv_shapes())
-        self._tile = min(tile_tokens(layer.attention.num_heads, shape[0]) for layer, shape in layers if shape)
+        kept = [memory for memory in model.spec.memories() if isinstance(memory, KvMemory)]
+        self._tile = min(tile_tokens(memory.num_heads, memory.num_kv_heads) for memory in kept)
         for cache in self.caches:
             cache.k = cache.k.transpose(2, 3).contiguous().transpose(2, 3)
         forward, model.forward = model.forward, self._forward  # type: ignore[method-assign, assignment]
@@ -85,21 +87,18 @@ def config(architecture: str, variant: int) -> dict[str, Any]:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A CPU's tensors go to the GPU's bodies, and to references where there are none."""
-    for op in OPS.values():
-        if "cuda" in op.bodies:
-            monkeypatch.setitem(op.bodies, "cpu", op.bodies["cuda"])
-        else:
-            monkeypatch.delitem(op.bodies, "cpu", raising=False)
-    for module in (build, load):
+    """Matrices are stored as on a GPU."""
+    for module in (decoder, load):
         monkeypatch.setattr(module, "dense", Matrix)
     # The interpreter takes as long for one output as for many.
-    monkeypatch.setattr(product, "_gemv_shape", lambda width, num_out, *_: (64, triton.next_power_of_2(width), 4))
+    monkeypatch.setattr(product, "gemv_shape", lambda width, itemsize: (64, triton.next_power_of_2(width), 4))
     yield
 
 
-def loaded(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Decoder | Encoder:
-    """Random weights, those of norms too."""
+def loaded(
+    described: dict[str, Any], monkeypatch: pytest.MonkeyPatch, device: str = "cuda", rules: Sequence[Rule] = RULES
+) -> Decoder | Encoder:
+    """Random weights, those of norms too, on the CPU, with the bodies and fusions of a device."""
     usual = load.from_seed
 
     def varied(*given: Any) -> load.Take:
@@ -108,7 +107,9 @@ def loaded(described: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Decode
 
     with monkeypatch.context() as patch:
         patch.setattr(load, "from_seed", varied)
-        return load_model(None, spec_from_config(described), dummy=True, seed=3)
+        ops = OpTable(device)
+        finish = Lower(ops, rules=rules)
+        return load_model(None, spec_from_config(described), dummy_seed=3, finish=finish)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +121,13 @@ def test_norms_left_to_whoever_reads_the_product(
     """As a GPU does it with few rows in bfloat16, here in float32."""
     calls: list[int] = []
 
-    def defers(x: torch.Tensor, norm: object, bias: object, eps: float) -> bool:
+    def can_defer_norm(x: torch.Tensor, norm: object, bias: object, eps: float) -> bool:
         calls.append(x.shape[0])
         return eps > 0 and norm is None and bias is None and x.shape[0] > 1
 
-    for module in (product, matrix):
-        monkeypatch.setattr(module, "defers", defers)
+    for module in (product, products):
+        monkeypatch.setattr(module, "can_defer_norm", can_defer_norm)
+    monkeypatch.setattr(products, "FOLDED_BYTES", 4)
     test_every_family(architecture, 0, kernels, monkeypatch)
     assert max(calls) > 1
 
@@ -139,7 +141,7 @@ def test_every_family(architecture: str, variant: int, kernels: None, monkeypatc
     rows = driver.run(PROMPTS, NUM_NEW, chunk=64) + driver.run(PROMPTS[1:], 1, chunk=64)
     monkeypatch.undo()
     monkeypatch.setattr(registry, "REFERENCE_ONLY", {"cpu"})
-    reference = loaded(described, monkeypatch)
+    reference = loaded(described, monkeypatch, "cpu", rules=())
     assert isinstance(reference, Decoder)
     for row in rows:
         expected = References(reference).run([row.tokens[:-1]], 1, chunk=64)[0].logits
@@ -160,8 +162,8 @@ def test_the_encoder(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.tensor(counts, dtype=torch.int32),
     )
     results = []
-    for _ in range(2):
-        model = loaded(described, monkeypatch)
+    for device, rules in (("cuda", RULES), ("cpu", [])):
+        model = loaded(described, monkeypatch, device, rules)
         assert isinstance(model, Encoder)
         results.append(model.pool(model.forward(step), step.query_start))
         monkeypatch.undo()

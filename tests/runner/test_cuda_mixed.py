@@ -4,9 +4,11 @@ whenever rows come, go, give way to each other and come again."""
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -20,12 +22,16 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests 
 pytest.importorskip("triton")
 
 from penstock import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams  # noqa: E402
-from penstock.answers import Collector  # noqa: E402
-from penstock.runner.cuda.graphs import Half, SingleSteps  # noqa: E402
-from penstock.runner.cuda.rows import RowTensors  # noqa: E402
-from penstock.runner.cuda.wishes import WishRows  # noqa: E402
-from penstock.sampling.grammar import Grammar, GrammarFailed  # noqa: E402
+from penstock.runner.cuda import decode_graphs  # noqa: E402
+from penstock.runner.cuda.decode_graphs import DecodeGraphs, Half  # noqa: E402
+from penstock.runner.cuda.rows import (
+    DeviceParams,  # noqa: E402
+    RowTensors,  # noqa: E402
+)
+from penstock.sampling.grammar.matcher import GrammarFailed, GrammarMatcher  # noqa: E402
 from penstock.sampling.row import RowState  # noqa: E402
+from penstock.text.answers import Collector  # noqa: E402
+from penstock.text.prompt_encoder import Encoded  # noqa: E402
 from tests.llm.tiny import write_config, write_tokenizer  # noqa: E402
 from tests.runner.test_cuda_runner import PROMPTS, answers, asking, engines, no_gpu  # noqa: E402, F401  a fixture
 
@@ -47,7 +53,7 @@ class Asked:
     gone_after: int | None  # tokens of its first answer, after which nobody waits for it any more
 
 
-def wishes(random: Random) -> dict[str, Any]:
+def parameters(random: Random) -> dict[str, Any]:
     """Some of what can be asked for; filters leave one token to draw."""
     kinds: list[Callable[[], dict[str, Any]]] = [
         lambda: {"repetition_penalty": random.choice([0.6, 1.2, 1.7])},
@@ -78,7 +84,7 @@ def someone(random: Random, beginnings: list[list[int]]) -> Asked:
     prompt = random.choice(beginnings)[: random.choice([2, 9, 17, 33, 60])] + random.sample(range(1, VOCAB), 3)
     params: SamplingParams | BeamSearchParams = BeamSearchParams(beam_width=2, max_tokens=5, ignore_eos=True)
     if random.random() > 0.06:
-        params = asking(max_tokens=random.choice([6, 12, 30, 50]), seed=3, **wishes(random))
+        params = asking(max_tokens=random.choice([6, 12, 30, 50]), seed=3, **parameters(random))
     return Asked(random.randint(0, 30), prompt, params, random.choice([None, None, None, None, 1, 4]))
 
 
@@ -90,7 +96,7 @@ def served(llm: LLM, asked: list[Asked], random: Random) -> list[Any]:
     while waiting or service.engine.has_work:
         for i, one in enumerate(asked):
             if one.arrives <= step and collectors[i] is None:
-                collectors[i] = service.submit(one.prompt, one.params)
+                collectors[i] = service.submit(Encoded(one.prompt), one.params)
         running = service.engine.scheduler.roster.running
         if running and random.random() < 0.1:
             service.engine.scheduler.roster.preempt(random.choice(running))
@@ -148,26 +154,22 @@ def one_thread() -> Iterator[None]:
 def num_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Where the host knows all of a text whose next token the device chooses, the device has counted the same: how
     often that was found so."""
-    allow, nums = WishRows.allow, [0]
+    allow, nums = DeviceParams.allow, [0]
 
-    def allowing(self: WishRows, row: int, state: RowState, num_generated: int) -> bool:
+    def allowing(self: DeviceParams, row: int, state: RowState, num_generated: int) -> bool:
         allowed = allow(self, row, state, num_generated)
-        if allowed and state.penal and state.num_generated == num_generated:
+        if allowed and state.has_penalties and state.num_generated == num_generated:
             nums[0] += 1
             assert self.tensors.counts[row].tolist() == counted(state, VOCAB).tolist()
         return allowed
 
-    monkeypatch.setattr(WishRows, "allow", allowing)
+    monkeypatch.setattr(DeviceParams, "allow", allowing)
     return nums
 
 
 @pytest.mark.parametrize("seed, family", [(0, "LlamaForCausalLM"), (1, "Gemma2ForCausalLM")])
 def test_the_same_answers_in_any_company(
-    tmp_path: Path,
-    no_gpu: None,
-    num_counted: list[int],  # noqa: F811
-    seed: int,
-    family: str,
+    tmp_path: Path, no_gpu: None, num_counted: list[int], seed: int, family: str
 ) -> None:
     random = Random(seed)
     beginnings = [random.sample(range(1, VOCAB), 60) for _ in range(3)]
@@ -188,8 +190,8 @@ def with_texts(folder: Path, family: str = "LlamaForCausalLM") -> None:
 
 def test_a_text_that_host_and_device_write_in_turns_is_counted_once(
     tmp_path: Path, no_gpu: None, num_counted: list[int]
-) -> None:  # noqa: F811
-    """The host looks after a grammar's budget now and then; a neighbour's wishes have the device choose as well."""
+) -> None:
+    """The host looks after a grammar's budget now and then; a neighbour's row_params have the device choose as well."""
     pairs = StructuredOutputsParams(regex="([0-9][a-z]){3,100}")
     params = [
         SamplingParams(
@@ -200,19 +202,19 @@ def test_a_text_that_host_and_device_write_in_turns_is_counted_once(
     turns: list[bool] = []
     with_texts(tmp_path)
     with engines(str(tmp_path), skip_tokenizer_init=False) as (usual, other):
-        allow, leave = WishRows.allow, WishRows.leave
+        allow, leave = DeviceParams.allow, DeviceParams.skip
 
-        def allowing(self: WishRows, row: int, state: RowState, num_generated: int) -> bool:
-            turns.extend([False] * state.late_at(state.num_generated))
+        def allowing(self: DeviceParams, row: int, state: RowState, num_generated: int) -> bool:
+            turns.extend([False] * state.is_mask_late(state.num_generated))
             return allow(self, row, state, num_generated)
 
-        def leaving(self: WishRows, row: int, state: RowState) -> None:
+        def leaving(self: DeviceParams, row: int, state: RowState) -> None:
             turns.append(True)
             leave(self, row, state)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(WishRows, "allow", allowing)
-            patch.setattr(WishRows, "leave", leaving)
+            patch.setattr(DeviceParams, "allow", allowing)
+            patch.setattr(DeviceParams, "skip", leaving)
             found = answers(other, [[5, 6, 7]] * 2, params)
         assert found == answers(usual, [[5, 6, 7]] * 2, params)
         assert other.stats()["num_failed_steps"] == 0
@@ -221,35 +223,35 @@ def test_a_text_that_host_and_device_write_in_turns_is_counted_once(
 
 def test_a_grammar_that_cannot_go_on_ends_its_request_alone(
     tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:  # noqa: F811
+) -> None:
     """Nobody else's step fails with it, and whose fault it is is said as on a CPU."""
     params = [
         SamplingParams(temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(regex=regex))
         for regex in ("[0-9]{9,40}", "[a-c]{9,40}")
     ]
-    words, calls = Grammar.words, []
+    words, calls = GrammarMatcher.bitmask, []
 
-    def failing(self: Grammar, size: int) -> np.ndarray:
+    def failing(self: GrammarMatcher, size: int) -> np.ndarray:
         calls.append(self)
         if self is calls[0] and len(calls) > 6:
-            self.mask = self.words  # type: ignore[method-assign, assignment]
+            self.mask = self.bitmask  # type: ignore[method-assign, assignment]
             raise GrammarFailed("the grammar cannot go on: too large")
         return words(self, size)
 
     with_texts(tmp_path)
     with engines(str(tmp_path), skip_tokenizer_init=False) as (usual, other):
         expected = answers(usual, [[5, 6, 7]], params[1:])
-        monkeypatch.setattr(Grammar, "words", failing)
-        outputs = other.generate([[5, 6, 7]] * 2, params, use_tqdm=False)  # type: ignore[arg-type]
+        monkeypatch.setattr(GrammarMatcher, "bitmask", failing)
+        outputs = other.generate([[5, 6, 7]] * 2, params, use_tqdm=False)
         assert "too large" in str(outputs[0].error) and "Error" not in str(outputs[0].error)
         assert outputs[1].outputs[0].token_ids == expected[0][0][0]
         assert other.stats()["num_failed_steps"] == 0
 
 
-@pytest.mark.parametrize("where, name", [(SingleSteps, "run"), (RowTensors, "admit"), (SingleSteps, "choose")])
+@pytest.mark.parametrize("where, name", [(DecodeGraphs, "run"), (RowTensors, "admit"), (DecodeGraphs, "sample")])
 def test_a_plan_that_fails_costs_nobody_an_answer(
     tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch, where: type, name: str
-) -> None:  # noqa: F811
+) -> None:
     """The plan after it was made for the same rows: it must not write into others' blocks."""
     folder = write_config(tmp_path)
     params = [asking(max_tokens=30, **kind) for kind in ({}, {"presence_penalty": 0.4}, {"logprobs": 2}, {}, {})]
@@ -270,13 +272,25 @@ def test_a_plan_that_fails_costs_nobody_an_answer(
         assert other.stats()["num_failed_steps"] > 0
 
 
-def test_a_choice_is_recorded_after_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recording that failed is tried again, and with it the step that it is part of."""
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Captures on a device that computes at once: a replay computes nothing."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
-    steps: Any = SimpleNamespace(eager=False, _pool=None)
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda: SimpleNamespace(id=(0, 1)))
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(decode_graphs, "borrow", torch.clone)
+    made: Any = object.__new__(DecodeGraphs)
+    made.eager, made.sizes, made._sampling_pool = False, [1, 2, 4, 8], None
+    made._forward_pool = made._last_eager = made._stream = None
+    return made
+
+
+def test_sampling_is_captured_after_the_logits_it_reads(graphs: Any) -> None:
+    """A capture that failed is tried again, and with it the step that it is part of."""
     made: Iterator[Any] = iter(
-        [torch.zeros(1), RuntimeError("out of memory"), torch.zeros(2), AssertionError("recorded already")]
+        [torch.zeros(1, 9), RuntimeError("out of memory"), torch.zeros(2, 9), AssertionError("captured already")]
     )
 
     def forward() -> Any:
@@ -285,11 +299,29 @@ def test_a_choice_is_recorded_after_what_it_reads(monkeypatch: pytest.MonkeyPatc
             raise value
         return value
 
-    halves: list[Half[Any]] = [Half(forward)]
+    halves: list[Half[Any]] = [Half(forward, is_forward=True)]
     halves.append(Half(lambda: (halves[0].made, halves[0].graph is not None)))
-    run: Any = SingleSteps.run
-    assert [len(run(steps, halves[0])), run(steps, halves[1])[1]] == [1, False]
+    assert [len(graphs.run(halves[0])), graphs.run(halves[1])[1]] == [1, False]
     with pytest.raises(RuntimeError, match="out of memory"):
-        run(steps, halves[0])
-    assert [len(run(steps, halves[0])), run(steps, halves[1])[1]] == [2, True]
-    assert [len(run(steps, halves[0])), run(steps, halves[1])[1]] == [2, True]
+        graphs.run(halves[0])
+    assert [len(graphs.run(halves[0])), graphs.run(halves[1])[1]] == [2, True]
+    assert [len(graphs.run(halves[0])), graphs.run(halves[1])[1]] == [2, True]
+
+
+def test_captured_buckets_keep_no_logits_of_their_own(graphs: Any) -> None:
+    """Breaks if the logits of a bucket live on, captured or not: another could not have their memory."""
+    computed: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(size: int) -> torch.Tensor:
+        logits = torch.zeros(size, 9)
+        computed.append(weakref.ref(logits))
+        return logits
+
+    steps = [Half(partial(forward, size), is_forward=True) for size in graphs.sizes]
+    for half in steps:
+        graphs.run(half)
+    assert [logits() is None for logits in computed] == [True, True, True, False], "only the last one is of use"
+    for half in steps:
+        graphs.run(half)
+    assert len(computed) == 8 and all(half.graph is not None for half in steps)
+    assert [logits() for logits in computed] == [None] * 8

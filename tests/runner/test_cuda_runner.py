@@ -21,10 +21,9 @@ pytest.importorskip("triton")
 
 from penstock import LLM, SamplingParams, StructuredOutputsParams  # noqa: E402
 from penstock.ops import registry  # noqa: E402
+from penstock.runner.cuda.rows import DeviceParams  # noqa: E402
 from penstock.runner.cuda.runner import CudaRunner  # noqa: E402
-from penstock.runner.cuda.ticket import Ticket  # noqa: E402
-from penstock.runner.cuda.wishes import WishRows  # noqa: E402
-from penstock.runner.local import LocalExecutor  # noqa: E402
+from penstock.runner.cuda.ticket import StepTicket  # noqa: E402
 from penstock.runner.memory import BlockMemory  # noqa: E402
 from penstock.sampling.row import RowState  # noqa: E402
 from tests.llm.tiny import dummy, runner, write_config, write_tokenizer  # noqa: E402
@@ -43,6 +42,12 @@ class Moment:
 
     def synchronize(self) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Moment) -> float:
+        return 2.0
+
 
 @contextmanager
 def engines(folder: str, **more: Any) -> Iterator[tuple[LLM, LLM]]:
@@ -54,7 +59,7 @@ def engines(folder: str, **more: Any) -> Iterator[tuple[LLM, LLM]]:
         engine = other.service.engine
         made = CudaRunner(theirs.model, memory, theirs.rows.grammars, SEQUENCES, 48, eager=True)  # type: ignore[arg-type]
         made.warm()
-        engine.executor, engine.overlap = LocalExecutor(made), 1
+        engine.executor, engine.overlap = made, 1
         yield usual, other
 
 
@@ -77,7 +82,7 @@ def both(request: pytest.FixtureRequest, tmp_path: Path, no_gpu: None) -> Iterat
 
 def answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Any]:
     """Tokens, why they end, and whose log probabilities were told; the references' last bits depend on the company."""
-    outputs = llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     return [
         [(one.token_ids, one.finish_reason, [list(told) for told in one.logprobs or ()]) for one in output.outputs]
         + [[list(told or ()) for told in output.prompt_logprobs or ()]]
@@ -125,8 +130,8 @@ def test_whoever_chooses_the_choice_is_the_same(both: tuple[LLM, LLM], kinds: li
     usual, other = both
     params = [asking(seed=7, **kind) for kind in kinds]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(kinds))]
-    choose = Ticket._choose
-    with mock.patch.object(Ticket, "_choose", autospec=True, side_effect=choose) as by_host:
+    choose = StepTicket._sample
+    with mock.patch.object(StepTicket, "_sample", autospec=True, side_effect=choose) as by_host:
         assert answers(other, prompts, params) == answers(usual, prompts, params)
     assert by_host.called == (kinds is ON_HOST)
 
@@ -135,7 +140,7 @@ def test_a_closed_runner_is_gone(tmp_path: Path, no_gpu: None) -> None:
     """Breaks when weights and cache outlive their engine, at which the collector does not look once it is warm."""
     gc.collect()
     with engines(write_config(tmp_path, "LlamaForCausalLM")) as (_, other):
-        steps = weakref.ref(cast(Any, other.service.engine.executor).runner._singles)
+        steps = weakref.ref(cast(Any, other.service.engine.executor)._graphs)
         answers(other, PROMPTS[:1], [asking()])
         gc.freeze()
     try:
@@ -176,14 +181,14 @@ def test_structured_answers(tmp_path: Path, no_gpu: None, monkeypatch: pytest.Mo
         for words in ([], ["12"])
     ]
     num_late = 0
-    allow = WishRows.allow
+    allow = DeviceParams.allow
 
-    def allowing(self: WishRows, row: int, state: RowState, num_generated: int) -> bool:
+    def allowing(self: DeviceParams, row: int, state: RowState, num_generated: int) -> bool:
         nonlocal num_late
-        num_late += state.late_at(state.num_generated)
+        num_late += state.is_mask_late(state.num_generated)
         return allow(self, row, state, num_generated)
 
-    monkeypatch.setattr(WishRows, "allow", allowing)
+    monkeypatch.setattr(DeviceParams, "allow", allowing)
     with engines(folder, skip_tokenizer_init=False) as (usual, other):
         assert answers(other, [[5, 6, 7]] * len(params), params) == answers(usual, [[5, 6, 7]] * len(params), params)
         drawn = [
@@ -207,7 +212,7 @@ def test_damaged_logits_end_their_request_alone(both: tuple[LLM, LLM], monkeypat
     """Those of the first row that is sampled, once; the others get what they get without it."""
     _, other = both
     expected = answers(other, PROMPTS, [asking()] * len(PROMPTS))
-    model = other.service.engine.executor.runner.model  # type: ignore[attr-defined]
+    model = other.service.engine.executor.model  # type: ignore[attr-defined]
     logits, calls = model.logits, iter(range(1000))
 
     def damaged(hidden: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:
@@ -216,7 +221,7 @@ def test_damaged_logits_end_their_request_alone(both: tuple[LLM, LLM], monkeypat
         return values
 
     monkeypatch.setattr(model, "logits", damaged)
-    outputs = other.generate(PROMPTS, asking(), use_tqdm=False)  # type: ignore[arg-type]
+    outputs = other.generate(PROMPTS, asking(), use_tqdm=False)
     failed = [i for i, output in enumerate(outputs) if output.error]
     assert len(failed) == 1 and "NaN" in str(outputs[failed[0]].error)
     for i, output in enumerate(outputs):

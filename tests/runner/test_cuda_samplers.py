@@ -15,7 +15,8 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests 
 pytest.importorskip("triton")
 
 from penstock import SamplingParams, StructuredOutputsParams  # noqa: E402
-from penstock.runner.cuda.wishes import WishRows  # noqa: E402
+from penstock.runner.cuda.rows import DeviceParams  # noqa: E402
+from penstock.sampling.row import Chooser  # noqa: E402
 from tests.runner.test_cuda_mixed import Asked, one_thread, served, with_texts  # noqa: E402, F401  a fixture
 from tests.runner.test_cuda_runner import answers, asking, engines, no_gpu  # noqa: E402, F401  a fixture
 
@@ -39,7 +40,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_same_answers_in_any_company(tmp_path: Path, no_gpu: None) -> None:  # noqa: F811
+def test_the_same_answers_in_any_company(tmp_path: Path, no_gpu: None) -> None:
     random = Random(3)
     beginnings = [[random.choice((5, 6, 7, 8)) for _ in range(30)] for _ in range(3)]
     asked = [
@@ -59,14 +60,10 @@ def test_the_same_answers_in_any_company(tmp_path: Path, no_gpu: None) -> None: 
         assert not other.stats()["num_failed_steps"]
 
 
-def test_one_row_does_not_end_overlap(
-    tmp_path: Path,
-    no_gpu: None,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
-) -> None:
+def test_one_row_does_not_end_overlap(tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks when a row with such a sampler has its tokens chosen by the host."""
     left: list[int] = []
-    monkeypatch.setattr(WishRows, "leave", lambda self, row, state: left.append(row))
+    monkeypatch.setattr(DeviceParams, "skip", lambda self, row, state: left.append(row))
     with_texts(tmp_path)
     with engines(str(tmp_path), skip_tokenizer_init=False) as (_, other):
         for kind in KINDS[1::3]:
@@ -76,20 +73,18 @@ def test_one_row_does_not_end_overlap(
 
 @pytest.mark.slow
 def test_mu_is_kept_while_host_and_device_choose_in_turns(
-    tmp_path: Path,
-    no_gpu: None,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host looks after a grammar's budget now and then; what the device knows of mirostat and of the text must be
     what the host knows whenever the device chooses again."""
-    from penstock.ops.extras import MU
+    from penstock.ops.sampling.extras import MU
 
-    allow, leave, nums = WishRows.allow, WishRows.leave, [0]
+    allow, leave, nums = DeviceParams.allow, DeviceParams.skip, [0]
     left: list[int] = []
 
-    def allowing(self: WishRows, row: int, state: Any, num_generated: int) -> bool:
+    def allowing(self: DeviceParams, row: int, state: Any, num_generated: int) -> bool:
         allowed = allow(self, row, state, num_generated)
-        if allowed and state.asks_extras and state.num_generated == num_generated:
+        if allowed and state.chooser is Chooser.DEVICE_EXTRAS and state.num_generated == num_generated:
             nums[0] += 1
             length = len(state.tokens)
             assert float(self.extras.numbers[row, MU]) == pytest.approx(state.samplers.mu, abs=1e-5)
@@ -97,12 +92,12 @@ def test_mu_is_kept_while_host_and_device_choose_in_turns(
             assert torch.where(text < 0, -1 - text, text).tolist() == state.tokens
         return allowed
 
-    def leaving(self: WishRows, row: int, state: Any) -> None:
+    def leaving(self: DeviceParams, row: int, state: Any) -> None:
         left.append(row)
         leave(self, row, state)
 
-    monkeypatch.setattr(WishRows, "allow", allowing)
-    monkeypatch.setattr(WishRows, "leave", leaving)
+    monkeypatch.setattr(DeviceParams, "allow", allowing)
+    monkeypatch.setattr(DeviceParams, "skip", leaving)
     params = [
         SamplingParams(
             temperature=1,

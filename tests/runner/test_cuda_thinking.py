@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from penstock import LLM, SamplingParams, StructuredOutputsParams
-from tests.runner.test_cuda_runner import Ticket, answers, engines, no_gpu, pytestmark  # noqa: F401
+from tests.runner.test_cuda_runner import StepTicket, answers, engines, no_gpu, pytestmark  # noqa: F401
 from tests.server.test_thinking import write_thinker
 
 OPEN, SHUT = [5, 6, 300], [5, 6, 7]  # the first ends with the opening marker
@@ -37,7 +37,7 @@ def test_budgets_end_on_the_device(tmp_path: Path, no_gpu: None) -> None:  # noq
             (OPEN, asking(200, structured_outputs=point, max_tokens=50)),
             (OPEN, asking(None)),
         ]
-        found = compare(usual, other, *map(list, zip(*kinds)))  # type: ignore[arg-type]
+        found = compare(usual, other, *map(list, zip(*kinds)))
         ids = [found[at][0][0] for at in range(len(kinds))]
         assert [ids[at][budget + 1] for at, budget in ((0, 0), (1, 7), (2, 9), (5, 4))] == [301] * 4
         assert 301 in ids[4] and 301 in ids[6] and 301 not in ids[7]
@@ -47,8 +47,8 @@ def test_no_step_waits_for_the_one_before_until_a_budget_may_end(tmp_path: Path,
     with engines(str(write_thinker(tmp_path)), skip_tokenizer_init=False) as (_, other):
 
         def num_waits(budget: int | None) -> int:
-            with mock.patch.object(Ticket, "arrive", autospec=True, side_effect=Ticket.arrive) as arrive:
-                other.generate([OPEN], asking(budget, max_tokens=30), use_tqdm=False)  # type: ignore[arg-type]
+            with mock.patch.object(StepTicket, "arrive", autospec=True, side_effect=StepTicket.arrive) as arrive:
+                other.generate([OPEN], asking(budget, max_tokens=30), use_tqdm=False)
             return int(arrive.call_count)
 
         assert num_waits(1000) == num_waits(None) < num_waits(10) <= num_waits(None) + 4  # of 30 tokens

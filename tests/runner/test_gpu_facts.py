@@ -24,7 +24,7 @@ ENOUGH = "3.6.0"
     ],
 )
 def test_what_is_lacking(capability: tuple[int, int], triton: str | None, words: str) -> None:
-    assert gpu.lacking("T4", capability, triton) == words
+    assert gpu.find_missing("T4", capability, triton) == words
 
 
 def test_the_version_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.runner.cuda.shared import Group, Prefixes, fill, num_tiles
+from penstock.runner.cuda.decode_batch import PrefixFinder, SharedPrefix, fill_shared, max_tiles
 
 BLOCK = 16
 
@@ -26,22 +26,22 @@ def step(*tables: list[int]) -> tuple[list[int], list[Any]]:
 def test_groups_are_as_long_as_what_all_have_in_common() -> None:
     common = list(range(100, 120))
     alike = ([*common, 1000 + i, 2000 + i] for i in range(5))
-    found = Prefixes(BLOCK).find(*step(*alike, list(range(300, 340)), [*common[:18], 7, 8]))
-    assert found == [Group((0, 1, 2, 3, 4, 6), 18 * BLOCK)]
+    found = PrefixFinder(BLOCK).find(*step(*alike, list(range(300, 340)), [*common[:18], 7, 8]))
+    assert found == [SharedPrefix((0, 1, 2, 3, 4, 6), 18 * BLOCK)]
 
 
 def test_few_sequences_and_short_prefixes_are_not_worth_it() -> None:
-    assert Prefixes(BLOCK).find(*step(*([*range(20), 50 + i] for i in range(3)))) == []
-    assert Prefixes(BLOCK).find(*step(*([*range(9), *range(50 + 20 * i, 62 + 20 * i)] for i in range(6)))) == []
+    assert PrefixFinder(BLOCK).find(*step(*([*range(20), 50 + i] for i in range(3)))) == []
+    assert PrefixFinder(BLOCK).find(*step(*([*range(9), *range(50 + 20 * i, 62 + 20 * i)] for i in range(6)))) == []
 
 
 def test_the_block_that_is_being_written_is_nobodys_prefix() -> None:
     starts, devices = step(*([list(range(20))] * 4))
-    assert Prefixes(BLOCK).find(starts, devices) == [Group((0, 1, 2, 3), 19 * BLOCK)]
+    assert PrefixFinder(BLOCK).find(starts, devices) == [SharedPrefix((0, 1, 2, 3), 19 * BLOCK)]
 
 
 def test_other_rows_are_looked_at_again() -> None:
-    prefixes = Prefixes(BLOCK)
+    prefixes = PrefixFinder(BLOCK)
     starts, devices = step(*([*range(20), 50 + i] for i in range(4)))
     first = prefixes.find(starts, devices)
     assert first and prefixes.find(starts, devices) is first
@@ -49,10 +49,10 @@ def test_other_rows_are_looked_at_again() -> None:
 
 
 def test_tiles_cover_every_member_once() -> None:
-    groups = [Group((0, 2, 3, 5, 6), 320), Group((1, 4, 7, 8), 256)]
+    groups = [SharedPrefix((0, 2, 3, 5, 6), 320), SharedPrefix((1, 4, 7, 8), 256)]
     members, skips = np.empty(16, np.int32), np.empty(16, np.int32)
-    tiles = np.empty((num_tiles(16, 2), 4), np.int32)
-    fill(groups, 2, members, skips, tiles)
+    tiles = np.empty((max_tiles(16, 2), 4), np.int32)
+    fill_shared(groups, 2, members, skips, tiles)
     assert skips[:9].tolist() == [320, 256, 320, 320, 256, 320, 320, 256, 256] and not skips[9:].any()
     used = [tile for tile in tiles.tolist() if tile[1]]
     covered = [members[first : first + count].tolist() for first, count, _, _ in used]

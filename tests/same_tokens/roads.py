@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock import LLM, SamplingParams
+from penstock.engine.executor import Answer as Answered
+from penstock.engine.executor import Done
 from penstock.engine.plan import Draft, Plan, Result, RowResult
-from penstock.models.registry import FAMILIES
-from penstock.runner.local import Done, LocalExecutor
-from penstock.runner.runner import Runner
+from penstock.models.spec import FAMILIES
+from penstock.runner.cpu.runner import Runner
+from penstock.text.prompt_encoder import Encoded
 from penstock.types import RequestOutput
 
 Answer = tuple[tuple[int, ...], tuple[tuple[tuple[int, float], ...], ...]]
@@ -56,7 +58,7 @@ def chunked(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams], seed: 
     """All at once, each step with another token budget: prompts are cut at random places."""
     rng, scheduler = random.Random(seed), llm.service.engine.scheduler
     before = scheduler.max_num_batched_tokens
-    collectors = [llm.service.submit(p, one) for p, one in zip(prompts, params)]
+    collectors = [llm.service.submit(Encoded(list(p)), one) for p, one in zip(prompts, params)]
     while not all(collector.finished for collector in collectors):
         scheduler.max_num_batched_tokens = rng.choice((1, 2, 3, 5, 7, 11, 17, 40))
         llm.service.step()
@@ -75,7 +77,7 @@ def displaced(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams]) -> l
     """Each prompt comes two steps after the last and is more important than all before it."""
     collectors = []
     for i, (prompt, one) in enumerate(zip(prompts, params)):
-        collectors.append(llm.service.submit(prompt, one, priority=-i))
+        collectors.append(llm.service.submit(Encoded(list(prompt)), one, priority=-i))
         llm.service.step()
         llm.service.step()
     while not all(collector.finished for collector in collectors):
@@ -86,17 +88,16 @@ def displaced(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams]) -> l
 class Guessing:
     """An executor that hands guesses to the scheduler: the right continuation, spoilt here and there."""
 
-    def __init__(self, executor: LocalExecutor, known: dict[tuple[int, ...], Sequence[int]], seed: int) -> None:
+    def __init__(self, executor: Runner, known: dict[tuple[int, ...], Sequence[int]], seed: int) -> None:
         self.executor = executor
         self.known = known
         self.rng = random.Random(seed)
 
-    def start(self, plan: Plan) -> Done:
+    def start(self, plan: Plan) -> Done[Result]:
         result: Result = self.executor.start(plan).result()
-        assert isinstance(self.executor.runner, Runner)
         for row, outcome in zip(plan.rows, result.rows):
             assert isinstance(outcome, RowResult)
-            outcome.draft = self._guess(self.executor.runner.rows[row.row].state, outcome)
+            outcome.draft = self._guess(self.executor.rows[row.row].state, outcome)
         return Done(result)
 
     def _guess(self, state: Any, outcome: RowResult) -> tuple[Draft, ...]:
@@ -104,6 +105,9 @@ class Guessing:
             return ()
         ahead = list(self.known[tuple(state.request.tokens)])[state.num_generated :][: self.rng.randint(0, 5)]
         return tuple(Draft(token if self.rng.random() < 0.8 else 1, i - 1) for i, token in enumerate(ahead))
+
+    def control(self, message: object) -> Done[Answered]:
+        return self.executor.control(message)
 
     def close(self) -> None:
         self.executor.close()
@@ -113,7 +117,7 @@ def drafted(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams], known:
     """Together, each step verifying guesses."""
     engine = llm.service.engine
     plain = engine.executor
-    assert isinstance(plain, LocalExecutor)
+    assert isinstance(plain, Runner)
     engine.executor = Guessing(plain, {tuple(p): a[0] for p, a in zip(prompts, known)}, seed=3)
     try:
         return together(llm, prompts, params)

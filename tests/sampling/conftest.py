@@ -10,9 +10,9 @@ import pytest
 from penstock.hub import list_models
 from penstock.models.files.gguf import GgufFile
 from penstock.sampling import RowState
-from penstock.sampling.grammars import Grammars
+from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sandbox.lexicon import make_lexicon
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import BeamSearchParams, Request, SamplingParams
 
 PROMPT = (1, 2, 3)
@@ -27,7 +27,7 @@ def _make_row(
     eos: Sequence[int] = (),
     bad_words: Sequence[Sequence[int]] = (),
     beam: BeamSearchParams | None = None,
-    grammars: Grammars | None = None,
+    grammars: GrammarCompiler | None = None,
     dry_breakers: bytes = b"",
     mu: float | None = None,
     **sampling: Any,
@@ -75,5 +75,5 @@ def pieces() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def grammars(tokenizer: Tokenizer) -> Grammars:
-    return Grammars(lambda: make_lexicon(tokenizer))
+def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(lambda: make_lexicon(tokenizer))

@@ -11,10 +11,10 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState
-from penstock.sampling.examples import examples
-from penstock.sampling.grammars import Grammars
-from penstock.sampling.schema import write_schema
-from penstock.text.tokenizer import Tokenizer
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.sampling.grammar.regex_examples import examples
+from penstock.sampling.grammar.schema.rewrite import write_schema
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import StructuredOutputsParams
 from tests.sampling.schemas import matches
 from tests.sampling.writing import write
@@ -40,7 +40,9 @@ PATTERNS = (
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_an_end_is_found_from_anywhere(make_row: Make, grammars: Grammars, tokenizer: Tokenizer, pattern: str) -> None:
+def test_an_end_is_found_from_anywhere(
+    make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str
+) -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"type": "string", "pattern": pattern}},
@@ -58,7 +60,7 @@ def test_an_end_is_found_from_anywhere(make_row: Make, grammars: Grammars, token
         assert written.reason == "stop" and matches(schema, json.loads(written.text)), written
 
 
-def test_many_expressions_in_one_schema(make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_many_expressions_in_one_schema(make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     names = [f"p{place}" for place in range(12)]
     properties = {name: {"type": "string", "pattern": f"{name}[0-9]{{3}}"} for name in names}
     schema = {"type": "object", "properties": properties, "required": names}
@@ -66,7 +68,7 @@ def test_many_expressions_in_one_schema(make_row: Make, grammars: Grammars, toke
     assert closing is not None and matches(schema, json.loads(tokenizer.decode(list(closing))))
 
 
-def test_a_long_string_is_closed(make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_a_long_string_is_closed(make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     schema = {"type": "string", "minLength": 1500}
     asked = StructuredOutputsParams(json=schema)
     closing = grammars.compile(asked).closing

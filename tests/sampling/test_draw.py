@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.sampling.draw import BLOCK, crossing, draw
+from penstock.sampling.draw import BLOCK, draw, find_crossing
 
 LAST = 1 - 2.0**-53
 
@@ -71,6 +71,6 @@ def test_shares_cut_where_the_sums_are() -> None:
 def test_reach_counts_equality_and_ends_at_the_last_step(counts: list[int], mass: int) -> None:
     running = np.cumsum(counts)
     target = min(mass, running[-1])
-    assert crossing(np.array(counts, dtype=np.float32), mass, "reach") == next(
+    assert find_crossing(np.array(counts, dtype=np.float32), mass, "reach") == next(
         i for i, value in enumerate(running) if value >= target
     )

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState
-from penstock.text.breakers import TokenSearch
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizers.tokenizer import Tokenizer, TokenSearch
 from penstock.types import MAX_DRY_LENGTH, SamplingParams
 
 V = 6
@@ -101,14 +100,14 @@ def test_a_forbidden_token_stays_forbidden(make_row: Callable[..., RowState]) ->
 
 def test_breakers_are_found_in_what_ids_spell() -> None:
     search = TokenSearch([b"a", ":", b"", "b:c", b"\xff", b"\n\n", "ünï"])
-    bits = np.unpackbits(np.frombuffer(search.containing([":", "\n", "ü"]), dtype=np.uint8), bitorder="little")
+    bits = np.unpackbits(np.frombuffer(search.find([":", "\n", "ü"]), dtype=np.uint8), bitorder="little")
     assert np.flatnonzero(bits).tolist() == [1, 3, 5, 6]
-    assert search.containing(["zz"]) == search.containing([]) == b"\x00"
+    assert search.find(["zz"]) == search.find([]) == b"\x00"
 
 
 def test_breakers_of_a_real_vocabulary(tokenizer: Tokenizer) -> None:
     breakers = SamplingParams().dry_sequence_breakers or ()
-    bits = np.frombuffer(tokenizer.ids_containing(breakers), dtype=np.uint8)
+    bits = np.frombuffer(tokenizer.find_ids(breakers), dtype=np.uint8)
     found = set(np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist())
     texts = {id: tokenizer.token_text(id) for id in range(0, tokenizer.vocab_size)}
     assert found == {id for id, text in texts.items() if any(one in text for one in breakers)} and len(found) > 100

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.sampling.filters import candidates, min_p, temper, top_p, typical_p
+from penstock.sampling.filters import apply_filters, apply_temperature, min_p, top_p, typical_p
 from penstock.types import SamplingParams
 
 SLACK = 1e-5  # float32 weights against float64 probabilities
@@ -29,14 +29,14 @@ def _probabilities(logits: list[float], temperature: float) -> list[float]:
 
 
 def _weights(logits: list[float], temperature: float) -> np.ndarray:
-    return temper(np.array(logits, dtype=np.float32), max(logits), temperature)
+    return apply_temperature(np.array(logits, dtype=np.float32), max(logits), temperature)
 
 
 def _descending(values: list[float]) -> list[int]:
     return sorted(range(len(values)), key=lambda token: (-values[token], token))
 
 
-def _nucleus(probabilities: list[float], mass: float) -> list[int]:
+def _find_nucleus(probabilities: list[float], mass: float) -> list[int]:
     kept, total = [], 0.0
     for token in _descending(probabilities):
         if total >= mass:
@@ -83,8 +83,8 @@ def test_top_p_keeps_the_smallest_nucleus(logits: list[float], mass: float, temp
     probabilities = _probabilities(logits, temperature)
     kept = top_p(_weights(logits, temperature), mass).tolist()
     assert kept == sorted(_descending(logits)[: len(kept)])  # on ties the lower ids
-    assert len(_nucleus(probabilities, mass - SLACK)) <= len(kept)
-    assert len(kept) <= max(1, len(_nucleus(probabilities, mass + SLACK)))
+    assert len(_find_nucleus(probabilities, mass - SLACK)) <= len(kept)
+    assert len(kept) <= max(1, len(_find_nucleus(probabilities, mass + SLACK)))
 
 
 @pytest.mark.parametrize(("mass", "num_kept"), [(0.24, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3), (0.76, 4)])
@@ -99,7 +99,7 @@ def test_top_p_at_exact_sums(mass: float, num_kept: int) -> None:
 def test_top_p_on_a_real_vocabulary(scale: float, mass: float) -> None:
     """Flat and peaked: breaks when the short cut for peaked distributions drops part of the nucleus."""
     logits = (np.random.default_rng(3).normal(size=20_000) * scale).astype(np.float32)
-    weights = temper(logits, float(logits.max()), 1.0)
+    weights = apply_temperature(logits, float(logits.max()), 1.0)
     kept = top_p(weights, mass)
     order = np.lexsort((np.arange(len(logits)), -weights))
     running = np.cumsum(weights[order].astype(np.float64))
@@ -141,27 +141,27 @@ def test_filters_together_in_order(logits: list[float], top_k: int, top: float, 
     kept = [token for token in _descending(logits)[: top_k if top_k > 0 else None] if ratios[token] >= low]
     possible = {token for token in kept if logits[token] > -math.inf}
     sampling = SamplingParams(top_k=top_k, top_p=top, min_p=low)
-    ids, weights = candidates(np.array(logits, dtype=np.float32), max(logits), sampling)
+    ids, weights = apply_filters(np.array(logits, dtype=np.float32), max(logits), sampling)
     found = [token for token, weight in zip(range(len(logits)) if ids is None else ids.tolist(), weights) if weight > 0]
     assert found == sorted(found)
     if top == 1:
         assert set(found) == possible
     else:
         left = _share(probabilities, kept)
-        assert set(_nucleus(left, top - SLACK)) <= set(found) <= possible
-        assert len(found) <= max(1, len(_nucleus(left, top + SLACK)))
+        assert set(_find_nucleus(left, top - SLACK)) <= set(found) <= possible
+        assert len(found) <= max(1, len(_find_nucleus(left, top + SLACK)))
 
 
 @pytest.mark.parametrize("off", [{}, {"top_k": 0}, {"top_k": -1}, {"top_k": 5}, {"top_k": 99}, {"min_p": 0.0}])
 def test_filters_that_are_off_keep_all(off: dict[str, Any]) -> None:
     logits = np.array([0.5, -1, 3, 2, 2], dtype=np.float32)
-    ids, weights = candidates(logits, 3.0, SamplingParams(**off))
+    ids, weights = apply_filters(logits, 3.0, SamplingParams(**off))
     assert ids is None and (weights > 0).all()
 
 
 def test_top_k_keeps_exactly_k_on_ties() -> None:
     logits = np.array([1, 7, 7, 7, 7, 9], dtype=np.float32)
-    ids, _ = candidates(logits, 9.0, SamplingParams(top_k=3))
+    ids, _ = apply_filters(logits, 9.0, SamplingParams(top_k=3))
     assert ids is not None and ids.tolist() == [1, 2, 5]
 
 
@@ -169,7 +169,7 @@ def test_typical_p_sees_what_top_k_left() -> None:
     """Over all 72 tokens the unlikely ones are typical, over the top 2 they are gone."""
     logits = np.log(np.array([0.3, 0.2] + [0.5 / 70] * 70)).astype(np.float32)
     sampling = SamplingParams(top_k=2, typical_p=0.01)
-    ids, _ = candidates(logits, float(logits.max()), sampling)
+    ids, _ = apply_filters(logits, float(logits.max()), sampling)
     assert ids is not None and ids.tolist() == [0]
-    ids, _ = candidates(logits, float(logits.max()), sampling.clone(top_k=0))
+    ids, _ = apply_filters(logits, float(logits.max()), sampling.clone(top_k=0))
     assert ids is not None and ids.tolist() != [0]

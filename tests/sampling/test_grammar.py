@@ -14,11 +14,12 @@ import pytest
 
 from penstock.engine.plan import Draft
 from penstock.errors import InvalidRequest
-from penstock.sampling import RowState, Sampler, grammar
-from penstock.sampling.grammars import Grammars
-from penstock.sampling.trial import try_grammar
+from penstock.sampling import RowState, Sampler
+from penstock.sampling.grammar import matcher
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.sampling.grammar.try_compile import try_grammar
 from penstock.sandbox.lexicon import make_lexicon
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import GrammarFacts, Request, SamplingParams, StructuredOutputsParams
 from tests.sampling.writing import Written, noise, write
 
@@ -41,7 +42,7 @@ Make = Callable[..., RowState]
 
 
 @pytest.fixture
-def begin(make_row: Make, grammars: Grammars) -> Callable[..., RowState]:
+def begin(make_row: Make, grammars: GrammarCompiler) -> Callable[..., RowState]:
     def make(structure: dict[str, Any], max_tokens: int = 40, **values: Any) -> RowState:
         row = make_row(
             grammars=grammars,
@@ -137,33 +138,33 @@ def test_gbnf_without_recursion_is_matched_to_the_letter(begin: Begin, tokenizer
 def test_a_complete_answer_ends_without_another_token(begin: Begin, tokenizer: Tokenizer) -> None:
     row = begin({"json": PERSON})
     put(row, tokenizer, '{"name": "Ada", "age": 36')
-    assert not row.finished and END not in allowed(row)
+    assert not row.is_finished and END not in allowed(row)
     put(row, tokenizer, "}")
-    assert row.finished
+    assert row.is_finished
 
 
 def test_an_answer_that_may_go_on_may_also_end(begin: Begin, tokenizer: Tokenizer) -> None:
     row = begin({"choice": ["red", "redder"]})
     put(row, tokenizer, "red")
-    assert not row.finished
+    assert not row.is_finished
     assert END in allowed(row) and len(allowed(row)) > 1
     row.append(END)
-    assert row.finished
+    assert row.is_finished
     silent = begin({"choice": ["red", "redder"]}, ignore_eos=True)
     put(silent, tokenizer, "red")
     assert END not in allowed(silent) and allowed(silent)
     endless = begin({"choice": ["red", "redder"]}, eos=[])
     put(endless, tokenizer, "redder")
-    assert endless.finished
+    assert endless.is_finished
 
 
-def test_special_tokens_are_never_text(begin: Begin, tokenizer: Tokenizer, grammars: Grammars) -> None:
+def test_special_tokens_are_never_text(begin: Begin, tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     """Not even where the text of one is asked for; but a grammar may name one."""
     row = begin({"json": {"const": "<|im_end|>!"}})
     for token in grammars.lexicon.cover(b'"<|im_end|>!"') or ():
         assert not tokenizer.special_ids & allowed(row)
         row.append(token)
-    assert row.finished and tokenizer.decode(row.tokens[3:]) == '"<|im_end|>!"'
+    assert row.is_finished and tokenizer.decode(row.tokens[3:]) == '"<|im_end|>!"'
     assert not tokenizer.special_ids & allowed(begin({"regex": r"(.|\n)+"}))
     named = begin({"grammar": 'start: "a" <|im_start|> "b"'})
     put(named, tokenizer, "a")
@@ -172,7 +173,7 @@ def test_special_tokens_are_never_text(begin: Begin, tokenizer: Tokenizer, gramm
 
 def test_sentencepiece(make_row: Make, pieces: Tokenizer) -> None:
     """Pieces that begin with a space, and characters that only byte tokens can spell."""
-    made = Grammars(lambda: make_lexicon(pieces))
+    made = GrammarCompiler(lambda: make_lexicon(pieces))
     rare = "\U0001fae8 \u2581x"
     structures: list[dict[str, Any]] = [{"json": PERSON}, {"choice": [rare]}, {"regex": "[a-z ]{4,9}, [0-9]{2}"}]
     for structure in structures:
@@ -204,7 +205,7 @@ def test_rolled_back_is_as_never_advanced(begin: Begin, tokenizer: Tokenizer) ->
             for token in whole[count : count + int(rng.integers(1, 6))]:
                 row.append(token)
             row.truncate(3 + count)
-            assert allowed(row) == allowed(fresh) and row.finished == fresh.finished
+            assert allowed(row) == allowed(fresh) and row.is_finished == fresh.is_finished
             row.append(whole[count])
 
 
@@ -222,7 +223,7 @@ def test_drafts_change_nothing(begin: Begin, tokenizer: Tokenizer) -> None:
     for seed in range(6):
         truth = write(begin({"json": PERSON}, 30, seed=seed), tokenizer, seed)
         row, rng = begin({"json": PERSON}, 30, seed=seed), np.random.default_rng(seed)
-        while not row.finished and row.num_generated < 30:
+        while not row.is_finished and row.num_generated < 30:
             ahead = truth.tokens[row.num_generated :][: int(rng.integers(0, 4))]
             draft = tuple(Draft(token if rng.random() < 0.8 else 5, i - 1) for i, token in enumerate(ahead))
             logits = np.concatenate([noise(seed, row.num_generated + i).numpy() for i in range(1 + len(draft))])
@@ -254,7 +255,7 @@ def test_nothing_left_to_choose_names_the_grammar(begin: Begin) -> None:
     assert error is not None and error.startswith("structured_outputs, allowed_token_ids (2)")
 
 
-def test_a_failing_grammar_fails_its_row_alone(make_row: Make, grammars: Grammars, begin: Begin) -> None:
+def test_a_failing_grammar_fails_its_row_alone(make_row: Make, grammars: GrammarCompiler, begin: Begin) -> None:
     """Tokens that do not match, as after a change of the request between two admissions."""
     asked = StructuredOutputsParams(json=PERSON)
     broken = make_row(grammars=grammars, structured_outputs=asked, generated=[5, 6, 7])
@@ -267,7 +268,7 @@ def test_a_failing_grammar_fails_its_row_alone(make_row: Make, grammars: Grammar
 @pytest.mark.parametrize(
     ("structure", "parts"),
     [
-        ({"json": {"type": "strin"}}, ["cannot be compiled", "Invalid type: strin"]),
+        ({"json": {"type": "strin"}}, ["cannot compile structured_outputs", "Invalid type: strin"]),
         ({"json": {"$ref": "#/nowhere"}}, ["/nowhere"]),
         ({"json": {"not": {}}}, ["Unsatisfiable schema"]),
         ({"json": {"type": "array", "uniqueItems": True}}, ["uniqueItems at /", "strict: false"]),
@@ -276,10 +277,12 @@ def test_a_failing_grammar_fails_its_row_alone(make_row: Make, grammars: Grammar
         ({"grammar": "start: nothing"}, ["unknown name"]),
         ({"grammar": 'root ::= "a'}, ["GBNF", "Unexpected end"]),
         ({"grammar": "root ::= other"}, ["GBNF", "other"]),
-        ({"regex": "(" * 5000 + "a" + ")" * 5000}, ["cannot be compiled"]),
+        ({"regex": "(" * 5000 + "a" + ")" * 5000}, ["cannot compile structured_outputs"]),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(grammars: Grammars, structure: dict[str, Any], parts: list[str]) -> None:
+def test_what_cannot_be_compiled_is_refused(
+    grammars: GrammarCompiler, structure: dict[str, Any], parts: list[str]
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         grammars.compile(StructuredOutputsParams(**structure))
     message = str(caught.value)
@@ -295,7 +298,7 @@ def test_what_cannot_be_compiled_is_refused(grammars: Grammars, structure: dict[
         ({"regex": "a", "choice": ["b"]}, ["['regex', 'choice']", "exactly one"]),
         ({"json_object": False}, ["exactly one"]),
         ({"json": "{bad"}, ["json='{bad'", "a JSON schema"]),
-        ({"json": "[1]"}, ["no object"]),
+        ({"json": "[1]"}, ["not an object"]),
         ({"json": 3}, ["json=3"]),
         ({"json": {"a": {1, 2}}}, ["json={'a': {1, 2}}"]),
         ({"regex": ""}, ["regex=''", "non-empty"]),
@@ -333,7 +336,7 @@ def _chain(count: int, *names: str) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{count}": {"type": "string"}}}
 
 
-def test_bombs_are_compiled_or_refused_in_time(grammars: Grammars, begin: Begin) -> None:
+def test_bombs_are_compiled_or_refused_in_time(grammars: GrammarCompiler, begin: Begin) -> None:
     """Breaks by a crash where the compiler runs on the caller's stack: 1,000 definitions overflow 8 MB."""
     bombs: list[dict[str, Any]] = [
         {"json": _chain(10_000, "a")},
@@ -363,15 +366,15 @@ def test_bombs_are_compiled_or_refused_in_time(grammars: Grammars, begin: Begin)
     assert outcomes[:2] == ["refused", "compiled"] and set(outcomes) == {"refused", "compiled"}
 
 
-def test_no_grammar_is_charged_for_the_vocabulary(grammars: Grammars) -> None:
+def test_no_grammar_is_charged_for_the_vocabulary(grammars: GrammarCompiler) -> None:
     def slowly() -> Any:
         time.sleep(2.2)
         return grammars.lexicon
 
-    assert Grammars(slowly, compile_s=2.0).compile(StructuredOutputsParams(regex="ab")).closing
+    assert GrammarCompiler(slowly, compile_s=2.0).compile(StructuredOutputsParams(regex="ab")).closing
 
 
-def test_a_burst_is_compiled_and_equal_grammars_once(grammars: Grammars) -> None:
+def test_a_burst_is_compiled_and_equal_grammars_once(grammars: GrammarCompiler) -> None:
     """Breaks where those beyond the first few are refused instead of waiting, or where each compiles for itself."""
     tried = []
 
@@ -380,7 +383,7 @@ def test_a_burst_is_compiled_and_equal_grammars_once(grammars: Grammars) -> None
         time.sleep(0.02)
         return try_grammar(grammars.lexicon, asked, max_tokens)
 
-    made = Grammars(lambda: grammars.lexicon, trial)
+    made = GrammarCompiler(lambda: grammars.lexicon, trial)
     asked = [StructuredOutputsParams(regex=f"burst{number % 8}") for number in range(32)]
     with ThreadPoolExecutor(32) as pool:
         compiled = list(pool.map(made.compile, asked))
@@ -388,27 +391,27 @@ def test_a_burst_is_compiled_and_equal_grammars_once(grammars: Grammars) -> None
 
 
 def test_a_trial_that_takes_too_long_is_refused_and_leaves_the_others(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Grammars(lambda: grammars.lexicon, compile_s=0.2)
+    slow = GrammarCompiler(lambda: grammars.lexicon, compile_s=0.2)
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.sampling.grammars.try_grammar", lambda *_: time.sleep(1))
+        patch.setattr("penstock.sampling.grammar.compiler.try_grammar", lambda *_: time.sleep(1))
         with pytest.raises(InvalidRequest, match="not compiled within 0.2 s"):
             slow.compile(StructuredOutputsParams(regex="slow"))
     slow.compile_s = 10
     assert slow.compile(StructuredOutputsParams(regex="known")).closing
 
 
-def test_an_answer_whose_masks_take_too_long_ends(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_whose_masks_take_too_long_ends(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(id="r", tokens=(1,))
     one = grammars.compile(StructuredOutputsParams(regex="a+b")).begin(request)
-    monkeypatch.setattr(grammar, "MAX_MASKS_S", -1.0)
-    with pytest.raises(grammar.GrammarFailed, match="takes too long"):
-        one.words(64)
+    monkeypatch.setattr(matcher, "MAX_MASKS_S", -1.0)
+    with pytest.raises(matcher.GrammarFailed, match="is too slow"):
+        one.bitmask(64)
 
 
-def test_grammars_are_kept_while_used_and_for_a_while(grammars: Grammars) -> None:
-    made = Grammars(lambda: grammars.lexicon)
+def test_grammars_are_kept_while_used_and_for_a_while(grammars: GrammarCompiler) -> None:
+    made = GrammarCompiler(lambda: grammars.lexicon)
     held = made.compile(StructuredOutputsParams(regex="held"))
     for number in range(70):
         made.compile(StructuredOutputsParams(regex=f"r{number}"))
@@ -417,8 +420,8 @@ def test_grammars_are_kept_while_used_and_for_a_while(grammars: Grammars) -> Non
 
 
 @pytest.mark.parametrize("number", [-(2**63), -(2**63) + 1, float(-(2**63))])
-def test_the_least_of_64_bits_is_refused(grammars: Grammars, number: float) -> None:
+def test_the_least_of_64_bits_is_refused(grammars: GrammarCompiler, number: float) -> None:
     """llguidance 1.9.1 overflows its stack over it, and takes the process with it."""
-    with pytest.raises(InvalidRequest, match="a number about -2"):
+    with pytest.raises(InvalidRequest, match="a number near -2"):
         grammars.compile(StructuredOutputsParams(json={"enum": [{"a": [number]}, "y"]}))
     grammars.compile(StructuredOutputsParams(json={"enum": [-9223372036854775000, 2**63 - 1]}))

@@ -12,10 +12,10 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState
-from penstock.sampling.grammars import CompiledGrammar, Grammars
-from penstock.sampling.lexicon import Lexicon
-from penstock.sampling.trial import prove_least
-from penstock.text.tokenizer import Tokenizer
+from penstock.sampling.grammar.compiler import CompiledGrammar, GrammarCompiler
+from penstock.sampling.grammar.lexicon import Lexicon
+from penstock.sampling.grammar.try_compile import prove_min_tokens
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import StructuredOutputsParams
 from tests.sampling.schemas import matches
 from tests.sampling.writing import write
@@ -38,10 +38,12 @@ def tiny_lexicon(*spelled: bytes) -> Lexicon:
 
 
 def proven(compiled: CompiledGrammar) -> tuple[int, tuple[int, ...] | None]:
-    return prove_least(compiled.asked, compiled.start, compiled.lexicon, compiled.closing)
+    return prove_min_tokens(compiled.asked, compiled.start, compiled.lexicon, compiled.closing)
 
 
-def test_every_budget_from_the_shortest_answer_on(make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_every_budget_from_the_shortest_answer_on(
+    make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
     """Breaks where one token is taken that lengthens the way to the end beyond what is left."""
     asked = StructuredOutputsParams(json=NOTES)
     closing = grammars.compile(asked).closing
@@ -56,7 +58,7 @@ def test_every_budget_from_the_shortest_answer_on(make_row: Make, grammars: Gram
     assert num_forced > 20
 
 
-def test_a_large_budget_forces_nothing(make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_a_large_budget_forces_nothing(make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     for seed in range(5):
         row = make_row(
             grammars=grammars,
@@ -77,7 +79,7 @@ def test_a_large_budget_forces_nothing(make_row: Make, grammars: Grammars, token
     ],
 )
 def test_other_grammars_are_closed_too(
-    make_row: Make, grammars: Grammars, tokenizer: Tokenizer, structure: dict[str, Any], pattern: str
+    make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer, structure: dict[str, Any], pattern: str
 ) -> None:
     for seed in range(8):
         row = make_row(
@@ -92,7 +94,7 @@ def test_other_grammars_are_closed_too(
 
 
 def test_an_optional_part_that_does_not_fit_is_not_begun(
-    make_row: Make, grammars: Grammars, tokenizer: Tokenizer
+    make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     """The answer may end now, and every token but the end leads into 60 more."""
     asked = StructuredOutputsParams(regex="ok( [0-9]{60})?")
@@ -100,7 +102,7 @@ def test_an_optional_part_that_does_not_fit_is_not_begun(
     assert write(row, tokenizer).text == "ok"
 
 
-def test_budgets_that_nothing_fits_into_are_refused(grammars: Grammars) -> None:
+def test_budgets_that_nothing_fits_into_are_refused(grammars: GrammarCompiler) -> None:
     choice = StructuredOutputsParams(choice=["one two three four", "five six seven"])
     with pytest.raises(InvalidRequest, match="max_tokens=2 is too small for any answer .* at least 3 tokens"):
         grammars.compile(choice, 2)
@@ -118,7 +120,7 @@ def test_budgets_that_nothing_fits_into_are_refused(grammars: Grammars) -> None:
 def test_the_bound_is_the_fewest_tokens_there_are(pattern: str) -> None:
     """Against every text of up to six bytes of a small vocabulary."""
     lexicon = tiny_lexicon(b"ab", b"abc", b"cd", b"aa", b"zz", b"bc")
-    compiled = Grammars(lambda: lexicon).compile(StructuredOutputsParams(regex=pattern))
+    compiled = GrammarCompiler(lambda: lexicon).compile(StructuredOutputsParams(regex=pattern))
     least, path = proven(compiled)
     useful = [spelled for spelled in lexicon.ids if set(spelled) <= set(b"abcdxyze")]
     texts, count = {b""}, 0
@@ -179,7 +181,7 @@ def person(**more: Any) -> dict[str, Any]:
 def test_the_bound_of_schemas_with_free_strings_and_numbers(schema: dict[str, Any]) -> None:
     """Against every text of a small vocabulary; its ids close, escape and open strings along with other things."""
     lexicon = tiny_lexicon(*rb'[" a" "," ", a"," "", \" "] 1, 12 x"] [[ ],['.split())
-    compiled = Grammars(lambda: lexicon).compile(StructuredOutputsParams(json=schema))
+    compiled = GrammarCompiler(lambda: lexicon).compile(StructuredOutputsParams(json=schema))
     least, _ = proven(compiled)
     useful = [spelled for spelled in lexicon.ids if set(spelled) <= set(b'[]",a1\\x')]
     texts, count = {b""}, 0
@@ -201,7 +203,7 @@ def _is_json_of(schema: dict[str, Any], text: bytes) -> bool:
 
 
 @pytest.mark.parametrize("schema", [person(), person(home={"type": "array", "items": person(), "minItems": 1})])
-def test_the_bound_goes_on_beyond_free_strings(grammars: Grammars, schema: dict[str, Any]) -> None:
+def test_the_bound_goes_on_beyond_free_strings(grammars: GrammarCompiler, schema: dict[str, Any]) -> None:
     compiled = grammars.compile(StructuredOutputsParams(json=schema))
     assert compiled.closing is not None
     least, _ = proven(compiled)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.sampling import RowState
-from penstock.sampling.grammars import Grammars
-from penstock.text.tokenizer import Tokenizer
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import StructuredOutputsParams
 from tests.sampling.schemas import Schemas, matches
 from tests.sampling.writing import write
@@ -21,7 +21,7 @@ SPARE = (0, 1, 5, 20, 60, 120)  # tokens beyond the shortest answer that is know
 
 
 def _count(
-    make_row: Callable[..., RowState], grammars: Grammars, tokenizer: Tokenizer, seed: int, count: int
+    make_row: Callable[..., RowState], grammars: GrammarCompiler, tokenizer: Tokenizer, seed: int, count: int
 ) -> tuple[int, int, list[str]]:
     """Answers that ended, answers that were brought to their end, and those that ended without matching."""
     rng, schemas = random.Random(seed), Schemas(seed)
@@ -41,7 +41,7 @@ def _count(
     return num_ended, num_forced, wrong
 
 
-def test_a_hundred_schemas(make_row: Callable[..., RowState], grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_a_hundred_schemas(make_row: Callable[..., RowState], grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     """Breaks without the budget (a third ends too early), and with a mask that lets one wrong token through."""
     num_ended, num_forced, wrong = _count(make_row, grammars, tokenizer, seed=11, count=100)
     assert not wrong, wrong[0]
@@ -50,7 +50,9 @@ def test_a_hundred_schemas(make_row: Callable[..., RowState], grammars: Grammars
 
 
 @pytest.mark.slow
-def test_two_thousand_schemas(make_row: Callable[..., RowState], grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_two_thousand_schemas(
+    make_row: Callable[..., RowState], grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
     num_ended, num_forced, wrong = _count(make_row, grammars, tokenizer, seed=7, count=2000)
     assert not wrong, wrong[0]
     assert num_ended >= 1980

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.sampling.arrays import UnusableLogits
-from penstock.sampling.likeliest import largest, likeliest, rank, ranked
+from penstock.sampling.logits import UnusableLogits
+from penstock.sampling.topk import argmax, rank, rank_top_k, top_k_ids
 
 
 def _order(values: np.ndarray) -> list[int]:
@@ -26,8 +26,8 @@ def test_order_of_tokens_against_a_full_sort(length: int, count: int, levels: in
     values = random.integers(-levels, levels, length).astype(np.float32)
     values[random.random(length) < 0.2] = -np.inf
     order = _order(values)
-    assert ranked(values, count).tolist() == order[:count]
-    assert largest(values, count).tolist() == sorted(order[:count])
+    assert rank_top_k(values, count).tolist() == order[:count]
+    assert top_k_ids(values, count).tolist() == sorted(order[:count])
     token = int(random.integers(length))
     assert rank(values, token) == order.index(token) + 1
 
@@ -37,7 +37,7 @@ def test_of_equals_the_lowest_id(length: int) -> None:
     for at in {0, length // 2, length - 1}:
         values = np.full(length, -1, dtype=np.float32)
         values[at:] = 2.5
-        assert likeliest(values) == at
+        assert argmax(values) == at
 
 
 @pytest.mark.parametrize("at", [0, 40, 99])
@@ -46,9 +46,9 @@ def test_damage_anywhere_is_named(at: int, value: float, cause: str) -> None:
     values = np.zeros(100, dtype=np.float32)
     values[at] = value
     with pytest.raises(UnusableLogits, match=cause):
-        likeliest(values)
+        argmax(values)
 
 
 def test_nothing_possible_is_named() -> None:
     with pytest.raises(UnusableLogits, match="all 9 logits are -inf"):
-        likeliest(np.full(9, -np.inf, dtype=np.float32))
+        argmax(np.full(9, -np.inf, dtype=np.float32))

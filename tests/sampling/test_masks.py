@@ -109,4 +109,4 @@ def test_ids_that_no_vocabulary_has_name_nothing(make_row: Callable[..., RowStat
         stop_token_ids=[3, *far], allowed_token_ids=[3, 5, *far], logit_bias={5: 1.0, 1 << 70: 9.0}, min_tokens=2
     )
     assert _forbidden(row) == [token for token in range(10) if token != 5]
-    assert row.words(0, 8).tolist() == [1 << 5] and [len(part) for part in row.bias] == [1, 1]
+    assert row.words(0, 8).tolist() == [1 << 5] and [len(part) for part in row.masks.bias] == [1, 1]

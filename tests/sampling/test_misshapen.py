@@ -10,8 +10,8 @@ import pytest
 from penstock.errors import InvalidModel, InvalidRequest
 from penstock.models.pooling import pooling_from_gguf
 from penstock.outputs import _extend
-from penstock.sampling.schema import write_schema
-from penstock.sampling.source import write_grammar
+from penstock.sampling.grammar.schema.rewrite import write_schema
+from penstock.sampling.grammar.translate import write_grammar
 from penstock.types import CompletionOutput, StreamDelta, StructuredOutputsParams
 
 
@@ -27,7 +27,7 @@ from penstock.types import CompletionOutput, StreamDelta, StructuredOutputsParam
     ],
 )
 def test_schemas(schema: str) -> None:
-    with pytest.raises(InvalidRequest, match="not understood"):
+    with pytest.raises(InvalidRequest, match="is not valid"):
         write_schema(schema, strict=False)
 
 

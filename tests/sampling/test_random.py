@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from penstock.sampling.random import Purpose, philox, uniform
+from penstock.sampling.draw import Purpose, philox, uniform
 
 # Counter, key, answer: the philox4x32-10 lines of kat_vectors in the Random123 distribution.
 KNOWN_ANSWERS = [

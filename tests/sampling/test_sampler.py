@@ -197,7 +197,7 @@ def test_masks_that_leave_nothing_say_so(make_row: Make, temperature: float) -> 
     ]
     sampled = Sampler().sample(logits, rows)
     assert sampled[0].error == (
-        "allowed_token_ids (2), bad_words (2) and min_tokens (3) leave no token to choose: allow more tokens"
+        "allowed_token_ids (2), bad_words (2) and min_tokens (3) leave no token to sample: allow more tokens"
     )
     assert sampled[1].error is not None and sampled[1].token == NO_TOKEN
     assert sampled[2].error is None

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState, Sampler
-from penstock.sampling.choice import _left, _surprising
-from penstock.sampling.mirostat import next_mu, num_kept
+from penstock.sampling.rare.chain import _filter, _filter_by_mirostat
+from penstock.sampling.rare.stateful import next_mu, num_kept
+from penstock.sampling.row import Chooser
 from penstock.types import SamplingParams
 
 Make = Callable[..., RowState]
@@ -32,7 +33,7 @@ def _probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 def _distribution(row: RowState, logits: np.ndarray = LOGITS) -> np.ndarray:
     """Of the row's draw."""
     top, mu = float(logits.max()), row.samplers.mu
-    ids, weights = _left(logits, top, row) if mu is None else _surprising(logits, top, row, mu)
+    ids, weights = _filter(logits, top, row) if mu is None else _filter_by_mirostat(logits, top, row, mu)
     out = np.zeros(len(logits))
     out[np.arange(len(logits)) if ids is None else ids] = weights / weights.sum(dtype=np.float64)
     return out
@@ -197,7 +198,7 @@ def test_who_chooses_on_a_gpu(make_row: Make) -> None:
         {"dry_multiplier": 1.0, "temperature": 0.0},
         {"repetition_penalty": 1.1, "repeat_last_n": 64},
     ):
-        assert make_row(**asked).asks_extras, asked
+        assert make_row(**asked).chooser is Chooser.DEVICE_EXTRAS, asked
     for asked in (
         {},
         {"top_p": 0.5},
@@ -205,8 +206,8 @@ def test_who_chooses_on_a_gpu(make_row: Make) -> None:
         {"repeat_last_n": 64},
         {"repetition_penalty": 1.1, "repeat_last_n": 0},
     ):
-        assert make_row(**asked).on_device and not make_row(**asked).asks_extras, asked
-    assert not make_row(repetition_penalty=1.1, repeat_last_n=16_384).on_device
+        assert make_row(**asked).chooser < Chooser.DEVICE_EXTRAS, asked
+    assert make_row(repetition_penalty=1.1, repeat_last_n=16_384).chooser is Chooser.HOST
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from penstock.sampling.schema import write_schema
+from penstock.sampling.grammar.schema.rewrite import write_schema
 from tests.sampling.test_schema_writing import VALUES
 
 NAMES = "abc"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.sampling import RowState
-from penstock.sampling.grammars import Grammars
-from penstock.sampling.schema_types import add_types
-from penstock.text.tokenizer import Tokenizer
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.sampling.grammar.translate import add_types
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import StructuredOutputsParams
 from tests.sampling.schemas import matches
 from tests.sampling.writing import write
@@ -34,7 +34,7 @@ A = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
     ids=str,
 )
 def test_answers_are_of_the_type_that_is_meant(
-    make_row: Callable[..., RowState], grammars: Grammars, tokenizer: Tokenizer, schema: Any, kind: Any
+    make_row: Callable[..., RowState], grammars: GrammarCompiler, tokenizer: Tokenizer, schema: Any, kind: Any
 ) -> None:
     for seed in range(4):
         row = make_row(

@@ -11,11 +11,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from penstock.errors import InvalidRequest
-from penstock.sampling.lexicon import Lexicon
-from penstock.sampling.schema import write_schema
-from penstock.sampling.schema_not import FORMATS, negate, other_strings
-from penstock.sampling.schema_strings import refusal
-from penstock.sampling.trial import compile_start
+from penstock.sampling.grammar.lexicon import Lexicon
+from penstock.sampling.grammar.schema.disjoint import refusal
+from penstock.sampling.grammar.schema.negation import FORMATS, negate, other_strings
+from penstock.sampling.grammar.schema.rewrite import write_schema
+from penstock.sampling.grammar.try_compile import compile_start
 from penstock.types import StructuredOutputsParams
 
 OBJECTS = [
@@ -192,7 +192,7 @@ def test_never_less_than_a_relaxed_schema(keyword: str) -> None:
 def test_what_cannot_be_merged(schema: Any, relaxed: tuple[str, ...]) -> None:
     """llguidance takes each of the schemas, and not both together."""
     lexicon = Lexicon([bytes([byte]) for byte in range(256)], {}, lambda text: list(text.encode()))
-    with pytest.raises(InvalidRequest, match="cannot be compiled"):
+    with pytest.raises(InvalidRequest, match="cannot compile structured_outputs"):
         compile_start(StructuredOutputsParams(json=schema), lexicon)
     start, found = compile_start(StructuredOutputsParams(json=schema, strict=False), lexicon)
     assert found == relaxed and start.consume_tokens(list(b'{"aa": 5}'))
@@ -219,7 +219,7 @@ def test_formats_that_are_known_are_those_that_llguidance_knows() -> None:
             {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
             "leads back to itself",
         ),
-        ({"properties": {"a": 5}}, "at /properties/a the schema is no object"),
+        ({"properties": {"a": 5}}, "at /properties/a the schema is not an object"),
         ({"required": "a"}, "required: 'a' in the"),
         ({"minLength": -1}, "minLength: -1"),
         ({"allOf": {}}, "allOf"),
@@ -239,7 +239,7 @@ def _hostile() -> dict[str, Any]:
         "$defs": {f"d{place}": {"allOf": [{"$ref": f"#/$defs/d{place + 1}"}] * 4} for place in range(40)}
         | {"d40": {"type": "string"}},
     }
-    merged = {
+    write_for_merge = {
         "$ref": "#/$defs/d0",
         "$defs": {
             f"d{place}": {"properties": {"x": {"allOf": [{"$ref": f"#/$defs/d{other}"} for other in range(12)]}}}
@@ -278,7 +278,7 @@ def _hostile() -> dict[str, Any]:
         "asked": asked,
         "wide": wide,
         "chain": chain,
-        "merged": merged,
+        "merged": write_for_merge,
         "cases": cases,
         "deep": deep,
         "long": long,

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState
-from penstock.sampling.grammars import Grammars
-from penstock.sampling.schema import write_schema
-from penstock.text.tokenizer import Tokenizer
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.sampling.grammar.schema.rewrite import write_schema
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import StructuredOutputsParams
 from tests.sampling.schemas import checker
 from tests.sampling.writing import write
@@ -58,7 +58,7 @@ def is_valid(schema: Any, value: Any) -> bool:
     return bool(kind(schema, format_checker=checker).is_valid(value))
 
 
-def _check(name: str, make_row: Make, grammars: Grammars, tokenizer: Tokenizer, num_seeds: int) -> None:
+def _check(name: str, make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer, num_seeds: int) -> None:
     schema = SCHEMAS[name]
     asked = StructuredOutputsParams(json=schema, strict=False)
     compiled = grammars.compile(asked)
@@ -81,13 +81,13 @@ def _check(name: str, make_row: Make, grammars: Grammars, tokenizer: Tokenizer, 
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_some_schemas(name: str, make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_some_schemas(name: str, make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     _check(name, make_row, grammars, tokenizer, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_every_schema(name: str, make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_every_schema(name: str, make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     _check(name, make_row, grammars, tokenizer, 12)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState
-from penstock.sampling.grammars import Grammars
-from penstock.text.tokenizer import Tokenizer
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import StructuredOutputsParams
 from tests.sampling.writing import Written, write
 
@@ -52,7 +52,7 @@ def const(value: str) -> dict[str, Any]:
 
 
 def answer(
-    make_row: Make, grammars: Grammars, tokenizer: Tokenizer, asked: Any, said: str = "", more: int = 24
+    make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer, asked: Any, said: str = "", more: int = 24
 ) -> Written:
     """Written with noise for a model, after what it is made to say first."""
     generated = tokenizer.encode(said) if said else []
@@ -76,13 +76,13 @@ def answer(
 )
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_trigger_in_free_text(
-    make_row: Make, grammars: Grammars, tokenizer: Tokenizer, said: str, end: str, as_text: bool
+    make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer, said: str, end: str, as_text: bool
 ) -> None:
     written = answer(make_row, grammars, tokenizer, json.dumps(OLDER) if as_text else OLDER, said)
     assert written.reason == "stop" and re.search(end, written.text), written
 
 
-def test_free_text_alone_is_an_answer(make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_free_text_alone_is_an_answer(make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     written = answer(make_row, grammars, tokenizer, OLDER)
     assert written.reason == "stop" and written.num_forced == 0 and "<function" not in written.text
 
@@ -131,12 +131,12 @@ def triggered(**more: Any) -> dict[str, Any]:
         ({"type": "dispatch", "rules": [["<a>", JSON]], "loop": False}, rf"(?s:.*)(<a>{ZONES})?"),
     ],
 )
-def test_formats(make_row: Make, grammars: Grammars, tokenizer: Tokenizer, form: Any, pattern: str) -> None:
+def test_formats(make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer, form: Any, pattern: str) -> None:
     written = answer(make_row, grammars, tokenizer, {"type": "structural_tag", "format": form})
     assert written.reason == "stop" and re.fullmatch(pattern, written.text), written
 
 
-def test_tags_that_are_special_tokens(make_row: Make, grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_tags_that_are_special_tokens(make_row: Make, grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     form = {"type": "sequence", "elements": [tag("<|im_start|>", "<|im_end|>"), const("!")]}
     asked = StructuredOutputsParams(structural_tag={"format": form})
     row = make_row(grammars=grammars, structured_outputs=asked, max_tokens=400, eos=[99])
@@ -144,7 +144,7 @@ def test_tags_that_are_special_tokens(make_row: Make, grammars: Grammars, tokeni
     assert written.tokens[0] == 1 and 2 in written.tokens and written.text.endswith("!"), written
 
 
-def test_schemas_within_are_relaxed_or_refused(grammars: Grammars) -> None:
+def test_schemas_within_are_relaxed_or_refused(grammars: GrammarCompiler) -> None:
     schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
     asked = {"format": tag(content={"type": "json_schema", "json_schema": schema})}
     with pytest.raises(InvalidRequest, match="uniqueItems at / cannot be enforced"):
@@ -159,21 +159,21 @@ def test_schemas_within_are_relaxed_or_refused(grammars: Grammars) -> None:
         ({"structures": [], "triggers": ["<"]}, "a list of at least one as structures"),
         ({"structures": [{"begin": "<a>", "schema": {}, "end": ""}], "triggers": ["<b"]}, "starts with a trigger"),
         ({"format": {"type": "token", "token": 5}}, "type 'token' is not supported"),
-        ({"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}, "'qwen_xml' is not understood"),
+        ({"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}, "'qwen_xml' is not valid"),
         ({"format": {"type": "any_text", "max_tokens": 5}}, "max_tokens"),
         ({"format": {"type": "sequence", "elements": [ANY, JSON]}}, "a const_string or a tag after text"),
         ({"format": {"type": "repeat", "min": 1, "max": 10**9, "content": const("a")}}, "counts of 0 to 1000"),
         ({"nothing": 1}, "give format, or structures and triggers"),
     ],
 )
-def test_what_is_not_understood(grammars: Grammars, asked: Any, told: str) -> None:
+def test_what_is_not_understood(grammars: GrammarCompiler, asked: Any, told: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(told)):
         grammars.compile(StructuredOutputsParams(structural_tag=asked))
 
 
-def test_nested_without_end(grammars: Grammars) -> None:
+def test_nested_without_end(grammars: GrammarCompiler) -> None:
     form: Any = const("a")
     for _ in range(200):
         form = {"type": "optional", "content": form}
-    with pytest.raises(InvalidRequest, match="at most 32 within each other"):
+    with pytest.raises(InvalidRequest, match="nested at most 32 deep"):
         grammars.compile(StructuredOutputsParams(structural_tag={"format": form}))

@@ -13,9 +13,9 @@ import torch
 from penstock.engine.plan import Draft
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState, Sampler
-from penstock.sampling.grammars import Grammars
-from penstock.sampling.lexicon import Lexicon
-from penstock.sampling.thinking import ReasoningGuide
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.sampling.grammar.lexicon import Lexicon
+from penstock.sampling.grammar.reasoning_guide import ReasoningGuide
 from penstock.types import ReasoningBlock, Request, SamplingParams, StructuredOutputsParams
 
 EOS, BEGIN, END = 256, 257, 258
@@ -41,19 +41,23 @@ POINT = StructuredOutputsParams(
 OPEN, SHUT = ReasoningBlock("<think>", "</think>", is_open=True), ReasoningBlock("<think>", "</think>")
 
 
-def make_grammars(special: bool = True) -> Grammars:
+def make_grammars(special: bool = True) -> GrammarCompiler:
     """Markers are tokens of their own, or only bytes spell them."""
     spelled = SPELLED if special else [*SPELLED[:257], b"?", b"!", *SPELLED[259:]]
     named = {EOS: b"<eos>"} | ({BEGIN: b"<think>", END: b"</think>"} if special else {})
     lexicon = Lexicon(spelled, named, lambda text: list(text.encode()))
-    return Grammars(lambda: lexicon)
+    return GrammarCompiler(lambda: lexicon)
 
 
 SPECIAL, PLAIN = make_grammars(), make_grammars(special=False)
 
 
 def make_row(
-    grammars: Grammars, block: ReasoningBlock | None, tokens: list[int] | None = None, seed: int = 0, **sampling: Any
+    grammars: GrammarCompiler,
+    block: ReasoningBlock | None,
+    tokens: list[int] | None = None,
+    seed: int = 0,
+    **sampling: Any,
 ) -> RowState:
     params = SamplingParams(**{"max_tokens": 100, "temperature": 1.0, **sampling})
     request = Request(
@@ -71,11 +75,11 @@ def make_row(
 def write(row: RowState, likes: dict[int, float] | None = None, through: str = "edit") -> list[int]:
     """An answer by a model that likes some tokens and is otherwise random; also as a device would be told by masks."""
     sampler, tokens = Sampler(), list[int]()
-    while len(tokens) < row.request.max_tokens and not row.finished:
+    while len(tokens) < row.request.max_tokens and not row.is_finished:
         values = np.random.default_rng([row.request.seed, len(row.tokens)]).normal(size=len(SPELLED)).astype(np.float32)
         for token, bias in (likes or {}).items():
             values[token] += bias
-        if through == "words" and row.free:
+        if through == "words" and row.failure is None and (row.guide is None or row.guide.free):
             words = row.words(row.num_generated, len(SPELLED))
             allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(SPELLED)]
             expected = row.edit(values) > -np.inf
@@ -89,13 +93,13 @@ def write(row: RowState, likes: dict[int, float] | None = None, through: str = "
     return tokens
 
 
-def spell(grammars: Grammars, tokens: list[int]) -> str:
+def spell(grammars: GrammarCompiler, tokens: list[int]) -> str:
     return b"".join(grammars.lexicon.spell(token) for token in tokens).decode(errors="replace")
 
 
 @pytest.mark.parametrize("grammars", [SPECIAL, PLAIN], ids=["special", "plain"])
 @pytest.mark.parametrize("max_tokens", [16, 40, 100, 300])
-def test_it_thinks_and_then_matches(grammars: Grammars, max_tokens: int) -> None:
+def test_it_thinks_and_then_matches(grammars: GrammarCompiler, max_tokens: int) -> None:
     """The block is open: the answer behind it is whole whatever the budget, though the model would never close it."""
     for seed in range(4):
         row = make_row(grammars, OPEN, structured_outputs=POINT, max_tokens=max_tokens, seed=seed)
@@ -106,7 +110,7 @@ def test_it_thinks_and_then_matches(grammars: Grammars, max_tokens: int) -> None
 
 
 @pytest.mark.parametrize("grammars", [SPECIAL, PLAIN], ids=["special", "plain"])
-def test_the_model_may_open_the_block(grammars: Grammars) -> None:
+def test_the_model_may_open_the_block(grammars: GrammarCompiler) -> None:
     opening = (
         {BEGIN: 20.0}
         if grammars is SPECIAL
@@ -129,7 +133,7 @@ def test_without_a_block_or_room_the_answer_matches_from_its_first_token() -> No
 @pytest.mark.parametrize("grammars", [SPECIAL, PLAIN], ids=["special", "plain"])
 @pytest.mark.parametrize("budget", [0, 1, 7])
 @pytest.mark.parametrize("block", [OPEN, SHUT], ids=["open", "shut"])
-def test_a_budget_ends_reasoning(grammars: Grammars, budget: int, block: ReasoningBlock) -> None:
+def test_a_budget_ends_reasoning(grammars: GrammarCompiler, budget: int, block: ReasoningBlock) -> None:
     begin = grammars.marker("<think>").write() if block is SHUT else ()
     row = make_row(grammars, block, list(begin), thinking_token_budget=budget, max_tokens=60)
     tokens = write(row, {EOS: -50.0, **dict.fromkeys(grammars.marker("</think>").write(), -50.0)}, "words")
@@ -187,10 +191,10 @@ def test_drafts_are_verified_across_the_end_marker() -> None:
 def test_masks_wait_for_tokens_only_where_a_budget_may_end() -> None:
     """Rows of a GPU whose masks are known beforehand do not wait for the step before."""
     row = make_row(SPECIAL, OPEN, [65] * 4, thinking_token_budget=10, max_tokens=60)
-    assert [row.late_at(count) for count in (4, 5, 9, 10)] == [False, False, False, True]
+    assert [row.is_mask_late(count) for count in (4, 5, 9, 10)] == [False, False, False, True]
     row = make_row(SPECIAL, OPEN, [65] * 4 + [END], thinking_token_budget=10, max_tokens=60)
-    assert not row.late_at(50) and row.stage(50) == 0
-    assert make_row(SPECIAL, OPEN, thinking_token_budget=0).late_at(0)
+    assert not row.is_mask_late(50) and row.stage(50) == 0
+    assert make_row(SPECIAL, OPEN, thinking_token_budget=0).is_mask_late(0)
 
 
 def test_a_token_that_ends_reasoning_and_begins_the_answer_is_ruled_out() -> None:
@@ -201,12 +205,12 @@ def test_a_token_that_ends_reasoning_and_begins_the_answer_is_ruled_out() -> Non
     row = make_row(PLAIN, OPEN, [*b"</think"], thinking_token_budget=50)
     assert row.edit(np.zeros(len(SPELLED), dtype=np.float32))[261] == 0
     row.append(261)
-    assert not row.late_at(60)
+    assert not row.is_mask_late(60)
 
 
 def test_what_cannot_be_spelt_is_refused() -> None:
     lexicon = Lexicon([b"a", b"b"], {}, lambda text: [])
-    row = make_row(Grammars(lambda: lexicon), OPEN, thinking_token_budget=3)
+    row = make_row(GrammarCompiler(lambda: lexicon), OPEN, thinking_token_budget=3)
     assert row.failure is not None and "cannot spell" in row.failure
     with pytest.raises(InvalidRequest, match="thinking_token_budget=-2"):
         SamplingParams(thinking_token_budget=-2)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from penstock.sampling import RowState, Sampler
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizers.tokenizer import Tokenizer
 
 SPREAD = 100_000
 NOISE = np.random.default_rng(5).normal(size=SPREAD + 49_152).astype(np.float32) * 3
@@ -38,7 +38,7 @@ def write(row: RowState, tokenizer: Tokenizer, seed: int = 0) -> Written:
             return _written(row, tokenizer, "error", num_forced, sampled.error)
         row.append(sampled.token)
         num_forced += sampled.forced
-        if row.finished or sampled.token in row.request.stop_token_ids:
+        if row.is_finished or sampled.token in row.request.stop_token_ids:
             return _written(row, tokenizer, "stop", num_forced)
         if row.num_generated >= row.request.max_tokens:
             return _written(row, tokenizer, "length", num_forced)

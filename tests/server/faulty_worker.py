@@ -1,16 +1,18 @@
-"""An engine process whose model fails on certain tokens of a prompt."""
+"""An engine process whose model fails on certain tokens of a prompt, and whose steps can be made slow."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 
-from penstock import worker
+from penstock.api import worker
 from penstock.engine.plan import Plan, Result
-from penstock.runner import runner as module
+from penstock.runner.cpu import runner as module
 
 DEATH, RAISE, NAN = 310, 311, 312  # in no text
+STEP_S = float(os.environ.get("FAULTY_STEP_S", "0"))  # added to every step
 
 
 class FaultyRunner(module.Runner):
@@ -18,6 +20,7 @@ class FaultyRunner(module.Runner):
         self._told = [token for admission in plan.admissions for token in admission.request.tokens]
         if DEATH in self._told:
             os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(STEP_S)
         return super().run(plan)
 
     def _prepare(self, model, plan, rows, at):
@@ -36,7 +39,7 @@ class FaultyRunner(module.Runner):
 
 
 if __name__ == "__main__":
-    import penstock.assemble
+    import penstock.api.assemble
 
-    penstock.assemble.Runner = FaultyRunner  # type: ignore[attr-defined]
+    penstock.api.assemble.Runner = FaultyRunner  # type: ignore[attr-defined]
     sys.exit(worker.main())

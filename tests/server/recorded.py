@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.intake import Encoded
-from penstock.server.conversation import Conversation
+from penstock.server.common.chat_prompt import ChatPrompt
 from penstock.server.generation import Generation, Usage
+from penstock.text.prompt_encoder import Encoded
 from penstock.types import SamplingParams, StreamDelta
 
 THOUGHT_AND_CALLS = (
@@ -37,15 +37,15 @@ class Recorded(Generation):
     async def stream(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
         for number, piece in enumerate(self._pieces):
             item = StreamDelta("r1", 0, piece, (number,))
-            self.usage.add(item)
+            self.usage.num_output += len(item.token_ids)
             yield 0, [item]
         if self._error is not None:
             raise self._error
         yield 0, [StreamDelta("r1", 0, "", (), finish_reason=self._end[0], stop_reason=self._end[1])]
 
 
-def conversation(most_calls: int | None = None) -> Conversation:
-    return Conversation(Encoded([1] * 10), SamplingParams(), "hermes", False, "qwen3", most_calls)
+def chat_prompt(max_calls: int | None = None) -> ChatPrompt:
+    return ChatPrompt(Encoded([1] * 10), SamplingParams(), "hermes", False, "qwen3", max_calls)
 
 
 async def joined(events: AsyncGenerator[bytes, None]) -> bytes:

@@ -68,11 +68,12 @@ class RunningServer:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line.rstrip("\n"))
-            found = re.search(r"listening on (https?://[\w.:\[\]-]+)", line)
-            if found:
-                self.url = found[1]
+        with self.process.stderr as lines:
+            for line in lines:
+                self.log.append(line.rstrip("\n"))
+                found = re.search(r"listening on (https?://[\w.:\[\]-]+)", line)
+                if found:
+                    self.url = found[1]
 
     def wait_ready(self) -> None:
         end = time.monotonic() + START_S

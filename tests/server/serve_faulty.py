@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from penstock.server import process
 from penstock.server.config import ServerConfig
-from penstock.server.log import set_up_log
+from penstock.server.engines import process
+from penstock.server.http.log import set_up_log
 from penstock.server.run import serve
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.server.access import Access
 from penstock.server.generation import Usage
-from penstock.server.log import ACCESS, JsonLines, LateHandler
+from penstock.server.http.log import ACCESS, AccessLog, JsonLines, QueuedHandler
 from penstock.server.metrics import Metrics
 from tests.hardening.fronted import FrontedServer
 from tests.server.running import RunningServer
@@ -98,7 +97,7 @@ def test_an_answer_that_was_cut_off_says_so(keeping: RunningServer) -> None:
 
 
 def test_json_has_fields(caplog: pytest.LogCaptureFixture) -> None:
-    access = Access(Metrics())
+    access = AccessLog(Metrics())
     scope: dict[str, Any] = {
         "client": ("::1", 5),
         "method": "POST",
@@ -108,7 +107,7 @@ def test_json_has_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, ACCESS):
         logging.getLogger(ACCESS).propagate = True
         access.answer(scope, "/v1/chat/completions", 200, 0.5, True)
-        Access(Metrics(), is_logged=False).answer(scope, "/v1/chat/completions", 200, 0.5, True)
+        AccessLog(Metrics(), is_logged=False).answer(scope, "/v1/chat/completions", 200, 0.5, True)
     assert len(caplog.records) == 1  # --no-access-log has no lines
     told = json.loads(JsonLines().format(caplog.records[0]))
     assert {
@@ -125,7 +124,7 @@ def test_json_has_fields(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_log_that_nobody_reads_holds_nothing_up() -> None:
     reader, writer = os.pipe()
-    handler = LateHandler(writer, max_waiting=100)
+    handler = QueuedHandler(writer, max_waiting=100)
     begun_s = time.monotonic()
     for number in range(3000):
         handler.emit(logging.LogRecord(ACCESS, logging.INFO, "", 0, "%s", (f"{number} " + "x" * 100,), None))
@@ -134,14 +133,14 @@ def test_a_log_that_nobody_reads_holds_nothing_up() -> None:
     assert time.monotonic() - begun_s < 2
     os.set_blocking(reader, False)
     read, end = b"", time.monotonic() + 10
-    while b"were not written" not in read:
+    while b"were dropped" not in read:
         assert time.monotonic() < end
         try:
             read += os.read(reader, 1 << 20)
         except BlockingIOError:
             handler.emit(logging.LogRecord(ACCESS, logging.INFO, "", 0, "more", (), None))
             time.sleep(0.02)
-    dropped = int(re.findall(rb"(\d+) lines of requests were not written", read)[0])
+    dropped = int(re.findall(rb"(\d+) access log lines were dropped", read)[0])
     assert dropped > 1000
     handler.close()
     os.close(reader)
@@ -151,10 +150,10 @@ def test_a_log_that_nobody_reads_holds_nothing_up() -> None:
 def test_connections_without_a_seat_are_counted() -> None:
     metrics = Metrics()
     with FrontedServer() as fronted:
-        fronted.front.server_state.access = Access(metrics)
-        fronted.front.server_state.seats.max_per_peer = 0
-        fronted.front.server_state.seats._taken["127.0.0.1"] = {}
+        fronted.front.server_state.access = AccessLog(metrics)
+        fronted.front.server_state.slots.max_per_peer = 0
+        fronted.front.server_state.slots._taken["127.0.0.1"] = {}
         with fronted.connect() as line:
             assert b" 503 " in line.recv(4096)
-    assert b'penstock:connections_refused_total{reason="seats"} 1.0' in metrics.page()
-    assert b'penstock:connections_refused_total{reason="descriptors"} 0.0' in metrics.page()
+    assert b'penstock:connections_refused_total{reason="seats"} 1.0' in metrics.render()
+    assert b'penstock:connections_refused_total{reason="descriptors"} 0.0' in metrics.render()

@@ -10,27 +10,27 @@ import httpx
 import pytest
 
 from penstock.errors import Busy
-from penstock.server.admission import Admission
-from penstock.server.flight import Flight
+from penstock.server.engines.admission import AdmissionQueue
+from penstock.server.engines.in_flight import InFlightRequest
 from penstock.types import Request
 from tests.server.running import RunningServer
 
 numbers = itertools.count()
 
 
-def flight(tenant: str = "", num_tokens: int = 10, priority: int = 0) -> Flight:
+def flight(tenant: str = "", num_tokens: int = 10, priority: int = 0) -> InFlightRequest:
     request = Request(id=f"r{next(numbers)}", tokens=(1,) * num_tokens, priority=priority)
-    return Flight(request, None, None, tenant=tenant)
+    return InFlightRequest(request, None, None, tenant=tenant)
 
 
 def test_full_queue_refuses_with_a_time() -> None:
     clock = [0.0]
-    admission = Admission(3, 1000, clock=lambda: clock[0])
+    admission = AdmissionQueue(3, 1000, clock=lambda: clock[0])
     for _ in range(3):
         admission.enter(flight())
     for _ in range(10):
         clock[0] += 0.5
-        admission.pace.count()
+        admission.throughput.count()
     with pytest.raises(Busy) as refused:
         admission.enter(flight())
     assert refused.value.retry_after_s == 2 and "limit is 3" in str(refused.value)  # 2.5 requests at 2.2 per second
@@ -38,7 +38,7 @@ def test_full_queue_refuses_with_a_time() -> None:
 
 
 def test_tokens_are_bounded_too_but_one_always_fits() -> None:
-    admission = Admission(100, 50)
+    admission = AdmissionQueue(100, 50)
     admission.enter(flight(num_tokens=80))
     with pytest.raises(Busy):
         admission.enter(flight(num_tokens=1))
@@ -47,18 +47,18 @@ def test_tokens_are_bounded_too_but_one_always_fits() -> None:
     admission.enter(flight(num_tokens=20))
 
 
-def served(admission: Admission, count: int, num_output: int = 0) -> list[str]:
+def served(admission: AdmissionQueue, count: int, num_output: int = 0) -> list[str]:
     order = []
     for _ in range(count):
         one = admission.next()
         assert one is not None
-        admission.charge(one.tenant, num_output=num_output)
+        admission.fair_shares.charge(one.tenant, num_output=num_output)
         order.append(one.tenant)
     return order
 
 
 def test_tenants_share_by_tokens_not_by_requests() -> None:
-    admission = Admission(1000, 10**6)
+    admission = AdmissionQueue(1000, 10**6)
     for _ in range(40):
         admission.enter(flight("greedy", 100))
         admission.enter(flight("small", 10))
@@ -67,7 +67,7 @@ def test_tenants_share_by_tokens_not_by_requests() -> None:
 
 
 def test_weights_and_outputs_count() -> None:
-    admission = Admission(1000, 10**6, {"gold": 3.0})
+    admission = AdmissionQueue(1000, 10**6, {"gold": 3.0})
     for _ in range(60):
         admission.enter(flight("gold"))
         admission.enter(flight("plain"))
@@ -76,7 +76,7 @@ def test_weights_and_outputs_count() -> None:
 
 
 def test_idleness_saves_nothing_up() -> None:
-    admission = Admission(1000, 10**6)
+    admission = AdmissionQueue(1000, 10**6)
     for _ in range(50):
         admission.enter(flight("busy"))
     served(admission, 30)
@@ -87,7 +87,7 @@ def test_idleness_saves_nothing_up() -> None:
 
 
 def test_priority_and_leaving() -> None:
-    admission = Admission(10, 1000)
+    admission = AdmissionQueue(10, 1000)
     first, second, urgent = flight(), flight(), flight(priority=-1)
     for one in (first, second, urgent):
         admission.enter(one)

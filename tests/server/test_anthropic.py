@@ -160,7 +160,7 @@ def test_parsed_output(client: anthropic.Anthropic) -> None:
 
 
 def test_errors_are_the_clients_own(client: anthropic.Anthropic) -> None:
-    with pytest.raises(anthropic.NotFoundError, match="'nothing' does not exist here"):
+    with pytest.raises(anthropic.NotFoundError, match="'nothing' does not exist"):
         client.messages.create(model="nothing", max_tokens=1, messages=ASK)
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(model="smollm2", max_tokens=1, messages=ASK, extra_body={"tempersture": 1})

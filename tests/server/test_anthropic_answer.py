@@ -9,20 +9,24 @@ import anthropic
 import httpx2
 import pytest
 
-from penstock.server import sse
-from penstock.server.anthropic.answer import MessageAnswer
 from penstock.server.anthropic.body import MessagesBody
-from penstock.server.anthropic.errors import failure
-from penstock.server.errors import ApiError
-from tests.server.recorded import THOUGHT_AND_CALLS, Recorded, conversation, joined
+from penstock.server.anthropic.errors import format_failure
+from penstock.server.anthropic.routes import MessageAnswer
+from penstock.server.http import sse
+from penstock.server.http.errors import ApiError
+from tests.server.recorded import THOUGHT_AND_CALLS, Recorded, chat_prompt, joined
 
 
 def answer(
-    text: str, values: dict[str, Any] | None = None, fills: bool = False, most_calls: int | None = None, **more: Any
+    text: str,
+    values: dict[str, Any] | None = None,
+    fills_context: bool = False,
+    max_calls: int | None = None,
+    **more: Any,
 ) -> MessageAnswer:
     given = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}], **(values or {})}
     return MessageAnswer(
-        MessagesBody.model_validate(given), conversation(most_calls), Recorded(text, **more), fills=fills
+        MessagesBody.model_validate(given), chat_prompt(max_calls), Recorded(text, **more), fills_context=fills_context
     )
 
 
@@ -57,7 +61,7 @@ EXPECTED = [
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_thinking_text_and_calls(size: int) -> None:
-    whole = asyncio.run(answer(THOUGHT_AND_CALLS, size=size).whole())
+    whole = asyncio.run(answer(THOUGHT_AND_CALLS, size=size).collect())
     assert without_ids(whole["content"]) == EXPECTED
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("tool_use", None)
     message, kinds = streamed(asyncio.run(joined(answer(THOUGHT_AND_CALLS, size=size).events())))
@@ -70,7 +74,7 @@ def test_thinking_text_and_calls(size: int) -> None:
 
 
 def test_usage_tells_what_was_cached_and_thought() -> None:
-    usage = asyncio.run(answer("<think>ab</think>cd", size=1).whole())["usage"]
+    usage = asyncio.run(answer("<think>ab</think>cd", size=1).collect())["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (6, 4, 19)
     assert 2 <= usage["output_tokens_details"]["thinking_tokens"] <= 17
     message, _ = streamed(asyncio.run(joined(answer("abc", size=1).events())))
@@ -82,36 +86,36 @@ def test_usage_tells_what_was_cached_and_thought() -> None:
     [
         ({}, {"finish_reason": "stop"}, ("end_turn", None)),
         ({}, {"finish_reason": "length"}, ("max_tokens", None)),
-        ({}, {"finish_reason": "length", "fills": True}, ("model_context_window_exceeded", None)),
+        ({}, {"finish_reason": "length", "fills_context": True}, ("model_context_window_exceeded", None)),
         ({}, {"finish_reason": "stop", "stop_reason": "END"}, ("stop_sequence", "END")),
     ],
 )
 def test_stop_reasons(values: dict[str, Any], more: dict[str, Any], expected: tuple[str, str | None]) -> None:
-    whole = asyncio.run(answer("Hi", values, **more).whole())
+    whole = asyncio.run(answer("Hi", values, **more).collect())
     assert (whole["stop_reason"], whole["stop_sequence"]) == expected
     message, _ = streamed(asyncio.run(joined(answer("Hi", values, **more).events())))
     assert (message.stop_reason, message.stop_sequence) == expected
 
 
 def test_one_call_where_only_one_is_wanted() -> None:
-    assert without_ids(asyncio.run(answer(THOUGHT_AND_CALLS, most_calls=1).whole())["content"]) == EXPECTED[:3]
+    assert without_ids(asyncio.run(answer(THOUGHT_AND_CALLS, max_calls=1).collect())["content"]) == EXPECTED[:3]
 
 
 def test_thinking_can_be_left_out() -> None:
     omitted = {"thinking": {"type": "adaptive", "display": "omitted"}}
-    assert asyncio.run(answer(THOUGHT_AND_CALLS, omitted).whole())["content"][0]["thinking"] == ""
+    assert asyncio.run(answer(THOUGHT_AND_CALLS, omitted).collect())["content"][0]["thinking"] == ""
     message, _ = streamed(asyncio.run(joined(answer(THOUGHT_AND_CALLS, omitted).events())))
     assert plain(message.content)[0] == {"type": "thinking", "thinking": "", "signature": ""}
 
 
 def test_arguments_that_were_cut_off() -> None:
     cut = THOUGHT_AND_CALLS[: THOUGHT_AND_CALLS.index("ern")]
-    content = asyncio.run(answer(cut, finish_reason="length").whole())["content"]
+    content = asyncio.run(answer(cut, finish_reason="length").collect())["content"]
     assert content[-1]["input"] == {"city": "B"}
 
 
 def test_nothing_is_said_with_max_tokens_0() -> None:
-    whole = asyncio.run(answer("x", {"max_tokens": 0}, finish_reason="length").whole())
+    whole = asyncio.run(answer("x", {"max_tokens": 0}, finish_reason="length").collect())
     assert (whole["content"], whole["usage"]["output_tokens"], whole["stop_reason"]) == ([], 0, "max_tokens")
 
 
@@ -121,7 +125,7 @@ def test_nothing_is_said_with_max_tokens_0() -> None:
 )
 def test_a_failure_in_a_stream_is_an_error_of_the_client(status: int, kind: str) -> None:
     begun = asyncio.run(joined(answer("Hi").events())).split(b"event: content_block_stop")[0]
-    told = failure(ApiError(status, "it broke"), "req_1")
+    told = format_failure(ApiError(status, "it broke"), "req_1")
     with pytest.raises(anthropic.APIStatusError) as caught:
         streamed(begun + sse.named_event("error", told))
     assert caught.value.body == {"type": "error", "error": {"type": kind, "message": "it broke"}, "request_id": "req_1"}

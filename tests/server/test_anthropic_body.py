@@ -10,9 +10,9 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from pydantic import ValidationError
 
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
-from penstock.server.anthropic.translate import to_chat
-from penstock.server.chat_body import ChatBody
-from penstock.server.errors import invalid_body
+from penstock.server.anthropic.routes import to_chat
+from penstock.server.http.errors import make_body_error
+from penstock.server.openai.chat_body import ChatBody
 
 HELLO = {"role": "user", "content": "Hello"}
 TOOL = {"name": "weather", "description": "The weather", "input_schema": {"type": "object", "properties": {}}}
@@ -88,7 +88,7 @@ def told(body: ChatBody) -> dict[str, Any]:
 def refusal(values: dict[str, Any], kind: Any = MessagesBody) -> str:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate_json(json.dumps({"model": "m", "messages": [HELLO], "max_tokens": 5, **values}))
-    return invalid_body(caught.value).message
+    return make_body_error(caught.value).message
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_round_of_tools() -> None:
             },
         ]
     )
-    assert [message.plain() for message in body.messages[1:]] == [
+    assert [message.to_template() for message in body.messages[1:]] == [
         {
             "role": "assistant",
             "content": "One moment.",
@@ -167,7 +167,7 @@ def test_a_round_of_tools() -> None:
 
 
 def test_users_in_a_row_are_one() -> None:
-    assert [message.plain() for message in chat(messages=[HELLO, HELLO]).messages] == [
+    assert [message.to_template() for message in chat(messages=[HELLO, HELLO]).messages] == [
         {"role": "user", "content": "Hello\nHello"}
     ]
 
@@ -209,7 +209,7 @@ def test_the_answer_continues_a_last_assistant() -> None:
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305' are not supported"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "'other', which is not among the tools"),
-        ({"tool_choice": {"type": "tool"}}, "has a name if its type is 'tool'"),
+        ({"tool_choice": {"type": "tool"}}, "if and only if its type is 'tool'"),
         ({"mcp_servers": [{"url": "https://x"}]}, "mcp_servers is not supported"),
         ({"messages": []}, "at least 1 item"),
         ({"max_tokens": -1}, "max_tokens=-1"),

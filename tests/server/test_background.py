@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,12 +14,19 @@ import openai
 import pytest
 
 from penstock.errors import Busy
-from penstock.server.errors import ApiError
-from penstock.server.responses.background import PIECE_BYTES, Background, EventLog
-from penstock.server.responses.store import ResponseStore
+from penstock.server.http.errors import ApiError
+from penstock.server.responses.background import PIECE_BYTES, Background, EventLog, ResponseStore
 from tests.server.running import RunningServer
 
 LONG: dict[str, Any] = {"model": "tiny", "input": "Hello", "max_output_tokens": 3500, "temperature": 0}
+
+
+@pytest.fixture
+def slow(tiny_model: Path) -> Iterator[RunningServer]:
+    """A server whose LONG answers take over a minute on any machine."""
+    command = (sys.executable, "-m", "tests.server.serve_faulty")
+    with RunningServer(str(tiny_model), command=command, env={"FAULTY_STEP_S": "0.02"}) as running:
+        yield running
 
 
 @pytest.fixture
@@ -44,7 +54,7 @@ def test_polled(client: openai.OpenAI, keeping: RunningServer) -> None:
     response = ended(client, made.id)
     waited_for = client.responses.create(**asked)
     assert response.output_text == waited_for.output_text and response.status == waited_for.status
-    assert response.usage.output_tokens == waited_for.usage.output_tokens  # type: ignore[union-attr]
+    assert response.usage.output_tokens == waited_for.usage.output_tokens
     assert response.background and not waited_for.background
     following = client.responses.create(model="tiny", input="And?", previous_response_id=made.id, max_output_tokens=1)
     assert following.previous_response_id == made.id
@@ -77,7 +87,8 @@ def test_a_stream_is_taken_up_again(client: openai.OpenAI) -> None:
     assert list(client.responses.retrieve(id, stream=True, starting_after=10**6)) == []
 
 
-def test_cancelled(client: openai.OpenAI, keeping: RunningServer) -> None:
+def test_cancelled(slow: RunningServer) -> None:
+    client = openai.OpenAI(base_url=f"{slow.url}/v1", api_key="one", max_retries=0)
     running = client.responses.create(**LONG, background=True)
     followed = client.responses.create(**LONG, background=True, stream=True)
     created = next(iter(followed))
@@ -86,10 +97,10 @@ def test_cancelled(client: openai.OpenAI, keeping: RunningServer) -> None:
     response = client.responses.cancel(running.id)
     assert response.status == "cancelled" and client.responses.retrieve(running.id).status == "cancelled"
     number = httpx.get(
-        f"{keeping.url}/v1/responses/{running.id}?stream=true&starting_after=x", headers={"x-api-key": "one"}
+        f"{slow.url}/v1/responses/{running.id}?stream=true&starting_after=x", headers={"x-api-key": "one"}
     )
     assert number.status_code == 400
-    assert client.responses.cancel(created.response.id).status == "cancelled"  # type: ignore[union-attr]
+    assert client.responses.cancel(created.response.id).status == "cancelled"
     assert "response.completed" not in [event.type for event in followed]  # who follows it sees its end
     deleted = client.responses.create(**LONG, background=True)
     client.responses.delete(deleted.id)
@@ -116,19 +127,19 @@ class Answer:
     def close(self) -> None:
         self.closed += 1
 
-    def so_far(self, status: str) -> dict[str, Any]:
+    def format(self, status: str, items: list[Any]) -> dict[str, Any]:
         return {"id": self.id, "status": status}
 
-    def queued(self) -> bytes:
+    def encode_queued(self) -> bytes:
         return b"event: queued\n\n"
 
-    def cancelled(self) -> dict[str, Any]:
-        return {"id": self.id, "status": "cancelled"}
+    def format_partial(self, status: str) -> dict[str, Any]:
+        return {"id": self.id, "status": status}
 
-    def failed(self, error: ApiError) -> bytes:
+    def encode_failure(self, error: ApiError) -> bytes:
         return f"event: failed\ndata: {error.message}\n\n".encode()
 
-    def failure(self, error: ApiError) -> dict[str, Any]:
+    def format_failure(self, error: ApiError) -> dict[str, Any]:
         return {"id": self.id, "status": "failed"}
 
     async def events(self) -> Any:
@@ -141,7 +152,7 @@ class Answer:
 
 def test_bounds_and_ends() -> None:
     async def main() -> None:
-        gate, store = asyncio.Event(), ResponseStore(most_bytes=1000)
+        gate, store = asyncio.Event(), ResponseStore(max_bytes=1000)
         background = Background(store, max_running=3, max_log_bytes=150)
         made = {
             id: Answer(id, chunks, gate)
@@ -151,11 +162,11 @@ def test_bounds_and_ends() -> None:
                 ("c", [b""]),
             )
         }
-        running = {id: background.begin("t", answer, b"[]") for id, answer in made.items()}  # type: ignore[arg-type]
+        running = {id: background.start("t", answer, b"[]") for id, answer in made.items()}  # type: ignore[arg-type]
         with pytest.raises(Busy, match="limit is 3"):
-            background.begin("t", extra := Answer("d", [], gate), b"[]")  # type: ignore[arg-type]
+            background.start("t", extra := Answer("d", [], gate), b"[]")  # type: ignore[arg-type]
         assert extra.closed  # its tokens are not made for nobody
-        background.check_room("another")
+        background.check_limit("another")
         logs: dict[str, EventLog] = {id: one.log for id, one in running.items() if one.log is not None}
         followers = {id: asyncio.ensure_future(collect(log)) for id, log in logs.items()}
         await asyncio.sleep(0)
@@ -169,9 +180,9 @@ def test_bounds_and_ends() -> None:
         assert all(answer.closed for answer in made.values()) and background.find("t", "a") is None
         assert store.find("t", "a").events == (b"event: queued\n\n", *[b"event: one\n\n"] * 3)
         assert b"failed" in store.find("t", "c").response and store.find("t", "b").events == ()
-        background.check_room("t")
+        background.check_limit("t")
 
-        hanging = background.begin("t", Answer("e", [b"x"], asyncio.Event()), b"[]")  # type: ignore[arg-type]
+        hanging = background.start("t", Answer("e", [b"x"], asyncio.Event()), b"[]")  # type: ignore[arg-type]
         assert background.find("other", "e") is None
         await background.cancel(hanging)
         assert b"cancelled" in store.find("t", "e").response
@@ -197,11 +208,11 @@ def test_a_log_is_sent_in_pieces() -> None:
 
 
 def test_one_that_grew_too_large_is_not_told_as_it_began() -> None:
-    store = ResponseStore(most_bytes=1000)
-    store.keep("t", {"id": "a", "status": "queued"}, b"[]")
-    store.keep("t", {"id": "a", "status": "completed", "output": "x" * 1000}, b"[]")
-    with pytest.raises(ApiError, match="not kept"):
+    store = ResponseStore(max_bytes=1000)
+    store.put("t", {"id": "a", "status": "queued"}, b"[]")
+    store.put("t", {"id": "a", "status": "completed", "output": "x" * 1000}, b"[]")
+    with pytest.raises(ApiError, match="not stored"):
         store.find("t", "a")
-    store.keep("t", {"id": "b"}, b"[]")
-    store.keep_events("t", "b", [b"x" * 1000])
+    store.put("t", {"id": "b"}, b"[]")
+    store.put_events("t", "b", [b"x" * 1000])
     assert store.find("t", "b").events == ()

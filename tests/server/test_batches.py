@@ -15,18 +15,16 @@ import httpx
 import openai
 import pytest
 
-from penstock.server.batches import lines as lines_module
-from penstock.server.batches import room as room_module
-from penstock.server.batches.body import BatchBody
-from penstock.server.batches.lines import check_lines
-from penstock.server.batches.room import Batches
+from penstock.server.batches import batches as batches_module
+from penstock.server.batches import job as job_module
+from penstock.server.batches.batches import BatchBody, Batches
+from penstock.server.batches.job import ConcurrencyLimit, check_lines
 from penstock.server.batches.state import BatchState
-from penstock.server.batches.turns import Turns
+from penstock.server.common.fields import SamplingBody
 from penstock.server.config import ServerConfig
-from penstock.server.context import Client
-from penstock.server.errors import ApiError
-from penstock.server.fields import SamplingBody
 from penstock.server.files.store import FileStore, new_file_id
+from penstock.server.http.context import Client
+from penstock.server.http.errors import ApiError
 from penstock.server.state import BATCH_PRIORITY, Server
 from tests.server.running import RunningServer
 
@@ -62,7 +60,7 @@ def answering(*prompts: str) -> Scripted:
     return Scripted(answer)
 
 
-class Place:
+class BodyReservation:
     """A folder of files and batches that servers open one after another, with a clock of its own."""
 
     def __init__(self, folder: Path, max_bytes: int = 1 << 20) -> None:
@@ -114,7 +112,7 @@ def test_a_batch_is_answered(tmp_path: Path) -> None:
         return (400, b'{"error":{}}') if prompt == "bad" else (200, b'{"ok":1}')
 
     async def main() -> None:
-        place = Place(tmp_path)
+        place = BodyReservation(tmp_path)
         batches = await place.open(Scripted(answer))
         state = await begin(
             batches,
@@ -146,7 +144,7 @@ def test_no_line_twice_and_none_lost(tmp_path: Path) -> None:
     """A server that is killed at any line is followed by one that goes on; a half-written line is asked again."""
 
     async def main() -> None:
-        place = Place(tmp_path)
+        place = BodyReservation(tmp_path)
         entries = [line(str(number)) for number in range(20)]
         hanging = asyncio.Event()
 
@@ -184,7 +182,7 @@ def test_no_line_twice_and_none_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moved", [0, 1])
 def test_a_kill_while_files_are_made(tmp_path: Path, moved: int) -> None:
     async def main() -> None:
-        place = Place(tmp_path)
+        place = BodyReservation(tmp_path)
         batches = await place.open(Scripted())
         state = await begin(batches, line("a"), line("b"))
         await wait_for(state, "completed")
@@ -207,12 +205,12 @@ def test_a_kill_while_files_are_made(tmp_path: Path, moved: int) -> None:
 
 def test_cancelled_keeps_what_was_answered(tmp_path: Path) -> None:
     async def main() -> None:
-        place = Place(tmp_path)
+        place = BodyReservation(tmp_path)
         batches = await place.open(answering("a"))
         running, waiting = await begin(batches, line("a"), line("b")), await begin(batches, line("c"))
         while running.num_completed < 1:
             await asyncio.sleep(0.005)
-        with pytest.raises(ApiError, match="cancel it first"):
+        with pytest.raises(ApiError, match="cancel the batch"):
             batches.files.delete(batches.files.find("", running.input_file_id))
         for state in (waiting, running):
             await batches.cancel("", state.id)
@@ -230,7 +228,7 @@ def test_cancelled_keeps_what_was_answered(tmp_path: Path) -> None:
 
 def test_one_that_was_being_cancelled_waits_for_no_other(tmp_path: Path) -> None:
     async def main() -> None:
-        place = Place(tmp_path)
+        place = BodyReservation(tmp_path)
         batches = await place.open(answering())
         first, second = await begin(batches, line("a")), await begin(batches, line("b"))
         for state in (first, second):
@@ -247,11 +245,11 @@ def test_one_that_was_being_cancelled_waits_for_no_other(tmp_path: Path) -> None
 
 
 def test_large_lines_leave_turns_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.batches.work.MAX_LIGHT_BYTES", 100)
+    monkeypatch.setattr("penstock.server.batches.job.MAX_LIGHT_BYTES", 100)
 
     async def main() -> None:
-        batches = await Place(tmp_path).open(answering("small"))
-        batches._turns.grow(2)
+        batches = await BodyReservation(tmp_path).open(answering("small"))
+        batches._limit.grow(2)
         large = await begin(batches, *(line(str(number), prompt="x" * 200) for number in range(3)))
         await wait_for(large, "in_progress")
         await wait_for(await begin(batches, line("small"), tenant="other"), "completed")
@@ -262,10 +260,10 @@ def test_large_lines_leave_turns_to_others(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_fails_in_sweeping_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        batches = await Place(tmp_path).open(Scripted())
+        batches = await BodyReservation(tmp_path).open(Scripted())
         monkeypatch.setattr(batches.files, "delete_expired", (tmp_path / "none").read_bytes)
-        monkeypatch.setattr(room_module, "SWEEP_S", 0.0)
-        monkeypatch.setattr(room_module, "LOOK_S", 0.005)
+        monkeypatch.setattr(batches_module, "SWEEP_S", 0.0)
+        monkeypatch.setattr(batches_module, "POLL_S", 0.005)
         await asyncio.sleep(0.6)
         assert len(batches._tasks) == 1  # who looks after them
         await batches.close()
@@ -275,7 +273,7 @@ def test_what_fails_in_sweeping_ends_nothing(tmp_path: Path, monkeypatch: pytest
 
 def test_time_runs_out(tmp_path: Path) -> None:
     async def main() -> None:
-        place = Place(tmp_path)
+        place = BodyReservation(tmp_path)
         batches = await place.open(answering("a"))
         state = await begin(batches, line("a"), line("b"), line("c"))
         while state.num_completed < 1:
@@ -288,7 +286,7 @@ def test_time_runs_out(tmp_path: Path) -> None:
         await settle(batches)
         place.now_s += 61 * DAY_S
         await batches.sweep()
-        assert batches.all_of("") == [] and list((tmp_path / "files").iterdir()) == []
+        assert batches.list_for("") == [] and list((tmp_path / "files").iterdir()) == []
         await batches.close()
 
     asyncio.run(main())
@@ -299,7 +297,7 @@ def test_no_room_ends_it_with_what_there_is(tmp_path: Path) -> None:
         return 200, b'"' + b"x" * 600 + b'"'
 
     async def main() -> None:
-        place = Place(tmp_path, max_bytes=4000)
+        place = BodyReservation(tmp_path, max_bytes=4000)
         batches = await place.open(Scripted(answer))
         state = await begin(batches, *(line(str(number)) for number in range(20)))
         await wait_for(state, "failed")
@@ -311,7 +309,7 @@ def test_no_room_ends_it_with_what_there_is(tmp_path: Path) -> None:
 
 
 def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.batches.work.PAUSES_S", (0.01, 0.02))
+    monkeypatch.setattr("penstock.server.batches.job.PAUSES_S", (0.01, 0.02))
 
     async def main() -> None:
         refused = [429, 503, 503]
@@ -319,7 +317,7 @@ def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monkey
         async def answer(prompt: str) -> tuple[int, bytes]:
             return (refused.pop(), b"{}") if refused else (200, b'{"ok":1}')
 
-        place = Place(tmp_path)
+        place = BodyReservation(tmp_path)
         batches = await place.open(Scripted(answer))
         state = await begin(batches, line("a"))
         await wait_for(state, "completed")
@@ -330,7 +328,7 @@ def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_input_is_checked_before_anything_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "MAX_LINES", 6)
+    monkeypatch.setattr(job_module, "MAX_LINES", 6)
     path = tmp_path / "in"
 
     def codes(*entries: str) -> list[tuple[str, int | None]]:
@@ -349,7 +347,7 @@ def test_input_is_checked_before_anything_is_asked(tmp_path: Path, monkeypatch: 
     assert codes(line("a", prompt="x" * 400)) == [("line_too_large", 1)]
 
     async def main() -> None:
-        place, client = Place(tmp_path), Scripted()
+        place, client = BodyReservation(tmp_path), Scripted()
         batches = await place.open(client)
         state = await begin(batches, line("a"), "nonsense")
         await wait_for(state, "failed")
@@ -360,10 +358,10 @@ def test_input_is_checked_before_anything_is_asked(tmp_path: Path, monkeypatch: 
 
 
 def test_only_so_many_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "MAX_UNFINISHED", 1)
+    monkeypatch.setattr(batches_module, "MAX_UNFINISHED", 1)
 
     async def main() -> None:
-        batches = await Place(tmp_path).open(answering())
+        batches = await BodyReservation(tmp_path).open(answering())
         await begin(batches, line("a"))
         with pytest.raises(Exception, match="limits are 1"):
             await begin(batches, line("b"))
@@ -453,10 +451,14 @@ def test_batches_come_behind_clients() -> None:
         pass
 
     class Model:
+        @property
+        def text(self) -> Model:
+            return self
+
         async def prepare(self, *_: object) -> None:
             return None
 
-        def request(self, *_: object, priority: int, **__: object) -> None:
+        def make_request(self, *_: object, priority: int, **__: object) -> None:
             raise Taken(priority)
 
     server = Server(ServerConfig(), None, None)  # type: ignore[arg-type]
@@ -464,20 +466,18 @@ def test_batches_come_behind_clients() -> None:
         with pytest.raises(Taken) as caught:
             asyncio.run(
                 server.generate(
-                    Model(),
+                    Model(),  # type: ignore[arg-type]
                     client,
                     SamplingBody.model_validate({"priority": -5}),
-                    [  # type: ignore[arg-type]
-                        (SimpleNamespace(salt=""), None)
-                    ],
+                    [(SimpleNamespace(salt=""), None)],  # type: ignore[list-item]
                 )
-            )  # type: ignore[list-item]
+            )
         assert caught.value.args == (least,)
 
 
 def test_batches_leave_rows_to_clients() -> None:
     async def main() -> None:
-        turns, running, most = Turns(), 0, 0
+        turns, running, most = ConcurrencyLimit(), 0, 0
 
         async def take() -> None:
             nonlocal running, most

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from penstock.cli import main
-from penstock.server.ollama.options import OWN
+from penstock.server.ollama.bodies import OLLAMA_DEFAULTS
 from tests.server.running import RunningServer
 
 QUESTION = "What is the capital of France?"
@@ -57,8 +57,8 @@ def test_overrides_and_limits_hold_for_every_route(tiny_model: Path) -> None:
         assert defaults["temperature"] == (1.0, "generation_config.json recommends none: neutral")
         shown = httpx.post(f"{server.url}/api/show", json={"model": str(tiny_model)}).json()["parameters"].split()
         values = {name: float(value) for name, value in zip(shown[::2], shown[1::2])}
-        assert values["top_k"] == 7 and values["temperature"] == OWN["temperature"]
-        assert values["repeat_penalty"] == OWN["repetition_penalty"]
+        assert values["top_k"] == 7 and values["temperature"] == OLLAMA_DEFAULTS["temperature"]
+        assert values["repeat_penalty"] == OLLAMA_DEFAULTS["repetition_penalty"]
         for asked in ({}, {"max_tokens": 3}, {"max_tokens": 50}):
             body = {"prompt": "the cat", "ignore_eos": True, "temperature": 0, **asked}
             usage = httpx.post(f"{server.url}/v1/completions", json=body).json()["usage"]

@@ -10,9 +10,9 @@ import pytest
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from penstock.server.chat_body import REFUSED, ChatBody
-from penstock.server.completion_body import CompletionBody
-from penstock.server.embeddings import EmbeddingBody
+from penstock.server.openai.chat_body import REFUSED, ChatBody
+from penstock.server.openai.completions import CompletionBody
+from penstock.server.openai.embeddings import EmbeddingBody
 from tests.server.running import RunningServer
 
 HI: Any = [{"role": "user", "content": "What is the capital of France?"}]

@@ -136,7 +136,7 @@ def test_idle_models_make_room(tiny_model: Path) -> None:
 
 def test_parsers_that_may_be_named_exist() -> None:
     from penstock.server.config import REASONING_PARSERS, TOOL_CALL_PARSERS
-    from penstock.text.reasoning import REASONING
+    from penstock.text.chat.reasoning import REASONING
     from penstock.text.tools import TOOL_PARSERS
 
     assert set(TOOL_CALL_PARSERS) == set(TOOL_PARSERS) and set(REASONING_PARSERS) == set(REASONING)

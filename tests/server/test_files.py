@@ -10,12 +10,10 @@ import openai
 import pytest
 
 from penstock.errors import InvalidConfig
-from penstock.server.errors import ApiError
 from penstock.server.files import store as store_module
-from penstock.server.files.folder import data_folder
-from penstock.server.files.listing import page_of
-from penstock.server.files.store import MAX_AGE_S, FileStore
-from penstock.server.files.upload import MAX_PARTS, Upload
+from penstock.server.files.routes import MAX_PARTS, Upload, make_page
+from penstock.server.files.store import MAX_AGE_S, FileStore, data_folder
+from penstock.server.http.errors import ApiError
 from tests.hardening.counted import CountedServer
 from tests.server.running import RunningServer
 
@@ -72,7 +70,7 @@ def test_pages_follow_each_other() -> None:
         return {"id": id}
 
     def page(**asked: str) -> dict[str, Any]:
-        return page_of("01234", tell, asked, 10, 10, id_of=str)
+        return make_page("01234", tell, asked, 10, 10, id_of=str)
 
     assert [one["id"] for one in page(limit="2")["data"]] == ["4", "3"] == told  # nothing else is made ready
     last = page(limit="2", after="1", order="asc")
@@ -176,7 +174,7 @@ def test_a_store_reads_back_what_is_whole(tmp_path: Path) -> None:
     for name in (f"{third}.data", f"{third}.part", f"{third}.json", "mine.json", "mine.data"):
         (tmp_path / name).write_bytes(b"{")
     store = open_store()
-    assert [file.id for file in store.all_of("x")] == [first, second]
+    assert [file.id for file in store.list_for("x")] == [first, second]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"{first}.data",
         f"{first}.json",
@@ -189,7 +187,7 @@ def test_a_store_reads_back_what_is_whole(tmp_path: Path) -> None:
         store.reserve("x", 11)  # of 100 bytes a tenant has half
     store.pin(first)
     now[0] = 1015.0
-    assert [file.id for file in store.all_of("x")] == [second]
+    assert [file.id for file in store.list_for("x")] == [second]
     store.delete_expired()
     assert store.path_of(first).exists()  # a batch reads it
     with pytest.raises(ApiError, match="batch"):

@@ -58,7 +58,7 @@ def test_a_template_that_loops_is_refused(tmp_path: Path) -> None:
     tiny.write_tokenizer(tmp_path, "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     with RunningServer(str(tmp_path), "--load-format", "dummy", "--threads", "1") as running:
         answer = httpx.post(running.url + CHAT, json={"messages": HI}, timeout=240)
-        assert answer.status_code == 400 and "turns" in answer.json()["error"]["message"]
+        assert answer.status_code == 400 and "iterations" in answer.json()["error"]["message"]
         assert httpx.post(f"{running.url}/v1/completions", json={"prompt": [20], "max_tokens": 2}).status_code == 200
 
 
@@ -147,7 +147,8 @@ def test_https(tiny_model: Path, tmp_path: Path) -> None:
         assert httpx.get(f"{url}/health/live", verify=context).status_code == 200
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        process.communicate(timeout=30)
+    assert process.returncode == 0
 
 
 def test_chat_and_embedding_models_side_by_side() -> None:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 
 from penstock.server.catalog import make_catalog
 from penstock.server.config import ServerConfig
-from penstock.server.keys import make_ring
+from penstock.server.http.keys import make_ring
 from tests.llm import tiny
 from tests.server.running import RunningServer
 
@@ -83,7 +83,7 @@ def test_what_the_texts_spell_is_text(coder: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"prompt": [1, 2], "suffix": "x"}, "suffix needs a prompt that is a text"),
+        ({"prompt": [1, 2], "suffix": "x"}, "suffix needs a text prompt"),
         ({"prompt": "a", "suffix": "x", "echo": True}, "echo is not supported with a suffix"),
         ({"prompt": ["a"] * 65, "suffix": "x"}, "the limit is 64"),
         ({"prompt": "cat " * 100, "suffix": "mat " * 200, "max_tokens": 1}, "tokens"),
@@ -208,7 +208,7 @@ def test_a_wrong_template_ends_the_server_before_it_starts(tmp_path: Path) -> No
     wrong = tmp_path / "wrong.jinja"
     wrong.write_text("{% if %}")
     with (
-        pytest.raises(RuntimeError, match=r"is no Jinja template: line 1"),
+        pytest.raises(RuntimeError, match=r"is not a Jinja template: line 1"),
         RunningServer("no/such-model", "--chat-template", str(wrong)),
     ):
         pass

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import InvalidConfig
 from penstock.server.app import DELETES, READS, WRITES
-from penstock.server.keys import ADMIN, OPEN, KeyRing, read_keys
+from penstock.server.http.keys import ADMIN, OPEN, KeyRing, read_keys
 from tests.server.running import RunningServer
 
 ROUTES: dict[str, Sequence[tuple[Any, ...]]] = {"GET": READS, "POST": WRITES, "DELETE": DELETES}

@@ -10,12 +10,11 @@ from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.errors import InvalidConfig
-from penstock.server.catalog import Catalog
+from penstock.server.catalog import MAX_NAME_CHARS, Catalog
 from penstock.server.config import ServerConfig
-from penstock.server.errors import ApiError
+from penstock.server.http.errors import ApiError
 from penstock.server.model import ServedModel
-from penstock.server.ollama.names import find_model
-from penstock.server.stand_ins import MAX_NAME_CHARS
+from penstock.server.ollama.models import find_model
 
 
 def catalog(*names: str, aliases: tuple[str, ...] = ()) -> Catalog:
@@ -34,7 +33,7 @@ def found(models: Catalog, name: str, **more: Any) -> str | None:
 def test_every_name_is_the_first_models() -> None:
     models = catalog("a", "b", aliases=("a", "x", "y"))
     assert [found(models, name) for name in ("a", "x", "y", "b", "/models/b")] == ["a", "a", "a", "b", "b"]
-    assert [models.names_of(one) for one in models] == [["a", "x", "y"], ["b"]]
+    assert [models.list_names(one) for one in models] == [["a", "x", "y"], ["b"]]
     with pytest.raises(ApiError, match="the models are a, x, y, b"):
         models.find("z")
 
@@ -43,7 +42,7 @@ def test_any_name() -> None:
     models = catalog("a", "b", aliases=("a", "*"))
     assert [found(models, name) for name in ("b", "whatever", "meta/llama", "x" * MAX_NAME_CHARS)] == ["b", *"aaa"]
     assert found(models, "x" * (MAX_NAME_CHARS + 1)) is None
-    assert models.names_of(models.default) == ["a"]
+    assert models.list_names(models.default) == ["a"]
 
 
 HARD_CODED = (
@@ -91,5 +90,5 @@ def test_what_the_command_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken[1][0] == {"smollm2": "smollm2"}
     other = run(app, [*flags, "--model", "b=minilm"])
     assert isinstance(other.exception, InvalidConfig) and "another model's name" in str(other.exception)
-    with pytest.raises(InvalidConfig, match="served_model_name='' is no name"):
+    with pytest.raises(InvalidConfig, match="served_model_name='' is empty"):
         ServerConfig(served_model_name=("",))

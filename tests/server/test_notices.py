@@ -13,16 +13,15 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from penstock.server import notices
-from penstock.server.errors import ApiError
-from penstock.server.notices import MAX_LINES, MAX_NOTICE_CHARS, MAX_NOTICES, Notices, warn
+from penstock.server.http import errors as errors_module
+from penstock.server.http.errors import MAX_LINES, MAX_WARNING_CHARS, MAX_WARNINGS, ApiError, WarningHeaders, warn
 
 DONE = PlainTextResponse("done")
 
 
 @pytest.fixture(autouse=True)
 def journal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(notices, "_journal", notices._Journal())
+    monkeypatch.setattr(errors_module, "_log_limiter", errors_module._LogLimiter())
     yield
 
 
@@ -33,7 +32,7 @@ def warnings_of(texts: list[str], answer: Response = DONE) -> list[str]:
         return answer
 
     app = Starlette(routes=[Route("/here", route)])
-    app.add_middleware(Notices)
+    app.add_middleware(WarningHeaders)
     return TestClient(app).get("/here").headers.get_list("warning")
 
 
@@ -57,8 +56,8 @@ def test_no_text_leaves_its_line() -> None:
 
 def test_they_are_bounded() -> None:
     found = warnings_of([f"{number} {'x' * 10_000}" for number in range(100)])
-    assert len(found) == MAX_NOTICES
-    assert max(map(len, found)) <= MAX_NOTICE_CHARS + len('299 penstock ""')
+    assert len(found) == MAX_WARNINGS
+    assert max(map(len, found)) <= MAX_WARNING_CHARS + len('299 penstock ""')
     assert len(warnings_of(["same"] * 10)) == 1
 
 
@@ -76,6 +75,6 @@ def test_log_begins_anew(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.M
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     with caplog.at_level(logging.WARNING, "penstock.server"):
         warnings_of(["same"])
-        now_s += notices.WINDOW_S + 1
+        now_s += errors_module.WINDOW_S + 1
         warnings_of(["same"])
     assert len(caplog.records) == 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, cast
 
-from penstock.intake import Encoded
-from penstock.server.conversation import Conversation
-from penstock.server.ollama.answer import Clock, Head, OllamaAnswer
-from penstock.server.turn import Turn
+from penstock.server.common.chat_prompt import ChatPrompt
+from penstock.server.common.message_builder import MessageBuilder
+from penstock.server.ollama.answer import LineHead, OllamaAnswer, RequestClock
+from penstock.text.prompt_encoder import Encoded
 from penstock.types import SamplingParams, StreamDelta
 
 CALLS = (
@@ -19,11 +19,11 @@ CALLS = (
 
 def said(text: str, finish_reason: str = "stop", **how: Any) -> list[dict[str, Any]]:
     """The messages that a text comes to when it arrives by four characters."""
-    turn = Turn(Conversation(Encoded([1]), SamplingParams(), **how))
-    answer = OllamaAnswer(Head("m", chats=True), turn, cast(Any, None), Clock(time.monotonic()), None)
+    builder = MessageBuilder(ChatPrompt(Encoded([1]), SamplingParams(), **how))
+    answer = OllamaAnswer(LineHead("m", chats=True), builder, cast(Any, None), RequestClock(time.monotonic()), None)
     pieces = [text[at : at + 4] for at in range(0, len(text), 4)]
     items = [StreamDelta("r", 0, piece, (1,)) for piece in pieces] + [StreamDelta("r", 0, "", (2,), (), finish_reason)]
-    return [found["message"] for item in items if (found := answer._said([item]))]
+    return [found["message"] for item in items if (found := answer._format_batch([item]))]
 
 
 def test_calls_come_whole() -> None:

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from penstock.server.chat_body import ChatBody
-from penstock.server.errors import ApiError, invalid_body
-from penstock.server.ollama.bodies import OllamaChat, OllamaEmbed, OllamaGenerate
-from penstock.server.ollama.duration import seconds
-from penstock.server.ollama.names import plain_name
-from penstock.server.ollama.options import OllamaOptions
-from penstock.server.tgi.bodies import TgiParameters
+from penstock.server.http.errors import ApiError, make_body_error
+from penstock.server.ollama.bodies import OllamaChat, OllamaEmbed, OllamaGenerate, OllamaOptions, parse_duration
+from penstock.server.ollama.models import normalize_name
+from penstock.server.openai.chat_body import ChatBody
+from penstock.server.tgi.routes import TgiParameters
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -27,7 +25,7 @@ def options(**values: Any) -> OllamaOptions:
 def refusal(kind: Any, **values: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(values)
-    return invalid_body(caught.value).message
+    return make_body_error(caught.value).message
 
 
 @pytest.mark.parametrize(
@@ -47,13 +45,13 @@ def refusal(kind: Any, **values: Any) -> str:
     ],
 )
 def test_durations(given: float | str, meant: float) -> None:
-    assert seconds(given) == pytest.approx(meant)
+    assert parse_duration(given) == pytest.approx(meant)
 
 
 @pytest.mark.parametrize("given", ["soon", "5 m", "5mm", "m", "--5m", "5m!", "1e9h", math.nan])
 def test_what_is_no_duration(given: float | str) -> None:
     with pytest.raises(ValueError, match="duration"):
-        seconds(given)
+        parse_duration(given)
 
 
 def test_options_under_the_cores_names() -> None:
@@ -71,7 +69,7 @@ def test_options_under_the_cores_names() -> None:
         num_ctx=4096,
         mirostat=2,
     )
-    assert asked.sampling() == {
+    assert asked.to_sampling() == {
         "temperature": 0.5,
         "top_k": 40,
         "top_p": 0.9,
@@ -84,19 +82,23 @@ def test_options_under_the_cores_names() -> None:
         "frequency_penalty": 0.3,
         "mirostat": 2,
     }
-    assert ChatBody.model_validate({**asked.sampling(), "messages": HI}).repetition_penalty == 1.1
+    assert ChatBody.model_validate({**asked.to_sampling(), "messages": HI}).repetition_penalty == 1.1
 
 
 def test_options_that_switch_something_off() -> None:
-    assert options(seed=-1).sampling() == {}
-    assert options(repeat_last_n=0, repeat_penalty=1.3).sampling() == {"repetition_penalty": 1.3, "repeat_last_n": 0}
+    assert options(seed=-1).to_sampling() == {}
+    assert options(repeat_last_n=0, repeat_penalty=1.3).to_sampling() == {"repetition_penalty": 1.3, "repeat_last_n": 0}
 
 
 def test_options_without_effect_are_told() -> None:
-    idle = options(num_gpu=1, numa=False, tfs_z=0.5, penalize_newline=True, f16_kv=None).notices(4096)
-    assert idle == ["options are without effect here: num_gpu, tfs_z, penalize_newline"]
-    assert options(num_ctx=4096, temperature=0.5, mirostat=1).notices(4096) == []
-    assert options(num_ctx=8192).notices(4096)[0].startswith("num_ctx=8192 is without effect: this model has 4096 ")
+    idle = options(num_gpu=1, numa=False, tfs_z=0.5, penalize_newline=True, f16_kv=None).list_warnings(4096)
+    assert idle == ["options have no effect: num_gpu, tfs_z, penalize_newline"]
+    assert options(num_ctx=4096, temperature=0.5, mirostat=1).list_warnings(4096) == []
+    assert (
+        options(num_ctx=8192)
+        .list_warnings(4096)[0]
+        .startswith("num_ctx=8192 has no effect: the context length is 4096")
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_a_chat_in_openais_words() -> None:
             "top_logprobs": 2,
         }
     )
-    asked = ChatBody.model_validate(body.chat([message.openai() for message in body.messages], body.tools))
+    asked = ChatBody.model_validate(body.to_chat([message.to_openai() for message in body.messages], body.tools))
     assert [message.role for message in asked.messages] == ["system", "user", "assistant", "tool"]
     assert asked.messages[2].tool_calls and asked.messages[2].tool_calls[0].function.arguments == {"a": 1}
     assert asked.messages[3].name == "add"
@@ -147,8 +149,8 @@ def test_a_chat_in_openais_words() -> None:
 
 def test_generate_is_a_conversation_of_one() -> None:
     body = OllamaGenerate.model_validate({"prompt": "hi", "system": "Be brief.", "format": "json", "think": False})
-    asked = ChatBody.model_validate(body.chat(body.messages()))
-    assert [message.plain()["content"] for message in asked.messages] == ["Be brief.", "hi"]
+    asked = ChatBody.model_validate(body.to_chat(body.messages()))
+    assert [message.to_template()["content"] for message in asked.messages] == ["Be brief.", "hi"]
     assert asked.response_format and asked.response_format.type == "json_object"
     assert asked.chat_template_kwargs == {"enable_thinking": False}
 
@@ -157,7 +159,7 @@ def test_generate_is_a_conversation_of_one() -> None:
     "name, plain", [("smollm2:latest", "smollm2"), ("hf.co/org/name:Q4_K_M", "org/name:Q4_K_M"), ("smollm2", "smollm2")]
 )
 def test_names(name: str, plain: str) -> None:
-    assert plain_name(name) == plain
+    assert normalize_name(name) == plain
 
 
 def test_each_routes_error_shape() -> None:

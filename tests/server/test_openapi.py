@@ -8,7 +8,7 @@ import re
 import httpx
 
 from penstock.server.app import WRITES
-from penstock.server.chat_body import REFUSED, ChatBody
+from penstock.server.openai.chat_body import REFUSED, ChatBody
 from tests.server.running import RunningServer
 
 

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.server.admission import Admission
-from penstock.server.flight import Flight
-from penstock.server.line import Line
-from penstock.server.order import BLOCK_TOKENS, MIN_KNOWN_TOKENS, PASSES, LongestPrefix
+from penstock.server.engines.admission import AdmissionQueue
+from penstock.server.engines.in_flight import InFlightRequest
+from penstock.server.engines.queues import BLOCK_TOKENS, MAX_PASSES, MIN_KNOWN_TOKENS, LongestPrefixOrder, PromptQueue
 from penstock.types import Request
 
 
-def flight(name: str, tokens: Sequence[int], *, tenant: str = "", salt: str = "", priority: int = 0) -> Flight:
-    return Flight(Request(id=name, tokens=tuple(tokens), salt=salt, priority=priority), None, None, tenant=tenant)
+def flight(name: str, tokens: Sequence[int], *, tenant: str = "", salt: str = "", priority: int = 0) -> InFlightRequest:
+    return InFlightRequest(
+        Request(id=name, tokens=tuple(tokens), salt=salt, priority=priority), None, None, tenant=tenant
+    )
 
 
-def taken(admission: Admission) -> list[str]:
+def taken(admission: AdmissionQueue) -> list[str]:
     names = []
     while (peeked := admission.peek()) is not None:
         assert admission.next() is peeked
@@ -35,22 +36,22 @@ def taken(admission: Admission) -> list[str]:
     ],
 )
 def test_the_shortest_goes_first_where_that_is_asked_for(policy: str, names: list[str]) -> None:
-    admission = Admission(100, 10_000, policy=policy)
+    admission = AdmissionQueue(100, 10_000, policy=policy)
     for name, count in (("long", 90), ("short", 3), ("middle", 30)):
         admission.enter(flight(name, range(count)))
     assert taken(admission) == names
 
 
 def test_who_was_overtaken_often_goes() -> None:
-    admission = Admission(100, 10_000, policy="sjf")
+    admission = AdmissionQueue(100, 10_000, policy="sjf")
     admission.enter(flight("long", range(500)))
-    for number in range(PASSES + 4):
+    for number in range(MAX_PASSES + 4):
         admission.enter(flight(f"{number}", range(5)))
-    assert taken(admission).index("long") == PASSES
+    assert taken(admission).index("long") == MAX_PASSES
 
 
 def test_a_better_priority_and_another_tenant_come_before_a_shorter_prompt() -> None:
-    admission = Admission(100, 10_000, {"a": 1.0, "b": 1.0}, policy="sjf")
+    admission = AdmissionQueue(100, 10_000, {"a": 1.0, "b": 1.0}, policy="sjf")
     admission.enter(flight("urgent", range(50), tenant="a", priority=-1))
     admission.enter(flight("short", range(2), tenant="a"))
     admission.enter(flight("other", range(400), tenant="b"))
@@ -59,7 +60,7 @@ def test_a_better_priority_and_another_tenant_come_before_a_shorter_prompt() -> 
 
 def test_prompts_of_one_beginning_go_together() -> None:
     beginnings = {name: [ord(name)] * (4 * BLOCK_TOKENS) for name in "xyz"}
-    admission = Admission(100, 100_000, policy="lpm")
+    admission = AdmissionQueue(100, 100_000, policy="lpm")
     for number in range(3):
         for name, tokens in beginnings.items():
             admission.enter(flight(f"{name}{number}", [*tokens, number]))
@@ -73,19 +74,19 @@ def test_a_prefix_counts_within_its_salt_and_until_the_engine_is_new() -> None:
         (("s", "t"), False, ["new", "same"]),
         (("s", "s"), True, ["new", "same"]),
     ):
-        admission = Admission(100, 10_000, policy="lpm")
+        admission = AdmissionQueue(100, 10_000, policy="lpm")
         admission.enter(flight("first", tokens, salt=salts[0]))
         assert admission.next() is not None
         if is_forgotten:
-            admission.order.open(1 << 20)
+            admission.order.reset(1 << 20)
         admission.enter(flight("new", [7] * 100))
         admission.enter(flight("same", tokens, salt=salts[1]))
         assert taken(admission) == names
 
 
 def test_as_many_blocks_are_remembered_as_the_cache_has() -> None:
-    admission = Admission(10_000, 10_000_000, policy="lpm")
-    admission.order.open(8192)
+    admission = AdmissionQueue(10_000, 10_000_000, policy="lpm")
+    admission.order.reset(8192)
     admission.enter(flight("old", [1] * 160))
     admission.next()
     for number in range(8192 // 160 + 1):
@@ -97,7 +98,7 @@ def test_as_many_blocks_are_remembered_as_the_cache_has() -> None:
 
 
 def test_one_that_is_entitled_to_a_row_is_not_overtaken() -> None:
-    admission = Admission(100, 10_000, policy="sjf")
+    admission = AdmissionQueue(100, 10_000, policy="sjf")
     entitled = flight("entitled", range(300))
     admission.enter(entitled)
     admission.enter(flight("short", range(3)))
@@ -113,9 +114,9 @@ def test_a_long_prompt_is_forgotten_from_its_end_and_compared_in_few_looks() -> 
             self.num_looks += 1
             return super().__contains__(key)
 
-    order, tokens = LongestPrefix(), list(range(2 * MIN_KNOWN_TOKENS))
-    line = Line([flight("long", tokens)])
-    order.begin(line, [line])
+    order, tokens = LongestPrefixOrder(), list(range(2 * MIN_KNOWN_TOKENS))
+    queue = PromptQueue([flight("long", tokens)])
+    order.record_start(queue, [queue])
     order._known = known = Counted(order._known)
     assert order.cost(flight("again", tokens)) == -(MIN_KNOWN_TOKENS // BLOCK_TOKENS)
     assert known.num_looks < 20

@@ -8,13 +8,13 @@ import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from penstock.server.chat_body import ChatBody, NamedChoice
-from penstock.server.completion_body import CompletionBody
-from penstock.server.errors import invalid_body
+from penstock.server.catalog import is_generic_name
+from penstock.server.http.errors import make_body_error
 from penstock.server.ollama.bodies import OllamaChat, OllamaGenerate
+from penstock.server.openai.chat_body import ChatBody, NamedChoice
+from penstock.server.openai.completions import CompletionBody
 from penstock.server.responses.body import ResponsesBody
-from penstock.server.stand_ins import stands_in
-from penstock.server.tgi.bodies import TgiBody
+from penstock.server.tgi.routes import TgiBody
 from tests.server.running import RunningServer
 
 HI = [{"role": "user", "content": "hi"}]
@@ -58,8 +58,8 @@ def test_a_forced_tool_without_its_type() -> None:
 
 @pytest.mark.parametrize("name", ["o3", "o4-mini", "o1-preview", "davinci-002"])
 def test_openais_other_names(name: str) -> None:
-    assert stands_in(name)
-    assert not stands_in(f"x{name}")
+    assert is_generic_name(name)
+    assert not is_generic_name(f"x{name}")
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_openais_other_names(name: str) -> None:
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/api/chat", "did you mean /api/chat?"),
         ("/v1/v1/completions", "did you mean /v1/completions?"),
-        ("/nowhere", "see /docs for those there are"),
+        ("/nowhere", "see /docs for all routes"),
     ],
 )
 def test_an_address_with_too_much_or_too_little(server: RunningServer, path: str, advice: str) -> None:
     answer = httpx.post(server.url + path, json={})
     assert answer.status_code == 404
-    assert f"there is no route POST {path}: {advice}" in answer.text
+    assert f"no route POST {path}: {advice}" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_an_address_with_too_much_or_too_little(server: RunningServer, path: str
 def test_a_place_has_the_names_of_the_body(body: type[BaseModel], values: dict[str, Any], place: str) -> None:
     with pytest.raises(ValidationError) as found:
         body.model_validate(values)
-    told = invalid_body(found.value)
+    told = make_body_error(found.value)
     assert (told.param, told.message) == (place, f"{place}=5: Input should be a valid string")
 
 

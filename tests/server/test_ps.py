@@ -16,7 +16,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.commands.ps import readable_seconds
-from penstock.server.register import folder, registered, running_servers
+from penstock.server.pidfile import list_servers, pid_folder, write_pidfile
 from tests.server.running import RunningServer
 
 
@@ -35,15 +35,15 @@ def test_times(seconds: float, shown: str) -> None:
 
 
 def test_what_a_dead_server_left_is_cleared() -> None:
-    folder().mkdir()
-    left = folder() / "1.json"  # a process that lives, and is no server of ours
+    pid_folder().mkdir()
+    left = pid_folder() / "1.json"  # a process that lives, and is no server of ours
     left.write_text(json.dumps({"pid": 1, "url": "http://127.0.0.1:1", "models": ["m"], "started_s": 0.0}))
-    assert running_servers() == [] and not left.exists()
+    assert list_servers() == [] and not left.exists()
 
 
 def test_a_register_that_cannot_be_written_stops_nobody(home: Path) -> None:
     (home / "run").write_text("")
-    with registered("http://127.0.0.1:1", ["m"]):
+    with write_pidfile("http://127.0.0.1:1", ["m"]):
         pass
 
 
@@ -88,7 +88,7 @@ def test_ps_and_stop(home: Path, tiny_model: Path, capsys: pytest.CaptureFixture
             assert main(["ps"]) == 0 and "admin key" in capsys.readouterr().out
         assert main(["stop", "99"]) == 1 and str(server.process.pid) in capsys.readouterr().err
         assert main(["stop", server.url.replace("127.0.0.1", "localhost") + "/"]) == 0
-        assert server.process.wait(5) == 0 and running_servers() == []
+        assert server.process.wait(5) == 0 and list_servers() == []
         assert list((home / "run").iterdir()) == []
 
 

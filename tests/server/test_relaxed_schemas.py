@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.server.chat_body import ChatBody
-from penstock.server.structure import structure
+from penstock.server.common.structured_outputs import read_constraint
+from penstock.server.openai.chat_body import ChatBody
 from tests.server.running import RunningServer
 
 SCHEMA = {
@@ -121,8 +121,8 @@ def test_an_older_structural_tag_is_read() -> None:
         "triggers": ["<f"],
         "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}],
     }
-    found = structure(ChatBody.model_validate({"messages": HI, "response_format": asked}))
+    found = read_constraint(ChatBody.model_validate({"messages": HI, "response_format": asked}))
     assert found is not None and json.loads(str(found.structural_tag)) == asked and not found.strict
     both = {"response_format": asked, "structured_outputs": {"structural_tag": asked}}
     with pytest.raises(InvalidRequest, match="response_format and structured_outputs"):
-        structure(ChatBody.model_validate({"messages": HI, **both}))
+        read_constraint(ChatBody.model_validate({"messages": HI, **both}))

@@ -107,9 +107,9 @@ def test_responses_are_kept_and_forgotten(client: openai.OpenAI) -> None:
     client.responses.delete(made.id)
     loose = client.responses.create(model="smollm2", input=ASK, max_output_tokens=2, store=False)
     for id in (made.id, loose.id, "resp_none"):
-        with pytest.raises(openai.NotFoundError, match="not kept here"):
+        with pytest.raises(openai.NotFoundError, match="not stored"):
             client.responses.retrieve(id)
-        with pytest.raises(openai.NotFoundError, match="not kept here"):
+        with pytest.raises(openai.NotFoundError, match="not stored"):
             client.responses.create(model="smollm2", input=ASK, previous_response_id=id)
 
 
@@ -200,5 +200,5 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
         client.responses.create(model="smollm2", input=ASK, extra_body={"tempersture": 1})
     with pytest.raises(openai.BadRequestError, match="conversation is not supported"):
         client.responses.create(model="smollm2", input=ASK, conversation="conv_1")
-    with pytest.raises(openai.NotFoundError, match="does not exist here"):
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.responses.create(model="nothing", input=ASK)

@@ -12,10 +12,10 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from penstock.server.errors import ApiError
+from penstock.server.http.errors import ApiError
 from penstock.server.responses.answer import ResponseAnswer
 from penstock.server.responses.body import ResponsesBody
-from tests.server.recorded import THOUGHT_AND_CALLS, Recorded, conversation, joined
+from tests.server.recorded import THOUGHT_AND_CALLS, Recorded, chat_prompt, joined
 
 EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
@@ -24,12 +24,12 @@ def answer(
     text: str,
     values: dict[str, Any] | None = None,
     kept: list[Any] | None = None,
-    most_calls: int | None = None,
+    max_calls: int | None = None,
     **more: Any,
 ) -> ResponseAnswer:
     body = ResponsesBody.model_validate({"input": "Hi", "model": "m", **(values or {})})
     return ResponseAnswer(
-        body, conversation(most_calls), Recorded(text, **more), (kept if kept is not None else []).append
+        body, chat_prompt(max_calls), Recorded(text, **more), (kept if kept is not None else []).append
     )
 
 
@@ -68,7 +68,7 @@ EXPECTED = [
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_reasoning_text_and_calls(size: int) -> None:
-    whole = asyncio.run(answer(THOUGHT_AND_CALLS, size=size).whole())
+    whole = asyncio.run(answer(THOUGHT_AND_CALLS, size=size).collect())
     Response.model_validate(whole)
     assert told(whole["output"]) == EXPECTED
     assert whole["status"] == "completed" and {item["status"] for item in whole["output"]} == {"completed"}
@@ -90,7 +90,7 @@ def test_events_are_numbered_and_well_formed() -> None:
 
 def test_an_answer_that_was_cut_off_is_incomplete() -> None:
     cut = THOUGHT_AND_CALLS[: THOUGHT_AND_CALLS.index("ern")]
-    whole = asyncio.run(answer(cut, finish_reason="length").whole())
+    whole = asyncio.run(answer(cut, finish_reason="length").collect())
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in whole["output"]] == ["completed", "completed", "incomplete"]
     sent = events(asyncio.run(joined(answer(cut, finish_reason="length").events())))
@@ -100,19 +100,19 @@ def test_an_answer_that_was_cut_off_is_incomplete() -> None:
 
 
 def test_an_empty_answer_is_an_empty_message() -> None:
-    assert told(asyncio.run(answer("").whole())["output"]) == [("message", "")]
+    assert told(asyncio.run(answer("").collect())["output"]) == [("message", "")]
     response, _ = streamed(asyncio.run(joined(answer("").events())))
     assert told(response.output) == [("message", "")]
 
 
 def test_one_call_where_only_one_is_wanted() -> None:
-    whole = asyncio.run(answer(THOUGHT_AND_CALLS, most_calls=1).whole())
+    whole = asyncio.run(answer(THOUGHT_AND_CALLS, max_calls=1).collect())
     assert told(whole["output"]) == EXPECTED[:3]
 
 
 def test_a_response_is_kept_unless_it_is_not_to_be() -> None:
     kept: list[Any] = []
-    asyncio.run(answer("Hi", {"store": False}, kept).whole())
+    asyncio.run(answer("Hi", {"store": False}, kept).collect())
     assert not kept
     sent = events(asyncio.run(joined(answer("Hi", kept=kept).events())))
     assert kept == [sent[-1]["response"]]
@@ -130,7 +130,7 @@ def test_what_was_asked_is_told_again() -> None:
         "tool_choice": {"type": "function", "name": "f"},
         "reasoning": {"effort": "low"},
     }
-    whole = asyncio.run(answer("Hi", asked).whole())
+    whole = asyncio.run(answer("Hi", asked).collect())
     response = Response.model_validate(whole)
     assert response.text is not None and response.text.format is not None
     assert response.text.format.to_dict() == asked["text"]["format"]  # type: ignore[index]
@@ -148,7 +148,7 @@ def test_a_failure_in_a_stream_is_told() -> None:
             async for event in broken.events():
                 sent += event
         except ApiError as error:
-            sent += broken.failed(error)
+            sent += broken.encode_failure(error)
         return sent
 
     sent = events(asyncio.run(broken()))

@@ -10,12 +10,11 @@ import pytest
 from openai.types.responses import response_create_params
 from pydantic import ValidationError
 
-from penstock.server.chat_body import ChatBody
-from penstock.server.errors import ApiError, invalid_body
-from penstock.server.responses.body import ResponsesBody
-from penstock.server.responses.items import InputMessage
-from penstock.server.responses.store import ResponseStore
-from penstock.server.responses.translate import to_chat
+from penstock.server.http.errors import ApiError, make_body_error
+from penstock.server.openai.chat_body import ChatBody
+from penstock.server.responses.background import ResponseStore
+from penstock.server.responses.body import InputMessage, ResponsesBody
+from penstock.server.responses.routes import to_chat
 
 HELLO = {"role": "user", "content": "Hello"}
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
@@ -92,7 +91,7 @@ def told(body: ChatBody) -> dict[str, Any]:
 def refusal(**values: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         ResponsesBody.model_validate_json(json.dumps({"input": "Hello", **values}))
-    return invalid_body(caught.value).message
+    return make_body_error(caught.value).message
 
 
 @pytest.mark.parametrize("name", fields())
@@ -137,7 +136,7 @@ def test_a_round_of_tools() -> None:
         ],
     )
     call = {"type": "function", "function": {"name": "weather", "arguments": "{}"}}
-    assert [message.plain() for message in body.messages] == [
+    assert [message.to_template() for message in body.messages] == [
         {"role": "system", "content": "Be brief.\nUse tools."},
         HELLO,
         {
@@ -197,23 +196,23 @@ def response(id: str, text: str = "Hi") -> dict[str, Any]:
 
 
 def test_the_store_forgets_the_oldest_and_knows_its_tenants() -> None:
-    store = ResponseStore(most_responses=2)
+    store = ResponseStore(max_responses=2)
     hello = [InputMessage(role="user", content="Hello")]
     for id in ("a", "b", "c"):
-        store.keep("one", response(id), hello)
-    store.keep("two", response("d"), hello)
-    assert [getattr(item, "role", None) for item in store.find("one", "c").conversation()] == ["user", "assistant"]
-    store.forget("one", "b")
+        store.put("one", response(id), hello)
+    store.put("two", response("d"), hello)
+    assert [getattr(item, "role", None) for item in store.find("one", "c").list_items()] == ["user", "assistant"]
+    store.delete("one", "b")
     for tenant, id in (("one", "a"), ("one", "b"), ("one", "d"), ("two", "c")):
-        with pytest.raises(ApiError, match="not kept here"):
+        with pytest.raises(ApiError, match="not stored"):
             store.find(tenant, id)
 
 
 def test_the_store_keeps_within_its_bytes() -> None:
-    store = ResponseStore(most_bytes=2000)
-    store.keep("", response("huge", "x" * 3000), [])
-    store.keep("", response("a", "x" * 1000), [])
-    store.keep("", response("b", "x" * 1000), [])
+    store = ResponseStore(max_bytes=2000)
+    store.put("", response("huge", "x" * 3000), [])
+    store.put("", response("a", "x" * 1000), [])
+    store.put("", response("b", "x" * 1000), [])
     store.find("", "b")
     for id in ("huge", "a"):
         with pytest.raises(ApiError):

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.server.batch.entries import BadEntry, Entry, answered, parse, refused
-from penstock.server.batch.output import Output
+from penstock.server.batch.entries import BadEntry, BatchEntry, OutputFile, make_error_result, make_result, parse_entry
 
 COMMAND = [sys.executable, "-m", "penstock", "run-batch"]
 CHAT = "/v1/chat/completions"
@@ -54,21 +53,21 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 )
 def test_bad_lines(line: str, code: str, custom_id: str | None) -> None:
     with pytest.raises(BadEntry) as caught:
-        parse(line.encode())
-    result = refused(caught.value, 7)
+        parse_entry(line.encode())
+    result = make_error_result(caught.value, 7)
     assert (result["custom_id"], result["response"], result["error"]["code"]) == (custom_id, None, code)
 
 
 def test_a_half_line_is_removed_and_others_stay(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with Output(path) as output:
-        output.append(answered(Entry("a", CHAT, b"{}"), 200, b'{"x":1}'))
-        output.append(answered(Entry("b", CHAT, b"{}"), 400, b"{}"))
-        output.append(refused(BadEntry("invalid_json_line", "no"), 3))
+    with OutputFile(path) as output:
+        output.append(make_result(BatchEntry("a", CHAT, b"{}"), 200, b'{"x":1}'))
+        output.append(make_result(BatchEntry("b", CHAT, b"{}"), 400, b"{}"))
+        output.append(make_error_result(BadEntry("invalid_json_line", "no"), 3))
     whole = path.read_bytes()
     for cut in (1, 30, len(whole) - whole.rstrip(b"\n").rfind(b"\n") - 2):
         path.write_bytes(whole[:-cut])
-        with Output(path) as output:
+        with OutputFile(path) as output:
             assert output.done == {"a", "b"}
             assert output.num_lines == (3 if cut == 1 else 2)
         assert path.read_bytes() == (whole if cut == 1 else whole[: whole.rstrip(b"\n").rfind(b"\n") + 1])
@@ -78,8 +77,8 @@ def test_a_half_line_is_removed_and_others_stay(tmp_path: Path) -> None:
 def test_another_file_is_left_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notes"
     path.write_text(text)
-    with pytest.raises(InvalidRequest, match="line 1 is no answer"):
-        Output(path)
+    with pytest.raises(InvalidRequest, match="line 1 is not a batch result"):
+        OutputFile(path)
     assert path.read_text() == text
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.server import sse
+from penstock.server.http import sse
 
 
 @pytest.mark.parametrize("text", ["a\x85b", "a\u2028b", "\u2029", "a\nb\r\x0b\x0c\x1c\x1d\x1eb", "ä\u2027\u202a\x84é"])

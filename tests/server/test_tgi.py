@@ -9,9 +9,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from penstock.server.errors import invalid_body
-from penstock.server.tgi.answer import finish_reason
-from penstock.server.tgi.bodies import TgiBody, TgiEitherBody, TgiParameters, TgiStreamBody
+from penstock.server.http.errors import make_body_error
+from penstock.server.tgi.routes import TgiBody, TgiEitherBody, TgiParameters, TgiStreamBody, finish_reason
 from tests.server.running import RunningServer
 
 PROMPT = "The capital of France is"
@@ -22,11 +21,11 @@ def parameters(**values: Any) -> TgiParameters:
 
 
 def test_greedy_unless_sampling_is_asked_for() -> None:
-    assert parameters().sampling(50).temperature == 0.0
-    assert parameters(do_sample=True).sampling(50).temperature == 1.0
+    assert parameters().to_sampling(50).temperature == 0.0
+    assert parameters(do_sample=True).to_sampling(50).temperature == 1.0
     for asked in ({"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.9}, {"typical_p": 0.9}):
-        assert parameters(**asked).samples
-    assert not parameters(temperature=1.0, top_p=1.0, repetition_penalty=1.2).samples
+        assert parameters(**asked).is_sampled
+    assert not parameters(temperature=1.0, top_p=1.0, repetition_penalty=1.2).is_sampled
 
 
 def test_parameters_under_the_cores_names() -> None:
@@ -46,7 +45,7 @@ def test_parameters_under_the_cores_names() -> None:
         max_new_tokens=12,
         decoder_input_details=True,
         grammar={"type": "regex", "value": "[0-9]+"},
-    ).sampling(50)
+    ).to_sampling(50)
     assert (params.temperature, params.top_k, params.top_p, params.typical_p) == (0.7, 5, 0.9, 0.8)
     assert (params.repetition_penalty, params.frequency_penalty, params.seed) == (1.2, 0.1, 7)
     assert (params.stop, params.truncate_prompt_tokens, params.n, params.logprobs) == (("a",), 9, 3, 2)
@@ -56,7 +55,7 @@ def test_parameters_under_the_cores_names() -> None:
 
 @pytest.mark.parametrize("room, meant", [(5, 5), (1000, 100)])
 def test_answers_without_a_limit_end_where_there_is_no_room(room: int, meant: int) -> None:
-    assert parameters().sampling(room).max_tokens == meant
+    assert parameters().to_sampling(room).max_tokens == meant
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_answers_without_a_limit_end_where_there_is_no_room(room: int, meant: in
 def test_refusals_name_the_parameter(kind: Any, body: dict[str, Any], word: str) -> None:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
-    assert word in invalid_body(caught.value).message
+    assert word in make_body_error(caught.value).message
 
 
 def test_why_an_answer_ended() -> None:

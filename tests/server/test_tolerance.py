@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from penstock.server.chat_body import ChatBody
-from penstock.server.completion_body import CompletionBody
-from penstock.server.errors import invalid_body
-from penstock.server.fields import SamplingBody, sampling_params
-from penstock.server.structure import structure
+from penstock.server.common.fields import SamplingBody, make_sampling_params
+from penstock.server.common.structured_outputs import read_constraint
+from penstock.server.http.errors import make_body_error
+from penstock.server.openai.chat_body import ChatBody
+from penstock.server.openai.completions import CompletionBody
 from penstock.types import SamplingParams, StructuredOutputsParams
 
 HI = [{"role": "user", "content": "hi"}]
@@ -27,13 +27,13 @@ def completion(**values: Any) -> CompletionBody:
 
 
 def params(body: ChatBody | CompletionBody) -> SamplingParams:
-    return sampling_params(body, SamplingParams(max_tokens=7, seed=3), max_tokens=body.max_tokens, logprobs=None)
+    return make_sampling_params(body, SamplingParams(max_tokens=7, seed=3), max_tokens=body.max_tokens, logprobs=None)
 
 
 def refusal(**values: Any) -> str:
     with pytest.raises(ValidationError) as found:
         chat(**values)
-    return invalid_body(found.value).message
+    return make_body_error(found.value).message
 
 
 @pytest.mark.parametrize("make", [chat, completion])
@@ -117,7 +117,7 @@ def test_biases_as_llama_server_has_them() -> None:
     assert params(chat(logit_bias=[[5, 1.5], [6, False]])).logit_bias == {5: 1.5, 6: -100.0}
     assert refusal(logit_bias=[[5]]).startswith("logit_bias=[[5]]: Input should be an object, or a list of")
     assert "the limit is 10000" in refusal(logit_bias=[[5, 1]] * 10_001)
-    with pytest.raises(ValueError, match="is no token id"):
+    with pytest.raises(ValueError, match="is not a token id"):
         params(chat(logit_bias=[["Hello", 1]]))
 
 
@@ -141,7 +141,7 @@ def test_every_sampling_value_has_a_field() -> None:
     ],
 )
 def test_response_format(asked: dict[str, Any], expected: dict[str, Any]) -> None:
-    found = structure(chat(response_format=asked))
+    found = read_constraint(chat(response_format=asked))
     wanted = StructuredOutputsParams(**expected)
     assert found is not None
     assert (found.json, found.regex, found.json_object) == (wanted.json, wanted.regex, wanted.json_object)
@@ -157,14 +157,14 @@ def test_response_format(asked: dict[str, Any], expected: dict[str, Any]) -> Non
 )
 def test_response_format_without_its_source(asked: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=f"response_format of type {asked['type']} needs {told}: give the"):
-        structure(chat(response_format=asked))
+        read_constraint(chat(response_format=asked))
 
 
 @pytest.mark.parametrize("make", [chat, completion])
 def test_forms_as_llama_server_asks_for_them(make: Any) -> None:
-    grammar, schema = structure(make(grammar='root ::= "a"')), structure(make(json_schema=SCHEMA))
+    grammar, schema = read_constraint(make(grammar='root ::= "a"')), read_constraint(make(json_schema=SCHEMA))
     assert grammar is not None and grammar.grammar == 'root ::= "a"'
     assert schema is not None and schema.json == StructuredOutputsParams(json=SCHEMA).json
-    assert structure(make(grammar="")) is None
-    with pytest.raises(ValueError, match="grammar and json_schema each fix the answer's form"):
-        structure(make(grammar='root ::= "a"', json_schema={}))
+    assert read_constraint(make(grammar="")) is None
+    with pytest.raises(ValueError, match="grammar and json_schema each constrain the output"):
+        read_constraint(make(grammar='root ::= "a"', json_schema={}))

@@ -14,15 +14,14 @@ from openai.types.responses import response_create_params
 from pydantic import BaseModel
 
 from penstock.server.anthropic.body import MessagesBody
-from penstock.server.chat_body import ChatBody
-from penstock.server.completion_body import CompletionBody
-from penstock.server.decode import decode
-from penstock.server.elsewhere import DECISIVE, REAL
-from penstock.server.errors import ApiError
+from penstock.server.http.decode import decode
+from penstock.server.http.errors import ApiError
+from penstock.server.http.unknown_keys import DECISIVE, MAX_EDITS, MAX_KEYS, REAL, UnknownKeys, count_edits, find_meant
 from penstock.server.ollama.bodies import OllamaChat, OllamaGenerate
+from penstock.server.openai.chat_body import ChatBody
+from penstock.server.openai.completions import CompletionBody
 from penstock.server.responses.body import ResponsesBody
-from penstock.server.tgi.bodies import TgiBody
-from penstock.server.unknown import MAX_EDITS, MAX_KEYS, UnknownKeys, count_edits, find_meant
+from penstock.server.tgi.routes import TgiBody
 
 HI = [{"role": "user", "content": "hi"}]
 LEAST: dict[type[BaseModel], dict[str, Any]] = {
@@ -160,9 +159,9 @@ def test_the_warning_is_one_and_short() -> None:
     unknown = UnknownKeys()
     many = {f"{'x' * 200}{index}": index for index in range(10_000)}
     decode(bytearray(json.dumps({"messages": HI, **many}).encode()), ChatBody, 1 << 20, unknown)
-    notice = unknown.notice()
+    notice = unknown.make_warning()
     assert notice is not None and notice.endswith("... and more") and len(notice) < MAX_KEYS * 100
-    assert UnknownKeys().notice() is None
+    assert UnknownKeys().make_warning() is None
 
 
 def test_misspellings_are_looked_for_in_little_time() -> None:

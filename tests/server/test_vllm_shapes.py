@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from penstock.server.chat_body import Message
+from penstock.server.openai.chat_body import Message
 from tests.server.running import RunningServer
 
 HI = [{"role": "user", "content": "What is 1+1?"}]
@@ -77,9 +77,9 @@ def test_echo_and_prompt_logprobs_together(server: RunningServer) -> None:
 
 def test_reasoning_comes_back_under_vllms_name() -> None:
     said = Message.model_validate({"role": "assistant", "content": "2", "reasoning": "One and one."})
-    assert said.plain()["reasoning_content"] == "One and one."
+    assert said.to_template()["reasoning_content"] == "One and one."
     both = Message.model_validate({"role": "assistant", "content": "2", "reasoning": "a", "reasoning_content": "b"})
-    assert both.plain()["reasoning_content"] == "b"
+    assert both.to_template()["reasoning_content"] == "b"
 
 
 def test_more_tokens_than_fit_are_not_refused(server: RunningServer) -> None:

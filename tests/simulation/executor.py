@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from penstock.cache.kv import KVCache
+from penstock.engine.executor import Answer, Describe, Done, obey
 from penstock.engine.plan import Plan, Result, Row, RowResult
 from tests.simulation.device import GARBAGE, DeviceRow, Memory, Tally, Task, Work, require
 from tests.simulation.faults import Faults
@@ -50,6 +51,7 @@ class FakeExecutor:
         self.blamed: set[tuple[str, int]] = set()  # failed alone: these may end with an error
         self.tally = Tally()
         self.forward = Forward(cache, model, self.memory, self.tally, drafting or Drafting(), self.faults.seed, strict)
+        self.num_plans = 0  # that have run
         self.closed = False
 
     def start(self, plan: Plan) -> FakeTicket:
@@ -82,6 +84,13 @@ class FakeExecutor:
         assert work.result is not None
         return work.result
 
+    def control(self, message: object) -> Done[Answer]:
+        """In order with plans: those started before it that nobody waited for yet run first."""
+        for work in self.unfinished:
+            if work.result is None:
+                self._run(work)
+        return Done(obey(message, {Describe: lambda _: {"device": "simulated", "num_plans": self.num_plans}}))
+
     def close(self) -> None:
         require(not self.unfinished, "closed with unfinished plans")
         self.closed = True
@@ -110,10 +119,11 @@ class FakeExecutor:
         spec = self.cache.groups[g].spec
         if spec.kind != "window":
             return list(device.tables[g])
-        gone = spec.first_needed(device.computed) // self.cache.block_size
+        gone = spec.find_first_needed(device.computed) // self.cache.block_size
         return [-1] * gone + device.tables[g][gone:]
 
     def _run(self, work: Work) -> None:
+        self.num_plans += 1
         plan, fault = work.plan, self.faults.of_step(work)
         self.tally.num_moves += len(plan.moves)
         if fault is not None:
@@ -160,7 +170,7 @@ class FakeExecutor:
     def _reads(self, task: Task) -> Iterator[Cell]:
         start = task.device.computed
         for g, group in enumerate(self.cache.groups):
-            yield from self._cells(task, g, group.spec.first_needed(start), start)
+            yield from self._cells(task, g, group.spec.find_first_needed(start), start)
 
     def _outcome(self, work: Work, task: Task) -> RowResult:
         plan = work.plan

@@ -7,7 +7,7 @@ prefix are watched: any other may rightly wait for a prefix that is being comput
 from __future__ import annotations
 
 from penstock.engine.plan import Plan
-from penstock.engine.policy import PASSES
+from penstock.engine.scheduling.policy import PASSES
 from penstock.types import Request
 from tests.simulation.device import require
 from tests.simulation.workload import LONER

@@ -73,7 +73,7 @@ class Forward:
             extend(states, task.device.tokens[start:end], task.device.request.salt)
             self.memory.write_state(table, states[-1])
             return end - len(states), states
-        first = spec.first_needed(start)
+        first = spec.find_first_needed(start)
         self.memory.write(table, start, values[start:end])
         cells = self.memory.read(table, first, end)
         self._compare(cells, values[first:end], task, g)
@@ -93,7 +93,7 @@ class Forward:
     def _digest(self, views: list[tuple[int, Chain]], values: Chain, position: int) -> int:
         parts = []
         for (first, cells), group in zip(views, self.cache.groups):
-            low = position if group.spec.kind == "recurrent" else group.spec.first_needed(position)
+            low = position if group.spec.kind == "recurrent" else group.spec.find_first_needed(position)
             parts.append(hash(tuple(cells[low - first : position + 1 - first])))
         return self.model.join(parts or [values[position]])
 

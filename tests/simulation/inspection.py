@@ -42,7 +42,7 @@ def inspect_blocks(work: Work, unfinished: Iterable[Work], cache: KVCache) -> No
             busy.update((block, task.device) for table in task.tables for block in table if block >= 0)
     written: set[int] = set()
     pool, number = cache.pool, work.plan.number
-    fresh = {block for node, g in cache._due.get(number, ()) for block in node.slots[g] or ()}
+    fresh = {block for node, g in cache.uncomputed._by_plan.get(number, ()) for block in node.slots[g] or ()}
 
     def given_up(block: int) -> bool:
         """Only after this plan, for another block with the same tokens."""

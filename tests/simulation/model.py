@@ -55,7 +55,7 @@ class Model:
 
     def visible(self, chain: Chain, g: int, position: int) -> Chain:
         spec = self.groups[g].spec
-        return [chain[position]] if spec.kind == "recurrent" else chain[spec.first_needed(position) : position + 1]
+        return [chain[position]] if spec.kind == "recurrent" else chain[spec.find_first_needed(position) : position + 1]
 
     def join(self, parts: Seq[int]) -> int:
         return hash(tuple(parts))

@@ -6,9 +6,8 @@ import random
 from dataclasses import dataclass
 from itertools import combinations
 
-from penstock.cache.group import Group, group_layers
+from penstock.cache.group import Group, StateSpec, group_layers
 from penstock.cache.kv import KVCache
-from penstock.cache.state import StateSpec
 from penstock.config import CAPACITIES, POLICIES
 
 KINDS = ("full", "window", "recurrent")
@@ -40,9 +39,12 @@ class Scenario:
     load: float = 1.0  # arriving work over what the device can do
     check_every: int = 8
     num_tenants: int = 1
+    min_snapshot_stride: int = 1
 
     def make_cache(self) -> KVCache:
-        return KVCache(self.num_blocks, self.block_size, self.groups, self.enable_prefix_caching)
+        return KVCache(
+            self.num_blocks, self.block_size, self.groups, self.enable_prefix_caching, self.min_snapshot_stride
+        )
 
 
 def draw_groups(rng: random.Random, kinds: tuple[str, ...], block_size: int) -> tuple[Group, ...]:
@@ -55,7 +57,8 @@ def draw_groups(rng: random.Random, kinds: tuple[str, ...], block_size: int) -> 
         elif kind == "window":
             states += [StateSpec("window", bytes_per_position=4, window=rng.choice([1, 2, 5, 9, 16, 30]))] * count
         else:
-            states += [StateSpec("recurrent", bytes_per_state=rng.choice([4, 16, 40]))] * count
+            num_rows, row_bytes = rng.choice([(1, 4), (4, 4), (2, 20)])
+            states += [StateSpec("recurrent", num_rows=num_rows, row_bytes=row_bytes)] * count
     rng.shuffle(states)
     return group_layers(states, block_size).groups
 
@@ -69,6 +72,7 @@ def draw_scenario(seed: int) -> Scenario:
     alone = KVCache(1, block_size, groups).blocks_to(longest)
     return Scenario(
         seed=seed,
+        min_snapshot_stride=1 if seed % 5 else 512,
         groups=groups,
         block_size=block_size,
         longest=longest,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.scheduler import Scheduler
+from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.sequence import Sequence
 from tests.simulation.device import require
 
@@ -14,9 +14,9 @@ class Tenancy:
         self.scheduler = scheduler
         self.needy: Sequence | None = None
         self.num_across = 0
-        self._make_room, self._preempt = scheduler._make_room, scheduler._preempt
-        scheduler._make_room = self._note_needy  # type: ignore[method-assign]
-        scheduler._preempt = self._note_victim  # type: ignore[method-assign]
+        self._make_room, self._preempt = scheduler._preemption.make_room, scheduler._preemption.preempt
+        scheduler._preemption.make_room = self._note_needy  # type: ignore[method-assign]
+        scheduler._preemption.preempt = self._note_victim  # type: ignore[method-assign]
 
     def _note_needy(self, sequence: Sequence, count: int) -> int:
         self.needy = sequence

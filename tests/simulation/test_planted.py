@@ -24,7 +24,15 @@ REQUIRED = [
 ]
 
 
-@pytest.mark.parametrize("planted", BUGS, ids=[planted.name.replace(" ", "-") for planted in BUGS])
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param(
+            planted, id=planted.name.replace(" ", "-"), marks=[pytest.mark.slow] * (planted.name not in REQUIRED)
+        )
+        for planted in BUGS
+    ],
+)
 def test_is_caught(planted: Bug, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     test = trial(planted, tmp_path)
     record_property("planted", (planted.name, suite_of(test), test.split("/")[-1]))
@@ -33,6 +41,13 @@ def test_is_caught(planted: Bug, tmp_path: Path, record_property: Callable[[str,
 
 def test_the_suites_pass_without_a_bug(tmp_path: Path) -> None:
     assert trial(None, tmp_path) == ""
+
+
+def test_every_bug_can_be_planted(tmp_path: Path) -> None:
+    """Those that only `make test-all` runs must keep up with the core too."""
+    for number, planted in enumerate(BUGS):
+        copy_core(tmp_path / str(number), suites=())
+        plant(planted, tmp_path / str(number))
 
 
 def test_there_are_enough_and_all_differ() -> None:

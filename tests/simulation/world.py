@@ -6,9 +6,9 @@ import random
 from collections import Counter
 
 from penstock.engine.engine import Engine
-from penstock.engine.executor import Ticket
-from penstock.engine.plan import Plan
-from penstock.engine.scheduler import Scheduler
+from penstock.engine.executor import Answer, Describe, Ticket
+from penstock.engine.plan import Plan, Result
+from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.sequence import Sequence, Status
 from penstock.errors import InvalidRequest
 from tests.simulation.device import require
@@ -64,10 +64,13 @@ class World:
     def num_steps(self) -> int:
         return self.scheduler.stats.num_steps
 
-    def start(self, plan: Plan) -> Ticket:
+    def start(self, plan: Plan) -> Ticket[Result]:
         self.fairness.observe(plan)
         self.now_s += 1 + plan.num_tokens / 16
         return self.device.start(plan)
+
+    def control(self, message: object) -> Ticket[Answer]:
+        return self.device.control(message)
 
     def close(self) -> None:
         self.device.close()
@@ -115,6 +118,8 @@ class World:
         self._check_cheaply()
         if self.num_steps % self.scenario.check_every == 0:
             self.scheduler.check()
+            answer = self.engine.control(Describe())
+            require(answer.values["num_plans"] == self.num_steps, "a message overtakes a plan", answer)
 
     def _check_cheaply(self) -> None:
         roster, pool = self.scheduler.roster, self.cache.pool
@@ -184,7 +189,12 @@ class World:
         roster, pool = self.scheduler.roster, self.cache.pool
         require(not self.ledger.open and not roster.requests, "a request never ended", list(self.ledger.open))
         require(not roster.prefixes._keys, "a prefix is awaited for ever")
-        require(pool.num_used == 0 and not self.cache.copies, "something is left", pool.num_used, self.cache.copies)
+        require(
+            pool.num_used == 0 and not self.cache.copies.pending,
+            "something is left",
+            pool.num_used,
+            self.cache.copies.pending,
+        )
         self._check_waste()
         self.cache.tree.clear()
         require(pool.num_free == pool.num_blocks, "blocks are lost", pool.num_free)
@@ -219,7 +229,7 @@ class World:
         census["num_failed_steps"] = tally.num_failed_steps
         census["num_preempted_across"] = self.tenancy.num_across
         census["num_evicted"] = self.cache.tree.num_evicted
-        census["num_copies"] = self.cache.num_copied
+        census["num_copies"] = self.cache.copies.num_copied
         census["num_delivered"] = self.ledger.num_tokens
         for kind, count in self.aborted.items():
             census[f"abort_{kind}"] = count

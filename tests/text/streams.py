@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from penstock.text.events import CallArguments, CallBegin, Reasoning, Text
+from penstock.text.answer_events import CallArguments, CallBegin, ReasoningDelta, TextDelta
 
 places = st.lists(st.integers(0, 10_000), max_size=40)
 
@@ -21,7 +21,7 @@ def joined(events: list) -> list[tuple]:
         if isinstance(event, CallBegin):
             out.append(("call", event.index, event.id, event.name))
             continue
-        kind = {Text: "text", Reasoning: "reasoning", CallArguments: "arguments"}[type(event)]
+        kind = {TextDelta: "text", ReasoningDelta: "reasoning", CallArguments: "arguments"}[type(event)]
         key = (kind, event.index) if kind == "arguments" else (kind,)
         assert event.text, "an event without text"
         if out and out[-1][:-1] == key:

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 
-from penstock.text.decoding import byte_of_char
-from penstock.text.detokenizer import Detokenizer
+from penstock.text.answers import Detokenizer
 from penstock.text.program import LocalProgram
-from penstock.text.tokenizer import Tokenizer
-from penstock.text.vocabulary import Vocabulary
+from penstock.text.tokenizers.decoding import byte_of_char
+from penstock.text.tokenizers.tokenizer import Tokenizer
+from penstock.text.tokenizers.vocabulary import Vocabulary
 
 KINDS = ["bytes", "pieces", "prefixed pieces", "word pieces", "metaspace", "none"]
 unicode = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)

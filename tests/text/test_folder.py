@@ -14,7 +14,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import GPT2Tokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from penstock.errors import InvalidModel, InvalidRequest
-from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from penstock.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 
 @pytest.fixture
@@ -208,8 +208,8 @@ def test_missing_tokenizer_names_the_folder_and_the_remedy(tmp_path):
     [
         ("tokenizer.json", "{", ["tokenizer.json", "damaged"]),
         ("tokenizer.json", "\xff\xfe", ["tokenizer.json"]),
-        ("tokenizer.json", '{"model": {"type": "Crystal"}}', ["tokenizer.json", "unknown kind"]),
-        ("tokenizer_config.json", "[1]", ["tokenizer_config.json", "table"]),
+        ("tokenizer.json", '{"model": {"type": "Crystal"}}', ["tokenizer.json", "not supported"]),
+        ("tokenizer_config.json", "[1]", ["tokenizer_config.json", "JSON object"]),
         ("tokenizer_config.json", "[" * 100_000, ["tokenizer_config.json", "JSON"]),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', ["damaged"]),
         ("generation_config.json", '{"eos_token_id": "end"}', ["eos_token_id='end'"]),
@@ -311,7 +311,8 @@ def test_the_tokenizer_needs_only_the_tokenizers_library(folder):
     import subprocess
 
     code = (
-        "import sys; from penstock.text.tokenizer import Tokenizer; from penstock.text import detokenizer, stop; "
+        "import sys; from penstock.text.tokenizers.tokenizer import Tokenizer; "
+        "from penstock.text import answers; "
         f"Tokenizer.from_folder({str(folder)!r}).encode('a'); "
         "print([name for name in ('jinja2', 'transformers', 'gguf', 'torch', 'numpy') if name in sys.modules])"
     )

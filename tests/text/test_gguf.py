@@ -12,8 +12,8 @@ import pytest
 import sentencepiece
 
 from penstock.errors import InvalidModel
-from penstock.text.splits import SPLITTINGS
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizers.pre_tokenizers import SPLITTINGS
+from penstock.text.tokenizers.tokenizer import Tokenizer
 
 K = "tokenizer.ggml."
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -229,7 +229,7 @@ def test_an_unnamed_splitting_goes_by_architecture(bpe, caplog, naive_bytes):
     old = {key: value for key, value in bpe.items() if key != K + "pre"}
     with caplog.at_level(logging.WARNING):
         falcon = Tokenizer.from_gguf({**old, "general.architecture": "falcon"})
-    assert "taking 'falcon'" in caplog.text
+    assert "using 'falcon'" in caplog.text
     assert falcon.encode("x!? 1234") == Tokenizer.from_gguf({**bpe, K + "pre": "falcon"}).encode("x!? 1234")
     plain = Tokenizer.from_gguf({**bpe, K + "pre": "default"})
     assert plain.encode("I'll x!? 12") == naive_bytes(bpe, [GPT2]).encode("I'll x!? 12")

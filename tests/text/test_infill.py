@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.text.infill import Gap, Marks, Room, find_marks, make_prompt
+from penstock.text.infill import Gap, InfillTokens, Room, find_infill_tokens, make_prompt
 from penstock.text.program import LocalProgram, TooManyTokens
-from penstock.text.spm import CONTROL, USER_DEFINED
+from penstock.text.tokenizers.sentencepiece import CONTROL, USER_DEFINED
 
 K = "tokenizer.ggml."
 LETTERS = [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ"]
@@ -59,7 +59,7 @@ def test_a_file_names_them_as_it_likes() -> None:
     tokens = ["<1>", "<2>", "<3>", "<4>", "<5>", "<6>"]
     made = program(tokens, fim_pre_token_id=2, fim_suf_token_id=0, fim_mid_token_id=1, fim_sep_token_id=3)
     assert told(made, Gap("a", "b")) == "<3>a<1>b<2>"
-    assert made.facts().infill == Marks(2, 0, 1, None, 3, (2, 0, 1, 3))
+    assert made.facts().infill == InfillTokens(2, 0, 1, None, 3, (2, 0, 1, 3))
     older = program(tokens, prefix_token_id=2, suffix_token_id=0, middle_token_id=1)
     assert told(older, Gap("a", "b")) == "<3>a<1>b<2>"
 
@@ -116,7 +116,7 @@ def test_long_texts_are_not_encoded_whole() -> None:
         return list(range(len(text)))
 
     files = tuple(("x", "f" * 10**6) for _ in range(100))
-    make_prompt(Marks(0, 1, 2, 3, 4), Gap("p" * 10**6, "s" * 10**6, files), encode, (), Room(64, 32))
+    make_prompt(InfillTokens(0, 1, 2, 3, 4), Gap("p" * 10**6, "s" * 10**6, files), encode, (), Room(64, 32))
     assert max(seen) <= 32 * 64 and len(seen) < 10
 
 
@@ -130,14 +130,14 @@ def test_without_room_a_long_prompt_is_refused() -> None:
 def test_a_vocabulary_without_them() -> None:
     made = program([])
     assert made.marks is None and made.facts().infill is None
-    with pytest.raises(InvalidRequest, match="cannot fill in between two texts"):
+    with pytest.raises(InvalidRequest, match="no fill-in-the-middle tokens"):
         made.encode_infill(Gap("a", "b"), None, True, None)
 
 
 def test_ordinary_tokens_are_no_marks() -> None:
     """HTML has <PRE>, and a vocabulary may have it as a word."""
     made = program(["<PRE>", "<SUF>", "<MID>"], kind=1)
-    assert find_marks(made.backend, {}) is None
+    assert find_infill_tokens(made.backend, {}) is None
 
 
 def test_sentencepiece_goes_on_without_a_blank() -> None:

@@ -10,11 +10,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from penstock.errors import InvalidModel, InvalidRequest
-from penstock.text import slices
-from penstock.text.growth import check_growth
 from penstock.text.program import LocalProgram, TooManyTokens
-from penstock.text.splits import SPLITTINGS
-from penstock.text.vocabulary import Vocabulary
+from penstock.text.tokenizers import chunks
+from penstock.text.tokenizers.pre_tokenizers import SPLITTINGS
+from penstock.text.tokenizers.vocabulary import Vocabulary, check_expansion
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -76,8 +75,8 @@ def chatml(backend: Tokenizer, template: str = CHATML, special: bool = True, nor
 )
 def test_parts_have_the_ids_of_the_whole(byte_level: Tokenizer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks where a text is cut within a word, an added token or a character that composes."""
-    monkeypatch.setattr(slices, "PART_CHARS", 300)
-    monkeypatch.setattr(slices, "MARGIN_CHARS", 100)
+    monkeypatch.setattr(chunks, "PART_CHARS", 300)
+    monkeypatch.setattr(chunks, "MARGIN_CHARS", 100)
     made = Tokenizer.from_str(byte_level.to_str())
     splitting = SPLITTINGS[name]
     made.pre_tokenizer = splitting.build()
@@ -87,20 +86,20 @@ def test_parts_have_the_ids_of_the_whole(byte_level: Tokenizer, name: str, monke
     for _ in range(40):
         text = "".join(rng.choice(PIECES) for _ in range(400))
         assert program.encode(text, add_special_tokens=False) == program.backend.encode(text).ids
-    parts = list(program._slicer.parts("the cat sat on the mat. " * 200))
+    parts = list(program._chunker.parts("the cat sat on the mat. " * 200))
     assert len(parts) > 3 and "".join(parts) == "the cat sat on the mat. " * 200
 
 
 def test_texts_that_cannot_be_cut_are_whole_or_refused(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "PART_CHARS", 300)
+    monkeypatch.setattr(chunks, "PART_CHARS", 300)
     program = chatml(byte_level)
-    assert list(program._slicer.parts("a" * 5000)) == ["a" * 5000]
-    monkeypatch.setattr(slices, "MAX_PART_CHARS", 2000)
-    with pytest.raises(InvalidRequest, match="put blanks"):
+    assert list(program._chunker.parts("a" * 5000)) == ["a" * 5000]
+    monkeypatch.setattr(chunks, "MAX_PART_CHARS", 2000)
+    with pytest.raises(InvalidRequest, match="add spaces"):
         program.encode("a" * 5000)
     spaced = Tokenizer.from_str(byte_level.to_str())
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # would add a space to every part
-    assert list(chatml(spaced)._slicer.parts("the cat " * 500)) == ["the cat " * 500]
+    assert list(chatml(spaced)._chunker.parts("the cat " * 500)) == ["the cat " * 500]
 
 
 @pytest.mark.parametrize("text", ["word " * 2_000_000, "a" * 10_000_000, "\n \t" * 3_000_000, "1" * 10_000_000])
@@ -214,7 +213,7 @@ def test_many_control_tokens_are_named_at_once(byte_level: Tokenizer) -> None:
 
 
 def test_characters_compose_with_no_added_token(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "PART_CHARS", 300)
+    monkeypatch.setattr(chunks, "PART_CHARS", 300)
     made = Tokenizer.from_str(byte_level.to_str())
     made.normalizer = normalizers.NFC()
     program = chatml(made)
@@ -261,9 +260,9 @@ def test_steps_that_multiply_are_refused(byte_level: Tokenizer) -> None:
     made = Tokenizer.from_str(byte_level.to_str())
     made.normalizer = normalizers.Sequence([normalizers.Replace("a", "aa")] * 40)
     with pytest.raises(ValueError, match="lengthen a text"):
-        check_growth(made)
+        check_expansion(made)
     with pytest.raises(InvalidModel, match="test: the tokenizer is damaged"):
         LocalProgram(Vocabulary(made, "test"))
     usual = [normalizers.NFKC(), normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]
     made.normalizer = normalizers.Sequence(usual)
-    check_growth(made)
+    check_expansion(made)

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.hub import list_models
 from penstock.models.files.gguf import GgufFile
-from penstock.text.detokenizer import Detokenizer
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.answers import Detokenizer
+from penstock.text.tokenizers.tokenizer import Tokenizer
 
 K = "tokenizer.ggml."
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.text.events import Reasoning, Text
-from penstock.text.reasoning import REASONING, ReasoningSplitter, detect_kind, new_splitter
+from penstock.text.answer_events import ReasoningDelta, TextDelta
+from penstock.text.chat.reasoning import REASONING, ReasoningSplitter, detect_kind, new_splitter
 from tests.text.streams import cut, places, run
 
 EXAMPLES = [
@@ -47,10 +47,10 @@ def test_cuts_change_nothing(text, inside, where):
 
 def test_held_back_is_only_what_may_be_a_marker():
     splitter = ReasoningSplitter()
-    assert splitter.push("<think>so</thi") == [Reasoning("so")]
-    assert splitter.push("s. ") == [Reasoning("</this. ")]
+    assert splitter.push("<think>so</thi") == [ReasoningDelta("so")]
+    assert splitter.push("s. ") == [ReasoningDelta("</this. ")]
     assert splitter.push("</think>\n") == []
-    assert splitter.push("a</thi") == [Text("a</thi")]
+    assert splitter.push("a</thi") == [TextDelta("a</thi")]
 
 
 @pytest.mark.parametrize("kind", sorted(REASONING))
@@ -82,4 +82,4 @@ def test_template_and_prompt_tell(template, prompt, kind, inside):
     splitter = new_splitter(detect_kind(template), prompt)
     assert (splitter is not None) == (kind is not None)
     if splitter is not None:
-        assert splitter.push("x") == [Reasoning("x") if inside else Text("x")]
+        assert splitter.push("x") == [ReasoningDelta("x") if inside else TextDelta("x")]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.text.spm import merges_of
+from penstock.text.tokenizers.sentencepiece import merges_of
 
 PIECES = st.dictionaries(st.text("ab▁", min_size=1, max_size=6), st.sampled_from([0.0, -0.0, -1.0, -1.5, -2.0, -7.0]))
 

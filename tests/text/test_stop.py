@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.text.stop import StopStrings
+from penstock.text.answers import StopStrings
 
 letters = st.text(alphabet="ab\n", max_size=30)
 stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), max_size=5)

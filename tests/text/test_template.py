@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from penstock.errors import InvalidModel, InvalidRequest
+from penstock.text.chat.template import MAX_CHARS, ChatTemplate
 from penstock.text.program import LocalProgram
-from penstock.text.template import MAX_CHARS, ChatTemplate
-from penstock.text.tokenizer import Tokenizer
-from penstock.text.vocabulary import Vocabulary
+from penstock.text.tokenizers.tokenizer import Tokenizer
+from penstock.text.tokenizers.vocabulary import Vocabulary
 
 CHATML = """{%- for message in messages %}
     {%- if loop.first and message.role != 'system' %}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM
+from penstock.api.idle_options import find_idle
 from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
-from penstock.idle_options import find_idle
-from penstock.text.template_file import MAX_TEMPLATE_BYTES, read_template
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.chat.template import MAX_TEMPLATE_BYTES, read_template
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from tests.llm import tiny
 
 GIVEN = "{% for message in messages %}<end>{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -52,7 +52,7 @@ def test_folders_and_pipes_are_no_templates(tmp_path: Path) -> None:
 
 
 def test_a_wrong_one_is_refused_before_the_model_is_looked_for() -> None:
-    with pytest.raises(InvalidConfig, match="chat_template is no Jinja template: line 1"):
+    with pytest.raises(InvalidConfig, match="chat_template is not a Jinja template: line 1"):
         LLM("no/such-model", chat_template="{{ messages")
 
 

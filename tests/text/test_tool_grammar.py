@@ -168,7 +168,7 @@ def test_names_are_written_as_json(tokenizer, name):
         ({"parser": "none"}, "use one of hermes"),
         ({"tools": [{"type": "function"}]}, "a tool must be"),
         ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, "must be a JSON schema"),
-        ({"tools": [{"function": {"name": "f g"}}], "parser": "pythonic"}, "'f g' cannot stand without quotes"),
+        ({"tools": [{"function": {"name": "f g"}}], "parser": "pythonic"}, "'f g' cannot be written without quotes"),
     ],
 )
 def test_what_cannot_be_forced_is_refused(options, message):

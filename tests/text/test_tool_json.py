@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.text.tools.json_scanner import JsonScanner, Unescape
+from penstock.text.tools.call_object import JsonScanner, Unescape
 from penstock.text.tools.literals import MAX_DEPTH, to_json
 from tests.text.streams import cut, places
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.text.template import ChatTemplate
+from penstock.text.chat.template import ChatTemplate
 from penstock.text.tools import TOOL_PARSERS
-from penstock.text.tools.describe import describe, normalized, supports_tools
+from penstock.text.tools.describe import describe, normalize_calls, supports_tools
 from tests.text.streams import run
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -88,14 +88,16 @@ def test_a_template_that_takes_only_turns_takes_it():
 
 
 def test_arguments_become_objects():
-    calls = normalized(CONVERSATION)[1]["tool_calls"]
+    calls = normalize_calls(CONVERSATION)[1]["tool_calls"]
     assert [call["function"]["arguments"] for call in calls] == [{"city": "Zürich"}, {}]
     assert calls[0]["id"] == "call_1"
 
 
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", '"x"', {"a": 1}, "[" * 100_000])
 def test_arguments_that_are_no_json_object_stay(arguments):
-    [message] = normalized([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}])
+    [message] = normalize_calls(
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+    )
     assert message["tool_calls"][0]["function"]["arguments"] == arguments
 
 
@@ -103,7 +105,7 @@ def test_the_request_is_left_as_it_is():
     messages = [{"role": "system", "content": "s"}, *copy.deepcopy(CONVERSATION)]
     before = copy.deepcopy(messages)
     describe(messages, TOOLS)
-    normalized(messages)
+    normalize_calls(messages)
     assert messages == before
 
 

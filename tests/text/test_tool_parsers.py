@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.text.events import CallArguments, CallBegin, Text, new_call_id
+from penstock.text.answer_events import CallArguments, CallBegin, TextDelta, new_call_id
 from penstock.text.tools import TOOL_PARSERS, detect_parser
 from tests.text.streams import cut, places, run
 
@@ -346,7 +346,7 @@ def test_each_python_argument_comes_when_it_is_complete():
 )
 def test_held_back_is_only_what_may_be_a_call(name, text, shown):
     events = new(name).push(text)
-    assert "".join(event.text for event in events if isinstance(event, Text)) == shown
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == shown
 
 
 @pytest.mark.parametrize(
@@ -367,14 +367,14 @@ def test_a_long_answer_is_read_once(name, text, monkeypatch):
     """Characters that pass through the steps, each counted as often as a step is given it."""
     parser, read = new(name), 0
     text = text % ("abcdefgh" * 4000)
-    push = type(parser._stream).push
+    push = type(parser).push
 
     def counting(stream, piece):
         nonlocal read
         read += len(stream._rest) + len(piece)
         return push(stream, piece)
 
-    monkeypatch.setattr(type(parser._stream), "push", counting)
+    monkeypatch.setattr(type(parser), "push", counting)
     for at in range(0, len(text), 7):
         parser.push(text[at : at + 7])
     parser.finish()
@@ -407,7 +407,7 @@ def parse_counts(name: str, text: str) -> tuple[int, int]:
     events = parser.push(text) + parser.finish()
     return (
         sum(isinstance(event, CallBegin) for event in events),
-        sum(len(event.text) for event in events if isinstance(event, Text)),
+        sum(len(event.text) for event in events if isinstance(event, TextDelta)),
     )
 
 

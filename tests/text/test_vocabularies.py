@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
-from penstock.text.splits import SPLITTINGS
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizers.pre_tokenizers import SPLITTINGS
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from tests.text.test_gguf import CASED, GPT2, WORDS, K
 from tests.text.test_gguf import bpe as bpe
 
@@ -91,7 +91,7 @@ def test_words(bpe: dict[str, Any], name: str, text: str, expected: list[str]) -
 
 @pytest.fixture(scope="module")
 def wordpiece(texts: list[str]) -> Backend:
-    made = Backend(models.WordPiece(unk_token="[UNK]"))  # type: ignore[call-arg]
+    made = Backend(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()

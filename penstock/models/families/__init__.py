@@ -1,4 +1,4 @@
-"""One small file per family: a config in, a ModelSpec out. No forward code and no loading code lives here."""
+"""One small file per family: a config in, a ModelSpec out. No forward code and no loading code."""
 
 from __future__ import annotations
 

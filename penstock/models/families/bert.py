@@ -1,8 +1,7 @@
-"""BERT as an encoder: what sentence embeddings are pooled from."""
+"""BERT as an encoder for sentence embeddings."""
 
 from __future__ import annotations
 
-from penstock.models.block import PostNormBlock
 from penstock.models.config import MAX_POSITIONS, Config
 from penstock.models.families.parts import (
     activation,
@@ -17,8 +16,7 @@ from penstock.models.families.parts import (
 )
 from penstock.models.layer import EncoderAttention
 from penstock.models.names import IGNORED, Names
-from penstock.models.registry import family
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import ModelSpec, PostNormBlock, family
 
 BERT = Names(
     prefixes=("bert.",),
@@ -43,7 +41,7 @@ BERT = Names(
     },
 )
 
-# The pooler of next-sentence prediction, which embeddings do not use.
+# The pooler of next-sentence prediction; embeddings do not use it.
 POOLER = (
     "pooler_fc_size",
     "pooler_num_attention_heads",

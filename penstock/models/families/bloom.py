@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.models.block import Block
 from penstock.models.config import MAX_POSITIONS, Config
 from penstock.models.families.parts import (
     alibi_slopes,
@@ -15,8 +14,7 @@ from penstock.models.families.parts import (
     num_layers,
 )
 from penstock.models.names import Names, Stored
-from penstock.models.registry import family
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import Block, ModelSpec, family
 
 BLOOM = Names(
     prefixes=("transformer.",),
@@ -36,7 +34,7 @@ BLOOM = Names(
         "mlp.dense_4h_to_h": "mlp.down",
     },
 )
-# How training computed the same values.
+# Settings of training that change nothing here.
 TRAINING = (
     "attention_softmax_in_fp32",
     "masked_softmax_fusion",
@@ -55,7 +53,7 @@ def bloom(c: Config) -> ModelSpec:
     c.only("apply_residual_connection_post_layernorm", False)
     norm = layer_norm(c, "layer_norm_epsilon")
     inner = attention(c, num_kv_heads=num_heads(c), alibi=alibi_slopes(num_heads(c)), qkv_bias=True, out_bias=True)
-    block = Block(inner, mlp(c, "gelu_tanh", bias=True), attention_norm=norm, mlp_norm=norm)
+    block = Block(inner, mlp(c, "gelu_tanh", bias=True), mixer_norm=norm, ffn_norm=norm)
     positions = c.count("seq_length", "max_position_embeddings", default=2048, most=MAX_POSITIONS)
     return model(
         c,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from penstock.models.block import AnyBlock, Block, ParallelBlock
-from penstock.models.config import MAX_HEADS, MAX_POSITIONS, Config
+from penstock.models.config import MAX_HEADS, MAX_POSITIONS, Config, max_positions, rope
 from penstock.models.families.parts import (
     activation,
     alibi_slopes,
@@ -19,9 +18,7 @@ from penstock.models.families.parts import (
 )
 from penstock.models.layer import Attention
 from penstock.models.names import Names, Stored
-from penstock.models.registry import family
-from penstock.models.rope import max_positions, rope
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import AnyBlock, Block, ModelSpec, ParallelBlock, family
 
 FALCON = Names(
     prefixes=("transformer.",),
@@ -42,7 +39,7 @@ TINY = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_h
 
 
 def bfloat16(value: float) -> float:
-    """Rounded to bfloat16, nearest even: the precision Falcon's slopes were trained in."""
+    """Round to bfloat16, nearest even, as Falcon's slopes were trained."""
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return float(struct.unpack("<f", struct.pack("<I", rounded))[0])
@@ -84,7 +81,7 @@ def falcon(c: Config) -> ModelSpec:
     feed = mlp(c, activation(c, "activation", default="gelu"), c.flag("bias", False))
     block: AnyBlock = ParallelBlock(inner, feed, norm, norm if num_norms == 2 else None)
     if not parallel:
-        block = Block(inner, feed, attention_norm=norm, mlp_norm=norm)
+        block = Block(inner, feed, mixer_norm=norm, ffn_norm=norm)
     positions = c.count("max_position_embeddings", default=2048, most=MAX_POSITIONS)
     if inner.rope is not None and c.values.get("max_position_embeddings") is not None:
         positions = max_positions(c)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.models.block import Block
-from penstock.models.config import MAX_LAYERS, Config
+from penstock.models.config import MAX_LAYERS, Config, rope
 from penstock.models.families.llama import TINY as LLAMA_TINY
 from penstock.models.families.parts import (
     ACTIVATIONS,
@@ -20,17 +19,15 @@ from penstock.models.families.parts import (
 )
 from penstock.models.layer import Attention
 from penstock.models.names import LLAMA, OUT_NORMS, QK_NORM, Names, one_plus
-from penstock.models.registry import family
-from penstock.models.rope import rope
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import AnyBlock, Block, ModelSpec, OutputNormBlock, family
 
-HEAD_SIZE = 256  # where a config names none
+HEAD_SIZE = 256  # if the config names none
 TINY = LLAMA_TINY | dict(head_dim=24)
-# "gelu" in a Gemma config always meant its tanh form.
+# "gelu" in a Gemma config means its tanh form.
 GEMMA_ACTIVATIONS = ACTIVATIONS | {"gelu": "gelu_tanh"}
 
 
-def gemma_model(c: Config, layers: list[Block], names: Names, softcap: float = 0.0) -> ModelSpec:
+def gemma_model(c: Config, layers: list[AnyBlock], names: Names, softcap: float = 0.0) -> ModelSpec:
     c.only("use_bidirectional_attention", False)
     return model(
         c,
@@ -43,15 +40,10 @@ def gemma_model(c: Config, layers: list[Block], names: Names, softcap: float = 0
     )
 
 
-def sandwich(c: Config, inner: Attention) -> Block:
+def sandwich(c: Config, inner: Attention) -> AnyBlock:
     norm = rms_norm(c)
-    return Block(
-        inner,
-        gated_mlp(c, gemma_activation(c)),
-        attention_norm=norm,
-        attention_out_norm=norm,
-        mlp_norm=norm,
-        mlp_out_norm=norm,
+    return OutputNormBlock(
+        inner, gated_mlp(c, gemma_activation(c)), mixer_norm=norm, mixer_out_norm=norm, ffn_norm=norm, ffn_out_norm=norm
     )
 
 
@@ -60,7 +52,7 @@ def gemma_activation(c: Config) -> str:
 
 
 def softcap_of(c: Config, name: str, default: float) -> float:
-    """0 where the key is null."""
+    """Return the soft cap; 0 if the key is null."""
     return 0.0 if name in c.values and c.values[name] is None else c.number(name, default=default, above=0.0)
 
 
@@ -71,8 +63,8 @@ def gemma(c: Config) -> ModelSpec:
     block = Block(
         attention(c, rope=rope(c, size), size=size, qkv_bias=bias, out_bias=bias),
         gated_mlp(c, gemma_activation(c)),
-        attention_norm=rms_norm(c),
-        mlp_norm=rms_norm(c),
+        mixer_norm=rms_norm(c),
+        ffn_norm=rms_norm(c),
     )
     return gemma_model(c, [block] * num_layers(c), LLAMA)
 

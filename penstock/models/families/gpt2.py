@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.models.block import Block
 from penstock.models.config import MAX_POSITIONS, Config
 from penstock.models.families.parts import (
     activation,
@@ -15,8 +14,7 @@ from penstock.models.families.parts import (
     num_layers,
 )
 from penstock.models.names import IGNORED, Names, Stored
-from penstock.models.registry import family
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import Block, ModelSpec, family
 
 GPT2 = Names(
     prefixes=("transformer.",),
@@ -32,7 +30,7 @@ GPT2 = Names(
         "mlp.c_proj": Stored("mlp.down", "transposed"),
     },
 )
-# Of heads that are not loaded, and of the first release.
+# Heads that are not loaded, and buffers of the first release.
 UNUSED = (
     "summary_type",
     "summary_use_proj",
@@ -63,8 +61,8 @@ def gpt2(c: Config) -> ModelSpec:
         Block(
             attention(c, scale=scale / (index + 1) if by_layer else scale, qkv_bias=True, out_bias=True),
             feed,
-            attention_norm=norm,
-            mlp_norm=norm,
+            mixer_norm=norm,
+            ffn_norm=norm,
         )
         for index in range(num_layers(c))
     ]

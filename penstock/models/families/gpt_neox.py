@@ -1,9 +1,8 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side, partly rotated heads."""
+"""GPT-NeoX and Pythia: parallel attention and MLP, partial RoPE."""
 
 from __future__ import annotations
 
-from penstock.models.block import AnyBlock, Block, ParallelBlock
-from penstock.models.config import Config
+from penstock.models.config import Config, rope
 from penstock.models.families.parts import (
     activation,
     attention,
@@ -15,9 +14,7 @@ from penstock.models.families.parts import (
     num_layers,
 )
 from penstock.models.names import IGNORED, Names, Stored
-from penstock.models.registry import family
-from penstock.models.rope import rope
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import AnyBlock, Block, ModelSpec, ParallelBlock, family
 
 GPT_NEOX = Names(
     prefixes=("gpt_neox.",),
@@ -68,5 +65,5 @@ def gpt_neox(c: Config) -> ModelSpec:
     norm = layer_norm(c, "layer_norm_eps")
     block: AnyBlock = ParallelBlock(inner, feed, norm, norm)
     if not c.flag("use_parallel_residual", True):
-        block = Block(inner, feed, attention_norm=norm, mlp_norm=norm)
+        block = Block(inner, feed, mixer_norm=norm, ffn_norm=norm)
     return model(c, layers=[block] * num_layers(c), norm=norm, names=GPT_NEOX, tied=False)

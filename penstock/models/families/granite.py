@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.models.block import Block
-from penstock.models.config import Config
+from penstock.models.config import Config, rope
 from penstock.models.families.llama import TINY
 from penstock.models.families.parts import (
     activation,
@@ -16,9 +15,7 @@ from penstock.models.families.parts import (
     rms_norm,
 )
 from penstock.models.names import LLAMA
-from penstock.models.registry import family
-from penstock.models.rope import rope
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import ModelSpec, ScaledBlock, family
 
 MULTIPLIERS = dict(embedding_multiplier=6.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=4.0)
 
@@ -30,12 +27,12 @@ MULTIPLIERS = dict(embedding_multiplier=6.0, attention_multiplier=0.2, residual_
 def granite(c: Config) -> ModelSpec:
     bias = c.flag("attention_bias", False)
     scale = c.number("attention_multiplier", default=1.0, above=0.0)
-    block = Block(
+    block = ScaledBlock(
         attention(c, rope=rope(c, head_size(c)), scale=scale, qkv_bias=bias, out_bias=bias),
         gated_mlp(c, activation(c, default="silu"), c.flag("mlp_bias", False)),
-        attention_norm=rms_norm(c),
-        mlp_norm=rms_norm(c),
-        residual_scale=c.number("residual_multiplier", default=1.0, above=0.0),
+        mixer_norm=rms_norm(c),
+        ffn_norm=rms_norm(c),
+        scale=c.number("residual_multiplier", default=1.0, above=0.0),
     )
     return model(
         c,

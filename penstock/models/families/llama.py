@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.models.block import Block
-from penstock.models.config import Config
+from penstock.models.config import Config, rope
 from penstock.models.families.parts import activation, attention, gated_mlp, head_size, model, num_layers, rms_norm
 from penstock.models.names import LLAMA
-from penstock.models.registry import family
-from penstock.models.rope import rope
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import Block, ModelSpec, family
 
 TINY = dict(
     vocab_size=256,
@@ -50,7 +47,7 @@ def llama(c: Config) -> ModelSpec:
     block = Block(
         attention(c, rope=rope(c, head_size(c)), qkv_bias=bias, out_bias=bias),
         gated_mlp(c, activation(c, default="silu"), c.flag("mlp_bias", False)),
-        attention_norm=rms_norm(c),
-        mlp_norm=rms_norm(c),
+        mixer_norm=rms_norm(c),
+        ffn_norm=rms_norm(c),
     )
     return model(c, layers=[block] * num_layers(c), norm=rms_norm(c), names=LLAMA, tied=False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.models.block import Block
-from penstock.models.config import Config
+from penstock.models.config import Config, rope
 from penstock.models.families.llama import TINY
 from penstock.models.families.parts import (
     activation,
@@ -17,9 +16,7 @@ from penstock.models.families.parts import (
     windows,
 )
 from penstock.models.names import LLAMA
-from penstock.models.registry import family
-from penstock.models.rope import rope
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import Block, ModelSpec, family
 
 
 @family("MistralForCausalLM", like=[TINY | dict(sliding_window=12), TINY | dict(sliding_window=None, head_dim=32)])
@@ -29,8 +26,8 @@ def mistral(c: Config) -> ModelSpec:
         Block(
             attention(c, rope=rope(c, head_size(c)), window=slide),
             gated_mlp(c, activation(c, default="silu")),
-            attention_norm=rms_norm(c),
-            mlp_norm=rms_norm(c),
+            mixer_norm=rms_norm(c),
+            ffn_norm=rms_norm(c),
         )
         for slide in windows(c, size, [size > 0] * num_layers(c))
     ]

@@ -1,8 +1,7 @@
-"""OPT: learned positions that begin at row 2; the 350M model norms after its residuals and narrows its embeddings."""
+"""OPT: learned positions that begin at row 2; the 350M model is post-norm and has narrower embeddings."""
 
 from __future__ import annotations
 
-from penstock.models.block import AnyBlock, Block, PostNormBlock
 from penstock.models.config import MAX_POSITIONS, MAX_WIDTH, Config
 from penstock.models.families.parts import (
     activation,
@@ -16,8 +15,7 @@ from penstock.models.families.parts import (
     width,
 )
 from penstock.models.names import Names
-from penstock.models.registry import family
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import AnyBlock, Block, ModelSpec, PostNormBlock, family
 
 OFFSET = 2
 OPT = Names(
@@ -64,7 +62,7 @@ def opt(c: Config) -> ModelSpec:
     feed, norm = mlp(c, activation(c, "activation_function", default="relu"), bias), layer_norm(c)
     block: AnyBlock = PostNormBlock(inner, feed, norm, norm)
     if before:
-        block = Block(inner, feed, attention_norm=norm, mlp_norm=norm)
+        block = Block(inner, feed, mixer_norm=norm, ffn_norm=norm)
     last = norm if before and not c.flag("_remove_final_layer_norm", False) else None
     row = c.count("word_embed_proj_dim", default=width(c), most=MAX_WIDTH)
     positions = c.count("max_position_embeddings", most=MAX_POSITIONS)

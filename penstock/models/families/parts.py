@@ -1,11 +1,11 @@
-"""The parts most families are made of, read from the keys most configs share."""
+"""Parts that most families share, read from the keys that most configs share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.models.block import AnyBlock
 from penstock.models.config import (
+    LAYER_TYPES,
     MAX_HEAD_SIZE,
     MAX_HEADS,
     MAX_HIDDEN,
@@ -14,11 +14,12 @@ from penstock.models.config import (
     MAX_VOCAB,
     MAX_WIDTH,
     Config,
+    max_model_len,
+    max_positions,
 )
 from penstock.models.layer import Attention, GatedMlp, LayerNorm, Mlp, Norm, RmsNorm, Rope
 from penstock.models.names import Names
-from penstock.models.rope import LAYER_TYPES, max_model_len, max_positions
-from penstock.models.spec import Embedding, Head, ModelSpec
+from penstock.models.spec import AnyBlock, Embedding, Head, ModelSpec
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -48,7 +49,7 @@ def num_heads(c: Config) -> int:
 
 
 def head_size(c: Config, default: int = 0) -> int:
-    """`head_dim`; where it is absent, the family's default or an equal share of the width."""
+    """Return `head_dim`, else the family's default or an equal share of the width."""
     if not default and c.values.get("head_dim") is None and width(c) % num_heads(c):
         c.refuse("num_attention_heads", f"does not divide hidden_size={width(c)}")
     return c.count("head_dim", default=default or width(c) // num_heads(c), most=MAX_HEAD_SIZE)
@@ -115,14 +116,14 @@ def gated_mlp(c: Config, kind: str, bias: bool = False) -> GatedMlp:
 
 
 def window(c: Config, default: int = 0) -> int:
-    """`sliding_window`; 0 where it is null, or absent and not the family's default."""
+    """Return `sliding_window`; 0 if it is null, or absent without a family default."""
     if "sliding_window" in c.values and c.values["sliding_window"] is None:
         default = 0
     return c.count("sliding_window", default=default, most=MAX_POSITIONS)
 
 
 def windows(c: Config, size: int, otherwise: Sequence[bool]) -> list[int]:
-    """The window of each layer: `layer_types` says which slide, or, where it is absent, `otherwise`."""
+    """Return each layer's window: by `layer_types`, or `otherwise` if it is absent."""
     types = c.choices("layer_types", LAYER_TYPES, num_layers(c))
     slides = [kind == "sliding_attention" for kind in types] if types else list(otherwise)
     if any(slides) and not size:
@@ -131,7 +132,7 @@ def windows(c: Config, size: int, otherwise: Sequence[bool]) -> list[int]:
 
 
 def alibi_slopes(count: int) -> list[float]:
-    """2^(-8/n), 2^(-16/n), … for a power of two n; further heads take every other slope of twice as many."""
+    """Return 2^(-8/n), 2^(-16/n), … for a power of two n; further heads take every other slope of 2n."""
     power = 1 << (count.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     return slopes + [2.0 ** (-4.0 * (2 * i + 1) / power) for i in range(count - power)]
@@ -167,7 +168,7 @@ def model(
     softcap: float = 0.0,
     head: bool = True,
 ) -> ModelSpec:
-    """The whole: `tied` is the family's default for tie_word_embeddings, `positions` what its context is."""
+    """Build the spec: `tied` is the family's default for tie_word_embeddings, `positions` its context length."""
     context = positions or max_positions(c)
     embed = embed or embedding(c)
     top = Head(

@@ -1,9 +1,8 @@
-"""Phi-3 and Phi-4-mini: Llama with merged projections, partly rotated heads and long rope."""
+"""Phi-3 and Phi-4-mini: Llama with merged projections, partial RoPE and longrope."""
 
 from __future__ import annotations
 
-from penstock.models.block import Block
-from penstock.models.config import Config
+from penstock.models.config import Config, max_positions, rope
 from penstock.models.families.llama import TINY
 from penstock.models.families.parts import (
     activation,
@@ -16,11 +15,9 @@ from penstock.models.families.parts import (
     window,
 )
 from penstock.models.names import LLAMA, MERGED
-from penstock.models.registry import family
-from penstock.models.rope import max_positions, rope
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import Block, ModelSpec, family
 
-# Names that early checkpoints gave to long rope.
+# Names of longrope in early checkpoints.
 ALIASES = {"su": "longrope", "yarn": "longrope"}
 LONG = dict(
     rope_type="longrope",
@@ -47,8 +44,8 @@ def phi3(c: Config) -> ModelSpec:
     block = Block(
         attention(c, rope=rope(c, head_size(c), aliases=ALIASES), window=window(c)),
         gated_mlp(c, activation(c, default="silu")),
-        attention_norm=rms_norm(c, eps=1e-5),
-        mlp_norm=rms_norm(c, eps=1e-5),
+        mixer_norm=rms_norm(c, eps=1e-5),
+        ffn_norm=rms_norm(c, eps=1e-5),
     )
     return model(
         c,

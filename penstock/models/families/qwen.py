@@ -1,9 +1,8 @@
-"""Qwen 2 (biased queries, keys and values) and Qwen 3 (normed queries and keys)."""
+"""Qwen 2 (QKV biases) and Qwen 3 (QK-norm)."""
 
 from __future__ import annotations
 
-from penstock.models.block import Block
-from penstock.models.config import MAX_LAYERS, Config
+from penstock.models.config import MAX_LAYERS, Config, rope
 from penstock.models.families.llama import TINY
 from penstock.models.families.parts import (
     activation,
@@ -18,15 +17,13 @@ from penstock.models.families.parts import (
 )
 from penstock.models.layer import Attention
 from penstock.models.names import LLAMA, QK_NORM, Names
-from penstock.models.registry import family
-from penstock.models.rope import rope
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import Block, ModelSpec, family
 
 SLIDING = dict(use_sliding_window=True, sliding_window=9, max_window_layers=1, num_hidden_layers=3)
 
 
 def layer_windows(c: Config) -> list[int]:
-    """Where windows are used at all, the layers from max_window_layers on slide."""
+    """Return each layer's window; with windows on, layers from max_window_layers on have one."""
     size, first = window(c, default=4096), c.count("max_window_layers", default=28, least=0, most=MAX_LAYERS)
     if not c.flag("use_sliding_window", False):
         size, first = 0, num_layers(c)
@@ -35,7 +32,7 @@ def layer_windows(c: Config) -> list[int]:
 
 def qwen(c: Config, attentions: list[Attention], names: Names) -> ModelSpec:
     feed = gated_mlp(c, activation(c, default="silu"))
-    layers = [Block(one, feed, attention_norm=rms_norm(c), mlp_norm=rms_norm(c)) for one in attentions]
+    layers = [Block(one, feed, mixer_norm=rms_norm(c), ffn_norm=rms_norm(c)) for one in attentions]
     return model(c, layers=layers, norm=rms_norm(c), names=names, tied=False)
 
 

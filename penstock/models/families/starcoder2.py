@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from penstock.models.block import Block
-from penstock.models.config import Config
+from penstock.models.config import Config, rope
 from penstock.models.families.llama import TINY
 from penstock.models.families.parts import activation, attention, head_size, layer_norm, mlp, model, num_layers, window
 from penstock.models.names import LLAMA, PLAIN_MLP
-from penstock.models.registry import family
-from penstock.models.rope import rope
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import Block, ModelSpec, family
 
 
 @family("Starcoder2ForCausalLM", like=[TINY | dict(sliding_window=13), TINY | dict(use_bias=False)])
@@ -22,7 +19,7 @@ def starcoder2(c: Config) -> ModelSpec:
     block = Block(
         attention(c, rope=rope(c, head_size(c)), window=window(c), qkv_bias=bias, out_bias=bias),
         mlp(c, activation(c, default="gelu_pytorch_tanh"), bias),
-        attention_norm=norm,
-        mlp_norm=norm,
+        mixer_norm=norm,
+        ffn_norm=norm,
     )
     return model(c, layers=[block] * num_layers(c), norm=norm, names=LLAMA | PLAIN_MLP, tied=True)

@@ -1,7 +1,7 @@
-"""Checkpoints on disk: a folder with safetensors or a GGUF file comes in, config, names and tensors go out.
+"""Read checkpoints: a safetensors folder or a GGUF file in; config, names and tensors out.
 
-Everything is checked against the file's size before it is used; whatever is wrong is an `InvalidModel` of one line.
-Nothing here knows what the tensors are for.
+Everything is checked against the file's size before use; any damage is a one-line `InvalidModel`. Nothing here knows
+what the tensors are for.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from penstock.errors import InvalidModel
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.files.gguf_checkpoint import GgufCheckpoint
 from penstock.models.files.json_file import read_config, read_generation_config
-from penstock.models.files.safetensors import PICKLES, SafetensorsCheckpoint, pickle_refused
+from penstock.models.files.safetensors import PICKLES, SafetensorsCheckpoint, pickle_error
 
 __all__ = ["Checkpoint", "open_checkpoint", "read_config", "read_generation_config"]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A model folder or a `.gguf` file, ready to hand out tensors."""
+    """Open a model folder or a `.gguf` file."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -35,9 +35,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _open_file(path: Path) -> Checkpoint:
     if path.suffix in PICKLES:
-        raise pickle_refused(path)
+        raise pickle_error(path)
     if path.suffix == ".safetensors":
         raise InvalidModel(f"{path} holds weights only; name its folder, which has the config.json too")
     if path.suffix == ".gguf":
         return GgufCheckpoint(path)
-    raise InvalidModel(f"{path} is no model: name a folder with config.json and safetensors, or a .gguf file")
+    raise InvalidModel(f"{path} is not a model: name a folder with config.json and safetensors, or a .gguf file")

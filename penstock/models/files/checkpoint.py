@@ -1,4 +1,4 @@
-"""What every checkpoint offers, whatever it is stored as."""
+"""The interface of every checkpoint format."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from penstock.quant.packed import Stored
+from penstock.quant.packed import GgmlMatrix
 
 Format = Literal["safetensors", "gguf"]
 
 
 class Checkpoint(Protocol):
+    """A model's config and tensors, in any format."""
+
     path: Path
     format: Format
     config: dict[str, Any]  # keys as in the family's config.json
     generation_config: dict[str, Any]
-    quantization: str  # how most weights are stored: "bfloat16", "Q4_K_M", …
+    quantization: str  # of most weights: "bfloat16", "Q4_K_M", …
     num_bytes: int  # of all tensors as stored
 
     @property
     def metadata(self) -> Mapping[str, Any] | None:
-        """A GGUF file's; None of a folder."""
+        """Metadata of a GGUF file; None for a folder."""
 
     def names(self) -> list[str]: ...
 
@@ -32,12 +34,12 @@ class Checkpoint(Protocol):
     def dtype(self, name: str) -> str: ...
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The values as the family's checkpoint has them, in a dtype torch computes with."""
+        """Return the values as in the family's checkpoint, in a dtype torch computes with."""
 
-    def stored(self, name: str) -> Stored | None:
-        """A matrix in the file's own quantized blocks, rows as the family's checkpoint has them; None if it is not."""
+    def read_ggml(self, name: str) -> GgmlMatrix | None:
+        """Return a matrix in the file's quantized blocks, rows as in the family's checkpoint; None if not quantized."""
 
     def tokenizer_source(self) -> Path | Mapping[str, Any]:
-        """The folder, or the metadata, that the tokenizer is made from."""
+        """Return the folder or the metadata that the tokenizer is made from."""
 
     def close(self) -> None: ...

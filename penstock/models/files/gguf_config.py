@@ -1,13 +1,104 @@
-"""GGUF metadata to the config.json that the model's family is written for."""
+"""Translate GGUF metadata to the family's config.json."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import InvalidModel
-from penstock.models.files.gguf_keys import Keys
-from penstock.models.files.gguf_rope import rope
+from penstock.models.files.gguf import Keys
+
+# All Llama 3.1 and later models use these; only the factor differs. A file stores the resulting factors.
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def rope(keys: Keys, head_size: int, partial: bool = False) -> dict[str, Any]:
+    """Return rope_theta and, if they matter, partial_rotary_factor and rope_scaling."""
+    config: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
+    size = keys.count("rope.dimension_count", head_size)
+    if size > head_size or size % 2 or (size < head_size and not partial):
+        raise InvalidModel(
+            f"{keys.architecture}.rope.dimension_count is {size} with heads of {head_size}; "
+            f"{'an even part' if partial else 'the whole'} of the head must be rotated"
+        )
+    if config["rope_theta"] <= 0:
+        raise InvalidModel(f"{keys.architecture}.rope.freq_base is {config['rope_theta']}; it must be above 0")
+    if size < head_size:
+        config["partial_rotary_factor"] = _part(size, head_size)
+    scaling = _read_scaling(keys, size // 2, config["rope_theta"])
+    return config if scaling is None else config | {"rope_scaling": scaling}
+
+
+def _part(size: int, head_size: int) -> float:
+    """Return a fraction that truncates back to `size` when multiplied."""
+    part = size / head_size
+    return part if int(head_size * part) == size else math.nextafter(part, 1.0)
+
+
+def _read_scaling(keys: Keys, num_frequencies: int, theta: float) -> dict[str, Any] | None:
+    keys.require("rope.scaling.type", ("none", "linear", "yarn", "longrope"))
+    keys.require("rope.scaling.yarn_ext_factor", (1.0, -1.0))
+    kind = keys.get("rope.scaling.type") or "linear"  # the default when a file names only a factor
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) or 1.0
+    attention = keys.number("rope.scaling.attn_factor", 1.0)
+    original = keys.optional_count("rope.scaling.original_context_length")
+    if factor <= 0 or attention <= 0:
+        raise InvalidModel(f"{keys.architecture}.rope.scaling has factors {factor} and {attention}; both must exceed 0")
+    short, long = (_factors(keys, f"rope_factors_{each}.weight", num_frequencies) for each in ("short", "long"))
+    if short and long:
+        return _longrope(keys, short, long, attention)
+    if short or long or kind == "longrope":
+        raise InvalidModel("rope scaling longrope needs the tensors rope_factors_short.weight and _long.weight")
+    if factors := _factors(keys, "rope_freqs.weight", num_frequencies):
+        factors = [each * factor for each in factors] if kind == "linear" else factors
+        return _llama3(factors, theta) or {"rope_type": "factors", "factors": factors}
+    if kind == "yarn":
+        return _yarn(keys, factor, attention, original)
+    return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1.0 else None
+
+
+def _factors(keys: Keys, tensor: str, count: int) -> list[float]:
+    factors = keys.vector(tensor)
+    if factors and (len(factors) != count or not all(math.isfinite(each) and each > 0 for each in factors)):
+        raise InvalidModel(f"tensor {tensor!r} must hold {count} factors above 0, it has {len(factors)}")
+    return factors
+
+
+def _llama3(factors: list[float], theta: float) -> dict[str, Any] | None:
+    """Recover Llama 3's parameters from its factors; None for other factors."""
+    factor = float(f"{max(factors):.6g}")
+    original = LLAMA3["original_max_position_embeddings"]
+    for index, found in enumerate(factors):
+        turns = original / (2 * math.pi * theta ** (index / len(factors)))  # rotations within the original context
+        smooth = min(1.0, max(0.0, (turns - LLAMA3["low_freq_factor"]) / (LLAMA3["high_freq_factor"] - 1)))
+        if not math.isclose(found, 1 / ((1 - smooth) / factor + smooth), rel_tol=1e-4):
+            return None
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+
+
+def _longrope(keys: Keys, short: list[float], long: list[float], attention: float) -> dict[str, Any]:
+    """Convert longrope; the attention factor is set only if it differs from that of the lengths."""
+    scaling: dict[str, Any] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    longest = keys.count("context_length")
+    original = keys.count("rope.scaling.original_context_length", longest)
+    stretch = longest / original
+    usual = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 < original else 1.0
+    return scaling if math.isclose(attention, usual, rel_tol=1e-5) else scaling | {"attention_factor": attention}
+
+
+def _yarn(keys: Keys, factor: float, attention: float, original: int | None) -> dict[str, Any]:
+    scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
+    if original:
+        scaling["original_max_position_embeddings"] = original
+    for name in ("beta_fast", "beta_slow"):
+        if keys.get(f"rope.scaling.yarn_{name}") is not None:
+            scaling[name] = keys.number(f"rope.scaling.yarn_{name}")
+    attention *= keys.number("rope.scaling.yarn_attn_factor", 1.0)
+    if attention != 1.0:
+        scaling["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+    return scaling
+
 
 Config = dict[str, Any]
 
@@ -25,12 +116,9 @@ def read_config(keys: Keys) -> Config:
 
 
 def _tokens(keys: Keys) -> Config:
-    found = {}
-    for name, spelled in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-        token = keys.metadata.get(f"tokenizer.ggml.{spelled}_token_id")
-        if type(token) is int:
-            found[f"{name}_token_id"] = token
-    return found
+    spelled = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    found = {f"{name}_token_id": keys.metadata.get(f"tokenizer.ggml.{each}_token_id") for name, each in spelled.items()}
+    return {name: token for name, token in found.items() if type(token) is int}
 
 
 def _vocab_size(keys: Keys) -> int:
@@ -58,8 +146,8 @@ def _head_size(keys: Keys) -> int:
     return size
 
 
-def _modern(keys: Keys, architecture: str, model_type: str) -> Config:
-    """What all decoders with separate projections and rotary positions have."""
+def _decoder_config(keys: Keys, architecture: str, model_type: str) -> Config:
+    """Return what all decoders with separate projections and RoPE share."""
     heads, width, size = keys.count("attention.head_count"), keys.count("embedding_length"), _head_size(keys)
     return ({"head_dim": size} if size * heads != width else {}) | {
         "architectures": [architecture],
@@ -75,36 +163,31 @@ def _modern(keys: Keys, architecture: str, model_type: str) -> Config:
     }
 
 
-def _rms(keys: Keys) -> Config:
-    return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"), "hidden_act": "silu"}
+def _rms(keys: Keys, architecture: str, model_type: str, partial: bool = False) -> Config:
+    """Return what all decoders with RMS norms share."""
+    return (
+        _decoder_config(keys, architecture, model_type)
+        | {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"), "hidden_act": "silu"}
+        | rope(keys, _head_size(keys), partial)
+    )
 
 
 def _llama(keys: Keys) -> Config:
-    window = keys.optional_count("attention.sliding_window")  # only Mistral's have one
-    kind = ("MistralForCausalLM", "mistral") if window else ("LlamaForCausalLM", "llama")
-    size = _head_size(keys)
-    config = _modern(keys, *kind) | _rms(keys) | rope(keys, size) | {"head_dim": size}
-    if window:
-        return config | {"sliding_window": window}
-    return config | _biases(keys)
+    size = {"head_dim": _head_size(keys)}
+    if window := keys.optional_count("attention.sliding_window"):  # only Mistral has one
+        return _rms(keys, "MistralForCausalLM", "mistral") | size | {"sliding_window": window}
+    return _rms(keys, "LlamaForCausalLM", "llama") | size | _biases(keys)
 
 
 def _biases(keys: Keys) -> Config:
     return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
 
 
-def _qwen2(keys: Keys) -> Config:
-    return _modern(keys, "Qwen2ForCausalLM", "qwen2") | _rms(keys) | rope(keys, _head_size(keys))
-
-
 def _qwen3(keys: Keys) -> Config:
-    size = _head_size(keys)
-    return (
-        _modern(keys, "Qwen3ForCausalLM", "qwen3")
-        | _rms(keys)
-        | rope(keys, size)
-        | {"head_dim": size, "attention_bias": keys.has("blk.0.attn_q.bias")}
-    )
+    return _rms(keys, "Qwen3ForCausalLM", "qwen3") | {
+        "head_dim": _head_size(keys),
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+    }
 
 
 def _granite(keys: Keys) -> Config:
@@ -114,21 +197,11 @@ def _granite(keys: Keys) -> Config:
         "residual_multiplier": keys.number("residual_scale", 1.0),
         "logits_scaling": keys.number("logit_scale", 1.0),
     }
-    return (
-        _modern(keys, "GraniteForCausalLM", "granite")
-        | _rms(keys)
-        | rope(keys, _head_size(keys))
-        | scales
-        | _biases(keys)
-    )
-
-
-def _olmo2(keys: Keys) -> Config:
-    return _modern(keys, "Olmo2ForCausalLM", "olmo2") | _rms(keys) | rope(keys, _head_size(keys))
+    return _rms(keys, "GraniteForCausalLM", "granite") | scales | _biases(keys)
 
 
 def _phi3(keys: Keys) -> Config:
-    config = _modern(keys, "Phi3ForCausalLM", "phi3") | _rms(keys) | rope(keys, _head_size(keys), partial=True)
+    config = _rms(keys, "Phi3ForCausalLM", "phi3", partial=True)
     original = keys.count("rope.scaling.original_context_length", config["max_position_embeddings"])
     return config | {
         "original_max_position_embeddings": original,
@@ -137,21 +210,14 @@ def _phi3(keys: Keys) -> Config:
 
 
 def _gemma(keys: Keys) -> Config:
-    size = _head_size(keys)
-    return (
-        _modern(keys, "GemmaForCausalLM", "gemma")
-        | _rms(keys)
-        | rope(keys, size)
-        | {"head_dim": size, "hidden_act": "gelu_pytorch_tanh"}
-    )
+    return _rms(keys, "GemmaForCausalLM", "gemma") | {"head_dim": _head_size(keys), "hidden_act": "gelu_pytorch_tanh"}
 
 
 def _sandwich(
     keys: Keys, architecture: str, model_type: str, odd_layers: int, period: int, window: int | None
 ) -> Config:
-    """Gemma 2 and 3: windows on all layers but every `period`-th; the largest model scales queries by its width."""
-    size = _head_size(keys)
-    config = _modern(keys, architecture, model_type) | _rms(keys) | rope(keys, size)
+    """Read Gemma 2 and 3: every `period`-th layer has no window; the largest model scales queries by its width."""
+    size, config = _head_size(keys), _rms(keys, architecture, model_type)
     del config["hidden_act"]
     layers = config["num_hidden_layers"]
     scalar = max(1, config["hidden_size"] // config["num_attention_heads"]) if layers == odd_layers else size
@@ -194,7 +260,7 @@ def _gemma3(keys: Keys) -> Config:
 
 def _starcoder2(keys: Keys) -> Config:
     return (
-        _modern(keys, "Starcoder2ForCausalLM", "starcoder2")
+        _decoder_config(keys, "Starcoder2ForCausalLM", "starcoder2")
         | rope(keys, _head_size(keys))
         | {
             "norm_epsilon": keys.number("attention.layer_norm_epsilon"),
@@ -225,7 +291,7 @@ def _gpt2(keys: Keys) -> Config:
 def _gptneox(keys: Keys) -> Config:
     size = _head_size(keys)
     rotary = rope(keys, size, partial=True)
-    config = _modern(keys, "GPTNeoXForCausalLM", "gpt_neox")
+    config = _decoder_config(keys, "GPTNeoXForCausalLM", "gpt_neox")
     del config["num_key_value_heads"]
     return (
         config
@@ -244,8 +310,8 @@ def _gptneox(keys: Keys) -> Config:
 def _falcon(keys: Keys) -> Config:
     heads = keys.count("attention.head_count")
     kv_heads = keys.count("attention.head_count_kv", 1)
-    keys.get("feed_forward_length")  # writers take it for four times the width, the tensors know better
-    grouped = kv_heads > 1  # the 7B model has one key/value head, the later ones a few
+    keys.get("feed_forward_length")  # writers assume four times the width; the tensors have the true size
+    grouped = kv_heads > 1  # the 7B model has one KV head, later ones a few
     width = keys.count("embedding_length")
     up = keys.tensors.get("blk.0.ffn_up.weight")
     config: Config = {
@@ -308,7 +374,7 @@ def _bert(keys: Keys) -> Config:
 ENCODERS = frozenset({"bert"})
 CONFIGS: dict[str, Callable[[Keys], Config]] = {
     "llama": _llama,
-    "qwen2": _qwen2,
+    "qwen2": lambda keys: _rms(keys, "Qwen2ForCausalLM", "qwen2"),
     "qwen3": _qwen3,
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -319,7 +385,7 @@ CONFIGS: dict[str, Callable[[Keys], Config]] = {
     "falcon": _falcon,
     "bloom": _bloom,
     "starcoder2": _starcoder2,
-    "olmo2": _olmo2,
+    "olmo2": lambda keys: _rms(keys, "Olmo2ForCausalLM", "olmo2"),
     "granite": _granite,
     "bert": _bert,
 }

@@ -1,4 +1,4 @@
-"""JSON files of a model's folder: objects only, of bounded size."""
+"""Read the JSON files of a model's folder: objects of bounded size, and errors about damaged files on one line."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidModel
-from penstock.models.files.damage import Damaged, shown
+
+
+class Damaged(InvalidModel):
+    """Bytes that no writer of the format would produce."""
+
+
+def quote_name(name: str) -> str:
+    """Format a name from the file for a one-line error."""
+    return repr(name if len(name) <= 80 else name[:79] + "…")
+
 
 MAX_CONFIG_BYTES = 1 << 22
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
-    """A JSON object whose keys, at every depth, are there once."""
+    """Parse a JSON object without duplicate keys at any depth."""
     try:
         value = json.loads(text.decode(), object_pairs_hook=_once)
     except Damaged:
         raise
-    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a number of endless digits
-        raise Damaged(f"it is no valid JSON ({_reason(error)})") from None
+    except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, or too many digits
+        raise Damaged(f"it is not valid JSON ({_reason(error)})") from None
     if not isinstance(value, dict):
         raise Damaged(f"it must hold a JSON object, not a {type(value).__name__}")
     return value
@@ -35,7 +44,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise Damaged(f"key {shown(name)} is there twice")
+            raise Damaged(f"key {quote_name(name)} is duplicated")
         found[name] = value
     return found
 
@@ -47,22 +56,22 @@ def read_object(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]
     except OSError as error:
         raise InvalidModel(f"{path} cannot be read: {error.strerror}") from None
     if len(text) > max_bytes:
-        raise InvalidModel(f"{path} is larger than {max_bytes} bytes; this is no file of a model")
+        raise InvalidModel(f"{path} is larger than {max_bytes} bytes; that is too large for a model's file")
     try:
         return parse_object(text)
     except Damaged as error:
-        raise InvalidModel(f"{path}: {error}; mend it or fetch it again") from None
+        raise InvalidModel(f"{path}: {error}; correct it or download it again") from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not _is_there(path):
-        raise InvalidModel(f"{folder} has no config.json, so it is no model folder{_instead(folder)}")
+        raise InvalidModel(f"{folder} has no config.json, so it is not a model folder{_instead(folder)}")
     return read_object(path)
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """The makers' sampling defaults; empty where there are none."""
+    """Return the authors' sampling defaults; empty if there are none."""
     path = folder / "generation_config.json"
     return read_object(path) if _is_there(path) else {}
 

@@ -1,58 +1,39 @@
 """CPU bodies: C++ kernels behind a C interface, bound by ctypes.
 
-In: tensors whose data the kernels read in place. Out: new tensors (or a cache written in place). One file per op here
-and in `csrc/`. All bodies are exact: the same row gives the same bits whatever else is in the call and however many
-threads share it. Without the compiled library the references run instead.
+In: tensors, which the kernels read in place. Out: new tensors, or a cache written in place. Files here and in `csrc/`
+bear the names of the ops. All bodies are exact: a row gives the same bits whatever else is in the call and however many
+threads share it, and a fused op the bits of the ops it joins. Without the compiled library the references run.
 """
 
 from __future__ import annotations
 
-from penstock.ops.cpu import (
-    activation,
-    add,
-    attention,
-    cache_write,
-    choose,
-    embedding,
-    encoder_attention,
-    gather,
-    layer_norm,
-    linear,
-    log_softmax,
-    packed,
-    qkv_write,
-    rms_norm,
-    rope,
-    scale,
-    softcap,
-)
-from penstock.ops.cpu.library import path, paths, use_path, using
-from penstock.ops.cpu.threads import available_cores, num_threads, set_num_threads, torch_alone
+from penstock.ops.cpu import elementwise, embedding, norm
+from penstock.ops.cpu.attention import attention, block_move, cache_write, encoder_attention, qkv_write, rope
+from penstock.ops.cpu.matmul import linear, packed
+from penstock.ops.cpu.runtime.library import override_path, path, paths, use_path
+from penstock.ops.cpu.runtime.threads import available_cores, limit_torch, num_threads, set_num_threads
+from penstock.ops.cpu.sampling import choose, log_softmax
 
 __all__ = [
-    "activation",
-    "add",
     "attention",
     "available_cores",
+    "block_move",
     "cache_write",
     "choose",
+    "elementwise",
     "embedding",
     "encoder_attention",
-    "gather",
-    "layer_norm",
+    "limit_torch",
     "linear",
     "log_softmax",
+    "norm",
     "num_threads",
+    "override_path",
     "packed",
     "path",
     "paths",
     "qkv_write",
-    "rms_norm",
     "rope",
-    "scale",
     "set_num_threads",
-    "softcap",
-    "torch_alone",
     "use_path",
-    "using",
 ]

@@ -1,4 +1,5 @@
-"""Kernels that begin before the one before them has ended, and wait for it where they first need what it wrote."""
+"""Programmatic dependent launch (PDL): a kernel starts before the previous one has ended, and waits for it where it
+first needs its results."""
 
 from __future__ import annotations
 
@@ -12,55 +13,52 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HOPPER = (9, 0)
-ROOMY = ((8, 0), HOPPER, (10, 0))
-assumed = (0, 0)  # the capability of the GPU that tensors on the meta device stand for
+LARGE_SMEM = ((8, 0), HOPPER, (10, 0))  # capabilities with more than 99 KiB of shared memory per program
+meta_capability = (0, 0)  # of the GPU that the meta device stands for, set by runner/compile/cross.py
 
 
 @triton.jit
-def await_others(EARLY: tl.constexpr):
-    """Go on once the kernels before this one have ended; let the next one begin to wait. Only what never changes, such
-    as weights, may be read before: nothing promises that a processor's own cache does not hold of all else what was
-    there the step before."""
-    if EARLY:
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait until all previous kernels have ended, then let the next one start. Before this call a kernel may read only
+    what never changes, such as weights: an SM's L1 may still hold other values from the previous step."""
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()
 
 
 @triton.jit
-def begin_beside(EARLY: tl.constexpr):
-    """In place of `await_others`, for a kernel that needs nothing of the one before it, which awaits others: once that
-    one lets this one begin, what was before both of them has ended. It reads that past the processors' own caches
-    (`.cg`), and must end with `outlast`."""
-    if EARLY:
+def start_beside_previous(PDL: tl.constexpr):
+    """Run beside the previous kernel, which itself has waited, instead of waiting for it. The kernel must read past L1
+    (`.cg`) and end with `outlast_previous`."""
+    if PDL:
         gdc_launch_dependents()
 
 
 @triton.jit
-def outlast(EARLY: tl.constexpr):
-    """End after the kernel before: the next one waits for this one alone, and may need both. The last program does, as
-    all others have begun by then."""
-    if EARLY:
+def outlast_previous(PDL: tl.constexpr):
+    """Wait for the previous kernel in the last program: the next kernel waits for this one alone and may need both."""
+    if PDL:
         last = (tl.program_id(0) == tl.num_programs(0) - 1) & (tl.program_id(1) == tl.num_programs(1) - 1)
         if last & (tl.program_id(2) == tl.num_programs(2) - 1):
             gdc_wait()
 
 
 @lru_cache(maxsize=16)
-def _early(device: torch.device) -> bool:
+def has_pdl(device: torch.device) -> bool:
     if device.type == "meta":
-        return assumed >= HOPPER
+        return meta_capability >= HOPPER
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
 
 
 @lru_cache(maxsize=16)
-def is_roomy(device: torch.device) -> bool:
-    """Whether a program may have more than 99 KiB of shared memory, as on Hopper and on A100."""
+def has_large_smem(device: torch.device) -> bool:
+    """Return True if a program may use more than 99 KiB of shared memory, as on Hopper and on A100."""
     if device.type == "meta":
-        return assumed in ROOMY
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) in ROOMY
+        return meta_capability in LARGE_SMEM
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) in LARGE_SMEM
 
 
-def early(x: Tensor) -> dict[str, Any]:
-    """The options of a kernel that calls `await_others` on every path before it writes, or reads what may change."""
-    begins = _early(x.device)
-    return {"EARLY": begins, "launch_pdl": True} if begins else {"EARLY": False}
+def pdl_options(x: Tensor) -> dict[str, Any]:
+    """Return the launch options of a kernel that waits for the previous one before it writes or reads what may
+    change."""
+    return {"PDL": True, "launch_pdl": True} if has_pdl(x.device) else {"PDL": False}

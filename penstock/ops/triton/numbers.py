@@ -1,4 +1,4 @@
-"""Small functions that several kernels share."""
+"""Arithmetic that several kernels share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def tanh(x):
 
 
 @triton.jit
-def activated(x, KIND: tl.constexpr):
-    """The nonlinearity of that name; "" for none."""
+def apply_activation(x, KIND: tl.constexpr):
+    """Apply the nonlinearity KIND; "" for none."""
     if KIND == "silu":
         y = x * sigmoid(x)
     elif KIND == "gelu":
@@ -39,7 +39,7 @@ def activated(x, KIND: tl.constexpr):
 
 @triton.jit
 def norm_factor(x, width, eps, BLOCK: tl.constexpr):
-    """By which an RMS norm multiplies the values x[width]."""
+    """Return the factor by which an RMS norm multiplies the values x[width]."""
     at = tl.arange(0, BLOCK)
     squares = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, width, BLOCK):
@@ -49,9 +49,9 @@ def norm_factor(x, width, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def fitted(x, DTYPE: tl.constexpr):
-    """x in that dtype; finite values beyond the range of a float16 or an 8-bit float become its largest. An 8-bit float
-    has no infinity: NaN takes its place."""
+def saturate(x, DTYPE: tl.constexpr):
+    """Cast x to DTYPE; finite values beyond the range of float16 or FP8 become its largest. FP8 has no infinity: it
+    becomes NaN."""
     x = x.to(tl.float32)
     if DTYPE == tl.float16:  # noqa: SIM300
         x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
@@ -61,8 +61,8 @@ def fitted(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def mixed(x):
-    """A 32-bit number with every bit of x spread over it."""
+def mix_bits(x):
+    """Hash x to 32 bits."""
     x = x.to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B

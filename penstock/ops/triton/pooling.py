@@ -5,12 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.pooling import LEAST, pooling
-from penstock.ops.triton.launch import await_others, early
+from penstock.ops.pooling import MIN_NORM, pooling
+from penstock.ops.triton.launch import pdl_options, wait_for_previous
 from penstock.ops.triton.sizes import power_of_2
+from penstock.ops.triton.tuning import MAX_POOLING_VALUES
 
-VALUES = 1 << 14  # in one program at a time
-_LEAST = tl.constexpr(LEAST)
+_MIN_NORM = tl.constexpr(MIN_NORM)
 
 
 @triton.jit
@@ -24,9 +24,9 @@ def _pooling(
     NORMALIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    await_others(EARLY)
+    wait_for_previous(PDL)
     s = tl.program_id(0).to(tl.int64)
     begin = tl.load(query_start + s)
     end = tl.load(query_start + s + 1)
@@ -40,7 +40,7 @@ def _pooling(
         sums += tl.sum(tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32), 0)
     y = sums / count
     if NORMALIZE:
-        y = y / tl.maximum(tl.sqrt_rn(tl.sum(y * y)), _LEAST)
+        y = y / tl.maximum(tl.sqrt_rn(tl.sum(y * y)), _MIN_NORM)
     tl.store(out + s * width + at, y, mask=at < width)
 
 
@@ -59,9 +59,9 @@ def _body(hidden: Tensor, query_start: Tensor, first: bool, normalize: bool) -> 
             width,
             first,
             normalize,
-            max(1, min(16, VALUES // block)),
+            max(1, min(16, MAX_POOLING_VALUES // block)),
             block,
             num_warps=8,
-            **early(hidden),
+            **pdl_options(hidden),
         )
     return out

@@ -1,10 +1,10 @@
-"""Numbers of programs and of their values. Triton's own functions for these take longer than some kernels do."""
+"""Integer helpers for launch grids, cheaper than Triton's own."""
 
 from __future__ import annotations
 
 from math import log2
 
-MOST_NORMED = 4096
+from penstock.ops.triton.tuning import MAX_NORM_BLOCK
 
 
 def cdiv(a: int, b: int) -> int:
@@ -12,7 +12,7 @@ def cdiv(a: int, b: int) -> int:
 
 
 def power_of_2(n: int) -> int:
-    """The least that is not under n."""
+    """Return the smallest power of 2 that is at least n."""
     return 1 << max(0, n - 1).bit_length()
 
 
@@ -21,5 +21,5 @@ def nearest_power_of_2(x: float) -> int:
 
 
 def norm_block(width: int) -> int:
-    """Values that are read at once to norm so many: all of them, unless they are very many."""
-    return min(MOST_NORMED, power_of_2(width))
+    """Return how many values to read at once for the norm of a row of `width`."""
+    return min(MAX_NORM_BLOCK, power_of_2(width))

@@ -1,4 +1,4 @@
-"""A step of any rows: all that the host knows of it, in one piece, and what the device makes of that."""
+"""Mixed steps: prefill chunks and decode rows, sent to the device in one copy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from penstock import ops
 from penstock.engine.plan import Output, Row
-from penstock.ops.inputs import NUM_COMMON
+from penstock.ops.attention.inputs import NUM_COMMON
+from penstock.ops.triton.tuning import MAX_PREFIXES
 from penstock.runner.cuda.rows import RowTensors
-from penstock.runner.cuda.shared import MOST_GROUPS
 from penstock.runner.cuda.staging import Staging
-from penstock.runner.rows import DeviceRow
+from penstock.runner.rows import RunningRow
 from penstock.runner.step import Step
 
 PER_TOKEN = 3 + 2 + 2  # ids, positions, sequences; logits wanted and their rows; tiles
@@ -21,16 +21,16 @@ PER_SEQUENCE = 3
 ALIGNED = 4  # numbers of 4 bytes
 
 
-def most_numbers(num_tokens: int, num_sequences: int, num_groups: int) -> int:
-    """Room for the numbers of any step."""
-    single = (NUM_COMMON + 2 * num_groups + 2 + 4) * num_sequences + 4 * MOST_GROUPS
+def max_numbers(num_tokens: int, num_sequences: int, num_groups: int) -> int:
+    """Bound the numbers that any step sends."""
+    single = (NUM_COMMON + 2 * num_groups + 2 + 4) * num_sequences + 4 * MAX_PREFIXES
     return max(single, PER_TOKEN * num_tokens + PER_SEQUENCE * num_sequences + 9 * ALIGNED)
 
 
-class Packed:
-    """Rows one after the other, those of single tokens first."""
+class PackedRows:
+    """Rows of a mixed step, packed one after the other, decode rows first."""
 
-    def __init__(self, rows: Sequence[Row], devices: Sequence[DeviceRow], tile_tokens: int) -> None:
+    def __init__(self, rows: Sequence[Row], devices: Sequence[RunningRow], tile_tokens: int) -> None:
         self.rows, self.devices = rows, devices
         counts = [row.count for row in rows]
         self.ends = np.cumsum(counts).tolist()
@@ -49,9 +49,9 @@ class Packed:
         self.tiles.sort(key=lambda tile: -rows[tile[0]].start - tile[1])  # what takes longest must not come last
 
     def send(
-        self, staging: Staging, tensors: RowTensors, block_size: int, num_parts: int
+        self, staging: Staging, tensors: RowTensors, block_size: int, num_kv_splits: int
     ) -> tuple[Step, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The step, the tokens whose logits are wanted [M], their sequences and their rows [M]."""
+        """Return the step, the tokens whose logits are wanted [M], their sequences and their rows [M]."""
         num_tokens, num_sequences, num_at, num_tiles = self.num_tokens, len(self.rows), len(self.at), len(self.tiles)
         numbers = staging.take()
         sizes = [num_tokens] * 3 + [num_sequences] * 2 + [num_sequences + 1, num_at, num_at, 2 * num_tiles]
@@ -71,18 +71,20 @@ class Packed:
         rows, owners, places = rows.long(), owners.long(), positions.long()
         ids = torch.where(ids >= 0, ids.long(), tensors.last[rows[owners]].clamp(min=0))
         used = -(-max(row.start + row.count for row in self.rows) // block_size)
-        tables = [table[:, :used][rows] for table in tensors.tables]
-        slots = [table[owners, places // block_size].long() * block_size + places % block_size for table in tables]
-        work = ops.Work(self.num_single, tiles.view(-1, 2), num_parts)
+        widths = [used if has_slots else None for has_slots in tensors.has_slots]
+        tables = [table[:, :width][rows] for table, width in zip(tensors.tables, widths)]
+        slots = [
+            table[owners, places // block_size].long() * block_size + places % block_size if has_slots else None
+            for table, has_slots in zip(tables, tensors.has_slots)
+        ]
+        work = ops.Work(self.num_single, tiles.view(-1, 2), num_kv_splits)
         at = at.long()
         return Step(ids, places, slots, tables, starts, lengths, work), at, owners[at], at_rows
 
     def _fill(self, ids: np.ndarray, positions: np.ndarray, owners: np.ndarray) -> None:
         begin = 0
         for s, (row, device, end) in enumerate(zip(self.rows, self.devices, self.ends)):
-            known = device.inputs(row)
-            ids[begin:end] = -1
-            ids[begin : begin + len(known)] = known
+            ids[begin:end] = device.inputs(row)
             positions[begin:end] = np.arange(row.start, row.start + row.count)
             owners[begin:end] = s
             begin = end

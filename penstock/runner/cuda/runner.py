@@ -1,4 +1,4 @@
-"""A plan in, a ticket out: fill in, launch, and let the device work."""
+"""The executor of one GPU: pack a plan, launch it, and hand out a ticket."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-import penstock.ops.triton  # noqa: F401  registers the bodies
-from penstock import ops
+import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
+from penstock.engine.executor import Answer, Describe, Done, Values, obey
 from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
-from penstock.ops.inputs import ID, NUM_COMMON, POSITION, ROW
-from penstock.ops.triton.keys import settle_keys
-from penstock.ops.triton.launch_memory import remember_launches
-from penstock.ops.triton.launchers import load_apart
-from penstock.runner.cuda.graphs import EXTRA, PLAIN, WISHING, Chosen, single_steps
-from penstock.runner.cuda.lineup import Lineup, ordered
-from penstock.runner.cuda.moment import now
-from penstock.runner.cuda.packed import Packed, most_numbers
-from penstock.runner.cuda.shared import Prefixes, fill
-from penstock.runner.cuda.staging import Staging
-from penstock.runner.cuda.ticket import Asked, Ticket
-from penstock.runner.cuda.warm import first_steps
+from penstock.ops.attention.inputs import ID, NUM_COMMON, POSITION, ROW
+from penstock.runner.compile.cache_keys import fix_cache_keys
+from penstock.runner.compile.launch_cache import cache_launches
+from penstock.runner.compile.launchers import isolate_launchers
+from penstock.runner.compile.warm import first_steps
+from penstock.runner.cuda.decode_batch import DecodeBatch, PrefixFinder, fill_shared, put_in_order
+from penstock.runner.cuda.decode_graphs import SampledTokens, make_decode_graphs
+from penstock.runner.cuda.packed import PackedRows, max_numbers
+from penstock.runner.cuda.staging import Staging, free_gpu_memory, record_event
+from penstock.runner.cuda.ticket import HostRow, StepTicket
 from penstock.runner.memory import BlockMemory
-from penstock.runner.rows import DeviceRow, Rows
-from penstock.runner.sampling import prompt_logprobs
+from penstock.runner.rows import RunningRow, RunningRows, add_prompt_logprobs
 from penstock.runner.step import ends_of
-from penstock.sampling.arrays import UnusableLogits
-from penstock.sampling.grammars import Grammars
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.sampling.logits import UnusableLogits
+from penstock.sampling.row import Chooser
 from penstock.sampling.sampler import Sampler
 
 
@@ -39,7 +37,7 @@ class CudaRunner:
         self,
         model: Decoder,
         memory: BlockMemory,
-        grammars: Grammars | None,
+        grammars: GrammarCompiler | None,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         eager: bool = False,
@@ -47,174 +45,202 @@ class CudaRunner:
     ) -> None:
         self.model, self.memory = model, memory
         self.deterministic = deterministic
-        self._least = WISHING if deterministic else PLAIN
+        # Deterministic: always the full sampler, so that a neighbour cannot switch kernels.
+        self._min_chooser = Chooser.DEVICE_FILTERED if deterministic else Chooser.DEVICE
         self.device = memory.blocks.device
-        self.rows = Rows(len(memory.grouping.groups), grammars)
+        self.rows = RunningRows(len(memory.grouping.groups), grammars)
         self.sampler = Sampler()
-        num_processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         with torch.inference_mode():
-            room = most_numbers(max_num_batched_tokens, max_num_seqs, self.rows.num_groups)
+            room = max_numbers(max_num_batched_tokens, max_num_seqs, self.rows.num_groups)
             self._staging = Staging(room, self.device)
-            self._singles = single_steps(model, memory, max_num_seqs, num_processors, eager, deterministic)
-        self._caches, self._tensors = self._singles.caches, self._singles.rows
-        self._prefixes = Prefixes(memory.block_size)
-        self._line: Lineup | None = None  # of the last step of single tokens
-        self._last: Ticket | None = None
+            self._graphs = make_decode_graphs(model, memory, max_num_seqs, num_sms, eager, deterministic)
+        self._caches, self._tensors = self._graphs.caches, self._graphs.rows
+        self._prefixes = PrefixFinder(memory.block_size)
+        self._batch: DecodeBatch | None = None  # of the last decode step
+        self._last: StepTicket | None = None
+        self._verifying: list[StepTicket] = []  # plans that verify drafts, in the order they were started
 
     def warm(self) -> None:
-        """Compile what the first steps take, several kernels at once."""
-        settle_keys()
-        remember_launches()
-        load_apart()
-        works = first_steps(self._singles)
+        """Compile the first steps' kernels, several at once."""
+        fix_cache_keys()
+        cache_launches()
+        isolate_launchers()
+        works = first_steps(self._graphs)
         with ThreadPoolExecutor(len(works)) as threads:
             for done in [threads.submit(work) for work in works]:
                 done.result()
 
     def close(self) -> None:
-        """Recorded steps refer to what refers to them, and the collector does not look at what was there when the
-        engine was ready: without this they would hold weights and cache for ever."""
-        self._singles.forget()
+        """Give up weights, cache and graphs, whoever still holds the runner: captured steps are cycles, and the
+        collector skips what was there when the engine was ready."""
+        if vars(self):
+            self._graphs.forget()
+        vars(self).clear()
+        free_gpu_memory()
 
-    def start(self, plan: Plan) -> Ticket:
-        """Rows are taken in before anything can fail, so that later plans find them."""
-        ticket = Ticket(plan.number, self._tensors, self.sampler)
-        ops.take_exact(self.deterministic)
+    def control(self, message: object) -> Done[Answer]:
+        cache_bytes = self.memory.blocks.nbytes
+        told: Values = {"device": str(self.device), "num_plans": self.rows.num_plans, "cache_bytes": cache_bytes}
+        return Done(obey(message, {Describe: lambda _: told}))
+
+    def start(self, plan: Plan) -> StepTicket:
+        """Start a plan. Rows are applied before anything can fail, so that later plans find them."""
+        ticket = StepTicket(plan.number, self._tensors, self.sampler)
         try:
             with torch.inference_mode():
                 if self._last is not None:
                     self._last.settle()
+                ticket.begun = self._record_begin()
                 self.rows.apply(plan)
                 self._tensors.admit(plan.admissions, [self.rows[one.row].state for one in plan.admissions])
                 if plan.moves:
                     self.memory.move(plan.moves)
+                if self._verifying:
+                    self._require_exact_starts(plan)
                 self._launch(plan, ticket)
+                ticket.done = record_event()
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             ticket.error = f"{type(error).__name__}: {error}"
-            self._keep_apart(plan)
+            self._enter_blocks_of_failed(plan)
         self._last = ticket
         return ticket
 
-    def _keep_apart(self, plan: Plan) -> None:
-        """The plan failed, and the next one is made already: it writes for the same rows, into blocks of theirs."""
+    def _enter_blocks_of_failed(self, plan: Plan) -> None:
+        """Write a failed plan's blocks to the tables: the plan after it is made already and writes into them."""
         with suppress(Exception), torch.inference_mode():  # a device that takes no more work writes nothing either
             self._tensors.enter(plan)
 
-    def _launch(self, plan: Plan, ticket: Ticket) -> None:
+    def _record_begin(self) -> torch.cuda.Event:
+        """The event after which a step begins: the end of the step that the device is busy with, or a new one."""
+        busy = self._last.done if self._last is not None else None
+        return record_event() if busy is None or busy.query() else busy  # type: ignore[no-untyped-call]
+
+    def _require_exact_starts(self, plan: Plan) -> None:
+        """Refuse a row while an earlier plan verifies its drafts: `start` is an upper bound until that plan ends."""
+        self._verifying = [earlier for earlier in self._verifying if not earlier.ended]
+        admitted = {admission.row for admission in plan.admissions}
+        for row in plan.rows:
+            for earlier in self._verifying:
+                if row.row in earlier.verifying and row.row not in admitted:
+                    raise RuntimeError(
+                        f"row {row.row} of plan {plan.number} cannot be placed before plan {earlier.number}, which "
+                        "verifies a draft of it, has ended: wait for that plan's result"
+                    )
+
+    def _launch(self, plan: Plan, ticket: StepTicket) -> None:
         devices = self.rows.of(plan)
         if all(_is_single(row) for row in plan.rows):
-            self._run_singles(plan, devices, ticket)
+            self._run_decode(plan, devices, ticket)
         else:
+            ticket.verifying = frozenset(row.row for row in plan.rows if row.draft)
+            if ticket.verifying:
+                self._verifying.append(ticket)
             self._tensors.enter(plan)
             self._run_mixed(plan, devices, ticket)
 
-    def _run_singles(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
+    def _run_decode(self, plan: Plan, devices: list[RunningRow], ticket: StepTicket) -> None:
         rows, starts = np.array([[row.row for row in plan.rows], [row.start for row in plan.rows]])
-        line, num_admitted = self._line, self.rows.num_admitted
-        goes_on = line is not None and line.goes_on(rows, starts, num_admitted)
-        if line is None or not goes_on:
-            line = self._line = Lineup(rows, devices, starts, self._tensors.nobody, num_admitted)
-            if self.rows.num_groups == 1 and not self.deterministic:
-                line.groups = self._prefixes.find(line.starts.tolist(), line.devices)
-        places = line.places(rows)
-        count, groups, singles = len(devices), line.groups, self._singles
-        key = singles.fitting(count, bool(groups), int(line.starts[0]) + 1)
+        batch, num_admitted = self._batch, self.rows.num_admitted
+        is_next = batch is not None and batch.advance(rows, starts, num_admitted)
+        if batch is None or not is_next:
+            batch = self._batch = DecodeBatch(rows, devices, starts, self._tensors.padding_row, num_admitted)
+            if self._tensors.only_full and not self.deterministic:
+                batch.prefixes = self._prefixes.find(batch.starts.tolist(), batch.devices)
+        places = batch.places(rows)
+        count, prefixes, graphs = len(devices), batch.prefixes, self._graphs
+        key = graphs.pick(count, bool(prefixes), int(batch.starts[0]) + 1)
         size = key[0]
-        flat = self._staging.take()[: singles.num_flat(size, bool(groups))]
-        numbers, *sharing = singles.split(flat, size)
-        if groups:
-            fill(groups, singles.tile_tokens, *sharing)
+        flat = self._staging.take()[: graphs.num_flat(size, bool(prefixes))]
+        numbers, *sharing = graphs.split(flat, size)
+        if prefixes:
+            fill_shared(prefixes, graphs.tile_tokens, *sharing)
         numbers[:] = -1
-        numbers[ROW, :count], numbers[ROW, count:] = line.numbers, self._tensors.nobody
-        numbers[POSITION, :count] = line.starts
-        if not (goes_on and line.simple):
-            numbers[ID, :count] = line.tokens()
+        numbers[ROW, :count], numbers[ROW, count:] = batch.numbers, self._tensors.padding_row
+        numbers[POSITION, :count] = batch.starts
+        if not (is_next and batch.is_simple):
+            numbers[ID, :count] = batch.tokens()
         if _enter_blocks(plan.rows, places, numbers):
             self._tensors.enter(plan)
-        one = singles[key]
+        one = graphs[key]
         self._staging.send(len(flat), one.flat)
-        logits = singles.run(one.forward)
-        wishing = self._least  # another's wishes are no reason to choose a row's token by other kernels
-        if line.simple:
-            ticket.line, ticket.places = line, places
+        logits = graphs.run(one.forward)
+        chooser = self._min_chooser
+        if batch.is_simple:
+            ticket.batch, ticket.places = batch, places
         else:
             ticket.results = results = [RowResult() for _ in plan.rows]
-            wishing = max(
-                wishing,
-                self._expect(
-                    ticket, list(zip(ordered(plan.rows, places), line.devices, ordered(results, places), range(count)))
-                ),
-            )
-        self._fetch(ticket, logits, singles.run(one.choice[wishing]), count)
+            in_order, results_in_order = put_in_order(plan.rows, places), put_in_order(results, places)
+            expected = list(zip(in_order, batch.devices, results_in_order, range(count)))
+            chooser = max(chooser, self._assign(ticket, expected))
+        self._fetch(ticket, logits, graphs.run(one.sample[chooser]), count)
 
-    def _expect(self, ticket: Ticket, rows: Sequence[tuple[Row, DeviceRow, RowResult, int]]) -> int:
-        """Say who chooses each row's token, given with its place among the logits; the most that any of those that the
-        device chooses asks for. Where it matters which tokens came before, they are awaited, while the
-        device is busy with this step's logits."""
+    def _assign(self, ticket: StepTicket, rows: Sequence[tuple[Row, RunningRow, RowResult, int]]) -> Chooser:
+        """Assign each row, given with its place among the logits, to the device or the host; returns the
+        largest chooser of the device's. A mask that depends on earlier tokens waits for them."""
         others = []
         for row, device, result, place in rows:
-            if device.state.simple and not row.draft:
-                ticket.chosen.append((result, device, place))
+            if device.state.chooser <= Chooser.DEVICE and not row.draft:
+                ticket.device_rows.append((result, device, place))
             else:
                 others.append((row, device, result, place))
         if not others:
-            return PLAIN
+            return Chooser.DEVICE
         if self._last is not None and any(
-            _is_late(row, device) and device.state.on_device for row, device, _, _ in others
+            _is_late(row, device) and device.state.chooser is not Chooser.HOST for row, device, _, _ in others
         ):
             self._last.arrive()
-        wishes, wishing = self._tensors.wishes, PLAIN
+        params, chooser = self._tensors.params, Chooser.DEVICE
         for row, device, result, place in others:
             state, length = device.state, row.start + row.count
             if (
-                state.on_device
+                state.next_chooser is not Chooser.HOST
                 and not row.draft
-                and state.free
                 and (len(state.tokens) == length or not _is_late(row, device))
-                and wishes.allow(row.row, state, length - state.num_prompt)
+                and params.allow(row.row, state, length - state.num_prompt)
             ):
-                ticket.chosen.append((result, device, place))
-                wishing = max(wishing, EXTRA if state.asks_extras else WISHING)
+                ticket.device_rows.append((result, device, place))
+                chooser = max(chooser, Chooser.DEVICE_FILTERED, state.chooser)
             else:
-                ticket.asked.append(Asked(row, result, device, place))
-                wishes.leave(row.row, state)
-        wishes.send()
-        return wishing
+                ticket.host_rows.append(HostRow(row, result, device, place))
+                params.skip(row.row, state)
+        params.send()
+        return chooser
 
-    def _fetch(self, ticket: Ticket, logits: torch.Tensor, chosen: Chosen, count: int) -> None:
-        if ticket.asked:
+    def _fetch(self, ticket: StepTicket, logits: torch.Tensor, sampled: SampledTokens, count: int) -> None:
+        if ticket.host_rows:
             ticket.logits = logits
-        if ticket.chosen or ticket.line is not None:
-            ticket.tokens = _coming(chosen.tokens[:count])
-            if chosen.report is not None and any(one.state.num_logprobs is not None for _, one, _ in ticket.chosen):
-                ticket.report = _coming(chosen.report[:count])
-            if chosen.mus is not None and any(one.state.samplers.mu is not None for _, one, _ in ticket.chosen):
-                ticket.mus = _coming(chosen.mus[:count])
-            ticket.done = now()
+        if ticket.device_rows or ticket.batch is not None:
+            ticket.tokens = _to_host(sampled.tokens[:count])
+            if sampled.report is not None and any(
+                one.state.num_logprobs is not None for _, one, _ in ticket.device_rows
+            ):
+                ticket.report = _to_host(sampled.report[:count])
+            if sampled.mus is not None and any(one.state.samplers.mu is not None for _, one, _ in ticket.device_rows):
+                ticket.mus = _to_host(sampled.mus[:count])
 
-    def _run_mixed(self, plan: Plan, devices: list[DeviceRow], ticket: Ticket) -> None:
-        """Single tokens first; others after them."""
-        model, singles = self.model, self._singles
+    def _run_mixed(self, plan: Plan, devices: list[RunningRow], ticket: StepTicket) -> None:
+        """Run a plan of any rows: those of one token first."""
+        model, graphs = self.model, self._graphs
         order = sorted(range(len(plan.rows)), key=lambda index: plan.rows[index].count != 1)
         rows, of = [plan.rows[index] for index in order], [devices[index] for index in order]
         ticket.results = every = [RowResult() for _ in plan.rows]
         results = [every[index] for index in order]
-        packed = Packed(rows, of, singles.tile_tokens)
+        packed = PackedRows(rows, of, graphs.tile_tokens)
         longest = max(row.start + row.count for row in rows)
         step, at, owners, row_of = packed.send(
-            self._staging, self._tensors, self.memory.block_size, singles.num_parts(packed.num_single, longest)
+            self._staging, self._tensors, self.memory.block_size, graphs.num_kv_splits(packed.num_single, longest)
         )
         if any(row.prompt_logprobs for row in rows):
             states = model.forward(step, self._caches)
             for row, device, result, end in zip(rows, of, results, packed.ends):
                 if row.prompt_logprobs:
                     self._prompt_logprobs(row, device, states[end - row.count : end], result)
-            hidden, lengths = states[at], (step.positions[at] + 1).int()
+            hidden, lengths = states[at], (step.places[at] + 1).int()
         else:
-            ends = ends_of(step, at, owners, singles.num_parts(len(packed.at), longest))
-            hidden, lengths = model.forward(step, self._caches, ends), ends.step.lengths
+            step.ends = ends_of(step, at, owners, graphs.num_kv_splits(len(packed.at), longest))
+            hidden, lengths = model.forward(step, self._caches), step.ends.step.lengths
         if not packed.at:
-            ticket.done = now()
             return
         logits = model.logits(hidden)
         place, expected = 0, []
@@ -222,25 +248,25 @@ class CudaRunner:
             if row.output is Output.SAMPLE:
                 expected.append((row, device, result, place))
                 place += 1 + len(row.draft)
-        wishing = max(self._expect(ticket, expected), self._least)
-        self._fetch(ticket, logits, singles.choose(logits, lengths, row_of, wishing), place)
+        chooser = max(self._assign(ticket, expected), self._min_chooser)
+        self._fetch(ticket, logits, graphs.sample(logits, lengths, row_of, chooser), place)
 
-    def _prompt_logprobs(self, row: Row, device: DeviceRow, hidden: torch.Tensor, result: RowResult) -> None:
+    def _prompt_logprobs(self, row: Row, device: RunningRow, hidden: torch.Tensor, result: RowResult) -> None:
         try:
-            prompt_logprobs(self.model, self.sampler, row, device.state, hidden, result)
+            add_prompt_logprobs(self.model, self.sampler, row, device.state, hidden, result)
         except UnusableLogits as error:
             result.error = str(error)
 
 
-def _coming(values: torch.Tensor) -> torch.Tensor:
-    """On their way to the host."""
+def _to_host(values: torch.Tensor) -> torch.Tensor:
+    """Start copying values to pinned memory on the host."""
     pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return pinned.copy_(values, non_blocking=True)
 
 
-def _is_late(row: Row, device: DeviceRow) -> bool:
-    """True if a row's mask depends on tokens that may not have come back."""
-    return device.state.late_at(row.start + row.count - device.state.num_prompt)
+def _is_late(row: Row, device: RunningRow) -> bool:
+    """True if a row's mask, or the check of its draft, depends on tokens that may not have come back."""
+    return bool(row.draft) or device.state.is_mask_late(row.start + row.count - device.state.num_prompt)
 
 
 def _is_single(row: Row) -> bool:
@@ -248,7 +274,7 @@ def _is_single(row: Row) -> bool:
 
 
 def _enter_blocks(rows: Sequence[Row], places: Sequence[int], numbers: np.ndarray) -> bool:
-    """One new block of each row and group, into the numbers at its place; whether there are more."""
+    """Write one new block of each row and group to its place in `numbers`; True if a row has more."""
     several = False
     for row, place in zip(rows, places):
         if row.blocks:

@@ -1,4 +1,4 @@
-"""A started plan: what is still on its way back from the device."""
+"""A started plan, and what it still waits for."""
 
 from __future__ import annotations
 
@@ -9,125 +9,131 @@ from dataclasses import dataclass, field
 import torch
 
 from penstock.engine.plan import Result, Row, RowResult
-from penstock.ops.report import NO_TOKEN as LIST_END
-from penstock.ops.sample import BAD, NOTHING
-from penstock.ops.wishes import MOST_LOGPROBS
-from penstock.runner.cuda.lineup import Lineup
+from penstock.ops.sampling.report import LIST_END
+from penstock.ops.sampling.row_params import MAX_LOGPROBS
+from penstock.ops.sampling.sample import BAD, NOTHING
+from penstock.runner.cuda.decode_batch import DecodeBatch
 from penstock.runner.cuda.rows import RowTensors
-from penstock.runner.rows import DeviceRow
-from penstock.runner.sampling import take
-from penstock.sampling.likeliest import DAMAGED
-from penstock.sampling.sampler import NO_TOKEN, Sampled, Sampler, nothing_allowed
+from penstock.runner.rows import RunningRow, add_sampled
+from penstock.sampling.row import Chooser
+from penstock.sampling.sampler import NO_TOKEN, Sampled, Sampler, describe_nothing_allowed
+from penstock.sampling.topk import DAMAGED
 from penstock.types import Logprob, TokenLogprobs
 
 
 @dataclass
-class Asked:
-    """A row whose token the host chooses, from some of the step's logits."""
+class HostRow:
+    """A row that the host samples, from the logits [first, first + 1 + drafts)."""
 
     row: Row
     result: RowResult
-    device: DeviceRow
+    device: RunningRow
     first: int
 
 
 @dataclass
-class Ticket:
+class StepTicket:
+    """A started plan, and what it still waits for."""
+
     number: int
     rows: RowTensors
     sampler: Sampler
     results: Sequence[RowResult | int] = ()
-    line: Lineup | None = None  # whose rows are all simple: their results come with the tokens,
-    places: Sequence[int] = ()  # where each of the plan's rows is there
-    tokens: torch.Tensor | None = None  # pinned; there once `done` has happened
-    report: torch.Tensor | None = None  # likewise, of the same rows, where any asks for log probabilities
-    mus: torch.Tensor | None = None  # likewise, where any has mirostat
+    batch: DecodeBatch | None = None  # of simple rows only: their results are their tokens
+    places: Sequence[int] = ()  # of the plan's rows in that batch
+    tokens: torch.Tensor | None = None  # pinned; valid after `done`
+    report: torch.Tensor | None = None  # likewise, if any row wants log probabilities
+    mus: torch.Tensor | None = None  # likewise, if any row has mirostat
+    begun: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
-    chosen: list[tuple[RowResult, DeviceRow, int]] = field(default_factory=list)  # and its place among the tokens
-    asked: list[Asked] = field(default_factory=list)
-    logits: torch.Tensor | None = None  # [M, V], for those asked
+    device_rows: list[tuple[RowResult, RunningRow, int]] = field(default_factory=list)  # and the place of its token
+    host_rows: list[HostRow] = field(default_factory=list)
+    logits: torch.Tensor | None = None  # [M, V], for the host rows
     waited_s: float = 0.0
+    step_s: float = 0.0
     error: str | None = None
     arrived: bool = False
+    verifying: frozenset[int] = frozenset()  # rows whose drafts this plan verifies
+    ended: bool = False  # its result has been read
 
     def settle(self) -> None:
-        """Choose what the host chooses: the next plan may read it. What fails is this plan's failure."""
-        asked, self.asked = self.asked, []
-        if not asked or self.logits is None:
+        """Sample the host rows, whose tokens the next plan may read. What fails is this plan's failure."""
+        host_rows, self.host_rows = self.host_rows, []
+        if not host_rows or self.logits is None:
             return
         try:
-            self._choose(asked, self.logits)
+            self._sample(host_rows, self.logits)
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             self.error = f"{type(error).__name__}: {error}"
         self.logits = None
 
-    def _choose(self, asked: list[Asked], logits: torch.Tensor) -> None:
-        places = [place for one in asked for place in range(one.first, one.first + 1 + len(one.row.draft))]
+    def _sample(self, host_rows: list[HostRow], logits: torch.Tensor) -> None:
+        places = [place for one in host_rows for place in range(one.first, one.first + 1 + len(one.row.draft))]
         values = logits[places].float().cpu().numpy()
         first = 0
         rows, tokens = [], []
-        for one in asked:
+        for one in host_rows:
             last = first + 1 + len(one.row.draft)
             state = one.device.state
-            take(state, self.sampler.verify(values[first:last], state, one.row.draft), one.result)
+            add_sampled(state, self.sampler.verify(values[first:last], state, one.row.draft), one.result)
             first = last
             if one.result.tokens:
                 rows.append(one.row.row)
                 tokens.append(one.result.tokens[-1])
-        self.rows.take(rows, tokens)
+        self.rows.set_last(rows, tokens)
 
     def arrive(self) -> None:
-        """Wait for what the device chose, and take it in; what fails is this plan's failure."""
+        """Wait for the tokens that the device sampled and append them. What fails is this plan's failure."""
         if self.arrived or self.error is not None:
             return
         self.arrived = True
         try:
             waiting = time.perf_counter()
-            if self.done is not None:
+            if self.begun is not None and self.done is not None:
                 self.done.synchronize()
+                self.step_s = self.begun.elapsed_time(self.done) / 1e3
             self.waited_s = time.perf_counter() - waiting
             if self.tokens is not None:
                 tokens = self.tokens.tolist()
-                if self.line is not None:
-                    self.results = self.line.take(tokens, self.places)
-                for result, device, place in self.chosen:
-                    self._take(result, device, tokens[place], place)
+                if self.batch is not None:
+                    self.results = self.batch.append(tokens, self.places)
+                for result, device, place in self.device_rows:
+                    self._append(result, device, tokens[place], place)
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             self.error = f"{type(error).__name__}: {error}"
 
-    def _take(self, result: RowResult, device: DeviceRow, token: int, place: int) -> None:
+    def _append(self, result: RowResult, device: RunningRow, token: int, place: int) -> None:
         state = device.state
         if token == BAD:
             result.error = result.error or DAMAGED
-        elif state.simple:
+        elif state.chooser <= Chooser.DEVICE:
             if not result.error:
                 result.tokens = (token,)
                 state.tokens.append(token)  # nothing else of it changes
         elif token == NOTHING:
-            take(state, [Sampled(NO_TOKEN, error=nothing_allowed(state), unfit=True)], result)
+            add_sampled(state, [Sampled(NO_TOKEN, error=describe_nothing_allowed(state), unfit=True)], result)
         else:
-            told = None
-            if state.num_logprobs is not None and self.report is not None:
-                told = _told(token, self.report[place].tolist())
-            mu = None
-            if state.samplers.mu is not None and self.mus is not None:
-                mu = float(self.mus[place])
-            take(state, [Sampled(token, told, mu=mu)], result)
+            wants_logprobs, has_mu = state.num_logprobs is not None, state.samplers.mu is not None
+            report = self.report[place].tolist() if wants_logprobs and self.report is not None else None
+            logprobs = None if report is None else _read_report(token, report)
+            mu = float(self.mus[place]) if has_mu and self.mus is not None else None
+            add_sampled(state, [Sampled(token, logprobs, mu=mu)], result)
 
     def result(self) -> Result:
         with torch.inference_mode():
             self.settle()
         self.arrive()
+        self.ended = True
         if self.error is not None:
             return Result(self.number, error=self.error)
-        return Result(self.number, self.results, forward_s=self.waited_s)
+        return Result(self.number, self.results, forward_s=self.waited_s, step_s=self.step_s)
 
 
-def _told(token: int, line: list[float]) -> TokenLogprobs:
-    """The chosen token first, then the likeliest, from a row of `ops.report`."""
-    told = {token: Logprob(line[0], int(line[1]))}
-    for place, (other, value) in enumerate(zip(line[2 : 2 + MOST_LOGPROBS], line[2 + MOST_LOGPROBS :]), start=1):
+def _read_report(token: int, line: list[float]) -> TokenLogprobs:
+    """The sampled token first, then the likeliest, from a row of `ops.report`."""
+    logprobs = {token: Logprob(line[0], int(line[1]))}
+    for place, (other, value) in enumerate(zip(line[2 : 2 + MAX_LOGPROBS], line[2 + MAX_LOGPROBS :]), start=1):
         if other == LIST_END:
             break
-        told.setdefault(int(other), Logprob(value, place))
-    return told
+        logprobs.setdefault(int(other), Logprob(value, place))
+    return logprobs

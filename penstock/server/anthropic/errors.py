@@ -1,4 +1,4 @@
-"""Failures in Anthropic's shape, whichever part of the server refuses a request of its routes."""
+"""Errors in Anthropic's format, whichever part of the server raises them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.server.context import new_id
-from penstock.server.errors import ApiError
+from penstock.server.http.context import new_id
+from penstock.server.http.errors import ApiError
 
 PATH = "/v1/messages"
-REQUEST_ID = "anthropic_request_id"  # in a request's scope
+REQUEST_ID = "anthropic_request_id"  # scope key
 TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -21,21 +21,21 @@ TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-STATUSES = {408: 504, 503: 529}  # as Anthropic has them
+STATUSES = {408: 504, 503: 529}  # Anthropic's statuses
 
 
-def error_body(status: int, message: str, request_id: str) -> dict[str, Any]:
+def make_error_body(status: int, message: str, request_id: str) -> dict[str, Any]:
     status = STATUSES.get(status, status)
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
-def failure(error: ApiError, request_id: str) -> dict[str, Any]:
-    return error_body(error.status, error.message, request_id)
+def format_failure(error: ApiError, request_id: str) -> dict[str, Any]:
+    return make_error_body(error.status, error.message, request_id)
 
 
 class AnthropicErrors:
-    """Gives requests of Anthropic's routes an id, and every refusal of one its shape."""
+    """Middleware that gives Anthropic's routes a request id, and errors Anthropic's format."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -44,13 +44,13 @@ class AnthropicErrors:
         if scope["type"] != "http" or not f"{scope['path']}/".startswith(f"{PATH}/"):
             return await self._app(scope, receive, send)
         scope[REQUEST_ID] = new_id("req_")
-        await self._app(scope, receive, _Reshaping(send, scope[REQUEST_ID]))
+        await self._app(scope, receive, _ErrorSender(send, scope[REQUEST_ID]))
 
 
-class _Reshaping:
+class _ErrorSender:
     def __init__(self, send: Send, request_id: str) -> None:
         self._send, self._id = send, request_id
-        self._start: Message | None = None  # of a refusal, held until its body is complete
+        self._start: Message | None = None  # of an error, held until its body is complete
         self._body = b""
 
     async def __call__(self, message: Message) -> None:
@@ -63,14 +63,14 @@ class _Reshaping:
             return await self._send(message)
         self._body += message.get("body", b"")
         if not message.get("more_body"):
-            await self._refuse(self._start)
+            await self._send_error(self._start)
 
-    async def _refuse(self, start: Message) -> None:
+    async def _send_error(self, start: Message) -> None:
         try:
             text = msgspec.json.decode(self._body)["error"]["message"]
         except (msgspec.DecodeError, KeyError, TypeError):
             text = self._body.decode(errors="replace")
-        body = msgspec.json.encode(error_body(start["status"], text, self._id))
+        body = msgspec.json.encode(make_error_body(start["status"], text, self._id))
         headers = [
             (name, value) for name, value in start["headers"] if name not in (b"content-length", b"content-type")
         ]

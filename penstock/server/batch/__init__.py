@@ -1,5 +1,4 @@
-"""A file of requests, answered by the same application without a port.
+"""Run a file of requests through the app, without a port.
 
-In: lines in OpenAI's batch format. Out: one line per request, as soon as its answer is there. What is in the output
-already is not asked again.
+In: lines in OpenAI's batch format. Out: one line per response, as it arrives. Lines already in the output are skipped.
 """

@@ -1,5 +1,5 @@
-"""Batches that a server answers beside its clients, and goes on with after a restart.
+"""Batches that a server runs beside its clients and resumes after a restart.
 
-In: a file of requests. Out: files of answers and of errors. Each line is asked of the server's own routes, as its
-tenant and behind everything that clients wait for; what is written down is not asked again.
+In: a file of requests. Out: files of responses and errors. Each line is posted to the server's own routes as its
+tenant, behind waiting clients; lines that are written are not repeated.
 """

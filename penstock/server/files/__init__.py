@@ -1,5 +1,5 @@
-"""Files that clients upload and fetch, kept on disk within bounds.
+"""Uploaded files, stored on disk within limits.
 
-In: multipart bodies, and what batches write. Out: files by their ids, each seen by its tenant alone. A client's names
-are told again and never used as paths.
+In: multipart bodies, and batches' results. Out: files by id, visible to their tenant only. Client file names are never
+used as paths.
 """

@@ -1,5 +1,5 @@
-"""Ollama's API over the same core.
+"""Ollama's API.
 
-In: bodies in Ollama's words. Out: the core's answers in Ollama's shapes, line by line. Nothing here generates: a body
-becomes an OpenAI one or a prompt, and the core does the rest.
+In: Ollama's bodies. Out: JSON lines in Ollama's format. A body becomes an OpenAI body or a prompt; nothing here
+generates.
 """

@@ -1,4 +1,4 @@
-"""An answer in Ollama's shape: lines of JSON, or one document."""
+"""Format responses for Ollama: JSON lines, or one document."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from typing import Any
 
 import msgspec
 
-from penstock.server.context import shaped, shaped_whole
-from penstock.server.errors import ApiError, ollama_shape
+from penstock.server.common.message_builder import CallBuilder, MessageBuilder
 from penstock.server.generation import Generation
-from penstock.server.logprobs import chat_logprobs
-from penstock.server.turn import Call, Turn
+from penstock.server.http.context import format_whole, run_formatting
+from penstock.server.http.errors import ApiError, format_ollama
+from penstock.server.openai.logprobs import format_chat_logprobs
 from penstock.types import StreamDelta
 
 MEDIA_TYPE = "application/x-ndjson"
 
 
-def line(value: Any) -> bytes:
+def encode_line(value: Any) -> bytes:
     return msgspec.json.encode(value) + b"\n"
 
 
-def failed(error: ApiError) -> bytes:
-    """What ends a stream that broke."""
-    return line(ollama_shape(error)[1])
+def encode_failure(error: ApiError) -> bytes:
+    """Encode the line that ends a broken stream."""
+    return encode_line(format_ollama(error)[1])
 
 
-def timestamp(when_s: float | None = None) -> str:
+def format_time(when_s: float | None = None) -> str:
     when = datetime.fromtimestamp(time.time() if when_s is None else when_s, timezone.utc)
     return when.isoformat().replace("+00:00", "Z")
 
 
 @dataclass
-class Clock:
-    """From the request's arrival, by time.monotonic()."""
+class RequestClock:
+    """A request's times, by time.monotonic()."""
 
     begun_s: float
     load_s: float = 0.0
@@ -53,87 +53,99 @@ def _ns(seconds: float) -> int:
 
 
 @dataclass
-class Head:
-    """What stands in every line; `chats` says whether the text is a message or a response."""
+class LineHead:
+    """Common fields of every line; `chats` selects `message` over `response`."""
 
     model: str
     chats: bool
 
-    def said(self, text: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    def format_text(self, text: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         more: dict[str, Any] = {"thinking": thinking} if thinking else {}
         if not self.chats:
-            return {**self._top(), "response": text, **more}
+            return {**self._make_fields(), "response": text, **more}
         message = {"role": "assistant", "content": text, **more}
         if calls:
             message["tool_calls"] = calls
-        return {**self._top(), "message": message}
+        return {**self._make_fields(), "message": message}
 
-    def nothing(self, done_reason: str) -> dict[str, Any]:
-        """The answer to a request that only loads or unloads."""
-        return {**self.said(""), "done": True, "done_reason": done_reason}
+    def format_empty(self, done_reason: str) -> dict[str, Any]:
+        """Format the response to a request that only loads or unloads."""
+        return {**self.format_text(""), "done": True, "done_reason": done_reason}
 
-    def _top(self) -> dict[str, Any]:
-        return {"model": self.model, "created_at": timestamp()}
+    def _make_fields(self) -> dict[str, Any]:
+        return {"model": self.model, "created_at": format_time()}
 
 
 class OllamaAnswer:
-    def __init__(self, head: Head, turn: Turn, generation: Generation, clock: Clock, num_top: int | None) -> None:
-        """`num_top` is how many likeliest tokens are shown of each position, None for no log probabilities at all."""
-        self._head, self._turn, self._generation, self._clock, self._num_top = head, turn, generation, clock, num_top
-        self._num_calls = 0  # told so far
+    def __init__(
+        self, head: LineHead, builder: MessageBuilder, generation: Generation, clock: RequestClock, num_top: int | None
+    ) -> None:
+        """Make the answer; `num_top` is the number of top logprobs per token, None for no logprobs."""
+        self._head, self._builder, self._generation, self._clock, self._num_top = (
+            head,
+            builder,
+            generation,
+            clock,
+            num_top,
+        )
+        self._num_calls = 0  # sent so far
 
-    async def whole(self) -> Any:
+    async def collect(self) -> Any:
         async with contextlib.aclosing(self._generation.stream()) as items:
             async for _, batch in items:
                 for item in batch:
-                    self._turn.push(item)
-        return await shaped_whole(self._generation, self._whole)
+                    self._builder.push(item)
+        return await format_whole(self._generation, self._format)
 
-    def _whole(self) -> dict[str, Any]:
-        turn = self._turn
-        said = self._head.said(turn.content or "", turn.reasoning or "", self._calls(last=True))
+    def _format(self) -> dict[str, Any]:
+        builder = self._builder
+        format_text = self._head.format_text(
+            builder.content or "", builder.reasoning or "", self._take_calls(last=True)
+        )
         if self._num_top is not None:
-            said["logprobs"] = chat_logprobs(turn.logprobs, self._num_top)
-        return said | self._end()
+            format_text["logprobs"] = format_chat_logprobs(builder.logprobs, self._num_top)
+        return format_text | self._format_end()
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(self._generation.stream()) as items:
             async for _, batch in items:
-                said = await shaped(self._generation.num_in(batch), partial(self._line, batch))
-                if said:
-                    yield said
-        yield line(self._head.said("") | self._end())
+                format_text = await run_formatting(
+                    self._generation.count_logprobs(batch), partial(self._encode_batch, batch)
+                )
+                if format_text:
+                    yield format_text
+        yield encode_line(self._head.format_text("") | self._format_end())
 
-    def _line(self, batch: list[StreamDelta]) -> bytes:
-        said = self._said(batch)
-        return line({**said, "done": False}) if said else b""
+    def _encode_batch(self, batch: list[StreamDelta]) -> bytes:
+        format_text = self._format_batch(batch)
+        return encode_line({**format_text, "done": False}) if format_text else b""
 
-    def _said(self, batch: list[StreamDelta]) -> dict[str, Any] | None:
-        deltas = [delta for item in batch for delta in self._turn.push(item)]
+    def _format_batch(self, batch: list[StreamDelta]) -> dict[str, Any] | None:
+        deltas = [delta for item in batch for delta in self._builder.push(item)]
         text = "".join(delta.get("content", "") for delta in deltas)
         thinking = "".join(delta.get("reasoning_content", "") for delta in deltas)
-        calls = self._calls(last=self._turn.finish_reason is not None)
+        calls = self._take_calls(last=self._builder.finish_reason is not None)
         logprobs = [position for item in batch for position in item.logprobs] if self._num_top is not None else []
         if not (text or thinking or calls or logprobs):
             return None
-        said = self._head.said(text, thinking, calls)
+        format_text = self._head.format_text(text, thinking, calls)
         if logprobs:
-            said["logprobs"] = chat_logprobs(logprobs, self._num_top or 0)
-        return said
+            format_text["logprobs"] = format_chat_logprobs(logprobs, self._num_top or 0)
+        return format_text
 
-    def _calls(self, last: bool) -> list[dict[str, Any]]:
-        """The calls that are whole by now: all but the one that may still grow."""
-        whole = self._turn.calls[self._num_calls :] if last else self._turn.calls[self._num_calls : -1]
-        self._num_calls += len(whole)
-        return [shown for call in whole if (shown := _call(call)) is not None]
+    def _take_calls(self, last: bool) -> list[dict[str, Any]]:
+        """Take the calls that are complete: all but one that may still grow."""
+        complete = self._builder.calls[self._num_calls :] if last else self._builder.calls[self._num_calls : -1]
+        self._num_calls += len(complete)
+        return [formatted for call in complete if (formatted := _format_call(call)) is not None]
 
-    def _end(self) -> dict[str, Any]:
+    def _format_end(self) -> dict[str, Any]:
         times, usage = self._generation.times, self._generation.usage
         end = times.end_s or time.monotonic()
         first = times.first_s or end
         return {
             "done": True,
-            "done_reason": "length" if self._turn.finish_reason == "length" else "stop",
+            "done_reason": "length" if self._builder.finish_reason == "length" else "stop",
             **self._clock.durations(),
             "prompt_eval_count": usage.num_prompt,
             "prompt_eval_duration": _ns(first - times.begun_s),
@@ -143,8 +155,8 @@ class OllamaAnswer:
         }
 
 
-def _call(call: Call) -> dict[str, Any] | None:
-    """With its arguments as an object; a call that was cut off is none."""
+def _format_call(call: CallBuilder) -> dict[str, Any] | None:
+    """Format a call with its arguments as an object; None if it is truncated."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except ValueError:

@@ -1,48 +1,190 @@
-"""Ollama's bodies: every field, and what becomes of it."""
+"""Ollama's bodies: all fields."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.server.chat_body import Said, Tool
-from penstock.server.fields import MAX_MESSAGES, MAX_TOOLS, MOST_TOP_LOGPROBS, WHOLE, Body
-from penstock.server.ollama.duration import seconds
-from penstock.server.ollama.options import OllamaOptions
+from penstock.errors import quote
+from penstock.server.common.fields import MAX_INT32, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS, RequestBody, StopString
+from penstock.server.model import ServedModel
+from penstock.server.openai.chat_body import ChatTool, EchoedModel
+from penstock.types import SamplingParams
 
+UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_PART = re.compile(r"(\d{1,12}(?:\.\d{0,9})?)(ns|us|µs|ms|s|m|h)")
+_BARE = re.compile(r"\d{1,12}(?:\.\d{0,9})?")
+# Ollama's defaults, for models without their own
+OLLAMA_DEFAULTS: Mapping[str, float] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.9,
+    "min_p": 0.0,
+    "repetition_penalty": 1.1,
+    "repeat_last_n": 64,
+}
+RENAMED = {"repeat_penalty": "repetition_penalty"}
+SAME_NAME = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_last_n",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+# fixed when the server starts, or dropped by Ollama itself
+NO_EFFECT = (
+    "num_keep",
+    "num_batch",
+    "num_gpu",
+    "num_gqa",
+    "num_thread",
+    "main_gpu",
+    "numa",
+    "low_vram",
+    "f16_kv",
+    "use_mmap",
+    "use_mlock",
+    "vocab_only",
+    "logits_all",
+    "embedding_only",
+    "rope_frequency_base",
+    "rope_frequency_scale",
+    "tfs_z",
+    "penalize_newline",
+)
 MAX_DURATION_CHARS = 100
 MAX_INPUTS = 2048
 Think = bool | Literal["low", "medium", "high"]
 REFUSED = {
-    "images": "models here read text only; leave them out",
-    "template": "a prompt is made by the model's own template; give raw=true and a prompt made by yours",
-    "context": "it is another model's state; send the whole conversation to /api/chat instead",
+    "images": "models read text only; leave them out",
+    "template": "only the model's own template is used; give raw=true and a rendered prompt",
+    "context": "token contexts are not supported; send the whole conversation to /api/chat",
 }
 
 
-class OllamaModelBody(Body):
-    """What every route that runs a model takes. `name` is the older word for `model`."""
+def parse_duration(given: float | str) -> float:
+    """Convert to seconds; negative means forever."""
+    if isinstance(given, str):
+        given = _parse(given.strip())
+    if math.isnan(given):
+        raise ValueError("a duration must be a number")
+    return math.inf if given < 0 else float(given)
+
+
+def _parse(text: str) -> float:
+    sign = -1.0 if text.startswith("-") else 1.0
+    digits = text.lstrip("+-") if text[:2] not in ("--", "+-", "-+", "++") else ""
+    if _BARE.fullmatch(digits):
+        return sign * float(digits)
+    parts = _PART.findall(digits)
+    if not parts or "".join(number + unit for number, unit in parts) != digits:
+        raise ValueError(f"{text[:40]!r} is not a duration: give seconds, or a text like 5m or 1h30m; -1 is forever")
+    return sign * sum(float(number) * UNITS_S[unit] for number, unit in parts)
+
+
+class OllamaOptions(RequestBody):
+    num_predict: int | None = Field(None, ge=-2, le=MAX_INT32)  # <= 0: as many as fit
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_k: int | None = Field(None, ge=-1, le=MAX_INT32)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)  # -1: random
+    stop: StopString | list[StopString] | None = None
+    repeat_penalty: float | None = Field(None, gt=0, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repeat_last_n: int | None = Field(None, ge=-1, le=MAX_INT32)
+    mirostat: int | None = Field(None, ge=0, le=2)
+    mirostat_tau: float | None = Field(None, ge=0, le=1e6)
+    mirostat_eta: float | None = Field(None, ge=0, le=1)
+    # no effect, with a warning
+    num_ctx: int | None = None
+    num_keep: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    num_gqa: int | None = None
+    num_thread: int | None = None
+    main_gpu: int | None = None
+    numa: bool | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    vocab_only: bool | None = None
+    logits_all: bool | None = None
+    embedding_only: bool | None = None
+    rope_frequency_base: float | None = None
+    rope_frequency_scale: float | None = None
+    tfs_z: float | None = None
+    penalize_newline: bool | None = None
+
+    def to_sampling(self) -> dict[str, Any]:
+        """Translate to OpenAI's and vLLM's names; max_tokens follows once the prompt's length is known."""
+        values = {name: getattr(self, name) for name in SAME_NAME}
+        values |= {name: getattr(self, own) for own, name in RENAMED.items()}
+        values["seed"] = None if self.seed == -1 else self.seed
+        return {name: value for name, value in values.items() if value is not None}
+
+    def list_warnings(self, max_model_len: int) -> list[str]:
+        idle = [name for name in NO_EFFECT if getattr(self, name) not in (None, False)]
+        warnings = [f"options have no effect: {', '.join(idle)}"] if idle else []
+        if self.num_ctx is not None and self.num_ctx > max_model_len:
+            warnings.append(
+                f"num_ctx={quote(self.num_ctx)} has no effect: the context length is {max_model_len}; "
+                "raise --max-model-len"
+            )
+        return warnings
+
+    def max_tokens(self, room: int) -> int | None:
+        """Limit the output to `room`, as Ollama does; None means all of it."""
+        wanted = self.num_predict or -1
+        return wanted if 0 < wanted <= room else None
+
+
+def make_defaults(model: ServedModel) -> SamplingParams:
+    """Make the sampling parameters that a body leaves open."""
+    return model.defaults.clone(**model.found_defaults.yield_to(OLLAMA_DEFAULTS))
+
+
+class OllamaNameBody(RequestBody):
+    """Body that names a model; `name` is an older name of `model`."""
 
     model: str | None = None
     name: str | None = None
+
+
+class OllamaModelBody(OllamaNameBody):
+    """Fields of every route that runs a model."""
+
     options: OllamaOptions | None = None
     keep_alive: float | str | None = None
 
     @field_validator("keep_alive", mode="before")
     @classmethod
-    def _short(cls, given: Any) -> Any:
+    def _check_length(cls, given: Any) -> Any:
         if isinstance(given, str) and len(given) > MAX_DURATION_CHARS:
             raise ValueError(f"it has {len(given)} characters: give seconds, or a text like 5m or 1h30m")
         return given
 
     @field_validator("keep_alive")
     @classmethod
-    def _a_duration(cls, given: float | str | None) -> float | None:
-        return None if given is None or given == "" else seconds(given)
+    def _parse_keep_alive(cls, given: float | str | None) -> float | None:
+        return None if given is None or given == "" else parse_duration(given)
 
     @property
-    def asked(self) -> OllamaOptions:
+    def options_or_default(self) -> OllamaOptions:
         return self.options or OllamaOptions.model_validate({})
 
     @property
@@ -51,12 +193,12 @@ class OllamaModelBody(Body):
 
 
 class OllamaAnswerBody(OllamaModelBody):
-    stream: bool | None = None  # true where it is not given
+    stream: bool | None = None  # default true
     format: Literal["json", ""] | dict[str, Any] | None = None
     think: Think | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
-    # without effect: a prompt that is too long is refused
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    # no effect: a prompt that is too long is refused
     truncate: bool | None = None
     shift: bool | None = None
 
@@ -64,18 +206,18 @@ class OllamaAnswerBody(OllamaModelBody):
     def streams(self) -> bool:
         return self.stream is not False
 
-    def common(self) -> dict[str, Any]:
-        """What is the same in OpenAI's words, whatever the prompt is."""
-        values = self.asked.sampling()
+    def to_common(self) -> dict[str, Any]:
+        """Translate the fields that do not depend on the prompt."""
+        values = self.options_or_default.to_sampling()
         if self.format == "json":
             values["response_format"] = {"type": "json_object"}
         elif self.format:
             values["response_format"] = {"type": "json_schema", "json_schema": {"schema": self.format}}
         return values
 
-    def chat(self, messages: list[dict[str, Any]], tools: list[Tool] | None = None) -> dict[str, Any]:
-        """The body of /v1/chat/completions that asks the same."""
-        values = {**self.common(), "messages": messages, "logprobs": self.logprobs}
+    def to_chat(self, messages: list[dict[str, Any]], tools: list[ChatTool] | None = None) -> dict[str, Any]:
+        """Translate to a body of /v1/chat/completions."""
+        values = {**self.to_common(), "messages": messages, "logprobs": self.logprobs}
         if self.logprobs:
             values["top_logprobs"] = self.top_logprobs
         if tools:
@@ -87,19 +229,19 @@ class OllamaAnswerBody(OllamaModelBody):
         return values
 
 
-class OllamaFunctionCall(Said):
-    PASSED: ClassVar[frozenset[str]] = frozenset({"index"})
+class OllamaFunctionCall(EchoedModel):
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"index"})
     name: str
     arguments: dict[str, Any] = {}
 
 
-class OllamaToolCall(Said):
-    PASSED: ClassVar[frozenset[str]] = frozenset({"type"})
+class OllamaToolCall(EchoedModel):
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"type"})
     id: str | None = None
     function: OllamaFunctionCall
 
 
-class OllamaMessage(Said):
+class OllamaMessage(EchoedModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
@@ -110,13 +252,13 @@ class OllamaMessage(Said):
 
     @field_validator("images", mode="before")
     @classmethod
-    def _none(cls, images: Any) -> Any:
+    def _refuse_images(cls, images: Any) -> Any:
         if images:
             raise ValueError(f"images are not supported: {REFUSED['images']}")
         return images
 
-    def openai(self) -> dict[str, Any]:
-        said = {
+    def to_openai(self) -> dict[str, Any]:
+        message = {
             "role": self.role,
             "content": self.content,
             "reasoning_content": self.thinking,
@@ -124,34 +266,34 @@ class OllamaMessage(Said):
             "tool_call_id": self.tool_call_id,
             "tool_calls": [call.model_dump() for call in self.tool_calls or ()],
         }
-        return {name: value for name, value in said.items() if value is not None and value != []}
+        return {name: value for name, value in message.items() if value is not None and value != []}
 
 
 class OllamaChat(OllamaAnswerBody):
     messages: list[OllamaMessage] = Field([], max_length=MAX_MESSAGES)
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[ChatTool] | None = Field(None, max_length=MAX_TOOLS)
 
 
 class OllamaGenerate(OllamaAnswerBody):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
-    suffix: str | None = None  # what follows the answer
-    # refused, where they hold anything
+    suffix: str | None = None  # text after the output
+    # refused if set
     images: list[Any] | None = None
     template: str | None = None
     context: list[int] | None = None
 
     @field_validator("images", mode="before")
     @classmethod
-    def _no_images(cls, images: Any) -> Any:
-        """Refused before megabytes of them are looked at."""
+    def _refuse_images(cls, images: Any) -> Any:
+        """Refuse before megabytes of them are validated."""
         if images:
             raise ValueError(f"images is not supported: {REFUSED['images']}")
         return images
 
     @model_validator(mode="after")
-    def _possible(self) -> OllamaGenerate:
+    def _check_fields(self) -> OllamaGenerate:
         for name, why in REFUSED.items():
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported: {why}")
@@ -164,31 +306,26 @@ class OllamaGenerate(OllamaAnswerBody):
 
 class OllamaEmbed(OllamaModelBody):
     input: str | Annotated[list[str], Field(max_length=MAX_INPUTS)]
-    truncate: bool | None = None  # true where it is not given
-    dimensions: int | None = Field(None, ge=1, le=WHOLE)
+    truncate: bool | None = None  # default true
+    dimensions: int | None = Field(None, ge=1, le=MAX_INT32)
 
 
 class OllamaEmbeddings(OllamaModelBody):
     prompt: str
 
 
-class OllamaShow(Body):
-    model: str | None = None
-    name: str | None = None
-    # without effect
+class OllamaShow(OllamaNameBody):
+    # no effect
     verbose: bool | None = None
     system: str | None = None
     template: str | None = None
     options: Any = None
 
 
-class OllamaPull(Body):
-    model: str | None = None
-    name: str | None = None
-    stream: bool | None = None  # true where it is not given
-    insecure: bool | None = None  # without effect: every download is checked
+class OllamaPull(OllamaNameBody):
+    stream: bool | None = None  # default true
+    insecure: bool | None = None  # no effect: every download is verified
 
 
-class OllamaDelete(Body):
-    model: str | None = None
-    name: str | None = None
+class OllamaDelete(OllamaNameBody):
+    pass

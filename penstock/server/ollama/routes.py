@@ -1,11 +1,11 @@
-"""Where Ollama's routes are."""
+"""Ollama's routes."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel
 
-from penstock.server.context import Handler
-from penstock.server.ollama import bodies, embed, models, store, talk
+from penstock.server.http.context import Handler
+from penstock.server.ollama import bodies, chat, models
 
 TAG = "Ollama"
 
@@ -16,13 +16,13 @@ READS: list[tuple[str, Handler, str]] = [
     ("/api/version", models.version, TAG),
 ]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
-    ("/api/chat", talk.chat, bodies.OllamaChat, TAG),
-    ("/api/generate", talk.generate, bodies.OllamaGenerate, TAG),
-    ("/api/embed", embed.embed, bodies.OllamaEmbed, TAG),
-    ("/api/embeddings", embed.embeddings, bodies.OllamaEmbeddings, TAG),
+    ("/api/chat", chat.chat, bodies.OllamaChat, TAG),
+    ("/api/generate", chat.generate, bodies.OllamaGenerate, TAG),
+    ("/api/embed", chat.embed, bodies.OllamaEmbed, TAG),
+    ("/api/embeddings", chat.embeddings, bodies.OllamaEmbeddings, TAG),
     ("/api/show", models.show, bodies.OllamaShow, TAG),
-    ("/api/pull", store.pull, bodies.OllamaPull, TAG),
+    ("/api/pull", models.pull, bodies.OllamaPull, TAG),
 ]
 DELETES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
-    ("/api/delete", store.delete, bodies.OllamaDelete, TAG)
+    ("/api/delete", models.delete, bodies.OllamaDelete, TAG)
 ]

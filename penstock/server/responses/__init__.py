@@ -1,5 +1,5 @@
-"""OpenAI's responses, translated.
+"""OpenAI's Responses API, translated.
 
-In: bodies of /v1/responses. Out: responses and their events in OpenAI's shapes, and those kept for a while. What is
-asked becomes a chat body and is answered like any other; nothing here knows how text is made.
+In: bodies of /v1/responses. Out: responses and events in OpenAI's format, some of them stored. A body becomes a chat
+body; nothing here generates.
 """

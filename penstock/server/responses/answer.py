@@ -1,4 +1,4 @@
-"""An answer as a response, whole or in events."""
+"""Format a response, as a whole or as events."""
 
 from __future__ import annotations
 
@@ -6,73 +6,167 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from penstock.server import sse
-from penstock.server.context import new_id, now, shaped, shaped_whole
-from penstock.server.conversation import Conversation
-from penstock.server.errors import ApiError
+from penstock.server.common.chat_prompt import ChatPrompt
+from penstock.server.common.message_builder import ItemChange, OutputItem, OutputItems
 from penstock.server.generation import Generation
-from penstock.server.passages import Change, Passage, Passages
+from penstock.server.http import sse
+from penstock.server.http.context import format_whole, new_id, now, run_formatting
+from penstock.server.http.errors import ApiError
+from penstock.server.openai.logprobs import format_chat_logprobs
 from penstock.server.responses.body import ResponsesBody
-from penstock.server.responses.output import Event, Output
 
+PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
+PARTS = {"text": "output_text", "reasoning": "reasoning_text"}
+Event = dict[str, Any]
 UNFINISHED = ("queued", "in_progress")
 Keep = Callable[[dict[str, Any]], None]
 
 
-class ResponseAnswer:
-    """`keep` is given the response in the end, unless the client wants it forgotten."""
+class OutputEvents:
+    """Formats items and events with stable item ids."""
 
-    def __init__(self, body: ResponsesBody, conversation: Conversation, generation: Generation, keep: Keep) -> None:
+    def __init__(self, num_top_logprobs: int | None) -> None:
+        self._num_top = num_top_logprobs  # None: no logprobs
+        self._ids: dict[int, str] = {}
+
+    def format_item(self, output_item: OutputItem, status: str = "completed") -> dict[str, Any]:
+        head = {"id": self._find_id(output_item), "status": status}
+        if output_item.kind == "call":
+            return {
+                **head,
+                "type": "function_call",
+                "call_id": output_item.id,
+                "name": output_item.name,
+                "arguments": output_item.text,
+            }
+        content = [] if status == "in_progress" else [self._format_part(output_item)]
+        if output_item.kind == "reasoning":
+            return {**head, "type": "reasoning", "summary": [], "content": content}
+        return {**head, "type": "message", "role": "assistant", "content": content}
+
+    def format_change(self, change: ItemChange, status: str) -> list[Event]:
+        """Format a change as events; `status` is that of an item that ends."""
+        if change.what == "begin":
+            return self._format_begin(change.output_item)
+        if change.what == "end":
+            return self._format_end(change.output_item, status)
+        kind = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
+        event = {
+            "type": f"response.{kind[change.output_item.kind]}.delta",
+            **self._format_place(change.output_item),
+            "delta": change.text,
+        }
+        if change.output_item.kind == "text":
+            event["logprobs"] = [] if self._num_top is None else format_chat_logprobs(change.logprobs, self._num_top)
+        return [event]
+
+    def _format_begin(self, output_item: OutputItem) -> list[Event]:
+        empty = OutputItem(output_item.kind, output_item.index, id=output_item.id, name=output_item.name)
+        format_change: list[Event] = [
+            {
+                "type": "response.output_item.added",
+                "output_index": output_item.index,
+                "item": self.format_item(empty, "in_progress"),
+            }
+        ]
+        if output_item.kind != "call":
+            format_change.append(
+                {
+                    "type": "response.content_part.added",
+                    **self._format_place(output_item),
+                    "part": self._format_part(empty),
+                }
+            )
+        return format_change
+
+    def _format_end(self, output_item: OutputItem, status: str) -> list[Event]:
+        done: Event = {
+            "type": "response.output_item.done",
+            "output_index": output_item.index,
+            "item": self.format_item(output_item, status),
+        }
+        place = self._format_place(output_item)
+        if output_item.kind == "call":
+            return [
+                {
+                    "type": "response.function_call_arguments.done",
+                    **place,
+                    "name": output_item.name,
+                    "arguments": output_item.text,
+                },
+                done,
+            ]
+        part = self._format_part(output_item)
+        logprobs = {"logprobs": part["logprobs"]} if output_item.kind == "text" else {}
+        return [
+            {"type": f"response.{PARTS[output_item.kind]}.done", **place, "text": output_item.text, **logprobs},
+            {"type": "response.content_part.done", **place, "part": part},
+            done,
+        ]
+
+    def _format_part(self, output_item: OutputItem) -> dict[str, Any]:
+        if output_item.kind == "reasoning":
+            return {"type": "reasoning_text", "text": output_item.text}
+        logprobs = [] if self._num_top is None else format_chat_logprobs(output_item.logprobs, self._num_top)
+        return {"type": "output_text", "text": output_item.text, "annotations": [], "logprobs": logprobs}
+
+    def _format_place(self, output_item: OutputItem) -> dict[str, Any]:
+        place = {"item_id": self._find_id(output_item), "output_index": output_item.index}
+        return place if output_item.kind == "call" else {**place, "content_index": 0}
+
+    def _find_id(self, output_item: OutputItem) -> str:
+        return self._ids.setdefault(output_item.index, new_id(PREFIXES[output_item.kind]))
+
+
+class ResponseAnswer:
+    """One response, collected or streamed. `keep` stores it at the end, unless store is false."""
+
+    def __init__(self, body: ResponsesBody, chat_prompt: ChatPrompt, generation: Generation, keep: Keep) -> None:
         self.body = body
         self.generation = generation
         self._keep = keep if body.store is not False else None
-        self.passages = Passages(conversation)
-        self._output = Output((body.top_logprobs or 0) if body.wants_logprobs else None)
-        self._head = _head(body, conversation, generation)
+        self.output_items = OutputItems(chat_prompt)
+        self._output = OutputEvents((body.top_logprobs or 0) if body.wants_logprobs else None)
+        self._head = _make_head(body, chat_prompt, generation)
         self._num_events = 0
 
     @property
     def id(self) -> str:
-        id: str = self._head["id"]
-        return id
+        return cast(str, self._head["id"])
 
-    # whole
-
-    async def whole(self) -> Any:
-        async with contextlib.aclosing(self.passages.follow(self.generation)) as batches:
+    async def collect(self) -> Any:
+        async with contextlib.aclosing(self.output_items.follow(self.generation)) as batches:
             async for _ in batches:
                 pass
-        self._say_something()
-        return await shaped_whole(self.generation, self._ended)
+        self._add_empty_item()
+        return await format_whole(self.generation, self._finish)
 
-    def _say_something(self) -> list[Change]:
-        """An empty answer is an empty message."""
-        if self.passages.all:
+    def _add_empty_item(self) -> list[ItemChange]:
+        """Give an empty output an empty message."""
+        if self.output_items.all:
             return []
-        passage = Passage("text", 0)
-        self.passages.all.append(passage)
-        return [Change("begin", passage), Change("end", passage)]
+        output_item = OutputItem("text", 0)
+        self.output_items.all.append(output_item)
+        return [ItemChange("begin", output_item), ItemChange("end", output_item)]
 
     @property
     def _status(self) -> str:
-        return "incomplete" if self.passages.turn.finish_reason == "length" else "completed"
+        return "incomplete" if self.output_items.builder.finish_reason == "length" else "completed"
 
-    def _ended(self) -> dict[str, Any]:
-        last = len(self.passages.all) - 1
+    def _finish(self) -> dict[str, Any]:
+        last = len(self.output_items.all) - 1
         items = [
-            self._output.item(passage, self._status if passage.index == last else "completed")
-            for passage in self.passages.all
+            self._output.format_item(output_item, self._status if output_item.index == last else "completed")
+            for output_item in self.output_items.all
         ]
-        response = self._response(self._status, items)
+        response = self.format(self._status, items)
         if self._keep is not None:
             self._keep(response)
         return response
 
-    def _response(
-        self, status: str, items: list[dict[str, Any]], error: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def format(self, status: str, items: list[dict[str, Any]], error: dict[str, Any] | None = None) -> dict[str, Any]:
         ends = status not in UNFINISHED
         return {
             **self._head,
@@ -81,49 +175,49 @@ class ResponseAnswer:
             "error": error,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "completed_at": time.time() if status == "completed" else None,
-            "usage": self._usage() if ends else None,
+            "usage": self._format_usage() if ends else None,
             **(self.generation.relaxed if ends else {}),
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _format_usage(self) -> dict[str, Any]:
         usage = self.generation.usage
         return {
             "input_tokens": usage.num_prompt,
             "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": 0},
             "output_tokens": usage.num_output,
-            "output_tokens_details": {"reasoning_tokens": self.passages.num_reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.output_items.builder.num_reasoning_tokens},
             "total_tokens": usage.num_prompt + usage.num_output,
         }
 
-    # streamed
-
     async def events(self) -> AsyncGenerator[bytes, None]:
         begun = False
-        async with contextlib.aclosing(self.passages.follow(self.generation)) as batches:
+        async with contextlib.aclosing(self.output_items.follow(self.generation)) as batches:
             async for changes in batches:
-                told = await shaped(self._num_logprobs(changes), partial(self._chunk, changes, first=not begun))
+                chunk = await run_formatting(
+                    self._count_logprobs(changes), partial(self._encode_changes, changes, first=not begun)
+                )
                 begun = True
-                if told:
-                    yield told
-        yield await shaped(self.generation.num_logprobs, self._last)
+                if chunk:
+                    yield chunk
+        yield await run_formatting(self.generation.num_logprobs, self._encode_last)
 
-    def _num_logprobs(self, changes: list[Change]) -> int:
-        """In the events of some changes, at most: an end tells all of them again."""
+    def _count_logprobs(self, changes: list[ItemChange]) -> int:
+        """Bound the logprobs in the events of `changes`: an end repeats all of them."""
         if any(change.what == "end" for change in changes):
             return self.generation.num_logprobs
         return sum(len(change.logprobs) for change in changes) * ((self.body.top_logprobs or 0) + 1)
 
-    def _chunk(self, changes: list[Change], *, first: bool) -> bytes:
-        return self._encoded([*(self._begun() if first else []), *self._told(changes)])
+    def _encode_changes(self, changes: list[ItemChange], *, first: bool) -> bytes:
+        return self._encode([*(self._format_start() if first else []), *self._format_changes(changes)])
 
-    def _last(self) -> bytes:
-        events = self._told(self._say_something())
-        return self._encoded([*events, {"type": f"response.{self._status}", "response": self._ended()}])
+    def _encode_last(self) -> bytes:
+        events = self._format_changes(self._add_empty_item())
+        return self._encode([*events, {"type": f"response.{self._status}", "response": self._finish()}])
 
-    def failed(self, error: ApiError) -> bytes:
-        """What a stream that has begun says of a failure."""
-        response = self.failure(error)
-        return self._encoded(
+    def encode_failure(self, error: ApiError) -> bytes:
+        """Encode the events that end a stream that failed."""
+        response = self.format_failure(error)
+        return self._encode(
             [
                 {
                     "type": "error",
@@ -135,43 +229,36 @@ class ResponseAnswer:
             ]
         )
 
-    def failure(self, error: ApiError) -> dict[str, Any]:
+    def format_failure(self, error: ApiError) -> dict[str, Any]:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        return self._response("failed", self._cut_off(), {"code": code, "message": error.message})
+        return self.format_partial("failed", {"code": code, "message": error.message})
 
-    def _cut_off(self) -> list[dict[str, Any]]:
-        return [self._output.item(passage, "incomplete") for passage in self.passages.all]
+    def format_partial(self, status: str, error: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Format a response that was cut short, with its items so far."""
+        items = [self._output.format_item(output_item, "incomplete") for output_item in self.output_items.all]
+        return self.format(status, items, error)
 
-    def _begun(self) -> list[Event]:
-        response = self._response("in_progress", [])
+    def _format_start(self) -> list[Event]:
+        response = self.format("in_progress", [])
         created = [] if self.body.background else [{"type": "response.created", "response": response}]
         return [*created, {"type": "response.in_progress", "response": response}]
 
-    # in the background
-
-    def so_far(self, status: str) -> dict[str, Any]:
-        """The response before it has ended."""
-        return self._response(status, [])
-
-    def queued(self) -> bytes:
-        """The first event of a background response, before any output."""
-        response = self.so_far("queued")
-        return self._encoded(
+    def encode_queued(self) -> bytes:
+        """Encode the first events of a background response, before any output."""
+        response = self.format("queued", [])
+        return self._encode(
             [{"type": "response.created", "response": response}, {"type": "response.queued", "response": response}]
         )
 
-    def cancelled(self) -> dict[str, Any]:
-        return self._response("cancelled", self._cut_off())
-
-    def _told(self, changes: list[Change]) -> list[Event]:
-        """A passage that ends because another begins is complete; the last is as complete as the answer."""
+    def _format_changes(self, changes: list[ItemChange]) -> list[Event]:
+        """Format changes; an item followed by another is complete, the last one has the response's status."""
         events: list[Event] = []
         for at, change in enumerate(changes):
             follows = any(later.what == "begin" for later in changes[at + 1 :])
-            events += self._output.events(change, "completed" if follows else self._status)
+            events += self._output.format_change(change, "completed" if follows else self._status)
         return events
 
-    def _encoded(self, events: list[Event]) -> bytes:
+    def _encode(self, events: list[Event]) -> bytes:
         encoded = []
         for event in events:
             encoded.append(sse.named_event(event["type"], {**event, "sequence_number": self._num_events}))
@@ -179,8 +266,7 @@ class ResponseAnswer:
         return b"".join(encoded)
 
 
-def _head(body: ResponsesBody, conversation: Conversation, generation: Generation) -> dict[str, Any]:
-    """What a response says again of the request."""
+def _make_head(body: ResponsesBody, chat_prompt: ChatPrompt, generation: Generation) -> dict[str, Any]:
     asked = body.model_dump(include={"tool_choice", "text", "reasoning"}, by_alias=True, exclude_none=True)
     text = asked.get("text", {})
     return {
@@ -200,12 +286,12 @@ def _head(body: ResponsesBody, conversation: Conversation, generation: Generatio
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.store is not False,
-        "temperature": conversation.params.temperature,
+        "temperature": chat_prompt.params.temperature,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": asked.get("tool_choice", "auto"),
         "tools": [tool.as_json() for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": conversation.params.top_p,
+        "top_p": chat_prompt.params.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }

@@ -1,4 +1,4 @@
-"""The API of Hugging Face's text-generation-inference over the same core.
+"""Hugging Face's text-generation-inference API.
 
-In: bodies of `inputs` and `parameters`. Out: the core's answers in TGI's shapes. Nothing here generates.
+In: bodies of `inputs` and `parameters`. Out: responses in TGI's format. Nothing here generates.
 """

@@ -1,4 +1,4 @@
-"""Tools in a conversation: as the chat template wants them, or in plain messages where it knows no tools."""
+"""Present tools to a chat template, or in plain messages if it knows no tools."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def supports_tools(chat_template: str | None) -> bool:
     return re.search(r"\btools\b", chat_template or "") is not None
 
 
-def normalized(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages with each call's arguments as an object, as templates expect them; OpenAI's form has them as JSON
-    text. Text that holds no object (an earlier answer may have been cut off) stays as it is."""
+def normalize_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Parse each call's arguments into an object, as templates expect; OpenAI's form has JSON text. Text that is not
+    an object (a truncated answer) stays."""
     plain = []
     for message in messages:
         message = dict(message)
@@ -40,10 +40,10 @@ def normalized(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def describe(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation for a template without tool support: the tools stand in the system message, calls and results
-    in plain text, all in the Hermes form."""
+    """Rewrite a conversation for a template without tool support: tools go to the system message, calls and results
+    to text in Hermes form."""
     plain: list[dict[str, Any]] = []
-    for message in normalized(messages):
+    for message in normalize_calls(messages):
         if message.get("role") == "tool":
             _add_response(plain, message, joins=bool(plain) and plain[-1].get("role") == "tool")
         else:
@@ -89,7 +89,7 @@ def _call_text(call: Any) -> str:
 
 
 def _add_response(plain: list[dict[str, Any]], message: dict[str, Any], joins: bool) -> None:
-    """Results in a row are one message: templates want user and assistant to take turns."""
+    """Join consecutive results into one message: templates want user and assistant to alternate."""
     block = f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>"
     if joins:
         plain[-1]["content"] += "\n" + block
@@ -98,7 +98,7 @@ def _add_response(plain: list[dict[str, Any]], message: dict[str, Any], joins: b
 
 
 def _text(content: Any) -> str:
-    """Text, or the text parts of OpenAI's form, joined by line breaks."""
+    """Return the text, or the text parts of OpenAI's form joined by line breaks."""
     if not isinstance(content, list):
         return "" if content is None else str(content)
     parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]

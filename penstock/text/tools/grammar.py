@@ -1,7 +1,7 @@
-"""The grammar of an answer that calls tools: one that must be a call, as `tool_choice` "required" or a named function
-asks for, or one that may be a call, of certain tools and with certain arguments.
+"""Grammars of answers that call tools: one that must be a call (`tool_choice` "required" or a named function), or one
+that may be, for given tools and arguments.
 
-The source is in llguidance's dialect of Lark: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+Written in llguidance's dialect of Lark: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import InvalidRequest, shown
+from penstock.errors import InvalidRequest, quote
 
 Schema = dict[str, Any]
-_NAME = re.compile(r"[^\W\d][\w.-]*")  # what a name may be where it stands without quotes
+_NAME = re.compile(r"[^\W\d][\w.-]*")  # a name that may stand without quotes
 _ANY_ARGUMENTS = r"""( any_argument ( ", " any_argument )* )?
 any_argument: /[A-Za-z_][A-Za-z0-9_]*/ "=" any_value
 any_value: %json {}"""
-# Between the tokens of JSON: too little to fill an answer with.
+# Whitespace between JSON tokens: too little to fill an answer.
 _LAYOUT = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way to write calls. `rules` define `body`: what stands behind the marker, or the whole where there is none;
-    several calls may be in one body, or several markers and bodies with `between` between them."""
+    """A call syntax. `rules` define `body`, the part after the marker or the whole; a body may hold several calls,
+    or bodies repeat with `between` between them."""
 
     rules: list[str]
     begin: str | None = None  # the marker
     between: str | None = None
-    first: str = ""  # without a marker: the character that no other answer begins with
-    tags: str = ""  # markers that may stand before a body
+    first: str = ""  # without a marker: a character that no other answer begins with
+    tags: str = ""  # markers that may precede a body
 
 
 def call_grammar(
@@ -42,10 +42,10 @@ def call_grammar(
     parallel: bool = True,
     special: Mapping[str, int] | None = None,
 ) -> str:
-    """One call or, with `parallel`, one or more, in the form that `parser` reads: of the function `name`, or of any.
+    """Return a grammar of one call (with `parallel` one or more) in `parser`'s form, of the function `name` or of any.
 
-    `special` has the ids of the tokenizer's special tokens by their texts; a marker among them is written as that
-    token, as its characters alone would not make it."""
+    `special` maps texts of special tokens to ids; a marker among them is written as that token.
+    """
     form = _form(_functions(tools, name), parser, parallel, special or {})
     return "\n".join([f"start: {_calls_only(form, parallel)}", *form.rules]) + "\n"
 
@@ -57,9 +57,8 @@ def open_grammar(
     special: Mapping[str, int] | None = None,
     answer: str | None = None,
 ) -> str:
-    """Any text, in which a call, once it is begun, is one of these tools; its arguments match the schema of a tool that
-    is strict, and are any object for another. With `answer`, a JSON schema, the text is JSON that matches it instead,
-    or there are calls alone."""
+    """Return a grammar of any text in which a call must be one of these tools; strict tools must match their schema.
+    With `answer`, a JSON schema, the text is such JSON, or calls alone."""
     special = special or {}
     functions = _functions(tools, None)
     strict = {tool["function"]["name"] for tool in tools if is_strict(tool)}
@@ -86,7 +85,7 @@ def open_grammar(
 
 def _form(functions: Mapping[str, Schema], parser: str, parallel: bool, special: Mapping[str, int]) -> Form:
     if parser not in _FORMS:
-        raise InvalidRequest(f"tool parser {shown(parser)} has no grammar; use one of {', '.join(_FORMS)}")
+        raise InvalidRequest(f"tool parser {quote(parser)} has no grammar; use one of {', '.join(_FORMS)}")
     return _FORMS[parser](functions, parallel, special)
 
 
@@ -96,7 +95,7 @@ def _calls_only(form: Form, parallel: bool) -> str:
 
 
 def _json_calls(functions: Mapping[str, Schema]) -> list[str]:
-    """One of Llama's calls beside an answer that is JSON too: both are described alike, as their beginnings are."""
+    """Describe Llama's calls and a JSON answer together, since both begin alike."""
     rules = ["body: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, (name, schema) in enumerate(functions.items()):
         shared: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -116,16 +115,16 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
 
 
 def _functions(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[str, Schema]:
-    """Each function's schema; one without parameters takes any object."""
+    """Return each function's schema; one without parameters takes any object."""
     schemas: dict[str, Schema] = {}
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise InvalidRequest(f"a tool must be {{'type': 'function', 'function': {{'name': …}}}}, not {shown(tool)}")
+            raise InvalidRequest(f"a tool must be {{'type': 'function', 'function': {{'name': …}}}}, not {quote(tool)}")
         parameters = function.get("parameters") or {}
         if not isinstance(parameters, Mapping):
             raise InvalidRequest(
-                f"the parameters of {shown(function['name'])} must be a JSON schema, not {shown(parameters)}"
+                f"the parameters of {quote(function['name'])} must be a JSON schema, not {quote(parameters)}"
             )
         schemas[function["name"]] = {"type": "object", **parameters}
     if not schemas:
@@ -134,7 +133,7 @@ def _functions(tools: Sequence[Mapping[str, Any]], name: str | None) -> dict[str
         return schemas
     if name not in schemas:
         raise InvalidRequest(
-            f"tool_choice names {shown(name)}, which is not among the tools; use one of {', '.join(schemas)}"
+            f"tool_choice names {quote(name)}, which is not among the tools; use one of {', '.join(schemas)}"
         )
     return {name: schemas[name]}
 
@@ -156,7 +155,7 @@ def _several(item: str, separator: str, parallel: bool) -> str:
 
 
 def _calls(functions: Mapping[str, Schema], before: str, after: str) -> list[str]:
-    """The rule `call`: for each function its name between `before` and `after`, its arguments, a closing brace."""
+    """Write the rule `call`: each function's name between `before` and `after`, its arguments, a closing brace."""
     rules = ["call: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, (name, schema) in enumerate(functions.items()):
         head = _literal(before + json.dumps(name, ensure_ascii=False) + after)
@@ -178,7 +177,7 @@ def _llama_json(functions: Mapping[str, Schema], parallel: bool, special: Mappin
 
 
 def _mistral(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> Form:
-    """A tokenizer that has [ARGS] belongs to a model of the newer form."""
+    """Write Mistral's form; a tokenizer with [ARGS] belongs to the newer one."""
     begin = _marker("[TOOL_CALLS]", special)
     if "[ARGS]" not in special:
         rules = [
@@ -213,8 +212,7 @@ def _tag(text: str, special: Mapping[str, int]) -> str:
 
 
 def _keywords(rule: str, schema: Schema) -> list[str]:
-    """Keyword arguments in the order of the schema's properties; `rule_N` is what may follow when none of the first N
-    was written."""
+    """Write keyword arguments in schema order; `rule_N` follows if none of the first N was written."""
     properties, required = schema.get("properties"), schema.get("required") or ()
     if not isinstance(properties, Mapping) or not properties:
         return [f"{rule}: any_arguments"]
@@ -237,7 +235,7 @@ def _keywords(rule: str, schema: Schema) -> list[str]:
 def _bare(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{shown(name)} cannot stand without quotes in this model's calls; use a name of letters, "
+            f"{quote(name)} cannot be written without quotes in this model's calls; use a name of letters, "
             "digits, underscores, dots and dashes"
         )
     return name

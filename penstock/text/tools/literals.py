@@ -1,4 +1,4 @@
-"""Python literals to JSON, without running any Python."""
+"""Convert Python literals to JSON without running Python."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from penstock.text.tools.json_scanner import whole
+from penstock.text.tools.call_object import whole
 
 MAX_DEPTH = 100
 
@@ -45,13 +45,11 @@ _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": Fal
 
 
 class ValueScanner:
-    """Reads one argument's value and is `done` at the comma or closing bracket behind it, which it leaves."""
+    """Reads one argument's value; `done` before the comma or bracket that follows it."""
 
     def __init__(self) -> None:
-        self.done = False
-        self._depth = 0
-        self._quote = ""
-        self._escaped = False
+        self.done = self._escaped = False
+        self._depth, self._quote = 0, ""
 
     def push(self, text: str, at: int) -> int:
         while at < len(text) and not self.done:
@@ -79,16 +77,15 @@ class ValueScanner:
 
 
 def to_json(source: str) -> str:
-    """A literal of strings, numbers, True, False, None, lists, tuples and dicts; JSON's words are taken as well.
-    Anything else is a ValueError."""
+    """Convert a literal of strings, numbers, True, False, None, lists, tuples and dicts (JSON's words too).
+    ValueError for anything else."""
     return json.dumps(_Literal(source).parse(), ensure_ascii=False, allow_nan=False)
 
 
 class _Literal:
     def __init__(self, source: str) -> None:
-        self._source = source.rstrip()
-        self._at = 0
-        self._kind, self._token = "", ""
+        self._source, self._at = source.rstrip(), 0
+        self._kind = self._token = ""
         self._advance()
 
     def parse(self) -> Any:
@@ -98,14 +95,14 @@ class _Literal:
         return value
 
     def _advance(self) -> str:
-        """Moves on to the next token; returns the one before."""
+        """Advance to the next token; return the previous one."""
         before = self._token
         if self._at == len(self._source):
             self._kind, self._token = "end", ""
             return before
         found = _TOKEN.match(self._source, self._at)
         if not found:
-            raise ValueError(f"no literal at character {self._at}")
+            raise ValueError(f"not a literal at character {self._at}")
         self._kind, self._at = str(found.lastgroup), found.end()
         self._token = found.group(self._kind)
         return before
@@ -124,13 +121,13 @@ class _Literal:
             return self._dict(depth)
         if token in ("[", "("):
             return self._list("]" if token == "[" else ")", depth)
-        raise ValueError(f"{token!r} is no literal")
+        raise ValueError(f"{token!r} is not a literal")
 
     def _strings(self, token: str) -> str:
-        """Neighbouring strings are one, as in Python; so is a string in triple quotes."""
-        parts = [_unquoted(token)]
+        """Join neighbouring strings, as Python does; triple quotes are read the same way."""
+        parts = [_unquote(token)]
         while self._kind == "string":
-            parts.append(_unquoted(self._advance()))
+            parts.append(_unquote(self._advance()))
         return whole("".join(parts))
 
     def _list(self, closing: str, depth: int) -> Any:
@@ -161,13 +158,11 @@ class _Literal:
         return False
 
 
-def _unquoted(token: str) -> str:
-    return _ESCAPE.sub(_unescaped, token[1:-1])
+def _unquote(token: str) -> str:
+    return _ESCAPE.sub(_unescape, token[1:-1])
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def _unescape(found: re.Match[str]) -> str:
     if found["code"] is not None:
         return chr(int(found["code"][1:], 16))
-    if found["octal"] is not None:
-        return chr(int(found["octal"], 8))
-    return _CHARS.get(found["char"], found.group())
+    return chr(int(found["octal"], 8)) if found["octal"] else _CHARS.get(found["char"], found.group())

@@ -1,4 +1,4 @@
-// The kinds of activation, numbered as in KINDS of activation.py.
+// The kinds of activation, numbered as in KINDS of the op activation.
 #pragma once
 
 #include "elementary.h"
@@ -7,14 +7,14 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 
 struct Silu {
-    static float of(float x) { return x * logistic(x); }
+    static float of(float x) { return x * sigmoid(x); }
 };
 struct Gelu {
-    static float of(float x) { return x * normal_share(x); }
+    static float of(float x) { return x * normal_cdf(x); }
 };
-// x/2 · (1 + tanh u) = x · logistic(2u), u = sqrt(2/π) · (x + 0.044715 x³)
+// x/2 · (1 + tanh u) = x · sigmoid(2u), u = sqrt(2/π) · (x + 0.044715 x³)
 struct GeluTanh {
-    static float of(float x) { return x * logistic(1.5957691216f * fused(0.044715f * x * x, x, x)); }
+    static float of(float x) { return x * sigmoid(1.5957691216f * fma(0.044715f * x * x, x, x)); }
 };
 struct Relu {
     static float of(float x) { return x > 0.0f || x != x ? x : 0.0f; }
@@ -23,7 +23,7 @@ struct Relu2 {
     static float of(float x) { return Relu::of(x) * Relu::of(x); }
 };
 struct QuickGelu {
-    static float of(float x) { return x * logistic(1.702f * x); }
+    static float of(float x) { return x * sigmoid(1.702f * x); }
 };
 
 // Calls body with an object of the kind's type.

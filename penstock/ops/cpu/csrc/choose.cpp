@@ -1,4 +1,4 @@
-// What choosing a token asks of a row of logits, without sorting it.
+// Searches in a row of logits that choosing a token needs, without sorting it.
 #include "elementary.h"
 #include "norm.h"
 
@@ -6,19 +6,18 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
-typedef int32_t Hits __attribute__((vector_size(sizeof(Vec))));  // -1 in each lane where something holds
-
-bool any(Hits hits) {
-    uint64_t words[sizeof(Hits) / 8], all = 0;
+// Comparisons give -1 in each lane where they hold.
+bool any(IntVec hits) {
+    uint64_t words[sizeof(IntVec) / 8], all = 0;
     std::memcpy(words, &hits, sizeof words);
     for (uint64_t word : words) all |= word;
     return all != 0;
 }
 
-// The largest value of a piece, -inf where there is none; `damaged` becomes true where one is NaN.
-float largest(const float* x, int64_t count, bool& damaged) {
+// Returns the largest value of a piece, -inf if it is empty; `damaged` becomes true if one is NaN.
+float find_largest(const float* x, int64_t count, bool& damaged) {
     Vec tops[kParts];
-    Hits odd[kParts] = {};
+    IntVec odd[kParts] = {};
     for (int n = 0; n < kParts; n++) tops[n] = broadcast(-__builtin_inff());
     int64_t c = 0;
     for (; c + kLanes <= count; c += kLanes)
@@ -38,13 +37,13 @@ float largest(const float* x, int64_t count, bool& damaged) {
     return lanes[0];
 }
 
-// The first of the largest; a NaN counts as larger than any number.
-int64_t first_of_largest(const float* x, int64_t width) {
+// Finds the first of the largest values; a NaN counts as larger than any number.
+int64_t find_first_largest(const float* x, int64_t width) {
     float top = -__builtin_inff();
     int64_t piece = 0;
     for (int64_t c = 0; c < width; c += kPiece) {
         bool damaged = false;
-        const float value = largest(x + c, smaller(kPiece, width - c), damaged);
+        const float value = find_largest(x + c, min(kPiece, width - c), damaged);
         if (damaged) {
             while (x[c] == x[c]) c++;
             return c;
@@ -55,19 +54,19 @@ int64_t first_of_largest(const float* x, int64_t width) {
     return piece;
 }
 
-// Whether any of 64 values is at or above `least`.
-bool has_above(const float* x, Vec least) {
-    Hits hits = load(x) >= least;
+// True if any of 64 values is at or above `least`.
+bool has_at_least(const float* x, Vec least) {
+    IntVec hits = load(x) >= least;
     for (int i = kWidth; i < 64; i += kWidth) hits |= load(x + i) >= least;
     return any(hits);
 }
 
-// How many values there are at or above `least`, then the places of the first `room` of them.
+// Writes how many values are at or above `least`, then the indices of the first `room` of them.
 void list_above(const float* x, int64_t width, float least, int64_t room, int32_t* out) {
     int64_t count = 0;
     for (int64_t c = 0; c < width; c += 64) {
-        const int64_t end = smaller(c + 64, width);
-        if (end == c + 64 && !has_above(x + c, broadcast(least))) continue;
+        const int64_t end = min(c + 64, width);
+        if (end == c + 64 && !has_at_least(x + c, broadcast(least))) continue;
         for (int64_t i = c; i < end; i++)
             if (x[i] >= least) {
                 if (count < room) out[1 + count] = int32_t(i);
@@ -85,7 +84,7 @@ void list_above(const float* x, int64_t width, float least, int64_t room, int32_
 KERNEL(argmax)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width, int32_t* out) {
     using namespace penstock::PENSTOCK_PATH;
     parallel_for(num_rows, width,
-                 [&](int64_t row) { out[row] = int32_t(first_of_largest(x + row * x_stride, width)); });
+                 [&](int64_t row) { out[row] = int32_t(find_first_largest(x + row * x_stride, width)); });
     return kDone;
 }
 
@@ -101,15 +100,15 @@ KERNEL(weight_sums)(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
                     const float* temperature, float* out) {
     using namespace penstock::PENSTOCK_PATH;
     const int64_t pieces = ceil_div(width, kPiece);
-    parallel_for(num_rows * pieces, 8 * smaller(kPiece, width), [&](int64_t item) {
+    parallel_for(num_rows * pieces, 8 * min(kPiece, width), [&](int64_t item) {
         const int64_t row = item / pieces, begin = item % pieces * kPiece;
         const float most = top[row], heat = temperature[row];
-        out[item] = sum_piece(x + row * x_stride + begin, smaller(kPiece, width - begin),
+        out[item] = sum_piece(x + row * x_stride + begin, min(kPiece, width - begin),
                               [=](float value) { return exponential((value - most) / heat); });
     });
     return kDone;
 }
 
-PACKED(argmax)
-PACKED(above)
-PACKED(weight_sums)
+EXPORT(argmax)
+EXPORT(above)
+EXPORT(weight_sums)

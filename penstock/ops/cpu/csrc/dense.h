@@ -1,4 +1,4 @@
-// Products with weights of 16 or 32 bits in panels [width][16], or with panels widened to such.
+// GEMV and GEMM with weights of 16 or 32 bits in panels [width][16].
 #pragma once
 
 #include "tiles.h"
@@ -11,7 +11,7 @@ constexpr int kAccumulators = 24;  // registers of 32
 #else
 constexpr int kAccumulators = 12;  // registers of 16
 #endif
-constexpr int64_t kAhead = 64;  // inputs, for the prefetch of weights
+constexpr int64_t kAhead = 64;  // prefetch distance in inputs
 
 struct Input {
     const float* x;
@@ -20,7 +20,8 @@ struct Input {
 
 // R rows by N panels. Every output is one chain of fused products over the width, in order, whatever R and N are.
 template <int R, int N, class T>
-ALWAYS_INLINE void dense_tile(const Input& input, int64_t row, const T* const (&panels)[N], Vec (&sums)[R][N][kParts]) {
+ALWAYS_INLINE void sum_dense_tile(const Input& input, int64_t row, const T* const (&panels)[N],
+                                  Vec (&sums)[R][N][kParts]) {
     const float* x = input.x + row * input.stride;
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++)
@@ -38,23 +39,23 @@ ALWAYS_INLINE void dense_tile(const Input& input, int64_t row, const T* const (&
 #pragma GCC unroll 16
             for (int n = 0; n < N; n++)
 #pragma GCC unroll 16
-                for (int i = 0; i < kParts; i++) sums[r][n][i] = fused(value, w[n][i], sums[r][n][i]);
+                for (int i = 0; i < kParts; i++) sums[r][n][i] = fma(value, w[n][i], sums[r][n][i]);
         }
     }
 }
 
-// All rows [row, end) of a block by N neighbouring panels (or a gate panel and its up panel).
+// Multiplies the rows [row, end) by N neighbouring panels, or by a gate panel and its up panel.
 template <int N, class T>
-inline void dense_rows(const Input& input, const Finish& finish, int64_t row, int64_t end, int64_t panel,
-                       const T* const (&panels)[N]) {
-    constexpr int kMost = kAccumulators / kParts / N;
-    const Heights heights(end - row, kMost);
+inline void multiply_dense(const Input& input, const Epilogue& epilogue, int64_t row, int64_t end, int64_t panel,
+                           const T* const (&panels)[N]) {
+    constexpr int kMax = kAccumulators / kParts / N;
+    const Heights heights(end - row, kMax);
     for (int64_t tile = 0; tile < heights.num_tiles; tile++) {
-        with_count<kMost>(heights.rows(tile), [&](auto count) {
+        with_count<kMax>(heights.rows(tile), [&](auto count) {
             Vec sums[decltype(count)::value][N][kParts];
             const int64_t first = row + heights.first(tile);
-            dense_tile(input, first, panels, sums);
-            write_tile(finish, first, panel, sums);
+            sum_dense_tile(input, first, panels, sums);
+            write_tile(epilogue, first, panel, sums);
         });
     }
 }

@@ -15,4 +15,4 @@ KERNEL(embedding)(const int64_t* ids, int64_t num_ids, const void* panels, int32
     });
 }
 
-PACKED(embedding)
+EXPORT(embedding)

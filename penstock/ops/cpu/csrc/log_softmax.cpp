@@ -7,7 +7,7 @@ namespace penstock {
 namespace PENSTOCK_PATH {
 namespace {
 
-float largest(const float* x, int64_t width) {
+float find_largest(const float* x, int64_t width) {
     float lanes[kLanes];
     for (int i = 0; i < kLanes; i++) lanes[i] = x[0];
     int64_t c = 0;
@@ -27,15 +27,15 @@ KERNEL(log_softmax)(const float* x, int64_t x_stride, int64_t num_rows, int64_t 
     if (width == 0) return kDone;
     parallel_for(num_rows, 8 * width, [&](int64_t row) {
         const float* from = x + row * x_stride;
-        const float shift = largest(from, width);
+        const float shift = find_largest(from, width);
         double sum = 0.0;  // of the pieces
         for (int64_t c = 0; c < width; c += kPiece)
-            sum += double(sum_piece(from + c, smaller(kPiece, width - c),
-                                    [=](float value) { return exponential(value - shift); }));
+            sum += double(
+                sum_piece(from + c, min(kPiece, width - c), [=](float value) { return exponential(value - shift); }));
         const float log_sum = float(::log(sum));
         for (int64_t c = 0; c < width; c++) out[row * width + c] = (from[c] - shift) - log_sum;
     });
     return kDone;
 }
 
-PACKED(log_softmax)
+EXPORT(log_softmax)

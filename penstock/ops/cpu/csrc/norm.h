@@ -6,7 +6,7 @@
 namespace penstock {
 namespace PENSTOCK_PATH {
 
-// Folds groups of 16 values into 16 lanes; the last group is filled up with `fill`.
+// Folds groups of 16 values into 16 lanes; the last group is padded with `fill`.
 template <class Step>
 inline float sum_row(const float* x, int64_t width, float fill, const Step& step) {
     Vec sums[kParts] = {}, values[kParts];
@@ -28,17 +28,17 @@ inline float sum(const float* x, int64_t width) {
     return sum_row(x, width, 0.0f, [](Vec total, Vec value) { return total + value; });
 }
 
-// Of the distances from `center`.
+// Sums the squared distances from `center`.
 inline float sum_of_squares(const float* x, int64_t width, float center) {
     const Vec middle = broadcast(center);
     return sum_row(x, width, center, [=](Vec total, Vec value) {
         const Vec distance = value - middle;
-        return fused(distance, distance, total);
+        return fma(distance, distance, total);
     });
 }
 
-// Of value(x) for each x: as many as float32 sums well; more are cut into pieces. Where the cuts lie is part of an op's
-// meaning: sampling walks one of the pieces.
+// Sums value(x) over a piece: as many values as float32 sums well. Where pieces begin is part of an op's meaning:
+// sampling walks one of them.
 constexpr int64_t kPiece = 1024;
 template <class Value>
 inline float sum_piece(const float* x, int64_t count, const Value& value) {

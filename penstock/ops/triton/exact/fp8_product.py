@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock.ops.fp8_mlp import fp8_mlp
-from penstock.ops.fp8_product import fp8_product
-from penstock.ops.triton.exact.product import multiply
-from penstock.ops.triton.fp8_product import rounded
+from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue
+from penstock.ops.matmul.fp8_mlp import fp8_mlp
+from penstock.ops.matmul.fp8_product import fp8_product
+from penstock.ops.triton.exact.product import exact_gemm
+from penstock.ops.triton.matmul.fp8_product import quantize_rows
 
 
 @fp8_product.impl("cuda", exact=True)
@@ -13,16 +14,13 @@ def _body(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
+    epilogue: Epilogue = NO_EPILOGUE,
     norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """A row alone is rounded to 8-bit floats, too."""
-    codes, scales = rounded(x, norm, eps)
-    return multiply(codes, weight, bias, residual, activation, gated, x.dtype, scales, scale)
+    """Quantize every row to FP8, a single one too, and multiply."""
+    codes, scales = quantize_rows(x, norm, eps)
+    return exact_gemm(codes, weight, epilogue, x.dtype, scales, scale)
 
 
 @fp8_mlp.impl("cuda", exact=True)
@@ -32,12 +30,10 @@ def _mlp(
     gate_up_scale: Tensor,
     down: Tensor,
     down_scale: Tensor,
-    activation: str,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    residual: Tensor | None = None,
+    gate: Epilogue,
+    epilogue: Epilogue = NO_EPILOGUE,
     norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    hidden = _body(x, gate_up, gate_up_scale, gate_up_bias, None, activation, True, norm, eps)
-    return _body(hidden, down, down_scale, down_bias, residual)
+    hidden = _body(x, gate_up, gate_up_scale, gate, norm, eps)
+    return _body(hidden, down, down_scale, epilogue)

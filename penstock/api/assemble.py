@@ -1,0 +1,356 @@
+"""Build an engine from a model's name: files, spec, settings, weights, cache, scheduler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
+from penstock.api.idle_options import find_idle, mark_idle, packed_share
+from penstock.cache.group import LAYOUTS, Grouping, group_layers
+from penstock.cache.kv import KVCache
+from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
+from penstock.engine.engine import Engine
+from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.errors import InvalidConfig, quote
+from penstock.host.machine import free_memory_bytes, held_collector, settle_collector
+from penstock.models.decoder import Decoder, Encoder
+from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
+from penstock.models.spec import ModelSpec, spec_from_config
+from penstock.ops import cpu
+from penstock.passes.load import load_lowered
+from penstock.runner.cpu.runner import Runner
+from penstock.runner.memory import BlockMemory
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.sandbox.lexicon import make_lexicon
+from penstock.text.chat.template import read_template
+from penstock.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from penstock.runner.compile.ahead import AheadCompiler
+    from penstock.runner.cuda.decode_graphs import DecodeGraphs
+    from penstock.runner.cuda.encoder import EncoderRunner
+    from penstock.runner.cuda.runner import CudaRunner
+
+Progress = Callable[[int, int], None]
+Made = TypeVar("Made")
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+META = torch.device("meta")
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Assembly:
+    """Everything that serves one model in this process."""
+
+    path: Path
+    spec: ModelSpec
+    settings: Resolved
+    generation_config: dict[str, Any]
+    tokenizer: Tokenizer | None
+    engine: Engine
+    quantization: str = ""  # how most weights are stored
+    num_bytes: int = 0  # of all weights as stored
+    grammars: GrammarCompiler | None = None
+    defaults: Defaults = Defaults(())
+
+
+def find_model(name: str, revision: str | None, progress: bool) -> Path:
+    """Return the folder or file of that name; download it if it is missing."""
+    from penstock.hub import resolve_model
+
+    return resolve_model(name, revision=revision, progress=progress)
+
+
+def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
+    kept = config.kv_cache_dtype
+    if kept == "auto":
+        kept = AUTO_KV_DTYPE if config.dtype == "auto" else config.dtype
+    grouping = group_layers(spec.states(LAYOUTS[kept]), config.block_size)
+    return len(grouping.groups) * grouping.block_bytes // config.block_size
+
+
+def held_gpu_bytes(device: str) -> int:
+    """Return the GPU memory this process holds for weights, cache and steps; 0 on a CPU."""
+    return torch.cuda.memory_reserved() if device == "cuda" else 0
+
+
+@held_collector()
+def assemble(
+    model: str,
+    config: EngineConfig,
+    *,
+    show_progress: bool = False,
+    progress: Progress | None = None,
+    offline: bool = False,
+    with_text: bool = True,
+) -> Assembly:
+    """Build everything for one model. Without text there is no tokenizer: another process has it."""
+    text = with_text and not config.skip_tokenizer_init
+    template = read_template(config.chat_template) if text and config.chat_template is not None else None
+    path = find_model(model, config.revision, show_progress)
+    dummy = config.load_format == "dummy"
+    checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
+    try:
+        described = checkpoint.config if checkpoint else read_config(path)
+        generation = _generation_config(path, checkpoint, config)
+        defaults = find_defaults(config, generation, checkpoint.metadata if checkpoint else None)
+        spec = spec_from_config(described, config.max_model_len)
+        ahead = _compile_ahead(spec, described, config, offline)
+        spec, settings = _resolve_settings(spec, described, config, _gpu(spec, described, config), offline)
+        settings = _tell_idle(settings, config, checkpoint, spec)
+        tokenizer = _aside(_tokenizer, path, checkpoint, config, template) if text else None
+        cpu.set_num_threads(settings.threads)
+        loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress)
+    finally:
+        if checkpoint:
+            checkpoint.close()
+    made = tokenizer.result() if tokenizer else None
+    grammars = _grammars(path, config, made)
+    return Assembly(
+        path,
+        spec,
+        settings,
+        generation,
+        made,
+        _engine(loaded, settings, grammars, ahead),
+        checkpoint.quantization if checkpoint else "dummy",
+        checkpoint.num_bytes if checkpoint else 0,
+        grammars,
+        defaults,
+    )
+
+
+def _generation_config(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> dict[str, Any]:
+    """Return the generation config that the user names, else the model's."""
+    if config.generation_config in (AUTO, NEUTRAL):
+        return checkpoint.generation_config if checkpoint else read_generation_config(path)
+    folder = Path(config.generation_config).expanduser()
+    if not config.generation_config or not (folder / FILE).is_file():
+        raise InvalidConfig(
+            f"generation_config={quote(config.generation_config)} is no folder with a {FILE}: name "
+            f"one, or give {AUTO} for the model's own or {NEUTRAL} for neutral values"
+        )
+    return read_generation_config(folder)
+
+
+def _resolve_settings(
+    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, gpu: GpuFacts | None, offline: bool
+) -> tuple[ModelSpec, Resolved]:
+    """The settings, and the spec for the longest sequence that they allow."""
+    settings = resolve(
+        config,
+        Facts(
+            spec.max_positions,
+            bytes_per_token(spec, config),
+            free_memory_bytes(),
+            cpu.available_cores(),
+            whole_prompts=spec.is_encoder,
+            offline=offline,
+            gpu=gpu,
+        ),
+    )
+    if settings.max_model_len != spec.max_model_len:
+        spec = spec_from_config(described, settings.max_model_len)
+    return spec, settings
+
+
+def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint | None, spec: ModelSpec) -> Resolved:
+    """Warn of options that have no effect here."""
+    idle = find_idle(config, settings.device, packed_share(checkpoint), not spec.is_encoder)
+    for name, why in idle.items():
+        _log.warning("%s=%s has no effect: %s", name, getattr(config, name), why)
+    return mark_idle(settings, idle)
+
+
+def _load(
+    checkpoint: Checkpoint | None,
+    spec: ModelSpec,
+    settings: Resolved,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> Decoder | Encoder:
+    return load_lowered(
+        checkpoint,
+        spec,
+        dtype=DTYPES.get(settings.dtype),
+        quantization=settings.quantization,
+        rounded=settings.activation_dtype == "int8",
+        dummy_seed=settings.seed if settings.load_format == "dummy" or device == META else None,
+        progress=progress,
+        device=device,
+        exact=settings.deterministic,
+    )
+
+
+def _grammars(path: Path, config: EngineConfig, tokenizer: Tokenizer | None) -> GrammarCompiler | None:
+    """Make the grammar compiler; trials run in the tokenizer's process, or arrive with the request."""
+    if config.skip_tokenizer_init:
+        return None
+    if tokenizer is None:
+        return GrammarCompiler(lambda: make_lexicon(_with_source(path, None, config, load_tokenizer)))
+    from penstock.sandbox.program import SandboxedProgram
+
+    assert isinstance(tokenizer.program, SandboxedProgram)
+    return GrammarCompiler(partial(make_lexicon, tokenizer), tokenizer.program.try_grammar)
+
+
+def _may_use_gpu(config: EngineConfig) -> bool:
+    return config.device != "cpu" and torch.cuda.is_available()
+
+
+def _gpu(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig) -> GpuFacts | None:
+    if not _may_use_gpu(config):
+        return None
+    from penstock.runner.cuda.gpu import gpu_facts
+
+    return gpu_facts(spec, _stored_dtype(described))
+
+
+def _stored_dtype(described: Mapping[str, Any]) -> str:
+    return str(described.get("dtype") or described.get("torch_dtype") or "")
+
+
+def _compile_ahead(
+    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool
+) -> AheadCompiler | None:
+    """Have the kernels compiled that a GPU will probably need, before it is opened. Without them it goes on as well."""
+    from penstock.runner.cuda import gpu
+
+    driver = gpu.cuda_driver() if config.device != "cpu" and torch.version.cuda and find_spec("triton") else None
+    if driver is None or spec.is_encoder or (config.device == "auto" and spec.architecture not in gpu.CHECKED):
+        return None
+    glimpse = _aside(gpu.read_driver, driver)
+    try:
+        # This imports Triton, which takes as long as starting the driver.
+        from penstock.runner.compile.ahead import start_compiling
+        from penstock.runner.compile.cross import hash_compiler
+
+        seen = glimpse.result()
+        if seen is None:
+            return None
+        spec, settings = _resolve_settings(
+            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline
+        )
+        if settings.device != "cuda":
+            return None
+        wanted = repr(
+            (
+                spec.embedding,
+                spec.layers,
+                spec.norm,
+                spec.head,
+                replace(
+                    settings,
+                    kv_cache_tokens=0,
+                    seed=0,
+                    generation_config=AUTO,
+                    override_generation_config=None,
+                    chat_template=None,
+                    settings=(),
+                ),
+            )
+        )
+        begun = start_compiling(partial(outline, spec, settings, seen.num_sms), wanted, seen, cpu.available_cores())
+        _aside(hash_compiler)
+        return begun
+    except Exception as error:
+        _log.debug("kernels are not compiled ahead: %r", error)
+        return None
+
+
+def outline(spec: ModelSpec, settings: Resolved, num_sms: int) -> DecodeGraphs:
+    """The steps of a GPU's engine on the meta device."""
+    from penstock.runner.cuda.decode_graphs import make_decode_graphs
+
+    model = _load(None, spec, settings, META)
+    assert isinstance(model, Decoder)
+    with torch.inference_mode():
+        return make_decode_graphs(
+            model, _memory(1, spec, settings, META), settings.max_num_seqs, num_sms, True, settings.deterministic
+        )
+
+
+def _make_grouping(spec: ModelSpec, settings: Resolved) -> Grouping:
+    return group_layers(spec.states(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
+
+
+def _memory(num_blocks: int, spec: ModelSpec, settings: Resolved, device: torch.device) -> BlockMemory:
+    return BlockMemory(num_blocks, settings.block_size, _make_grouping(spec, settings), settings.kv_cache_dtype, device)
+
+
+def _engine(
+    model: Decoder | Encoder, settings: Resolved, grammars: GrammarCompiler | None, ahead: AheadCompiler | None
+) -> Engine:
+    """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
+    grouping = _make_grouping(model.spec, settings)
+    num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
+    memory = _memory(num_blocks, model.spec, settings, torch.device(settings.device))
+    cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
+    scheduler = Scheduler(
+        cache,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        policy=settings.scheduling_policy,
+        capacity=settings.capacity,
+    )
+    if settings.device == "cpu":
+        return Engine(scheduler, Runner(model, memory, grammars))
+    runner = _gpu_runner(model, memory, settings, grammars)
+    if ahead:
+        ahead.wait()
+    runner.warm()
+    settle_collector()
+    return Engine(scheduler, runner, overlap=1)
+
+
+def _gpu_runner(
+    model: Decoder | Encoder, memory: BlockMemory, settings: Resolved, grammars: GrammarCompiler | None
+) -> CudaRunner | EncoderRunner:
+    from penstock.runner.cuda.encoder import EncoderRunner
+    from penstock.runner.cuda.runner import CudaRunner
+
+    seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+    if isinstance(model, Encoder):
+        return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
+    return CudaRunner(model, memory, grammars, seqs, tokens, settings.enforce_eager, settings.deterministic)
+
+
+def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:
+    """Begin a call in a thread of its own: kernels that pack weights leave Python to it."""
+    thread = ThreadPoolExecutor(1)
+    begun = thread.submit(function, *values)
+    thread.shutdown(wait=False)
+    return begun
+
+
+def _tokenizer(path: Path, checkpoint: Checkpoint | None, config: EngineConfig, template: str | None) -> Tokenizer:
+    """Load the tokenizer in a process of its own, which starts before the files are read."""
+    from penstock.sandbox.process import Sandbox
+    from penstock.sandbox.program import load_sandboxed
+
+    return _with_source(path, checkpoint, config, partial(load_sandboxed, sandbox=Sandbox(), template=template))
+
+
+def _with_source(
+    path: Path, checkpoint: Checkpoint | None, config: EngineConfig, load: Callable[[Any, str], Tokenizer]
+) -> Tokenizer:
+    """Load the tokenizer from its folder or from a GGUF file's metadata."""
+    if config.tokenizer:
+        path, checkpoint = find_model(config.tokenizer, None, progress=False), None
+    if checkpoint is not None or path.is_dir():
+        return load(checkpoint.tokenizer_source() if checkpoint else path, str(path))
+    source = open_checkpoint(path)
+    try:
+        return load(source.tokenizer_source(), str(path))
+    finally:
+        source.close()

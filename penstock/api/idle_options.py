@@ -1,0 +1,46 @@
+"""Find options that the user set but that have no effect, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.config import EngineConfig, Resolved
+from penstock.models.files.checkpoint import Checkpoint
+
+
+def packed_share(checkpoint: Checkpoint | None) -> float:
+    """Return the share of a checkpoint's matrices that are stored quantized; 0 for random weights."""
+    names = [name for name in checkpoint.names() if len(checkpoint.shape(name)) == 2] if checkpoint else []
+    packed = [name for name in names if checkpoint and checkpoint.read_ggml(name) is not None]
+    return len(packed) / len(names) if names else 0.0
+
+
+def find_idle(config: EngineConfig, device: str, packed: float, has_cache: bool = True) -> dict[str, str]:
+    """Return reasons by option, among those the user set; `packed` is the quantized share of the matrices."""
+    idle: dict[str, str] = {}
+    stays_packed = packed > 0 and config.dtype == "auto" and device == "cpu"
+    if device == "cpu":
+        if config.enforce_eager:
+            idle["enforce_eager"] = "graphs are captured on GPUs only"
+        if config.gpu_memory_utilization != EngineConfig.gpu_memory_utilization:
+            idle["gpu_memory_utilization"] = "the model runs on the CPU; kv_cache_tokens sets its cache"
+        if config.quantization and stays_packed and packed == 1.0:
+            idle["quantization"] = "the file's matrices are already quantized"
+    if config.activation_dtype != "auto":
+        if device == "cuda":
+            idle["activation_dtype"] = "a GPU's matmuls take 16-bit activations"
+        elif not stays_packed and not config.quantization:
+            idle["activation_dtype"] = "no matrix is quantized"
+    if not has_cache and config.kv_cache_dtype != "auto":
+        idle["kv_cache_dtype"] = "the model has no KV cache"
+    if config.chat_template is not None and (config.skip_tokenizer_init or not has_cache):
+        idle["chat_template"] = "there is no tokenizer" if config.skip_tokenizer_init else "the model makes embeddings"
+    return idle
+
+
+def mark_idle(settings: Resolved, idle: dict[str, str]) -> Resolved:
+    """Add these reasons to the settings."""
+    marked = (
+        replace(one, why=f"without effect: {idle[one.name]}") if one.name in idle else one for one in settings.settings
+    )
+    return replace(settings, settings=tuple(marked))

@@ -1,0 +1,1 @@
+"""vLLM's names for the Python interface: LLMEngine, AsyncLLMEngine, EngineArgs."""

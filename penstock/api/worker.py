@@ -1,0 +1,151 @@
+"""The engine process: `python -m penstock.api.worker`, started by the API process and ending with it.
+
+The first line of standard input says what to load; afterwards the pipe's end tells that the parent is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.config import EngineConfig
+from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
+from penstock.engine.messages import Failed, Found, Ready
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.host.machine import die_with_parent, hold_few_heaps
+from penstock.types import Request
+
+if TYPE_CHECKING:
+    from penstock.sampling.grammar.compiler import GrammarCompiler
+
+STDIN = 0
+ORPHANED = 3
+TOKENIZER_KEYS = ("tokenizer.", "general.architecture")
+
+
+class Task(msgspec.Struct, frozen=True):
+    """The model and options of one engine process."""
+
+    model: str
+    options: dict[str, Any]
+    endpoint: str
+    beat_endpoint: str
+
+
+def main() -> int:
+    die_with_parent()
+    hold_few_heaps()
+    task = msgspec.json.decode(_first_line(), type=Task)
+    threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the API process, which then stops us
+    wire = Wire(task.endpoint)
+    try:
+        return _work(task, wire)
+    except PenstockError as error:
+        wire.send(Failed(str(error)))
+        return 1
+    finally:
+        wire.close()
+
+
+def _work(task: Task, wire: Wire) -> int:
+    gc.disable()
+    begin = time.perf_counter()
+    pulse = Heartbeat(task.beat_endpoint)
+    pulse.start()  # while loading, too
+    from penstock.api.assemble import assemble, bytes_per_token, find_model, held_gpu_bytes
+
+    config = EngineConfig.from_options(**task.options)
+    path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
+    if not config.skip_tokenizer_init:
+        wire.send(_describe_model(path, config))
+    assembly = assemble(str(path), config, with_text=False)
+    gc.freeze()
+    gc.enable()
+    engine, settings = assembly.engine, assembly.settings
+    wire.send(
+        Ready(
+            [(one.name, one.value, one.why) for one in settings.settings],
+            msgspec.to_builtins(assembly.generation_config),
+            assembly.spec.vocab_size,
+            assembly.spec.width,
+            settings.max_model_len,
+            settings.kv_cache_tokens,
+            settings.max_num_seqs,
+            assembly.num_bytes,
+            settings.kv_cache_tokens * bytes_per_token(assembly.spec, settings),
+            assembly.spec.is_encoder,
+            assembly.quantization,
+            assembly.spec.architecture,
+            time.perf_counter() - begin,
+            held_gpu_bytes(settings.device),
+            [(one.name, one.value, one.why) for one in assembly.defaults.settings],
+            assembly.defaults.is_recommended,
+        )
+    )
+    pulse.tell(engine.stats)
+    CommandLoop(engine, wire, pulse, partial(_prepare, assembly.grammars)).serve()
+    engine.close()
+    return 0
+
+
+def _prepare(grammars: GrammarCompiler | None, request: Request) -> object:
+    """Compile the request's grammar and reasoning markers. The grammar was tried before, so this takes no longer."""
+    asked, block = request.sampling.structured_outputs, request.reasoning
+    if grammars is None:
+        raise InvalidRequest("structured_outputs and thinking_token_budget need a tokenizer: load the model with one")
+    if block is not None:
+        grammars.marker(block.begin), grammars.marker(block.end)
+    return None if asked is None else grammars.compile(asked, request.max_tokens, request.grammar)
+
+
+def _describe_model(path: Path, config: EngineConfig) -> Found:
+    """Describe the model before its weights are loaded, so that the API process loads its tokenizer meanwhile."""
+    from penstock.api.assemble import find_model
+    from penstock.models.files import open_checkpoint
+
+    source = find_model(config.tokenizer, None, progress=False) if config.tokenizer else path
+    if source.is_dir():
+        return Found(str(path), folder=str(source))
+    checkpoint = open_checkpoint(source)
+    try:
+        metadata = checkpoint.tokenizer_source()
+        if isinstance(metadata, Path):
+            return Found(str(path), folder=str(metadata))
+        return Found(
+            str(path),
+            metadata={key: _plain(value) for key, value in metadata.items() if key.startswith(TOKENIZER_KEYS)},
+        )
+    finally:
+        checkpoint.close()
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _first_line() -> bytes:
+    """Read one line unbuffered: a thread blocked in Python's buffer would hold its lock until exit."""
+    line = b""
+    while not line.endswith(b"\n") and (part := os.read(STDIN, 4096)):
+        line += part
+    return line
+
+
+def _watch_parent() -> None:
+    while os.read(STDIN, 4096):
+        pass
+    os._exit(ORPHANED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

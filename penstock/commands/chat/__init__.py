@@ -1,0 +1,1 @@
+"""`penstock chat`: a conversation at the terminal."""

@@ -1,0 +1,37 @@
+"""Options and facts of model and machine in, a table of values and their reasons out. Knows no device."""
+
+from penstock.config.options import CAPACITIES, POLICIES, EngineConfig, check_options, option
+from penstock.config.resolve import (
+    AUTO_KV_DTYPE,
+    GIB,
+    GPU_RESERVE,
+    GPU_SEQS,
+    INT_SCRATCH,
+    MIN_CACHE_TOKENS,
+    STEP_TOKENS,
+    Facts,
+    GpuFacts,
+    Resolved,
+    Setting,
+    resolve,
+)
+
+__all__ = [
+    "AUTO_KV_DTYPE",
+    "CAPACITIES",
+    "GIB",
+    "GPU_RESERVE",
+    "GPU_SEQS",
+    "INT_SCRATCH",
+    "MIN_CACHE_TOKENS",
+    "POLICIES",
+    "STEP_TOKENS",
+    "EngineConfig",
+    "Facts",
+    "GpuFacts",
+    "Resolved",
+    "Setting",
+    "check_options",
+    "option",
+    "resolve",
+]

@@ -1,0 +1,198 @@
+"""Engine options: one frozen dataclass. Flags, documentation and checks are generated from its fields."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from penstock.errors import InvalidConfig, InvalidRequest, quote
+from penstock.types import SamplingParams
+
+NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+RARE_NAMES = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_last_n",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+LENGTH = "max_new_tokens"  # as generation_config.json calls max_tokens
+OPTION = "override_generation_config"
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """Parse values by name; None stands for the neutral value, whatever the model recommends."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise InvalidConfig(f'{OPTION}={quote(text)} is not valid: give a JSON object like {{"temperature": 0.5}}')
+    for name, value in values.items():
+        if name not in (*NAMES, *RARE_NAMES, LENGTH):
+            raise InvalidConfig(f"{OPTION} has no {quote(name)}: give {', '.join((*NAMES, *RARE_NAMES))} or {LENGTH}")
+        if value is not None:
+            _check(name, value)
+    return values
+
+
+def _check(name: str, value: Any) -> None:
+    try:
+        make_sampling({name: value})
+    except InvalidRequest as error:
+        raise InvalidConfig(f"{OPTION}: {str(error).replace('max_tokens', LENGTH)}") from None
+
+
+def make_sampling(values: Mapping[str, Any]) -> SamplingParams:
+    """Make parameters of values by generation_config.json's names."""
+    return SamplingParams(**{"max_tokens" if name == LENGTH else name: value for name, value in values.items()})
+
+
+POLICIES = ("fcfs", "priority", "lpm", "sjf")
+CAPACITIES = ("ondemand", "reserve")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8")
+DEVICES = ("auto", "cpu", "cuda")
+QUANTIZATIONS = ("int8", "int4", "fp8")
+ACTIVATION_DTYPES = ("auto", "float32", "int8")
+LOAD_FORMATS = ("auto", "dummy")
+MAX_POSITIONS = 2**31 - 1  # they are counted in 32 bits
+MAX_CACHE_TOKENS = 2**48
+
+
+def option(
+    default: Any,
+    help: str,
+    choices: tuple[str, ...] | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices, "least": least, "most": most})
+
+
+_KINDS = {
+    "str": (str, "a string"),
+    "int": (int, "a whole number"),
+    "bool": (bool, "True or False"),
+    "float": (float, "a number"),
+    "tuple[str, ...]": (tuple, "a string or a list of strings"),
+}
+
+
+def check_options(config: Any) -> None:
+    """Refuse a value of the wrong type, outside its range or unknown, for every field of a config."""
+    for option in fields(config):
+        value = getattr(config, option.name)
+        if value is not None or option.default is not None:
+            _check_type(option, value)
+            _check_range(option, value)
+
+
+def _check_type(option: Field[Any], value: Any) -> None:
+    choices = option.metadata["choices"]
+    if choices and value not in choices:
+        raise InvalidConfig(f"{option.name}={quote(value)} is unknown: choose one of {', '.join(choices)}")
+    kind, meant = _KINDS[str(option.type).removesuffix(" | None")]
+    wrong = type(value) is not kind and not (kind is float and type(value) is int)
+    if wrong or kind is tuple and not all(type(part) is str for part in value):
+        raise InvalidConfig(f"{option.name}={quote(value)} is not valid: it must be {meant}")
+    for text in value if kind is tuple else [value] if kind is str else []:
+        if "\0" in text:
+            raise InvalidConfig(f"{option.name}={quote(text)} is not valid: it must have no null byte")
+
+
+def _check_range(option: Field[Any], value: Any) -> None:
+    least, most = option.metadata["least"], option.metadata["most"]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidConfig(f"{option.name}={value} is out of range: it must be {_range(least, most)}")
+    if (least is not None and value < least) or (most is not None and value > most):
+        far = most is not None and most >= MAX_POSITIONS and value < least  # the other end is out of reach
+        raise InvalidConfig(
+            f"{option.name}={quote(value)} is out of range: it must be {_range(least, None if far else most)}"
+        )
+
+
+def _range(least: float | None, most: float | None) -> str:
+    if least is None or most is None:
+        return "a finite number" if least is None else f"{least} or more"
+    return f"{least} to {most}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The options that a user may set. `resolve` derives those left None from the model and the machine."""
+
+    tokenizer: str | None = option(None, "folder or .gguf file of the tokenizer (default: the model's own)")
+    chat_template: str | None = option(
+        None, "Jinja chat template, as a file or as text (default: the model's own); with several models, the first's"
+    )
+    revision: str | None = option(None, "branch, tag or commit on the Hugging Face hub")
+    load_format: str = option("auto", "auto, or dummy for random weights, which need only config.json", LOAD_FORMATS)
+    skip_tokenizer_init: bool = option(False, "load no tokenizer: token ids only")
+    parse_special_tokens: bool = option(
+        False, "treat control tokens spelled in messages as such; unsafe: users can forge turns"
+    )
+    device: str = option("auto", "device; auto: a free GPU, else the CPU", DEVICES)
+    gpu_memory_utilization: float = option(
+        0.9, "fraction of GPU memory for this engine: weights, KV cache and all else", least=0.05, most=1.0
+    )
+    enforce_eager: bool = option(False, "disable CUDA graphs")
+    deterministic: bool = option(
+        False, "bitwise reproducible answers on a GPU in any batch; slower (a CPU always has them)"
+    )
+    dtype: str = option("auto", "dtype of the weights; auto: as stored, quantized ones stay quantized", DTYPES)
+    quantization: str | None = option(None, "quantize unquantized weights at load; fp8 needs a GPU", QUANTIZATIONS)
+    activation_dtype: str = option("auto", "dtype of activations in quantized matmuls", ACTIVATION_DTYPES)
+    kv_cache_dtype: str = option(
+        "auto",
+        "dtype of the KV cache; auto: dtype, else float16 on a CPU and the weights' on a GPU; int8 needs a CPU, "
+        "fp8 a GPU",
+        KV_CACHE_DTYPES,
+    )
+    max_model_len: int | None = option(
+        None, "context length: max tokens of prompt plus answer", least=1, most=MAX_POSITIONS
+    )
+    max_num_seqs: int | None = option(None, "max sequences per step", least=1, most=65535)
+    max_num_batched_tokens: int | None = option(
+        None, "max tokens per step; longer prompts are prefilled in chunks", least=1, most=MAX_POSITIONS
+    )
+    kv_cache_tokens: int | None = option(None, "size of the KV cache, in tokens", least=1, most=MAX_CACHE_TOKENS)
+    block_size: int = option(16, "tokens per KV cache block", least=1, most=256)
+    enable_prefix_caching: bool = option(True, "reuse the KV cache of shared prompt prefixes")
+    scheduling_policy: str = option(
+        "fcfs", "scheduling order: arrival, priority, longest cached prefix, or shortest job", POLICIES
+    )
+    capacity: str = option(
+        "ondemand", "admit by present need and preempt, or reserve KV cache for whole answers", CAPACITIES
+    )
+    threads: int | None = option(None, "CPU threads", least=1, most=256)
+    generation_config: str = option(
+        "auto",
+        "source of sampling defaults: auto (the model), vllm (neutral), or a folder with a generation_config.json",
+    )
+    override_generation_config: str | None = option(
+        None, 'sampling defaults as JSON, over generation_config: {"temperature": 0.5}'
+    )
+    seed: int = option(0, "seed of dummy weights, and of requests without their own", least=-(2**63), most=2**64 - 1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.override_generation_config is not None:
+            parse_override(self.override_generation_config)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Make a config from options by name; `override_generation_config` may be a dict."""
+        if isinstance(override := options.get("override_generation_config"), dict):
+            options["override_generation_config"] = json.dumps(override, default=str) if override else None
+        known = [option.name for option in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise InvalidConfig(f"unknown option {name!r}: the options are {', '.join(known)}")
+        return cls(**options)

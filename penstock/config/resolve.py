@@ -1,0 +1,247 @@
+"""Fill in the options that the user left open, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from penstock.config.options import EngineConfig
+from penstock.errors import InvalidConfig
+
+GIB = 1 << 30
+STEP_TOKENS = 512  # enough to fill the cores, few enough to keep other answers flowing
+MIN_CACHE_TOKENS = 8192  # where memory allows
+CPU_SEQS, GPU_SEQS = 64, 256
+GPU_STEP_TOKENS = 8192
+OFFLINE_STEP_TOKENS = 16384  # on a large GPU, where nobody waits for the tokens of others
+LARGE_GPU = 64 * GIB
+GPU_RESERVE = 3 * GIB  # driver, cuBLAS, captured graphs and fragmentation
+GPU_FREE_SHARE = 0.95  # of what other processes leave free: what they hold grows, too
+INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}  # a value: of layers, of embedding and head
+INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
+INT_LOADING = GIB  # to quantize to integers
+AUTO_KV_DTYPE = "float16"
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """Facts of a GPU, and of the model on it, that `resolve` reads."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    weight_bytes: int  # at 16 bits
+    bytes_per_step_token: int  # of a step's largest intermediate results
+    vocab_size: int
+    dtype: str = "bfloat16"  # of the checkpoint, where it is a 16-bit one
+    bytes_per_sequence: int = 0  # of its sampling parameters
+    has_fp8: bool = True
+    checked: bool = True  # models of this architecture have been compared with others on a GPU
+    fp8_bytes: int = 0  # of weights, those of the layers' matrices in 8-bit floats
+    layer_bytes: int = 0  # of the widest layer's weights, at 16 bits
+    outer_bytes: int = 0  # of weight_bytes, embedding's and head's
+    largest_bytes: int = 0  # of one matrix at 16 bits
+    lacks: str = ""  # a requirement of the kernels that is missing, with the remedy
+    prompt_logit_rows: int = 0  # of logits made at once for prompt log probabilities
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of model and machine that `resolve` reads."""
+
+    context: int  # positions the model was made for
+    bytes_per_token: int  # of key/value cache, over all layers
+    free_memory_bytes: int
+    num_cores: int
+    whole_prompts: bool = False  # a prompt must be computed in one step
+    offline: bool = False  # answers count, not how soon each token comes
+    gpu: GpuFacts | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An option's value and the reason for it."""
+
+    name: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved(EngineConfig):
+    """The options with every None filled in, and the reason for each value."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_tokens: int
+    threads: int
+    settings: tuple[Setting, ...]
+
+    def __post_init__(self) -> None:
+        """The options were checked as the user gave them."""
+
+
+def _cache_tokens(config: EngineConfig, facts: Facts) -> tuple[int, str]:
+    if facts.bytes_per_token == 0:
+        return config.max_model_len or facts.context, "the model keeps no cache; one longest request"
+    budget = min(GIB, facts.free_memory_bytes // 4)
+    fit = max(config.block_size, budget // facts.bytes_per_token)
+    wanted = max(4 * (config.max_model_len or facts.context), MIN_CACHE_TOKENS)
+    if config.max_model_len and fit < config.max_model_len:
+        return config.max_model_len, "room for one request of max_model_len"
+    if wanted <= fit:
+        return wanted, f"room for four requests of the longest length, and for {MIN_CACHE_TOKENS} tokens at least"
+    return fit, f"what fits in {budget / GIB:.2g} GiB (1 GiB, or a quarter of the free memory if that is less)"
+
+
+def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
+    if config.quantization in INT_BYTES:
+        layer, outer = INT_BYTES[config.quantization]
+        return int((layer * (gpu.weight_bytes - gpu.outer_bytes) + outer * gpu.outer_bytes) / 2) + INT_SCRATCH
+    return (2 if config.dtype == "float32" else 1) * (
+        gpu.fp8_bytes if config.quantization == "fp8" else gpu.weight_bytes
+    )
+
+
+def _gpu_share(config: EngineConfig, gpu: GpuFacts) -> tuple[int, str]:
+    """Bytes that one engine may take, and in words. Memory of other processes counts only where too little is free."""
+    wanted, most = config.gpu_memory_utilization * gpu.total_bytes, GPU_FREE_SHARE * gpu.free_bytes
+    if wanted <= most:
+        return int(wanted), f"{config.gpu_memory_utilization:g} of the GPU's memory"
+    return int(most), f"{GPU_FREE_SHARE:g} of what is free of the GPU's memory"
+
+
+def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
+    """Tokens of cache that fit beside weights, a step's results and captured graphs; 0 if loading alone, which holds a
+    matrix and its quantized form at once, takes more."""
+    wide = 2 if config.dtype == "float32" else 1
+    seqs, tokens = config.max_num_seqs or GPU_SEQS, config.max_num_batched_tokens or _gpu_step(facts, gpu)[0]
+    logits = 2 * gpu.vocab_size * (2 * seqs + 4 * (gpu.prompt_logit_rows + seqs))  # captured graphs share theirs
+    row_params = (seqs + 1) * gpu.bytes_per_sequence
+    room = _gpu_share(config, gpu)[0] - _weight_bytes(config, gpu)
+    if (
+        config.quantization in INT_BYTES
+        and room < 4 * gpu.largest_bytes + INT_LOADING
+        or config.quantization == "fp8"
+        and room < wide * gpu.layer_bytes
+    ):
+        return 0
+    left = room - wide * (tokens * gpu.bytes_per_step_token + logits) - row_params - GPU_RESERVE
+    return max(0, left) // max(1, facts.bytes_per_token)
+
+
+def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tuple[int, str]:
+    fit, (share, words) = _gpu_fit(config, facts, gpu), _gpu_share(config, gpu)
+    if fit < config.block_size:
+        raise InvalidConfig(
+            f"gpu_memory_utilization={config.gpu_memory_utilization} of {gpu.total_bytes / GIB:.1f} GiB "
+            f"({gpu.free_bytes / GIB:.1f} free) leaves no room for a cache beside "
+            f"{_weight_bytes(config, gpu) / GIB:.1f} GiB of weights, since {words} is {share / GIB:.1f} GiB: raise it, "
+            "end what else holds the GPU's memory, quantize, or lower max_num_batched_tokens"
+        )
+    return fit, f"what is left of {words}"
+
+
+def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
+    if config.device == "cuda" and facts.gpu is None:
+        raise InvalidConfig("device=cuda, but torch sees no GPU: install a CUDA build of torch, or set device=cpu")
+    if config.device == "cuda" and facts.gpu is not None and facts.gpu.lacks:
+        raise InvalidConfig(f"device=cuda needs {facts.gpu.lacks}, or set device=cpu")
+    if config.device != "auto":
+        return config.device, "set by the user"
+    if facts.gpu is None:
+        return "cpu", "there is no GPU that torch can use"
+    if facts.gpu.lacks:
+        return "cpu", f"a GPU needs {facts.gpu.lacks}"
+    if not facts.gpu.checked:
+        return "cpu", "models of this kind have not been checked on a GPU"
+    if config.kv_cache_dtype == "int8":
+        return "cpu", "an int8 cache is for CPUs"
+    if config.kv_cache_tokens is None and _gpu_fit(config, facts, facts.gpu) < config.block_size:
+        return "cpu", "the GPU's memory has no room for the model"
+    return "cuda", facts.gpu.name
+
+
+def _gpu_step(facts: Facts, gpu: GpuFacts) -> tuple[int, str]:
+    """Default tokens of a step, and why."""
+    if facts.offline and gpu.total_bytes >= LARGE_GPU:
+        return OFFLINE_STEP_TOKENS, "default on a large GPU, offline"
+    return GPU_STEP_TOKENS, "default on a GPU"
+
+
+def _on_gpu(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> dict[str, tuple[Any, str]]:
+    """Defaults that differ on a GPU."""
+    if config.kv_cache_dtype == "int8":
+        raise InvalidConfig("kv_cache_dtype=int8 is for CPUs: leave it out on a GPU, or set device=cpu")
+    for name, value in (("kv_cache_dtype", config.kv_cache_dtype), ("quantization", config.quantization)):
+        if value == "fp8" and not gpu.has_fp8:
+            raise InvalidConfig(
+                f"{name}=fp8 needs a GPU of compute capability 8.9 or later; {gpu.name} is older: leave it out"
+            )
+    derived: dict[str, tuple[Any, str]] = {}
+    dtype = gpu.dtype if config.dtype == "auto" else config.dtype
+    if config.dtype == "auto":
+        derived["dtype"] = dtype, "as the checkpoint has it, in 16 bits"
+    if config.kv_cache_dtype == "auto":
+        derived["kv_cache_dtype"] = dtype, "as the weights" if config.dtype == "auto" else "as dtype says"
+    if config.max_num_seqs is None:
+        derived["max_num_seqs"] = GPU_SEQS, "default on a GPU"
+    if config.max_num_batched_tokens is None:
+        derived["max_num_batched_tokens"] = _gpu_step(facts, gpu)
+    return derived
+
+
+def resolve(config: EngineConfig, facts: Facts) -> Resolved:
+    """Fill in what the user left open. Pure: the same inputs give the same settings."""
+    device = _device(config, facts)
+    gpu = facts.gpu if device[0] == "cuda" else None
+    for name in ("kv_cache_dtype", "quantization"):
+        if gpu is None and getattr(config, name) == "fp8":
+            raise InvalidConfig(f"{name}=fp8 is for GPUs, but device=cpu ({device[1]}): set int8, or leave it out")
+    derived: dict[str, tuple[Any, str]] = {"device": device} if config.device == "auto" else {}
+    derived |= _on_gpu(config, facts, gpu) if gpu else {}
+    if config.max_num_seqs is None:
+        derived.setdefault("max_num_seqs", (CPU_SEQS, "default"))
+    if config.kv_cache_tokens is None:
+        derived["kv_cache_tokens"] = (
+            _gpu_cache_tokens(config, facts, gpu) if gpu and facts.bytes_per_token else _cache_tokens(config, facts)
+        )
+    cache_tokens = config.kv_cache_tokens or derived["kv_cache_tokens"][0]
+    if config.max_model_len is None:
+        derived["max_model_len"] = (
+            (facts.context, "the model's context")
+            if facts.context <= cache_tokens
+            else (cache_tokens, f"the cache's size; the model's context is {facts.context}")
+        )
+    elif config.max_model_len > facts.context:
+        raise InvalidConfig(
+            f"max_model_len={config.max_model_len} is over the model's context of {facts.context}: "
+            f"set at most {facts.context}"
+        )
+    longest = config.max_model_len or derived["max_model_len"][0]
+    if config.max_num_batched_tokens is None:
+        least, reason = derived.get("max_num_batched_tokens", (STEP_TOKENS, "default"))
+        derived["max_num_batched_tokens"] = (
+            (max(least, longest), "an embedding model computes a prompt in one step")
+            if facts.whole_prompts
+            else (least, reason)
+        )
+    if config.threads is None:
+        derived["threads"] = facts.num_cores, "the cores this process may use"
+    if config.kv_cache_dtype == "auto" and gpu is None:
+        derived["kv_cache_dtype"] = (
+            (AUTO_KV_DTYPE, "half the bytes to read of float32, next to no loss")
+            if config.dtype == "auto"
+            else (config.dtype, "as dtype says")
+        )
+    if config.activation_dtype == "auto":
+        derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
+    values = {option.name: getattr(config, option.name) for option in fields(config)}
+    values |= {name: value for name, (value, _) in derived.items()}
+    reasons = {
+        option.name: "default" if getattr(config, option.name) == option.default else "set by the user"
+        for option in fields(config)
+    }
+    reasons |= {name: why for name, (_, why) in derived.items()}
+    return Resolved(**values, settings=tuple(Setting(name, values[name], why) for name, why in reasons.items()))

@@ -1,0 +1,129 @@
+"""The plan being made: rows that take part, and what follows for their sequences."""
+
+from __future__ import annotations
+
+from penstock.cache.kv import KVCache
+from penstock.engine.plan import Admission, Draft, Move, Output, Plan, Row
+from penstock.engine.scheduling.accounts import Entry, Started, Stats
+from penstock.engine.scheduling.capacity import Capacity
+from penstock.engine.scheduling.roster import Roster
+from penstock.engine.sequence import InFlight, Sequence
+
+
+def _last_in_prompt(sequence: Sequence, block_size: int) -> int:
+    """Return where the next turn of a conversation can resume."""
+    return (sequence.num_prompt - 1) // block_size * block_size
+
+
+def next_snapshot(sequence: Sequence, cache: KVCache) -> int:
+    """Return the first such position after `computed`: a step must not run past it."""
+    regular = (sequence.computed // cache.snapshot_stride + 1) * cache.snapshot_stride
+    last = _last_in_prompt(sequence, cache.block_size)
+    return last if sequence.computed < last < regular else regular
+
+
+def is_snapshot(sequence: Sequence, position: int, cache: KVCache) -> bool:
+    at_stride = position % cache.snapshot_stride == 0
+    return position > 0 and (at_stride or position == _last_in_prompt(sequence, cache.block_size))
+
+
+class PlanBuilder:
+    """Collects the rows of one plan after the other."""
+
+    def __init__(self, cache: KVCache, roster: Roster, capacity: Capacity, stats: Stats) -> None:
+        self.cache, self.roster, self.capacity, self.stats = cache, roster, capacity, stats
+        self.number = 0  # of the plan being made
+        self.clear()
+
+    def clear(self) -> None:
+        self.entries: list[Entry] = []
+        self._shared: list[Sequence] = []  # whose new blocks enter the tree with the plan
+        self._admissions: list[Admission] = []
+
+    def count_wanted(self, sequence: Sequence) -> int:
+        """Count the positions that the sequence could compute in this step, budget and memory aside."""
+        if sequence.expected and len(sequence.tokens) + sequence.expected >= sequence.limit:
+            return 0
+        return self.cut_at_snapshot(sequence, sequence.remaining + len(self._find_drafts(sequence)))
+
+    def _find_drafts(self, sequence: Sequence) -> tuple[Draft, ...]:
+        """Drafts after what unfinished plans may append: a line only, and none with a recurrent state."""
+        most = sequence.limit - len(sequence.tokens) - sequence.expected - 1
+        if not sequence.draft or self.cache.recurrent or most <= 0:
+            return ()
+        line = [draft.token for i, draft in enumerate(sequence.draft) if draft.parent == i - 1]
+        return tuple(Draft(token, i - 1) for i, token in enumerate(line[sequence.expected :][:most]))
+
+    def cut_at_snapshot(self, sequence: Sequence, count: int) -> int:
+        """Cut `count` where a recurrent state is to be kept."""
+        if not self.cache.recurrent or sequence.request.pool:
+            return count
+        return min(count, next_snapshot(sequence, self.cache) - sequence.computed)
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        """Put the sequence's next `count` positions into the plan."""
+        holding, start, end = sequence.held, sequence.computed, sequence.computed + count
+        state_at_start = bool(self.cache.recurrent and holding.tables[self.cache.recurrent[0]])
+        self.cache.grow(holding, sequence.certain, end, self.number)
+        if (
+            state_at_start
+            and is_snapshot(sequence, start, self.cache)
+            and self.capacity.spares(self.cache.snapshots.state_blocks)
+        ):
+            self.cache.snapshots.take(holding, start, self.number)
+        known = len(sequence.tokens) + sequence.expected
+        draft = self._find_drafts(sequence)[: max(0, end - known)]
+        output = Output.NONE
+        if end >= known:
+            output = Output.POOL if sequence.request.pool else Output.SAMPLE
+        if not sequence.admitted:
+            tokens = tuple(sequence.tokens) if sequence.num_output else sequence.request.tokens
+            self._admissions.append(Admission(sequence.row, sequence.request, sequence.sibling, tokens, sequence.mu))
+            sequence.admitted = True
+            sequence.chosen = []
+        row = Row(
+            sequence.row,
+            start,
+            count,
+            output,
+            holding.take_changes(),
+            tuple(sequence.chosen),
+            draft,
+            prompt_logprobs=sequence.wants_prompt_logprobs and start < sequence.num_prompt - 1,
+        )
+        sequence.chosen, sequence.draft = [], []
+        expected = 1 + len(draft) if output is Output.SAMPLE and not sequence.beam else 0
+        sequence.flights.append(InFlight(count, expected))
+        sequence.computed = end
+        self.stats.num_draft_tokens += len(draft)
+        self.entries.append(Entry(sequence, row, sequence.epoch))
+        self._shared.append(sequence)
+
+    def _share(self, sequence: Sequence) -> None:
+        """Plans run in the order in which they are started, so whole blocks of known tokens are in the tree for the
+        next plan, whether or not this one has ended by then. Rows of the same plan never read them: a runner may
+        compute its rows in any order. A recurrent state is of use with its snapshot only, which is kept at the end."""
+        if not self.cache.recurrent:
+            holding = sequence.held
+            self.cache.insert(holding, sequence.tokens, min(sequence.certain, len(sequence.tokens)), self.number)
+            if sequence.keys:
+                self.roster.prefixes.progress(sequence, holding.num_inserted)
+
+    def build(self) -> Started | None:
+        """Finish the plan; None if no row takes part."""
+        if not self.entries:
+            return None
+        copies = self.cache.copies.take()
+        plan = Plan(
+            self.number,
+            tuple(entry.row for entry in self.entries),
+            tuple(self._admissions),
+            tuple(Move(copy.source, copy.target) for copy in copies),
+        )
+        for sequence in self._shared:
+            self._share(sequence)
+        self.number += 1
+        self.stats.num_steps += 1
+        self.stats.max_batch_size = max(self.stats.max_batch_size, len(plan.rows))
+        self.stats.num_computed_tokens += plan.num_tokens
+        return Started(plan, self.entries, [copy.holding for copy in copies])

@@ -1,0 +1,186 @@
+"""Each step every sequence gets a count of tokens out of one budget. Decode, prefill, chunk, verify: all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from penstock.cache.kv import KVCache
+from penstock.engine.plan import Plan, Result
+from penstock.engine.scheduling.accounts import Accounts, Entry, Started, Stats
+from penstock.engine.scheduling.beam import BeamGroup
+from penstock.engine.scheduling.capacity import Capacity, Shares
+from penstock.engine.scheduling.fast_path import DecodeFastPath
+from penstock.engine.scheduling.plan_builder import PlanBuilder
+from penstock.engine.scheduling.policy import make_policy
+from penstock.engine.scheduling.roster import Roster
+from penstock.engine.scheduling.waiting import Preemption, WaitingQueue
+from penstock.engine.sequence import Sequence, Status
+from penstock.errors import InvalidConfig, InvalidRequest
+from penstock.types import Delta, Request
+
+
+class Scheduler:
+    """Makes plans and accounts for them. Pure: no clock, no device, no text."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: str = "fcfs",
+        capacity: str = "ondemand",
+    ) -> None:
+        if capacity not in ("ondemand", "reserve"):
+            raise InvalidConfig(f"capacity={capacity!r} is unknown: choose ondemand or reserve")
+        self.cache = cache
+        self.policy = make_policy(policy)
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.stats = Stats()
+        self.roster = Roster(cache, max_num_seqs)
+        self._capacity = Capacity(cache, self.roster, max_num_batched_tokens, capacity == "reserve")
+        self._shares = Shares(cache, self.roster, self.policy.rank)
+        self._fast_path = DecodeFastPath(cache)
+        self._accounts = Accounts(cache, self.roster, self.stats, self._fast_path)
+        self._builder = PlanBuilder(cache, self.roster, self._capacity, self.stats)
+        self._preemption = Preemption(cache, self.roster, self._shares, self.policy, self._builder, self.stats)
+        self._queue = WaitingQueue(
+            cache, self.roster, self._capacity, self._shares, self.policy, self._builder, self._preemption, self.stats
+        )
+        self._arrivals = 0
+        self._started: dict[int, Started] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.roster.waiting or self.roster.running)
+
+    def add(
+        self, request: Request, outputs: Mapping[int, Seq[int]] | None = None, mus: Mapping[int, float] | None = None
+    ) -> None:
+        """Take a request into the queue, or refuse it for good. `outputs`: where another engine began it, its open
+        siblings and their tokens so far; they go on as if preempted, with mirostat at `mus`."""
+        try:
+            self._capacity.require_fit(request)
+        except InvalidRequest:
+            self.stats.num_refused += 1
+            raise
+        self._arrivals += 1
+        self.stats.num_requests += 1
+        begun = sorted((outputs or dict.fromkeys(range(request.num_siblings), ())).items())
+        first, *siblings = [
+            Sequence(request, self._arrivals, sibling, [*request.tokens, *tokens], mu=(mus or {}).get(sibling))
+            for sibling, tokens in begun
+        ]
+        if request.beam:
+            first.beam = BeamGroup(request.beam, frozenset(request.stop_token_ids), [first])
+        for sibling in siblings:
+            sibling.leader = first
+        self.roster.enter(request, [first, *siblings])
+
+    def abort(self, request_id: str, sibling: int | None = None, reason: str = "abort") -> list[Delta]:
+        """End a request, or one of its siblings, now; its blocks are free as soon as no started plan names them."""
+        deltas: list[Delta] = []
+        for sequence in list(self.roster.requests.get(request_id, ())):
+            if not sequence.done and (sibling is None or sibling == sequence.sibling or sequence.beam):
+                self.roster.finish(sequence)
+                if not (sequence.beam and deltas):
+                    deltas.append(Delta(request_id, 0 if sequence.beam else sequence.sibling, finish_reason=reason))
+        self.stats.num_aborted += len(deltas) if reason == "abort" else 0
+        return deltas
+
+    def schedule(self) -> Plan | None:
+        """The next step's plan, or None when nothing can be done before a started plan ends."""
+        self._builder.clear()
+        suspects = [s for queue in (self.roster.waiting, self.roster.running) for s in queue if s.suspect]
+        if suspects:
+            self._schedule_alone(min(suspects, key=self.policy.rank))
+        else:
+            self._schedule_all()
+            while not self._builder.entries and not self._started and self._preemption.preempt_paused():
+                self._schedule_all()
+        started = self._builder.build()
+        if started is None:
+            return None
+        self._started[started.plan.number] = started
+        return started.plan
+
+    def commit(self, plan: Plan, result: Result) -> list[Delta]:
+        """Account for a plan that has ended; plans end in the order they were started."""
+        return self._accounts.settle(self._started.pop(plan.number), result)
+
+    def check(self) -> None:
+        """Everything that must hold between steps."""
+        self.roster.check()
+        for sequence in self.roster.running:
+            self._fast_path.check(sequence)
+
+    def _schedule_all(self) -> None:
+        if self.policy.displaces:
+            self._queue.displace()
+        if self._shares.is_contested and self.roster.waiting and self.roster.rows and not self._capacity.reserve:
+            self._queue.reclaim()
+        preemptions = self.stats.num_preemptions
+        budget = self._schedule_running(self.max_num_batched_tokens)
+        if self.stats.num_preemptions == preemptions:
+            self._queue.admit_all(budget)
+
+    def _schedule_running(self, budget: int) -> int:
+        """Best rank first for memory; what decoding rows need is kept back from longer ones. Returns what is left."""
+        budget, running = self._schedule_decode(budget)
+        wants = {s: self._builder.count_wanted(s) for s in running}
+        short = {s: n for s, n in wants.items() if n and n <= 1 + len(s.draft)}
+        kept = sum(short.values())
+        for sequence in self._order_running(wants):
+            kept -= short.get(sequence, 0)
+            count = min(wants[sequence], budget if sequence in short else budget - kept)
+            if sequence.status is not Status.RUNNING or count <= 0:
+                continue
+            count = self._preemption.make_room(sequence, count)
+            if count:
+                self._builder.add(sequence, count)
+                budget -= count
+        return budget
+
+    def _order_running(self, wants: dict[Sequence, int]) -> list[Sequence]:
+        """By rank; where blocks may run out, tenants within their shares come before the others."""
+        ranked = sorted(wants, key=self.policy.rank)
+        if not self._shares.is_contested:
+            return ranked
+        most = len(self.cache.groups) * sum(count // self.cache.block_size + 2 for count in wants.values())
+        return ranked if self.cache.num_available >= most else self._shares.order_running(ranked)
+
+    def _schedule_decode(self, budget: int) -> tuple[int, list[Sequence]]:
+        """Plan the rows of the decode fast path; returns the budget left and the sequences that need full planning:
+        all of them if blocks may run out, so that their rank decides."""
+        running, builder = self.roster.running, self._builder
+        most = len(self.cache.groups) * (len(running) + budget // self.cache.block_size + 1)
+        if len(running) > budget or self.cache.num_available < most:
+            return budget, running
+        others, entries, number, plan_row = [], builder.entries, builder.number, self._fast_path.plan_row
+        for sequence in running:
+            row = plan_row(sequence, number)
+            if row is None:
+                others.append(sequence)
+            else:
+                entries.append(Entry(sequence, row, sequence.epoch))
+        return budget - len(running) + len(others), others
+
+    def _schedule_alone(self, suspect: Sequence) -> None:
+        """A plan of one row, for a sequence that was part of a failed step; whoever is in its way gives way."""
+        if self._started:
+            return
+        while not self._builder.entries:
+            if suspect.status is Status.RUNNING:
+                self.cache.trim(suspect.held, suspect.settled)
+                count = self._preemption.fit(
+                    suspect, min(self._builder.count_wanted(suspect), self.max_num_batched_tokens)
+                )
+                if count:
+                    self._builder.add(suspect, count)
+            elif self.roster.rows:
+                self._queue.admit(suspect, self.max_num_batched_tokens, alone=True)
+            others = [s for s in self.roster.running if s is not suspect]
+            if self._builder.entries or not others:
+                return
+            self.roster.preempt(self._preemption.find_victim(others) or others[-1])

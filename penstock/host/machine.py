@@ -1,0 +1,68 @@
+"""The machine's memory, processes and garbage collector."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+M_ARENA_MAX = -8  # from glibc's malloc.h
+PR_SET_PDEATHSIG = 1  # from prctl.h
+MANY_NEW = 50_000  # a step of 256 rows makes about a thousand objects, most of them short-lived
+
+
+def free_memory_bytes() -> int:
+    """Return the memory available without swapping."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def hold_few_heaps() -> None:
+    """Let all threads share two malloc arenas. By default glibc gives threads up to eight per core, and short-lived
+    threads (one per grammar) leave them fragmented."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None and hasattr(libc, "mallopt"):
+        libc.mallopt(M_ARENA_MAX, 2)
+
+
+def python_command(module: str) -> tuple[str, ...]:
+    """Return a command that runs a module of ours in a new interpreter. Unlike `python -m`, it imports nothing from
+    the current folder, which may be untrusted."""
+    return sys.executable, "-c", f"import sys; del sys.path[0]; from {module} import main; sys.exit(main())"
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process with its parent, even while it is stopped."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def held_collector() -> Iterator[None]:
+    """Pause the garbage collector: imports and models allocate much that stays."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def settle_collector() -> None:
+    """Freeze everything loaded so far and collect rarely: a scan takes longer than a step, and requests leave few
+    reference cycles."""
+    gc.collect()
+    gc.freeze()
+    first, *others = gc.get_threshold()
+    gc.set_threshold(first and max(MANY_NEW, first), *others)  # 0 disables collection

@@ -1,0 +1,108 @@
+"""Memory that a layer keeps between steps, as plain data: its size for the cache, and its view of the block pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.cache.group import KvLayout, StateSpec
+
+if TYPE_CHECKING:  # configs are read without torch
+    from torch import Tensor
+
+    from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
+
+
+class Pool(Protocol):
+    """Blocks of equal size, viewed as [N, *shape] at a byte offset within every block."""
+
+    block_size: int
+    block_bytes: int
+    layout: KvLayout
+    keys_by_position: bool
+
+    def view(self, offset: int, *shape: int) -> Tensor:
+        """View numbers of the cache's dtype."""
+        ...
+
+    def view_float32(self, offset: int, *shape: int) -> Tensor: ...
+
+
+class Memory(Protocol):
+    def state(self, layout: KvLayout) -> StateSpec:
+        """Describe this memory to the cache when keys and values are stored like `layout`."""
+        ...
+
+    def view(self, pool: Pool, group: int, offset: int) -> LayerMemory:
+        """Make the layer's tensors; `offset` counts the bytes of the group's earlier layers."""
+        ...
+
+
+@dataclass(frozen=True)
+class KvMemory:
+    """Keys and values of every position, or of the last `window` positions."""
+
+    num_kv_heads: int
+    head_size: int
+    window: int = 0  # 0: all positions
+    num_heads: int = 0  # query heads that read it
+
+    def state(self, layout: KvLayout) -> StateSpec:
+        position_bytes = layout.position_bytes(self.num_kv_heads, self.head_size)
+        return StateSpec("window" if self.window else "full", position_bytes, self.window)
+
+    def view(self, pool: Pool, group: int, offset: int) -> KvCache:
+        """Lay out keys [K, D, P], values [K, P, D] and, for int8, both scales [K, P], one after the other.
+        With `keys_by_position` the keys are stored like the values."""
+        from penstock.layers.memory import KvCache
+
+        heads, head_size, size = self.num_kv_heads, self.head_size, pool.block_size
+        numbers = heads * size * pool.layout.numbers_bytes(head_size)
+        scales = heads * size * pool.layout.scale_bytes
+        if pool.keys_by_position:
+            k = pool.view(offset, heads, size, head_size).transpose(2, 3)
+        else:
+            k = pool.view(offset, heads, head_size, size)
+        v = pool.view(offset + numbers, heads, size, head_size)
+        if not scales:
+            return KvCache(k, v, group)
+        starts = (offset + 2 * numbers, offset + 2 * numbers + scales)
+        return KvCache(k, v, group, *(pool.view_float32(start, heads, size) for start in starts))
+
+
+@dataclass(frozen=True)
+class LatentMemory:
+    """One vector of `width` numbers per position."""
+
+    width: int
+
+    def state(self, layout: KvLayout) -> StateSpec:
+        return StateSpec("full", layout.numbers_bytes(self.width) + layout.scale_bytes)
+
+    def view(self, pool: Pool, group: int, offset: int) -> LatentCache:
+        from penstock.layers.memory import LatentCache
+
+        size = pool.block_size
+        latent = pool.view(offset, size, self.width)
+        if not pool.layout.scale_bytes:
+            return LatentCache(latent, group)
+        start = offset + size * pool.layout.numbers_bytes(self.width)
+        return LatentCache(latent, group, pool.view_float32(start, size))
+
+
+@dataclass(frozen=True)
+class RecurrentMemory:
+    """One state per sequence: `num_rows` rows of `row_size` float32 numbers, whatever the cache's dtype."""
+
+    num_rows: int
+    row_size: int
+
+    def state(self, layout: KvLayout) -> StateSpec:
+        return StateSpec("recurrent", num_rows=self.num_rows, row_bytes=4 * self.row_size)
+
+    def view(self, pool: Pool, group: int, offset: int) -> StateRows:
+        from penstock.layers.memory import StateRows
+
+        row_bytes = 4 * self.row_size
+        rows = pool.view_float32(0, pool.block_bytes // row_bytes, self.row_size)
+        return StateRows(rows, group, offset // row_bytes, self.num_rows)

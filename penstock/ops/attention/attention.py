@@ -1,0 +1,94 @@
+"""Causal attention over the paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.ops.attention.cache import bits
+from penstock.ops.registry import op
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Positions that several sequences with one query have in common: they are read once for a tile of them.
+
+    members [S] int32 are the sequences, those of a tile one after the other; skips [S] int32 are how many positions of
+    its own each sequence leaves out; tiles [n, 4] int32: the first member, how many, whose block table, how many
+    positions. They are read in `num_kv_splits` splits at once.
+    """
+
+    members: Tensor
+    skips: Tensor
+    tiles: Tensor
+    num_kv_splits: int = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """The split of a step's queries on a device that computes in tiles; other devices ignore it.
+
+    The first `num_single` sequences have one query each, whose keys are read in `num_kv_splits` splits at once;
+    `tiles` are [n, 2] int32, the sequence and its first query of each tile, for the others.
+    """
+
+    num_single: int
+    tiles: Tensor | None = None
+    num_kv_splits: int = 1
+    shared: Shared | None = None  # of no use with a window
+
+
+def _scores(
+    q: Tensor, k: Tensor, visible: Tensor, distance: Tensor, scale: float, softcap: float, alibi: Tensor | None
+) -> Tensor:
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if alibi is not None:
+        scores = scores + alibi.view(-1, 1, 1) * distance
+    return scores.masked_fill(~visible, -torch.inf)
+
+
+@op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3})
+def attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    work: Work | None = None,
+) -> Tensor:
+    """q[T, H, D] over keys [N, K, D, P] and values [N, K, P, D] → [T, H, D].
+
+    The queries query_start[s]:query_start[s+1] are the last of the lengths[s] positions of sequence s; position j lies
+    in block table[s, j // P]. A query at position i sees 0..i, with a window the last `window` of them; entries of
+    `table` before the first visible position are never read. softcap bounds the scaled score; alibi[H] then adds
+    slope · (j - i). An int8 cache's codes are multiplied by their scales [N, K, P].
+    """
+    out = torch.empty_like(q)
+    size, groups = k_cache.shape[3], q.shape[1] // k_cache.shape[1]
+    starts = query_start.tolist()
+    for s, length in enumerate(lengths.tolist()):
+        begin, end = starts[s], starts[s + 1]
+        i = torch.arange(length - (end - begin), length, device=q.device).unsqueeze(1)
+        first = max(0, length - (end - begin) - window + 1) if window else 0
+        j = torch.arange(first, length, device=q.device)
+        blocks = table[s].long()[j // size]
+        k = bits(k_cache)[blocks, :, :, j % size].view(k_cache.dtype).float()
+        v = bits(v_cache)[blocks, :, j % size].view(v_cache.dtype).float()
+        if k_scale is not None and v_scale is not None:
+            k, v = (x * y[blocks, :, j % size].unsqueeze(-1) for x, y in ((k, k_scale), (v, v_scale)))
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        visible = (j <= i) & (j > i - window) if window else j <= i
+        scores = _scores(q[begin:end].float(), k, visible, j - i, scale, softcap, alibi)
+        out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+    return out

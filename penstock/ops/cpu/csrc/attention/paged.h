@@ -1,0 +1,138 @@
+// Attention over a paged cache: the call, and where the keys and values of a chunk lie.
+#pragma once
+
+#include "attention/partial.h"
+
+namespace penstock {
+namespace PENSTOCK_PATH {
+
+struct Call {
+    PagedCache cache;
+    const float* q;
+    int64_t q_stride;
+    const int32_t* table;
+    int64_t table_stride, table_width;
+    const int32_t *query_start, *lengths;
+    int64_t num_sequences, num_heads;
+    Rule rule;
+    int64_t window;
+    const float* alibi;
+    float* out;
+
+    int64_t group() const { return num_heads / cache.num_heads; }
+    int64_t size() const { return ceil_div(cache.head_size, kLanes) * kLanes; }
+    int64_t position_of(int64_t sequence, int64_t token) const {
+        return lengths[sequence] - (query_start[sequence + 1] - token);
+    }
+    int64_t first_of(int64_t sequence, int64_t token) const {  // the first position the token sees
+        return window > 0 ? max(0, position_of(sequence, token) - window + 1) : 0;
+    }
+    // True if 16 positions of keys, and 16 dimensions of values, always lie side by side.
+    bool is_in_groups() const { return cache.block_size % kLanes == 0 && cache.head_size % kLanes == 0; }
+};
+
+// Widens the values of `count` positions into groups of 16 dimensions, each with its 64 positions, padded with zeros.
+template <class T>
+inline void widen_values(const T* from, int64_t count, int64_t head_size, float* to) {
+    for (int64_t d = 0; d < head_size; d += kLanes, to += kChunk * kLanes) {
+        for (int64_t j = 0; j < count; j++) {
+            const T* row = from + j * head_size + d;
+            if (d + kLanes <= head_size) {
+                Vec group[kParts];
+                load_group(row, group);
+                std::memcpy(to + j * kLanes, group, sizeof group);
+            } else {
+                for (int64_t i = 0; i < kLanes; i++) to[j * kLanes + i] = d + i < head_size ? widen(row[i]) : 0.0f;
+            }
+        }
+    }
+}
+
+// One key/value head of one sequence.
+template <class T>
+struct Source {
+    const PagedCache& cache;
+    const int32_t* table;
+    int64_t table_width, head;
+
+    // The block of a table entry, or -1 if there is none.
+    int64_t block_at(int64_t index) const {
+        const int64_t block = index < table_width ? table[index] : -1;
+        return block < cache.num_blocks ? block : -1;
+    }
+    const T* keys(int64_t block, int64_t place) const {
+        const T* keys = static_cast<const T*>(cache.k) + block * cache.k_stride;
+        return keys + head * cache.head_size * cache.block_size + place;
+    }
+    const T* values(int64_t block, int64_t place) const {
+        const T* values = static_cast<const T*>(cache.v) + block * cache.v_stride;
+        return values + (head * cache.block_size + place) * cache.head_size;
+    }
+    const float* key_scales(int64_t block, int64_t place) const {
+        return cache.k_scale + block * cache.k_scale_stride + head * cache.block_size + place;
+    }
+    const float* value_scales(int64_t block, int64_t place) const {
+        return cache.v_scale + block * cache.v_scale_stride + head * cache.block_size + place;
+    }
+
+    // Points the chunk at `base` to the groups of [least, most) in place; blocks are whole groups.
+    bool find(int64_t base, int64_t least, int64_t most, Chunk<T>& chunk) const {
+        chunk.k_stride = cache.block_size, chunk.v_row = cache.head_size, chunk.v_stride = kLanes;
+        chunk.scaled = cache.k_scale != nullptr, chunk.next = &chunk;
+        const int64_t first = least / kLanes;
+        int64_t index = (base + first * kLanes) / cache.block_size, place = (base + first * kLanes) % cache.block_size;
+        int64_t g = first;
+        for (; g * kLanes < most; g++, place += kLanes) {
+            if (place == cache.block_size) index++, place = 0;
+            const int64_t block = block_at(index);
+            if (block < 0) return false;
+            chunk.k[g] = keys(block, place), chunk.v[g] = values(block, place);
+            if (!chunk.scaled) continue;
+            chunk.k_scale[g] = key_scales(block, place), chunk.v_scale[g] = value_scales(block, place);
+        }
+        for (int64_t other = 0; other < kGroups; other++)  // may be prefetched, never read
+            if (other < first || other >= g) chunk.k[other] = chunk.k[first], chunk.v[other] = chunk.v[first];
+        return true;
+    }
+
+    static int64_t room_floats(int64_t head_size, int64_t size) { return kChunk * (head_size + size + 2); }
+
+    // The same, widened to float32 in `room`, for blocks of any size.
+    bool find_widened(int64_t base, int64_t least, int64_t most, int64_t size, float* room, Chunk<float>& chunk) const {
+        float *k = room, *v = k + kChunk * cache.head_size, *k_scale = v + kChunk * size, *v_scale = k_scale + kChunk;
+        chunk.k_stride = kLanes, chunk.v_row = kLanes, chunk.v_stride = kChunk * kLanes;
+        chunk.scaled = cache.k_scale != nullptr, chunk.next = &chunk;
+        for (int64_t g = least / kLanes; g * kLanes < most; g++) {
+            chunk.k[g] = k + g * kLanes * cache.head_size, chunk.v[g] = v + g * kLanes * kLanes;
+            chunk.k_scale[g] = k_scale + g * kLanes, chunk.v_scale[g] = v_scale + g * kLanes;
+        }
+        for (int64_t j = least / kLanes * kLanes; j < most;) {  // runs of positions in one group and one block
+            const int64_t index = (base + j) / cache.block_size, place = (base + j) % cache.block_size;
+            const int64_t block = block_at(index), count = min(kLanes - j % kLanes, cache.block_size - place);
+            if (j + count > least) {
+                if (block < 0) return false;
+                widen_keys(keys(block, place), count, k + j / kLanes * kLanes * cache.head_size + j % kLanes);
+                widen_values(values(block, place), count, cache.head_size, v + j * kLanes);
+                for (int64_t i = 0; chunk.scaled && i < count; i++)
+                    k_scale[j + i] = key_scales(block, place)[i], v_scale[j + i] = value_scales(block, place)[i];
+            }
+            j += count;
+        }
+        return true;
+    }
+
+    void widen_keys(const T* from, int64_t count, float* to) const {
+        for (int64_t d = 0; d < cache.head_size; d++, from += cache.block_size, to += kLanes) {
+            if (count == kLanes) {
+                Vec group[kParts];
+                load_group(from, group);
+                std::memcpy(to, group, sizeof group);
+            } else {
+                for (int64_t i = 0; i < count; i++) to[i] = widen(from[i]);
+            }
+        }
+    }
+};
+
+}  // namespace PENSTOCK_PATH
+}  // namespace penstock

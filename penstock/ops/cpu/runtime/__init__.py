@@ -1,0 +1,1 @@
+"""The runtime under the CPU kernels: the compiled library, threads, arena and tape."""

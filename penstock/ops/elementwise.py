@@ -1,0 +1,65 @@
+"""Ops on each element of a hidden-state stream, or on whole rows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.ops.registry import op
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
+ONE_ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+EXPONENTIAL = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@op(tolerance=ONE_ROUNDING, rowwise=True)
+def add(x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+    """Return x[T, C] + scale · y, for y[T, C] or y[C]."""
+    return (x.float() + scale * y.float()).to(x.dtype)
+
+
+@op(tolerance=ONE_ROUNDING, rowwise=True)
+def scale(x: Tensor, factor: float) -> Tensor:
+    """Return x · factor."""
+    return (x.float() * factor).to(x.dtype)
+
+
+@op(tolerance={torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}, rowwise=True)
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """Bound x smoothly: cap · tanh(x / cap)."""
+    return (cap * torch.tanh(x.float() / cap)).to(x.dtype)
+
+
+@op(tolerance={torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}, rowwise=True)
+def gather(at: Tensor, x: Tensor) -> Tensor:
+    """Return rows at[M] of x[T, C] → [M, C]."""
+    return x[at]
+
+
+@op(tolerance=EXPONENTIAL)
+def activation(x: Tensor, kind: str) -> Tensor:
+    """Apply the nonlinearity `kind` to each element of x[T, F]."""
+    return find_activation(kind)(x.float()).to(x.dtype)
+
+
+@op(tolerance=EXPONENTIAL)
+def gated_activation(x: Tensor, kind: str) -> Tensor:
+    """Return act(x[:, :F]) · x[:, F:] for x[T, 2F] → [T, F]."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return (find_activation(kind)(gate) * up).to(x.dtype)
+
+
+def find_activation(kind: str) -> Callable[[Tensor], Tensor]:
+    if kind not in ACTIVATIONS:
+        raise ValueError(f"activation {kind!r} is unknown: use one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[kind]

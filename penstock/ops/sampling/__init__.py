@@ -1,0 +1,1 @@
+"""Ops on logits: argmax, sampling, filters, log probabilities."""

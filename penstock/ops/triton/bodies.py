@@ -1,0 +1,39 @@
+"""Register every GPU body."""
+
+from __future__ import annotations
+
+from penstock.ops.triton import elementwise, exact, norm, pooling
+from penstock.ops.triton.attention import (
+    attention,
+    block_move,
+    cache_write,
+    encoder_attention,
+    inputs,
+    qkv_attention,
+    qkv_write,
+    rope,
+)
+from penstock.ops.triton.matmul import fp8_mlp, fp8_product, int_product, int_rows, product
+from penstock.ops.triton.sampling import report, sample
+
+__all__ = [
+    "attention",
+    "block_move",
+    "cache_write",
+    "elementwise",
+    "encoder_attention",
+    "exact",
+    "fp8_mlp",
+    "fp8_product",
+    "inputs",
+    "int_product",
+    "int_rows",
+    "norm",
+    "pooling",
+    "product",
+    "qkv_attention",
+    "qkv_write",
+    "report",
+    "rope",
+    "sample",
+]

@@ -1,0 +1,1 @@
+"""GPU bodies of `penstock.ops.matmul`."""

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.ops.matmul.int_product import PANEL, bits_of
+from penstock.ops.matmul.int_rows import int_rows
+from penstock.ops.triton.launch import pdl_options, wait_for_previous
+from penstock.ops.triton.sizes import cdiv, power_of_2
+from penstock.ops.triton.tuning import DEQUANTIZE_SPANS
+
+ONE = 0x3F800000  # the bits of 1.0
+
+
+@triton.jit
+def decode_field(words, one, i: tl.constexpr, BITS: tl.constexpr):
+    """Return field i of each word as a float from 1 to 2: 1 + code/256, for odd fields of 4 bits 1 + code/16. That is
+    faster than converting integers. `one` is ONE, passed at run time so that and-or stays one instruction."""
+    FIRST: tl.constexpr = 15 - BITS * i + (BITS if BITS == 4 and i % 2 == 1 else 0)
+    moved = words.to(tl.uint32)
+    if FIRST > 0:
+        moved = moved << FIRST
+    else:
+        moved = moved >> -FIRST
+    if BITS == 8:
+        bits = moved & 0x7F8000
+    elif i % 2 == 0:
+        bits = moved & 0x78000
+    else:
+        bits = moved & 0x780000
+    return (bits | one).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def span_offset(row, span, num_pairs, BITS: tl.constexpr):
+    """Return the offset of a row's span among a weight's words."""
+    SPANS: tl.constexpr = BITS // 4  # of a pair
+    return ((row // 8 * num_pairs + span // SPANS) * 8 + row % 8) * (2 * BITS) + span % SPANS * 8
+
+
+@triton.jit
+def scale_offset(row, span, num_pairs, BITS: tl.constexpr):
+    """Return the offset of the scale of a row's span. With 4 bits scales are words of a scale and a minimum, and that
+    of the span's second group is 8 further on."""
+    if BITS == 8:
+        offset = ((row // 8 * num_pairs + span // 2) * 8 + row % 8) * 2 + span % 2
+    else:
+        offset = (row // 8 * num_pairs + span) * 16 + row % 8
+    return offset
+
+
+@triton.jit
+def unpack_half(both, i: tl.constexpr):
+    """Return the lower (0) or the upper (1) of the two float16 in a word, as float32."""
+    return (both.to(tl.uint32, bitcast=True) >> 16 * i).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def load_scales(at, mask, BITS: tl.constexpr):
+    """Load scales and minimums; 8 bits have no minimums."""
+    if BITS == 4:
+        both = tl.load(at, mask=mask, other=0)
+        scale, minimum = unpack_half(both, 0), unpack_half(both, 1)
+    else:
+        scale = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        minimum = scale
+    return scale, minimum
+
+
+@triton.jit
+def _decode_weight(words, scale, minimum, one, i: tl.constexpr, BITS: tl.constexpr):
+    """Return the exact weights of field i."""
+    f = decode_field(words, one, i, BITS)
+    if BITS == 8:
+        y = f * (256 * scale) - 384 * scale
+    else:
+        y = (f - 1) * (256 * scale if i % 2 == 0 else 16 * scale) + minimum
+    return y
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _dequantize_rows(
+    ids,
+    words,
+    scales,
+    out,
+    num_rows,
+    num_pairs,
+    width,
+    one,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPANS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Dequantize SPANS spans of each of ROWS rows."""
+    wait_for_previous(PDL)
+    FIELDS: tl.constexpr = 16 // BITS
+    place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    span = tl.program_id(1) * SPANS + tl.arange(0, SPANS)
+    row = place
+    if ids is not None:
+        row = tl.load(ids + place, mask=place < num_rows, other=0)
+    there = (place < num_rows)[:, None] & (span < num_pairs * (BITS // 4))[None, :]
+    at = span_offset(row[:, None], span[None, :], num_pairs, BITS)
+    w = tl.load(words + at[:, :, None] + tl.arange(0, 8)[None, None, :], mask=there[:, :, None], other=0)
+    scale_at = scales + scale_offset(row[:, None], span[None, :], num_pairs, BITS)
+    for f in tl.static_range(FIELDS):
+        scale, minimum = load_scales(scale_at + f // 2 * 8, there, BITS)
+        scale, minimum = scale[:, :, None], minimum[:, :, None]
+        y = tl.join(
+            _decode_weight(w, scale, minimum, one, f, BITS), _decode_weight(w, scale, minimum, one, FIELDS + f, BITS)
+        )
+        y = tl.reshape(y, (ROWS, SPANS, 16))
+        k = (span * (16 * FIELDS) + 16 * f)[None, :, None] + tl.arange(0, 16)[None, None, :]
+        tl.store(
+            out + (place * width)[:, None, None] + k, y.to(out.dtype.element_ty), mask=there[:, :, None] & (k < width)
+        )
+
+
+def view_scales(scales: Tensor) -> Tensor:
+    """View a 4-bit scale and its minimum as one word; 8-bit scales as they are."""
+    return scales if scales.dim() == 4 else scales.view(torch.int32)
+
+
+def dequantize(out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = None) -> None:
+    """Write rows `ids` of the matrix, or all of them, into out[T, C]."""
+    num_rows, width = out.shape
+    if not num_rows:
+        return
+    bits, num_pairs = bits_of(words), words.shape[1]
+    num_spans = num_pairs * (bits // 4)
+    rows = 1 if ids is not None else PANEL
+    spans = min(DEQUANTIZE_SPANS // rows, power_of_2(num_spans))
+    grid = cdiv(num_rows, rows), cdiv(num_spans, spans)
+    _dequantize_rows[grid](
+        ids,
+        words,
+        view_scales(scales),
+        out,
+        num_rows,
+        num_pairs,
+        width,
+        ONE,
+        bits,
+        rows,
+        spans,
+        num_warps=4,
+        **pdl_options(out),
+    )
+
+
+@int_rows.impl("cuda", exact=True)
+def _body(ids: Tensor, words: Tensor, scales: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    out = torch.empty((ids.shape[0], width), dtype=dtype, device=ids.device)
+    dequantize(out, words, scales, ids.contiguous())
+    return out

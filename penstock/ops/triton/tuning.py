@@ -1,0 +1,138 @@
+"""Every measured threshold and launch shape of the GPU kernels and of the steps that launch them.
+
+Measured on one H200, on replayed CUDA graphs of whole steps, with Llama-3.1-8B and Qwen3-0.6B shapes; each section
+gives the date and the shapes. docs/decisions/0017 and 0018 give the figures. It imports no Triton, so that models and
+passes may ask it on any machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Elementwise, norms, pooling: 2026-11-15; WIDE_*: 2026-11-16, gates of 32 rows, 14336 wide.
+ELEMENTWISE_BLOCK = 1024  # values per program
+WIDE_ELEMENTWISE_BLOCK = 2048  # for gated rows of at least WIDE_ROW values
+WIDE_ROW = 8192
+MAX_NORM_WIDTH = 1 << 16  # values of a row that one program norms
+MAX_NORM_BLOCK = 4096  # values read at once for the factor of a deferred norm
+MAX_POOLING_VALUES = 1 << 14  # per program at once
+
+# GEMV and skinny GEMM: 2026-11-15, 1 to 32 rows, 1024 to 14336 inputs.
+MAX_GATED_GEMV_WIDTH = 1024  # inputs; beyond, gate and up as one GEMV and an activation kernel are faster
+MAX_SKINNY_ROWS = 32  # rows of the skinny GEMM; beyond, cuBLAS is faster
+SKINNY_OUTPUTS = range(4096, 8192)  # outputs of its weights; with fewer or more cuBLAS is faster
+SKINNY_TILE_OUTPUTS, SKINNY_TILE_INPUTS = 64, 128
+MAX_DEFERRED_NORM_VALUES = 1 << 18  # of x; beyond, reading it again takes as long as norming it first
+
+# cuBLASLt's 176 × 128 tile: 2026-11-16, 8192 and 16384 rows × 6144 to 28672 outputs × 4096 inputs.
+MIN_CHOSEN_ROWS = 4096  # rows from which the tile is asked for
+CHOSEN_ROWS_STEP = 1024  # row counts are rounded up to a multiple of it before asking
+MIN_CHOSEN_MACS = 1 << 36  # multiply-adds; less work gains less than the host spends asking
+
+# Epilogue kernels of FP8, integer and deterministic products: 2026-11-15.
+EPILOGUE_BLOCK = 1024  # outputs per program
+
+# INT8 and INT4 weights: 2026-11-16, 1 to 256 rows, the 8B's and the 0.6B's matrices (decision 0018).
+INT_TILE_ROWS = (16, 32, 64, 128)  # rows of a tensor-core tile
+MAX_INT_TILE_ROWS = 128  # beyond, dequantize and call cuBLAS; half as many for weights under MIN_LARGE_WEIGHT
+MIN_LARGE_WEIGHT = 1 << 24  # values; smaller weights make too few 256-wide tiles
+MIN_WIDE_TILE_OUTPUTS = 4096  # outputs; fewer make too few 128-wide tiles
+INT_STAGES = 3  # weight tiles in flight
+DEQUANTIZE_SPANS = 128  # spans per program
+DEQUANTIZE_SCRATCH_BYTES = 128 << 20  # of weights dequantized at a time
+
+# Deterministic GEMM: 2026-11-15, 1 to 2048 rows, the 8B's matrices.
+EXACT_TILE_ROWS = (16, 32, 64, 128)
+EXACT_TILE_OUTPUTS, EXACT_LARGE_TILE_OUTPUTS = 64, 128  # the larger with tiles of 128 rows
+MIN_EXACT_PROGRAMS = 256  # split the inputs until so many programs run, as far as MIN_SPLIT_BLOCKS allows
+MIN_SPLIT_BLOCKS = 4  # blocks of inputs in a split
+EXACT_GROUP_TILES = 8  # output tiles that share rows in L2
+
+# Attention: 2026-11-15 (decode) and 2026-11-16 (prefill, shared prefixes), contexts of 64 to 2304 tokens.
+ATTENTION_TILE_ROWS = 128  # prefill queries times query heads per KV head
+MIN_WIDE_READ_ROWS, MAX_WIDE_READ_ROWS = 16, 48  # decode batches that read 128 keys at a time
+MAX_FULL_TILE_HEAD_SIZE = 128  # larger heads read fewer keys at a time
+MAX_TILE_REGISTERS = 128  # per thread, so that two tiles share an SM
+MAX_FUSED_QKV_ROWS = 32  # decode rows of the fused norm, rope, cache write and attention; slower from 64 on
+MAX_FUSED_QKV_VALUES = 8192  # of its queries and key in a program; more exceed Ada's shared memory
+MAX_HEADS_PER_PROGRAM = 8  # of qkv_write
+QKV_WRITE_WARPS = 2
+
+# Deterministic attention: 2026-11-15, contexts of 256 to 4096 tokens.
+MIN_EXACT_ATTENTION_ROWS = 64  # tile rows: queries times query heads per KV head
+EXACT_SPLIT_POSITIONS = 512
+MIN_EXACT_ATTENTION_PROGRAMS = 264  # with fewer, KV splits run side by side
+MAX_EXACT_SPLIT_BYTES = 1 << 28  # of their partial results
+
+# Sampling: 2026-11-15, vocabularies of 128256 and 151936.
+SAMPLING_BLOCK = 512  # values of a candidate list read at once
+SAMPLING_PARTS = 4  # maxima kept per tile of the vocabulary
+SAMPLING_PIVOTS = 16  # of the threshold search
+DRY_POSITIONS = 1024  # context positions per program
+MAX_RANKED = 128  # room for the tokens that mirostat 1 ranks
+
+# Steps of the runner: decode splits 2026-11-15 (18 sequences of 1557 tokens, 32 of 256), shared prefixes 2026-11-16
+# (256 sequences, 2048 shared positions).
+SHORT_CONTEXT = 512  # positions of the longest sequence
+MAX_KV_SPLITS, MAX_SHORT_KV_SPLITS, MAX_PREFIX_SPLITS = 32, 8, 16
+CAPTURE_AFTER = 8  # steps of a bucket that a larger captured one could stand in for
+MIN_PREFIX_SEQUENCES, MIN_PREFIX_POSITIONS = 4, 256  # of a shared prefix that is read once
+MAX_PREFIXES = 8  # shared in a step
+
+
+def gemv_shape(width: int, itemsize: int) -> tuple[int, int, int]:
+    """Return outputs, inputs and warps of a GEMV program. 2026-11-15, 1024 to 14336 inputs."""
+    block = 1 << max(0, width - 1).bit_length()
+    if block > 4096:
+        return (2, 1024, 4) if itemsize == 1 else (1, 1024, 4) if itemsize == 4 else (2, 2048, 4)
+    if itemsize == 1:
+        return 4, block, max(1, min(4, block // 1024))
+    if itemsize == 4:
+        return 1, block, max(1, min(16, block // 512))
+    if block < 4096:
+        return 4, block, 4 if block <= 1024 else 16
+    return 2, block, 8
+
+
+def skinny_stages(width: int, has_large_smem: bool) -> int:
+    """Return the pipeline stages of the skinny GEMM; Ada's shared memory has room for three. 2026-11-15."""
+    return 3 if not has_large_smem else 6 if width > 2048 else 4
+
+
+def int_gemv_shape(num_units: int, num_out: int) -> tuple[int, int]:
+    """Return outputs per program and units of 4 words read at a time. 2026-11-16."""
+    rows = min(8, max(1, (1 << (num_out // 512).bit_length()) // 2))
+    if num_units <= 256:
+        return rows, 1 << max(0, num_units - 1).bit_length()
+    return rows, 64 if num_units % 128 and num_units <= 1024 else 128
+
+
+def int_tile_shape(num_rows: int, num_out: int, num_pairs: int) -> tuple[int, int, int, int, int]:
+    """Return outputs, rows, pairs and warps of an integer tile, and how many programs to aim for. 2026-11-16."""
+    rows = next(size for size in INT_TILE_ROWS if size >= num_rows)
+    if rows == INT_TILE_ROWS[0] or num_out < MIN_WIDE_TILE_OUTPUTS:
+        return 64, rows, 1 if num_pairs % 2 else 2, 2, 660
+    if num_out * num_pairs * 64 < MIN_LARGE_WEIGHT:
+        return 128, rows, 1, 4, 264
+    return 256, rows, 1, 8, 132 if rows == INT_TILE_ROWS[-1] else 170
+
+
+def decode_read_shape(
+    num_sequences: int, head_block: int, dtype: torch.dtype, is_shared: bool = False
+) -> tuple[int, int]:
+    """Return keys read at a time and pipeline stages of decode attention. 2026-11-15."""
+    if dtype == torch.float32:
+        return (64 if head_block <= MAX_FULL_TILE_HEAD_SIZE else 32), 1
+    if head_block > MAX_FULL_TILE_HEAD_SIZE:
+        return 32, 3
+    is_wide = MIN_WIDE_READ_ROWS <= num_sequences <= MAX_WIDE_READ_ROWS
+    return (32 if is_shared else 128 if is_wide else 64), 2
+
+
+def tile_options(head_block: int, dtype: torch.dtype, has_large_smem: bool) -> dict[str, Any]:
+    """Return launch options of a prefill attention tile; two stages of wide heads exceed Ada's 99 KiB. 2026-11-16."""
+    is_wide, is_float32 = head_block > MAX_FULL_TILE_HEAD_SIZE, dtype == torch.float32
+    limit = {} if is_float32 or is_wide else {"maxnreg": MAX_TILE_REGISTERS}
+    return {"num_warps": 8, "num_stages": 1 if is_float32 or (is_wide and not has_large_smem) else 2, **limit}

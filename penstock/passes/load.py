@@ -1,0 +1,36 @@
+"""Load a model ready to run: plain layers, finished block by block."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from penstock.models.decoder import CPU, Decoder, Encoder
+from penstock.models.files.checkpoint import Checkpoint
+from penstock.models.load import load_model
+from penstock.models.spec import ModelSpec
+from penstock.ops import OpTable
+from penstock.passes.lower import RULES, Lower, Rule
+
+PLAIN = "PENSTOCK_PLAIN"  # set it to 1 to run layers as they are written, unfused
+
+
+def load_lowered(
+    checkpoint: Checkpoint | None,
+    spec: ModelSpec,
+    *,
+    device: torch.device = CPU,
+    exact: bool = False,
+    quantization: str | None = None,
+    rules: Sequence[Rule] | None = None,
+    **options: Any,
+) -> Decoder | Encoder:
+    """Load as `load_model` does, fused by `rules` (all of them by default) for the device."""
+    if rules is None:
+        rules = () if os.environ.get(PLAIN) == "1" else RULES
+    ops = OpTable("cpu" if device.type == "cpu" else "cuda", exact)
+    finish = Lower(ops, quantization == "fp8", rules)
+    return load_model(checkpoint, spec, device=device, quantization=quantization, finish=finish, **options)

@@ -1,0 +1,1 @@
+"""Compile Triton kernels ahead of the steps that need them, without opening the GPU."""

@@ -1,0 +1,1 @@
+"""One rank on a CPU: plans run at once; small steps are taped and replayed."""

@@ -1,0 +1,278 @@
+"""The executor of one CPU: pack a plan, compute it, sample."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from penstock.cache.group import Group
+from penstock.engine.executor import Answer, Describe, Done, Values, obey
+from penstock.engine.plan import Output, Plan, Result, Row, RowResult
+from penstock.models.decoder import Decoder, Encoder
+from penstock.ops import argmax, cpu
+from penstock.runner.cpu.tapes import Tapes
+from penstock.runner.memory import BlockMemory
+from penstock.runner.rows import RunningRow, RunningRows, add_prompt_logprobs, add_sampled, make_embedding
+from penstock.runner.step import Step, ends_of
+from penstock.sampling.grammar.compiler import GrammarCompiler
+from penstock.sampling.logits import Array, UnusableLogits
+from penstock.sampling.row import Chooser, RowState
+from penstock.sampling.sampler import Sampler
+
+
+class Shape(NamedTuple):
+    """Steps of one shape make the same calls on the same buffers."""
+
+    num_tokens: int
+    num_sequences: int
+    num_logits: int  # rows of logits wanted
+
+
+class Buffers:
+    """Numbers of a step, at fixed addresses."""
+
+    def __init__(
+        self, num_tokens: int, num_sequences: int, groups: Sequence[Group], max_model_len: int, block_size: int
+    ) -> None:
+        self.block_size = block_size
+        self.ids = np.zeros(num_tokens, dtype=np.int64)
+        self.positions = np.zeros(num_tokens, dtype=np.int64)
+        self.at = np.zeros(num_tokens, dtype=np.int64)  # tokens whose logits are wanted
+        self.query_start = np.zeros(num_sequences + 1, dtype=np.int32)
+        self.lengths = np.zeros(num_sequences, dtype=np.int32)
+        self.slots = [np.zeros(num_tokens, dtype=np.int64) if group.is_paged else None for group in groups]
+        widths = [group.table_width(max_model_len, block_size) for group in groups]
+        self.tables = [np.full((num_sequences, width), -1, dtype=np.int32) for width in widths]
+        self._at = torch.from_numpy(self.at)
+        self._whole = Step(
+            torch.from_numpy(self.ids),
+            torch.from_numpy(self.positions),
+            [slots if slots is None else torch.from_numpy(slots) for slots in self.slots],
+            [torch.from_numpy(table) for table in self.tables],
+            torch.from_numpy(self.query_start),
+            torch.from_numpy(self.lengths),
+        )
+        self._entered: list[tuple[RunningRow, int] | None] = [None] * num_sequences  # rows and versions of tables
+
+    def fill(self, plan: Plan, rows: Sequence[RunningRow], at: Sequence[int]) -> Shape:
+        """Write the plan's rows, one after the other, and the tokens `at` whose logits are wanted."""
+        ids: list[int] = []
+        positions: list[int] = []
+        starts = [0]
+        for s, (row, device) in enumerate(zip(plan.rows, rows)):
+            begin = row.start
+            end = begin + row.count
+            known = device.inputs(row)
+            ids += known
+            positions += range(begin, end)
+            if -1 in known:
+                raise RuntimeError(f"plan {plan.number} asks for tokens that its rows do not have")
+            self._enter(s, device)
+            for slots, table in zip(self.slots, device.tables):
+                if slots is not None:
+                    slots[starts[s] : len(ids)] = _slots(table, begin, end, self.block_size)
+            starts.append(len(ids))
+        num_tokens, num_sequences = len(ids), len(rows)
+        self.ids[:num_tokens] = ids
+        self.positions[:num_tokens] = positions
+        self.at[: len(at)] = at
+        self.query_start[: num_sequences + 1] = starts
+        self.lengths[:num_sequences] = [row.start + row.count for row in plan.rows]
+        return Shape(num_tokens, num_sequences, len(at))
+
+    def _enter(self, s: int, device: RunningRow) -> None:
+        """Write the row's tables, unless they are there already."""
+        entered = self._entered[s]
+        if entered is not None and entered[0] is device and entered[1] == device.version:
+            return
+        for tables, table in zip(self.tables, device.tables):
+            count = min(len(table), tables.shape[1])
+            tables[s, :count] = table[:count]
+        self._entered[s] = (device, device.version)
+
+    def step(self, shape: Shape) -> Step:
+        return self._whole.cut(shape.num_tokens, shape.num_sequences)
+
+    def tokens_at(self, shape: Shape) -> torch.Tensor | None:
+        """Return the tokens [M] whose logits are wanted; None for all."""
+        return None if shape.num_logits == shape.num_tokens else self._at[: shape.num_logits]
+
+
+def _slots(table: np.ndarray, begin: int, end: int, block_size: int) -> np.ndarray | int:
+    if end - begin == 1:
+        return int(table[begin // block_size]) * block_size + begin % block_size
+    positions = np.arange(begin, end)
+    return table[positions // block_size].astype(np.int64) * block_size + positions % block_size
+
+
+MAX_TAPED_TOKENS = 64  # in larger steps Python costs little, and their shapes seldom return
+
+
+class StepOutput:
+    """`hidden` [T, C], and if any were wanted `logits` [M, V] float32. A replayed step fills the same one again."""
+
+    def __init__(
+        self, hidden: torch.Tensor, logits: torch.Tensor | None = None, argmax: torch.Tensor | None = None
+    ) -> None:
+        self.hidden, self.logits, self.argmax = hidden, logits, argmax
+        self._values: Array | None = None  # a view of `logits`; made after the tape
+
+    @property
+    def values(self) -> Array:
+        """[M, V]."""
+        if self._values is None:
+            assert self.logits is not None
+            self._values = self.logits.numpy()
+        return self._values
+
+
+class Runner:
+    def __init__(self, model: Decoder | Encoder, memory: BlockMemory, grammars: GrammarCompiler | None = None) -> None:
+        self.model = model
+        self.memory = memory
+        self.rows = RunningRows(len(memory.grouping.groups), grammars)
+        self.sampler = Sampler()
+        self.tapes: Tapes[StepOutput] = Tapes()
+        self._caches = memory.views(model.spec.memories())
+        self._buffers = self._make_buffers(MAX_TAPED_TOKENS, MAX_TAPED_TOKENS, model.spec.max_model_len)
+
+    def start(self, plan: Plan) -> Done[Result]:
+        return Done(self.run(plan))
+
+    def control(self, message: object) -> Done[Answer]:
+        told: Values = {"device": "cpu", "num_plans": self.rows.num_plans, "cache_bytes": self.memory.blocks.nbytes}
+        return Done(obey(message, {Describe: lambda _: told}))
+
+    def close(self) -> None:
+        """Give up weights and cache, whoever still holds the runner."""
+        vars(self).clear()
+
+    def run(self, plan: Plan) -> Result:
+        """Run a plan. Rows are applied before anything can fail, so that later plans find them."""
+        self.rows.apply(plan)
+        try:
+            if plan.moves:
+                with _torch():
+                    self.memory.move(plan.moves)
+            return self._embed(self.model, plan) if isinstance(self.model, Encoder) else self._sample(self.model, plan)
+        except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
+            return Result(plan.number, error=f"{type(error).__name__}: {error}")
+
+    def _embed(self, model: Encoder, plan: Plan) -> Result:
+        rows = [self.rows[row.row] for row in plan.rows]
+        buffers = self._make_buffers(plan.num_tokens, len(rows), 0)
+        shape = buffers.fill(plan, rows, ())
+        begin = time.perf_counter()
+        with _torch():
+            step = buffers.step(shape)
+            pooled = model.pool(model.forward(step, self._caches), step.query_start)
+            results = [make_embedding(values) for values in pooled]
+        step_s = time.perf_counter() - begin
+        return Result(plan.number, results, forward_s=step_s, step_s=step_s)
+
+    def _sample(self, model: Decoder, plan: Plan) -> Result:
+        rows = [self.rows[row.row] for row in plan.rows]
+        ends, at = _find_wanted(plan)
+        compute = self._prepare(model, plan, rows, at)
+        begin = time.perf_counter()
+        computed = compute()
+        middle = time.perf_counter()
+        likeliest = computed.argmax.tolist() if computed.argmax is not None else []
+        results: list[RowResult] = []
+        first = 0
+        for row, device, end in zip(plan.rows, rows, ends):
+            result = RowResult()
+            results.append(result)
+            if row.prompt_logprobs:
+                self._prompt_logprobs(model, row, computed.hidden[end - row.count : end], result)
+            if row.output is Output.SAMPLE:
+                last = first + 1 + len(row.draft)
+                self._sample_row(row, device.state, computed.values[first:last], likeliest[first], result)
+                first = last
+        now = time.perf_counter()
+        return Result(plan.number, results, forward_s=middle - begin, sampling_s=now - middle, step_s=now - begin)
+
+    def _prepare(
+        self, model: Decoder, plan: Plan, rows: Sequence[RunningRow], at: Sequence[int]
+    ) -> Callable[[], StepOutput]:
+        """Fill in the step's numbers; returns the forward pass."""
+        small = plan.num_tokens <= MAX_TAPED_TOKENS
+        longest = max(row.start + row.count for row in plan.rows)
+        buffers = self._buffers if small else self._make_buffers(plan.num_tokens, len(rows), longest)
+        shape = buffers.fill(plan, rows, at)
+        if small:
+            return partial(self.tapes.run, shape, partial(self._forward, model, buffers, shape))
+        return partial(
+            self._forward,
+            model,
+            buffers,
+            shape,
+            None if any(row.prompt_logprobs for row in plan.rows) else _owners(plan),
+        )
+
+    def _make_buffers(self, num_tokens: int, num_sequences: int, longest: int) -> Buffers:
+        return Buffers(num_tokens, num_sequences, self.memory.grouping.groups, longest, self.memory.block_size)
+
+    def _forward(self, model: Decoder, buffers: Buffers, shape: Shape, owners: list[int] | None = None) -> StepOutput:
+        """Compute a step; with `owners`, the sequences of the wanted tokens, their hidden states only."""
+        with _torch():
+            step, at = buffers.step(shape), buffers.tokens_at(shape)
+            if owners is not None and at is not None:
+                step.ends, at = ends_of(step, at, torch.tensor(owners, dtype=torch.int64)), None
+            hidden = model.forward(step, self._caches)
+            if not shape.num_logits:
+                return StepOutput(hidden)
+            logits = model.logits(hidden, at)
+            return StepOutput(hidden, logits, argmax(logits))
+
+    def _sample_row(self, row: Row, state: RowState, logits: Array, likeliest: int, result: RowResult) -> None:
+        """Sample the row's tokens from its logits [1 + k, V], those of k draft tokens included."""
+        if (
+            state.chooser is Chooser.ARGMAX
+            and not row.draft
+            and not result.error
+            and math.isfinite(logits[0, likeliest])
+        ):
+            result.tokens = (likeliest,)
+            state.append(likeliest)
+        else:
+            add_sampled(state, self.sampler.verify(logits, state, row.draft), result)
+
+    def _prompt_logprobs(self, model: Decoder, row: Row, hidden: torch.Tensor, result: RowResult) -> None:
+        try:
+            with _torch():
+                add_prompt_logprobs(model, self.sampler, row, self.rows[row.row].state, hidden, result)
+        except UnusableLogits as error:
+            result.error = str(error)
+
+
+@contextmanager
+def _torch() -> Iterator[None]:
+    """Guard code in which torch computes or makes tensors. Replayed steps do without it."""
+    with torch.inference_mode(), cpu.limit_torch():
+        yield
+
+
+def _find_wanted(plan: Plan) -> tuple[list[int], list[int]]:
+    """Find where each row's tokens end in the step, and the tokens whose logits are wanted, drafts included."""
+    ends: list[int] = []
+    at: list[int] = []
+    end = 0
+    for row in plan.rows:
+        end += row.count
+        ends.append(end)
+        if row.output is Output.SAMPLE:
+            at += range(end - 1 - len(row.draft), end)
+    return ends, at
+
+
+def _owners(plan: Plan) -> list[int]:
+    """For each wanted row of logits, its sequence's index."""
+    return [s for s, row in enumerate(plan.rows) if row.output is Output.SAMPLE for _ in range(1 + len(row.draft))]

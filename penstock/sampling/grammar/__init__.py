@@ -1,0 +1,1 @@
+"""Structured output: compile grammars, mask tokens, close answers within their token budget."""

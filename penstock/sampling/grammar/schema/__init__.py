@@ -1,0 +1,1 @@
+"""Rewrite JSON schemas in the keywords that llguidance supports."""

@@ -1,0 +1,1 @@
+"""Samplers that few rows use: DRY, XTC, mirostat, dynamic temperature."""

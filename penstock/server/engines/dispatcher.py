@@ -1,0 +1,283 @@
+"""Dispatch requests to an engine, route its deltas back, and move requests to the next engine after a crash."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from penstock.engine.messages import Abort, Add
+from penstock.errors import EngineFailed, InvalidRequest, PenstockError
+from penstock.server.engines.admission import AdmissionQueue
+from penstock.server.engines.in_flight import STARTED_COST, InFlightRequest, Occupancy, RequestPart
+from penstock.types import Delta
+
+SUSPECT_DEATHS = 2
+SOLID_TOKENS = 8  # of progress that clear a part
+MAX_STRIKES = 3
+MAX_TRIALS_LOST = 12  # for parts that progress a little each time
+QUIET_S = 1.0  # an engine must survive before a trial: the control of the experiment
+TRIAL_S = 5.0  # first inconclusive trial; each further one lasts twice as long
+log = logging.getLogger("penstock.engine")
+MAX_PART_SIBLINGS = 8  # sent to the engine together, to share the prompt's KV blocks
+MIN_PARTS = 8  # that fit into an engine
+MAX_AHEAD = 8  # sequences queued in the engine beyond those it can run, so that it never idles
+
+
+class Quarantine:
+    """Suspects, and parts on trial."""
+
+    def __init__(self) -> None:
+        self._suspects: deque[RequestPart] = deque()  # waiting
+        self._tried: dict[RequestPart, float] = {}  # in the engine, with the end of their trial
+        self._next_trial_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._suspects)
+
+    def __iter__(self) -> Iterator[RequestPart]:
+        return iter(list(self._suspects))
+
+    def __contains__(self, part: RequestPart) -> bool:
+        return part in self._tried
+
+    def open(self, now: float) -> None:
+        """Start over with a new engine."""
+        self._next_trial_s = now + QUIET_S
+
+    def next_group(self, now: float) -> list[RequestPart]:
+        if self._tried or not self._suspects or now < self._next_trial_s:
+            return []
+        group: list[RequestPart] = []
+        limit = len(self._suspects)
+        while self._suspects and len(group) < (limit := min(limit, self._suspects[0].max_group)):
+            group.append(self._suspects.popleft())
+        for part in group:
+            part.trial_s = part.trial_s or TRIAL_S
+            self._tried[part] = now + part.trial_s
+        return group
+
+    def clear_if_progressed(self, part: RequestPart) -> None:
+        if part in self._tried and part.num_tokens >= SOLID_TOKENS:
+            self._tried.pop(part)
+            _clear(part)
+            part.trial_s = 0.0
+
+    def expire(self, now: float) -> None:
+        """End inconclusive trials; called only while the engine makes steps."""
+        for part in [part for part, end in self._tried.items() if now > end]:
+            self._tried.pop(part)
+            _clear(part)
+            part.num_deaths = SUSPECT_DEATHS - 1
+            part.trial_s *= 2
+
+    def drop(self, part: RequestPart) -> None:
+        if self._tried.pop(part, None) is None and part in self._suspects:
+            self._suspects.remove(part)
+
+    def handle_death(self, lost: Iterable[RequestPart], was_ready: bool) -> tuple[list[RequestPart], list[RequestPart]]:
+        """Judge the parts of a dead engine; return those to resend and those to fail."""
+        tried, self._tried = list(self._tried), {}
+        others = [part for part in lost if part not in set(tried)]
+        if tried:
+            return others, self._blame(tried)
+        if was_ready:
+            for part in self._suspects:
+                part.num_strikes = part.num_trials_lost = 0
+        for part in others:
+            part.num_deaths = 1 if part.num_tokens >= SOLID_TOKENS else part.num_deaths + 1
+        suspects = [part for part in others if part.num_deaths >= SUSPECT_DEATHS]
+        for part in suspects:
+            part.max_group = max(1, (len(suspects) + 1) // 2)
+        self._suspects.extend(suspects)
+        return [part for part in others if part.num_deaths < SUSPECT_DEATHS], []
+
+    def _blame(self, tried: list[RequestPart]) -> list[RequestPart]:
+        for part in tried:
+            part.max_group = max(1, len(tried) // 2)
+        if len(tried) == 1:
+            part = tried[0]
+            part.num_trials_lost += 1
+            part.num_strikes = 0 if part.num_tokens else part.num_strikes + 1
+            if part.num_strikes >= MAX_STRIKES or part.num_trials_lost >= MAX_TRIALS_LOST:
+                return [part]
+        self._suspects.extend(tried)
+        return []
+
+
+def _clear(part: RequestPart) -> None:
+    part.num_deaths = part.num_strikes = part.num_trials_lost = 0
+    part.max_group = 1 << 30
+
+
+class Dispatcher:
+    """Requests between admission queue and engine; `send` sends a command. Everything waits until `open`."""
+
+    def __init__(self, admission: AdmissionQueue, send: Callable[[Add | Abort], None]) -> None:
+        self.admission = admission
+        self.quarantine = Quarantine()
+        self.parts = Occupancy()  # sent to the engine
+        self.flights: dict[str, InFlightRequest] = {}  # with at least one part started
+        self._lost: deque[RequestPart] = deque()  # lost in a crash, not yet resent
+        self._max_rows: int | None = None  # of the present engine
+        self._send = send
+
+    def open(self, max_rows: int, cache_tokens: int = 0) -> None:
+        """Start dispatching to an engine that runs `max_rows` sequences at once."""
+        self._max_rows = max_rows
+        self.admission.order.reset(cache_tokens)
+        self.quarantine.open(time.monotonic())
+        self.dispatch()
+
+    def submit(self, *flights: InFlightRequest) -> None:
+        """Queue the prompts of one client request, all or none; Busy if the queue is full."""
+        self.admission.enter(*flights)
+        self.dispatch()
+
+    def abort(self, *flights: InFlightRequest) -> None:
+        """Stop requests that nobody listens to; their blocks are free within one step."""
+        for flight in flights:
+            flight.outputs.clear()
+            self._drop(flight)
+            self.flights.pop(flight.request.id, None)
+        self.dispatch()
+
+    def handle_deltas(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            part = self.parts.get(delta.request_id)
+            if part is not None and delta.sibling in part.siblings:
+                self._handle_delta(part, delta)
+        self.dispatch()
+
+    def _handle_delta(self, part: RequestPart, delta: Delta) -> None:
+        flight = part.flight
+        part.num_tokens += len(delta.tokens)
+        self.admission.fair_shares.charge(flight.tenant, num_output=len(delta.tokens))
+        if not self._deliver(part, delta):
+            self._drop(flight)  # one failure ends the whole request
+            self._end(flight)
+            return
+        if delta.sibling not in flight.outputs:
+            self.parts.end_sibling(part, delta.sibling)
+        self.quarantine.clear_if_progressed(part)
+        if not part.siblings:
+            self.parts.remove(part)
+            self.quarantine.drop(part)
+        if not flight.is_open:
+            self._end(flight)
+
+    def _deliver(self, part: RequestPart, delta: Delta) -> bool:
+        """Pass a delta on; False if the request failed."""
+        try:
+            if part.flight.push(delta):
+                self._send(Abort(part.id, delta.sibling, "stop"))
+        except Exception as error:
+            log.exception("cannot detokenize an output")
+            part.flight.fail(
+                EngineFailed(f"cannot detokenize the output ({type(error).__name__}): see the server's log")
+            )
+            return False
+        return delta.error is None
+
+    def refuse(self, id: str, error: str) -> None:
+        """Fail a request that the engine can never serve."""
+        part = self.parts.get(id)
+        if part is not None:
+            self.parts.remove(part)
+            self._fail(part.flight, InvalidRequest(error))
+            self.dispatch()
+
+    def handle_death(self, was_ready: bool) -> None:
+        """Keep a dead engine's requests for the next one, except those that crash it."""
+        self._max_rows = None
+        lost, condemned = self.quarantine.handle_death(self.parts.clear(), was_ready)
+        self._lost.extend(lost)
+        for part in condemned:
+            self._fail(part.flight, EngineFailed("this request crashed the engine each time it ran; it is not retried"))
+
+    def fail_all(self, error: PenstockError) -> None:
+        self._max_rows = None
+        for flight in {*self.flights.values(), *self.admission}:
+            self._fail(flight, error)
+
+    def _fail(self, flight: InFlightRequest, error: PenstockError) -> None:
+        self._drop(flight)
+        flight.fail(error)
+        self._end(flight)
+
+    def _drop(self, flight: InFlightRequest) -> None:
+        """Remove all parts of a request, waiting or running."""
+        self.admission.leave(flight)
+        flight.parts.clear()
+        if flight.request.id not in self.flights:
+            return
+        for part in [part for part in self.parts if part.flight is flight]:
+            self.parts.remove(part)
+            self.quarantine.drop(part)
+            self._send(Abort(part.id))
+        for part in [part for part in (*self._lost, *self.quarantine) if part.flight is flight]:
+            self.quarantine.drop(part)
+            if part in self._lost:
+                self._lost.remove(part)
+
+    def _end(self, flight: InFlightRequest) -> None:
+        if self.flights.pop(flight.request.id, None) is not None:
+            self.admission.throughput.count()
+
+    def dispatch(self) -> None:
+        """Send what the engine can take: parts lost in a crash, then suspects, then waiting requests."""
+        if self._max_rows is None:
+            return
+        while self._lost:
+            self._start(self._lost.popleft())
+        if len(self.quarantine):
+            for part in self.quarantine.next_group(time.monotonic()):
+                self._start(part)
+        max_rows = self._max_rows
+        while len(self.admission) and (self.parts.num_rows < max_rows + MAX_AHEAD or self._preempt(max_rows)):
+            self._start_next(max(1, min(MAX_PART_SIBLINGS, max_rows // MIN_PARTS)))
+
+    def _start_next(self, size: int) -> None:
+        flight = self.admission.next()
+        assert flight is not None
+        part = flight.parts.popleft()
+        rest = part.split(size)
+        if rest is not None:
+            flight.parts.appendleft(rest)
+        if flight.parts:
+            self.admission.put_back(flight)
+        self.flights[flight.request.id] = flight
+        self._start(part)
+
+    def _start(self, part: RequestPart) -> None:
+        if not part.flight.is_open:
+            return
+        outputs, request = part.outputs, part.next_request()
+        if self.admission.fair_shares.is_shared:
+            request = replace(request, priority=0)  # no effect across tenants
+        self.parts.add(part)
+        self._send(Add(request, outputs, part.flight.mus or None))
+
+    def _preempt(self, max_rows: int) -> bool:
+        """Preempt parts for the next request, or for the oldest unstarted one."""
+        flight, fresh = self.admission.peek(), self.admission.peek_new()
+        if flight is not None and self._preempt_for(flight, max_rows):
+            return True
+        if fresh is None or fresh is flight or not self._preempt_for(fresh, max_rows):
+            return False
+        self.admission.promote(fresh)
+        return True
+
+    def _preempt_for(self, flight: InFlightRequest, max_rows: int) -> bool:
+        """Preempt parts, to resume later, for a request entitled to a row; True if any."""
+        shares = self.admission.fair_shares.divide([*self.admission.tenants, flight.tenant, *self.parts.tenants])
+        parts = self.parts.find_preemptible(flight, shares, max_rows, self.quarantine.__contains__)
+        for part in parts:
+            self.parts.remove(part)
+            self._send(Abort(part.id))
+            part.preemption_cost += STARTED_COST if part.num_tokens else 1
+            part.flight.parts.appendleft(part)
+            self.admission.put_back(part.flight)
+        return bool(parts)

@@ -1,0 +1,320 @@
+"""An engine, watched and restarted when it dies or hangs; requests in flight continue token for token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.engine.ipc import BEAT_S
+from penstock.engine.messages import Abort, Add, Beat, Deltas, Failed, Forget, Found, Ready, Refused, Report
+from penstock.errors import EngineFailed, InvalidModel
+from penstock.server.engines.admission import AdmissionQueue
+from penstock.server.engines.dispatcher import Dispatcher
+from penstock.server.engines.in_flight import InFlightRequest
+from penstock.server.engines.process import WORKER, EngineProcess
+
+WATCH_S = 0.25
+MAX_LATE_S = 1.0  # of the check itself: beyond, this process was suspended and knows nothing
+MIN_CONFIRMATIONS = 3  # consecutive checks that must agree
+MIN_LOAD_SILENCE_S = 20.0  # importing large libraries holds the GIL
+HEALTHY_S = 5.0  # after which an idle engine counts as healthy
+FIRST_DELAY_S = 0.5
+MAX_DELAY_S = 30.0
+log = logging.getLogger("penstock.engine")
+MAX_FIRST_STARTS = 8  # of an engine that was never ready; later ones are retried forever
+
+
+class Watchdog:
+    def __init__(self, hang_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.hang_s = hang_s
+        self.step_s = 0.0
+        self._clock = clock
+        self._beat_s = self._checked_s = clock()
+        self._ready_s: float | None = None
+        self._num_confirmed = 0
+        self._num_load_hangs = 0
+
+    def start(self) -> None:
+        self._beat_s, self.step_s, self._ready_s, self._num_confirmed = self._clock(), 0.0, None, 0
+
+    def mark_ready(self) -> None:
+        self._ready_s = self._beat_s = self._clock()
+        self._num_load_hangs = 0
+
+    def record(self, beat: Beat) -> None:
+        self._beat_s, self.step_s = self._clock(), beat.step_s
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the last heartbeat is recent and its step not too long."""
+        return self._clock() - self._beat_s < 2 * BEAT_S and self.step_s < self.hang_s
+
+    @property
+    def is_stepping(self) -> bool:
+        return self.is_alive and self.step_s < BEAT_S
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if the engine has been ready for a while."""
+        return self._ready_s is not None and self.is_alive and self._clock() - self._ready_s > HEALTHY_S
+
+    @property
+    def silent_s(self) -> float:
+        return self._clock() - self._beat_s
+
+    @property
+    def max_silent_s(self) -> float:
+        """Max time between heartbeats; longer while loading, doubled after each failure to load in time."""
+        if self._ready_s is not None:
+            return self.hang_s
+        return float(max(self.hang_s, MIN_LOAD_SILENCE_S) * 2 ** min(self._num_load_hangs, 6))
+
+    def check(self) -> bool:
+        """Check once, every WATCH_S; True if the process hangs. After a suspension, pending heartbeats are read
+        first."""
+        now = self._clock()
+        late, self._checked_s = now - self._checked_s > WATCH_S + MAX_LATE_S, now
+        if late:
+            self._beat_s, self.step_s, self._num_confirmed = max(self._beat_s, now - BEAT_S), 0.0, 0
+            return False
+        hangs = self.silent_s > self.max_silent_s or self._ready_s is not None and self.step_s > self.hang_s
+        self._num_confirmed = self._num_confirmed + 1 if hangs else 0
+        if self._num_confirmed < MIN_CONFIRMATIONS:
+            return False
+        self._num_confirmed = 0
+        self._num_load_hangs += self._ready_s is None
+        return True
+
+
+class Backoff:
+    """Delay before a restart: none after a healthy run, then doubling."""
+
+    def __init__(self) -> None:
+        self.num_failures = 0
+
+    def fail(self) -> float:
+        """Count a failure; return the seconds to wait."""
+        self.num_failures += 1
+        if self.num_failures == 1:
+            return 0.0
+        return float(min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(self.num_failures - 2, 30)))
+
+    def reset(self) -> None:
+        self.num_failures = 0
+
+
+class RemoteEngine:
+    """An engine process and its successors. Only the task `run` starts processes and awaits their ends."""
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        options: Mapping[str, Any],
+        folder: Path,
+        admission: AdmissionQueue,
+        *,
+        hang_s: float = 60.0,
+        command: Sequence[str] = WORKER,
+        on_found: Callable[[Found], None] = lambda found: None,
+    ) -> None:
+        self.name, self.model, self.options = name, model, dict(options)
+        self.admission = admission
+        self.facts: Ready | None = None
+        self.failure: str | None = None  # set when the engine is given up
+        self.stats: dict[str, float] = {}
+        self.num_restarts = 0
+        self._past_stats: dict[str, float] = {}  # counters of earlier processes
+        self._folder, self._command, self._on_found = folder, command, on_found
+        self._process: EngineProcess | None = None
+        self._settled = asyncio.Event()  # ready or given up
+        self._is_up = False
+        self._closing = asyncio.Event()
+        self.dispatcher = Dispatcher(admission, self._send)
+        self._watchdog = Watchdog(hang_s)
+        self._backoff = Backoff()
+        self._failed: str | None = None  # why this process cannot load the model
+        self._next_try_s: float | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self._is_up and self._watchdog.is_alive
+
+    @property
+    def state(self) -> str:
+        """A line of text for health checks."""
+        if self.is_ready:
+            return "ready"
+        if self._is_up:
+            return "engine not responding: no heartbeat, or a step that does not end"
+        if self._next_try_s is not None:
+            return f"engine crashed {self._backoff.num_failures} times: next start in {self.retry_after_s} s"
+        return "loading" if self.facts is None else "engine crashed: restarting"
+
+    @property
+    def retry_after_s(self) -> int:
+        return max(1, math.ceil((self._next_try_s or 0.0) - time.monotonic()))
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.dispatcher.flights or len(self.admission))
+
+    def total(self, name: str) -> float:
+        """Sum a counter over all processes so far."""
+        return self._past_stats.get(name, 0.0) + self.stats.get(name, 0.0)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def wait_ready(self) -> Ready:
+        """Wait until the model is loaded; return its facts."""
+        await self._settled.wait()
+        if self.facts is None:
+            raise InvalidModel(self.failure or f"{self.name} was not loaded")
+        return self.facts
+
+    async def run(self) -> None:
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            while not self._closing.is_set() and self.failure is None:
+                await self._pause()
+                if not self._closing.is_set():
+                    await self._run_once()
+        finally:
+            watch.cancel()
+            self._is_up = False
+            self._settled.set()
+            self.dispatcher.fail_all(EngineFailed(self.failure or "the engine was stopped"))
+
+    async def _run_once(self) -> None:
+        self._failed = None
+        self._watchdog.start()
+        end = "it did not start"
+        try:
+            self._process = await EngineProcess.start(self.model, self.options, self._folder, self._command)
+            try:
+                if not self._closing.is_set():  # it may have been set meanwhile
+                    await self._process.watch(self._handle)
+            finally:
+                self._process.kill()
+                self._process.close()
+            end = f"status {self._process.status}"
+        except OSError as error:
+            end += f": {error}"
+        except Exception as error:
+            log.exception("engine %s failed", self.name)
+            end = f"{type(error).__name__}: {error}"
+        if not self._closing.is_set():
+            self._handle_death(end)
+
+    async def _pause(self) -> None:
+        """Wait until the next start is due, or the engine is closed."""
+        if self._next_try_s is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), max(0.0, self._next_try_s - time.monotonic()))
+            self._next_try_s = None
+
+    async def _watch(self) -> None:
+        """Kill a process without heartbeats or with an endless step; run what is due by time."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            watchdog, process = self._watchdog, self._process
+            hangs = watchdog.check()
+            if process is not None and process.status is None and hangs and self._next_try_s is None:
+                log.error(
+                    "engine %s (process %d) hangs: no heartbeat for %.1f s, step of %.1f s; restarting it",
+                    self.name,
+                    process.pid,
+                    watchdog.silent_s,
+                    watchdog.step_s,
+                )
+                process.kill()
+            elif self._is_up:
+                self._tick()
+
+    def _tick(self) -> None:
+        """Reset the backoff, end expired trials and dispatch what waits."""
+        if self._watchdog.is_healthy:
+            self._backoff.reset()
+        if self._watchdog.is_stepping:
+            self.dispatcher.quarantine.expire(time.monotonic())
+        try:
+            self.dispatcher.dispatch()
+        except Exception:
+            log.exception("engine %s: cannot start a request", self.name)
+
+    def _handle(self, report: Report) -> None:
+        if isinstance(report, Deltas):
+            self._backoff.reset()
+            self.dispatcher.handle_deltas(report.deltas)
+        elif isinstance(report, Beat):
+            self._watchdog.record(report)
+            self.stats = report.stats or self.stats
+        elif isinstance(report, Refused):
+            self.dispatcher.refuse(report.id, report.error)
+        elif isinstance(report, Found):
+            self._on_found(report)
+        elif isinstance(report, Failed):
+            self._failed = report.error
+        elif isinstance(report, Ready):
+            self.facts, self._is_up = report, True
+            self._watchdog.mark_ready()
+            self._settled.set()
+            self.dispatcher.open(report.max_num_seqs, report.kv_cache_tokens)
+
+    def submit(self, *flights: InFlightRequest) -> None:
+        """Queue the prompts of one client request, all or none; Busy if the queue is full."""
+        if self.failure is not None:
+            raise EngineFailed(self.failure)
+        self.dispatcher.submit(*flights)
+
+    def abort(self, *flights: InFlightRequest) -> None:
+        """Stop requests that nobody listens to; their blocks are free within one step."""
+        self.dispatcher.abort(*flights)
+
+    def forget_prefixes(self) -> None:
+        self._send(Forget())
+
+    def _send(self, command: Add | Abort | Forget) -> None:
+        if self._process is not None and self._is_up:
+            self._process.send(command)
+
+    def _handle_death(self, end: str) -> None:
+        was_ready, self._is_up = self._is_up, False
+        if self._failed is not None and self.facts is None:
+            self.failure = self._failed
+            return
+        self.num_restarts += was_ready
+        self._past_stats = {name: self.total(name) for name in self._past_stats | self.stats}
+        self.stats = {}
+        delay_s = self._backoff.fail()
+        if self.facts is None and self._backoff.num_failures >= MAX_FIRST_STARTS:
+            self.failure = (
+                f"the engine process of {self.name} ended {MAX_FIRST_STARTS} times before it was ready "
+                f"({end}): see its standard error; the usual cause is too little memory"
+            )
+            return
+        self.dispatcher.handle_death(was_ready)
+        self._next_try_s = time.monotonic() + delay_s if delay_s else None
+        log.error(
+            "engine %s crashed (%s)%s; restarting%s, %d requests continue",
+            self.name,
+            end,
+            f": {self._failed}" if self._failed else "",
+            f" in {delay_s:g} s" if delay_s else "",
+            len(self.dispatcher.flights),
+        )
+
+    async def close(self) -> None:
+        """Stop the process; requests in flight fail."""
+        self._closing.set()
+        if self._process is not None:
+            with contextlib.suppress(Exception):
+                await self._process.stop()

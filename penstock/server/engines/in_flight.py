@@ -1,0 +1,257 @@
+"""Requests in flight, and the rows of the engine they use, by tenant and by client request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.server.engines.queues import PromptQueue
+from penstock.text.answers import Collector
+from penstock.text.tokenizers.tokenizer import Tokenizer
+from penstock.types import Delta, Request, StreamDelta
+
+_NO_TOKENS: list[int] = []  # never mutated
+STARTED_COST = 8  # cost of preempting a part with output; 1 without
+MAX_PREEMPTION_COST = 64  # then a part is no longer preempted
+
+
+class RequestPart:
+    """Siblings of a request that are sent to the engine as one request. It survives engines; `id` is new each time it
+    is sent."""
+
+    def __init__(self, flight: InFlightRequest, siblings: Iterable[int]) -> None:
+        self.flight = flight
+        self.siblings = set(siblings)  # unfinished
+        self.id = ""
+        self.num_tokens = 0  # since it was last sent
+        self.num_deaths = 0  # consecutive crashes with it, without progress
+        self.num_trials_lost = 0  # crashes while it alone was on trial
+        self.num_strikes = 0  # consecutive such crashes before its first token
+        self.max_group = 1 << 30  # max size of its trial group
+        self.trial_s = 0.0  # duration of an inconclusive trial; 0: not tried yet
+        self.preemption_cost = 0  # of its preemptions so far
+        self._first, self._num_sent = min(self.siblings), 0
+
+    def split(self, size: int) -> RequestPart | None:
+        """Keep `size` siblings; return the others as a part of their own."""
+        if len(self.siblings) <= size:
+            return None
+        rest = sorted(self.siblings)[size:]
+        self.siblings.difference_update(rest)
+        return RequestPart(self.flight, rest)
+
+    def next_request(self) -> Request:
+        request = self.flight.request
+        is_whole = self._num_sent == 0 and len(self.siblings) == request.num_siblings
+        self.id = request.id if is_whole else f"{request.id}.{self._first}.{self._num_sent}"
+        self._num_sent += 1
+        self.num_tokens = 0
+        return request if is_whole else replace(request, id=self.id)
+
+    @property
+    def outputs(self) -> dict[int, list[int]] | None:
+        """Tokens so far of the unfinished siblings; None if nothing has started."""
+        outputs = {sibling: self.flight.outputs[sibling] for sibling in sorted(self.siblings)}
+        return outputs if len(outputs) < self.flight.request.num_siblings or any(outputs.values()) else None
+
+
+class InFlightRequest:
+    """A request with its tokens, held by the API process until the last one, so that no crash loses any."""
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: str | None,
+        tokenizer: Tokenizer | None,
+        *,
+        tenant: str = "",
+        deadline_s: float | None = None,
+    ) -> None:
+        self.request = request
+        self.tenant = tenant
+        self.deadline_s = deadline_s  # by time.monotonic()
+        self.collector = Collector(request, prompt, tokenizer)
+        self.collector.listener = self._push
+        self.collector.adds_prompt_texts = False
+        self.outputs = dict.fromkeys(range(request.num_siblings), _NO_TOKENS)  # tokens of unfinished siblings
+        self.mus: dict[int, float] = {}  # mirostat's mu after those tokens
+        self.parts = deque([RequestPart(self, range(request.num_siblings))])  # waiting
+        self.queue: PromptQueue | None = None
+        self.prefix_keys: tuple[int, ...] | None = None  # block hashes of its prompt, computed on demand
+        self.is_charged = False  # its prompt is paid for
+        self.begun_s = time.monotonic()
+        self._items: asyncio.Queue[StreamDelta | PenstockError | None] = asyncio.Queue()
+        self._num_cached: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.outputs)
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens found in the prefix cache when first computed."""
+        return self._num_cached or 0
+
+    @property
+    def timeout_s(self) -> float:
+        return (self.deadline_s or self.begun_s) - self.begun_s
+
+    def push(self, delta: Delta) -> bool:
+        """Add a step's delta; True if the engine must be told to stop this sibling."""
+        if delta.sibling not in self.outputs:
+            return False
+        if self._num_cached is None:
+            self._num_cached = delta.num_cached_tokens
+        elif delta.num_cached_tokens != self._num_cached:
+            delta = replace(delta, num_cached_tokens=self._num_cached)
+        tokens = self.outputs[delta.sibling]
+        if tokens:
+            tokens += delta.tokens
+        else:
+            self.outputs[delta.sibling] = list(delta.tokens)
+        if delta.mu is not None:
+            self.mus[delta.sibling] = delta.mu
+        ends_here = self.collector.push(delta)
+        if ends_here or delta.finish_reason is not None:
+            del self.outputs[delta.sibling]
+        if delta.error is not None:
+            self.fail(InvalidRequest(delta.error) if delta.unfit else PenstockError(f"the model failed: {delta.error}"))
+        elif self.request.pool and not self.outputs:
+            self._items.put_nowait(None)
+        return ends_here
+
+    def _push(self, item: StreamDelta) -> None:
+        if not self.request.pool:
+            self._items.put_nowait(item)
+
+    def fail(self, error: PenstockError) -> None:
+        self.outputs.clear()
+        self._items.put_nowait(error)
+
+    async def items(self) -> AsyncIterator[list[StreamDelta]]:
+        """Yield batches of deltas until every sibling has ended."""
+        num_open = self.request.num_siblings
+        while num_open:
+            batch = [await self._items.get()]
+            while not self._items.empty():
+                batch.append(self._items.get_nowait())
+            ready: list[StreamDelta] = []
+            for item in batch:
+                if isinstance(item, PenstockError):
+                    if ready:
+                        yield ready
+                    raise item
+                if item is None:
+                    return
+                ready.append(item)
+                num_open -= item.finish_reason is not None
+            if ready:
+                yield ready
+
+
+class Occupancy:
+    def __init__(self) -> None:
+        self._parts: dict[str, RequestPart] = {}  # by id, oldest first
+        self._tenants: Counter[str] = Counter()
+        self._queues: Counter[PromptQueue | None] = Counter()
+        self.num_rows = 0
+
+    def __iter__(self) -> Iterator[RequestPart]:
+        return iter(self._parts.values())
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def get(self, id: str) -> RequestPart | None:
+        return self._parts.get(id)
+
+    def add(self, part: RequestPart) -> None:
+        self._parts[part.id] = part
+        self._count(part, len(part.siblings))
+
+    def end_sibling(self, part: RequestPart, sibling: int) -> None:
+        part.siblings.discard(sibling)
+        self._count(part, -1)
+
+    def remove(self, part: RequestPart) -> bool:
+        """Remove a part; False if it is not here."""
+        if self._parts.pop(part.id, None) is None:
+            return False
+        self._count(part, -len(part.siblings))
+        return True
+
+    def clear(self) -> list[RequestPart]:
+        parts = list(self._parts.values())
+        self._parts.clear()
+        self._tenants.clear()
+        self._queues.clear()
+        self.num_rows = 0
+        return parts
+
+    @property
+    def tenants(self) -> list[str]:
+        return list(self._tenants)
+
+    def _count(self, part: RequestPart, change: int) -> None:
+        self.num_rows += change
+        for counts, key in ((self._tenants, part.flight.tenant), (self._queues, part.flight.queue)):
+            counts[key] += change  # type: ignore[index]
+            if counts[key] <= 0:  # type: ignore[index]
+                del counts[key]
+
+    def find_preemptible(
+        self,
+        flight: InFlightRequest,
+        shares: Mapping[str, float],
+        max_rows: int,
+        is_protected: Callable[[RequestPart], bool],
+    ) -> list[RequestPart]:
+        """List parts to preempt, newest first, so that `flight` gets a row: of the tenant furthest over its share, or
+        of the tenant's own largest request."""
+        if self.num_rows < max_rows:
+            return []
+        size = len(flight.parts[0].siblings) if flight.parts else 1
+        over = {
+            name: count / shares[name]
+            for name, count in self._tenants.items()
+            if name != flight.tenant and count > shares[name] * max_rows
+        }
+        own = self._tenants[flight.tenant]
+        if over and (not own or own + size <= shares[flight.tenant] * max_rows):
+            worst = max(over, key=over.__getitem__)
+            floor = shares[worst] * max_rows
+            return self._find_newest(
+                lambda part: part.flight.tenant == worst and not is_protected(part),
+                self._tenants[worst],
+                floor,
+                max_rows - size,
+            )
+        if flight.queue in self._queues:
+            return []
+        queues = {part.flight.queue for part in self if part.flight.tenant == flight.tenant}
+        queue = max(queues, key=lambda one: self._queues[one], default=None)
+        if queue is None:
+            return []
+        return self._find_newest(
+            lambda part: part.flight.queue is queue and not is_protected(part), self._queues[queue], 1, max_rows - size
+        )
+
+    def _find_newest(
+        self, fits: Callable[[RequestPart], bool], has: int, floor: float, max_rows: int
+    ) -> list[RequestPart]:
+        """List the newest parts until `max_rows` rows are used; their owner keeps `floor` rows."""
+        found: list[RequestPart] = []
+        num_rows = self.num_rows
+        for part in reversed(self._parts.values()):
+            if num_rows <= max(0, max_rows):
+                break
+            cost = STARTED_COST if part.num_tokens else 1
+            if fits(part) and has - len(part.siblings) >= floor and part.preemption_cost + cost <= MAX_PREEMPTION_COST:
+                found.append(part)
+                has -= len(part.siblings)
+                num_rows -= len(part.siblings)
+        return found

@@ -1,0 +1,227 @@
+"""One engine process, its two sockets and the private folder they are in."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import fcntl
+import itertools
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from penstock.engine.messages import Command, Report, Stop
+from penstock.errors import InvalidConfig
+from penstock.host.machine import python_command
+from penstock.server.connections.body_memory import run_without_gc
+
+FOLDER = "penstock-sockets-"
+MAX_SOCKET_PATH = 107  # bytes of sockaddr_un.sun_path without the null
+LONGEST_NAME = "/" + FOLDER + "12345678" + "/999999.engine"
+WORKER = python_command("penstock.api.worker")
+STOP_S = 5.0
+_serial_numbers = itertools.count(1)
+DRAIN_MS = 20  # for reports left after its death
+MAX_LOOP_BYTES = 256 * 1024  # of a report decoded on the event loop
+YIELD_BYTES = 16 * 1024  # after a larger report, yield to the event loop
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """Make a folder for sockets until the block ends; folders of killed servers are removed first."""
+    folder, handle = _make()
+    try:
+        yield folder
+    finally:
+        _remove(folder, os.getpid())
+        os.close(handle)
+
+
+def _make() -> tuple[Path, int]:
+    """Return the folder and a descriptor that holds its lock."""
+    tried = []
+    for place in _list_places():
+        if len(os.fsencode(place + LONGEST_NAME)) > MAX_SOCKET_PATH:
+            tried.append(f"{place} is too long")
+            continue
+        _remove_leftovers(place)
+        folder = Path(place, FOLDER + secrets.token_hex(4))
+        atexit.register(_remove, folder, os.getpid())  # before it exists: a signal may come at any line
+        try:
+            folder.mkdir(mode=0o700)
+            return folder, _lock(folder)
+        except OSError as error:
+            tried.append(f"{place}: {error.strerror}")
+    raise InvalidConfig(
+        f"cannot create a folder for sockets ({'; '.join(tried)}): set TMPDIR to a writable folder "
+        f"whose path has at most {MAX_SOCKET_PATH - len(LONGEST_NAME)} bytes"
+    )
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not a forked child
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _list_places() -> list[str]:
+    """List folders to try, best first; tempfile would write a file to choose."""
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP", "XDG_RUNTIME_DIR")]
+    return list(dict.fromkeys(os.path.abspath(place) for place in (*named, "/tmp", "/var/tmp", "/dev/shm") if place))
+
+
+def _lock(folder: Path) -> int:
+    """Lock a new folder; if another server removed it as a leftover before the lock, make it again."""
+    while True:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # no locks on this filesystem: nobody else can remove it either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(folder)):
+                return handle
+        os.close(handle)
+        folder.mkdir(mode=0o700)
+
+
+def _remove_leftovers(place: str) -> None:
+    for folder in Path(place).glob(f"{FOLDER}*"):
+        with contextlib.suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(handle).st_uid == os.geteuid():
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+class EngineProcess:
+    """A started process; `watch` passes its reports on until it dies."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, sockets: list[zmq.asyncio.Socket], paths: list[Path]
+    ) -> None:
+        self._process = process
+        self._sockets = sockets
+        self._paths = paths
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Report)
+
+    @classmethod
+    async def start(
+        cls, model: str, options: Mapping[str, Any], folder: Path, command: Sequence[str] = WORKER
+    ) -> EngineProcess:
+        """Start a process; `folder` is private to this user and holds the sockets."""
+        number = next(_serial_numbers)
+        paths = [folder / f"{number}.engine", folder / f"{number}.beat"]
+        sockets: list[zmq.asyncio.Socket] = []
+        try:
+            for path in paths:
+                sockets.append(_bind(path))
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            )
+        except BaseException:
+            _close(sockets, paths)
+            raise
+        task = {
+            "model": model,
+            "options": dict(options),
+            "endpoint": f"ipc://{paths[0]}",
+            "beat_endpoint": f"ipc://{paths[1]}",
+        }
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it died already, which `watch` reports
+            process.stdin.write(msgspec.json.encode(task) + b"\n")
+            await process.stdin.drain()
+        return cls(process, sockets, paths)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """Exit status; None while it lives, negative for a signal."""
+        return self._process.returncode
+
+    def send(self, command: Command) -> None:
+        self._sockets[0].send(self._encoder.encode(command))
+
+    async def watch(self, take: Callable[[Report], None]) -> None:
+        readers = [asyncio.ensure_future(self._read(socket, take)) for socket in self._sockets]
+        try:
+            dead = asyncio.ensure_future(self._process.wait())
+            await asyncio.wait([dead, *readers], return_when=asyncio.FIRST_COMPLETED)
+            for reader in readers:
+                if reader.done():
+                    reader.result()  # raise errors of `take`
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+        for socket in self._sockets:
+            while await socket.poll(DRAIN_MS):
+                take(await self._decode(await socket.recv()))
+
+    async def _read(self, socket: zmq.asyncio.Socket, take: Callable[[Report], None]) -> None:
+        while True:
+            raw = await socket.recv()
+            take(await self._decode(raw))
+            if len(raw) > YIELD_BYTES:
+                await asyncio.sleep(0)  # the next may already be queued
+
+    async def _decode(self, raw: bytes) -> Report:
+        """Decode a report, off the event loop if it is large."""
+        report: Report
+        if len(raw) <= MAX_LOOP_BYTES:
+            report = self._decoder.decode(raw)
+        else:
+            report = await asyncio.to_thread(run_without_gc, partial(self._decoder.decode, raw))
+        return report
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """Ask it to stop; kill it if it does not."""
+        if self._process.returncode is None:
+            self.send(Stop())
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_S)
+            except asyncio.TimeoutError:
+                self.kill()
+                await self._process.wait()
+
+    def close(self) -> None:
+        _close(self._sockets, self._paths)
+
+
+def _bind(path: Path) -> zmq.asyncio.Socket:
+    socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+    try:
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.LINGER, 0)
+        socket.bind(f"ipc://{path}")
+    except BaseException:
+        socket.close()
+        raise
+    return socket
+
+
+def _close(sockets: list[zmq.asyncio.Socket], paths: list[Path]) -> None:
+    for socket in sockets:
+        socket.close()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Shared by all routes: identity, decoded bodies, errors, warnings, events, logs."""

@@ -1,0 +1,239 @@
+"""Give routes what they share: the server, the client's identity, the decoded body, streaming."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Scope
+
+from penstock.errors import PenstockError
+from penstock.server.connections.body_memory import (
+    SLOW_S,
+    TRICKLE_BYTES,
+    TRICKLE_S,
+    BodyMemory,
+    BodyReservation,
+    run_without_gc,
+)
+from penstock.server.http import sse
+from penstock.server.http.decode import decode
+from penstock.server.http.errors import ApiError, to_api_error, warn
+from penstock.server.http.unknown_keys import UnknownKeys
+from penstock.server.openai.logprobs import encode_piecewise
+
+if TYPE_CHECKING:
+    from penstock.server.common.fields import SamplingBody
+    from penstock.server.generation import Generation
+    from penstock.server.model import ServedModel
+    from penstock.server.state import Server
+    from penstock.text.prompt_encoder import Encoded
+    from penstock.types import SamplingParams
+
+RESERVATION = "body_reservation"  # scope key: the memory held by the body
+IDENTITY = "client_identity"  # scope key: the request's Client
+USAGE = "usage"  # scope key: the request's token counts
+POLL_S = 0.25
+MAX_LOOP_LOGPROBS = 5_000  # max logprobs formatted on the event loop
+Typed = TypeVar("Typed", bound=BaseModel)
+Made = TypeVar("Made")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Client:
+    """The sender of a request. `tenant` is its key's name, empty without keys. A batch yields to waiting clients."""
+
+    tenant: str = ""
+    is_admin: bool = False
+    is_batch: bool = False
+
+
+def server_of(request: Request) -> Server:
+    return cast("Server", request.app.state.server)
+
+
+def client_of(request: Request) -> Client:
+    return cast("Client", request.scope.get(IDENTITY, Client()))
+
+
+def body_memory_of(request: Request) -> BodyMemory:
+    return cast("BodyMemory", request.app.state.bodies)
+
+
+async def read_body(request: Request, kind: type[Typed]) -> Typed:
+    """Read the body as `kind`, off the event loop if it is large; a wrong one is a 400 that says why."""
+    memory = body_memory_of(request)
+    reservation = request.scope[RESERVATION] = BodyReservation(memory, client_of(request).tenant)
+    raw = await _receive(request, reservation)
+    unknown = UnknownKeys(server_of(request).config.unknown_fields == "refuse")
+    body = await run_on_body(request, lambda: decode(raw, kind, memory.max_body_bytes, unknown))
+    if (notice := unknown.make_warning()) is not None:
+        warn(request, notice)
+    return body
+
+
+async def _receive(request: Request, reservation: BodyReservation) -> bytearray:
+    raw, more = bytearray(), True
+    while more:
+        message = await _next_message(request, reservation)
+        if message["type"] == "http.disconnect":
+            raise ApiError(400, "the body was cut short")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        await reservation.hold(len(raw) + len(chunk))
+        raw += chunk
+    return raw
+
+
+async def _next_message(request: Request, reservation: BodyReservation) -> Message:
+    waiting = asyncio.ensure_future(request.receive())
+    try:
+        while True:
+            done, _ = await asyncio.wait([waiting], timeout=POLL_S)
+            if reservation.is_overdue:
+                raise ApiError(
+                    408,
+                    f"the body took more than {SLOW_S:.0f} s, or {TRICKLE_S:.0f} s for its next "
+                    f"{TRICKLE_BYTES // 1024} KiB, and others wait for memory: send it faster, or in "
+                    "smaller parts",
+                    headers={"Connection": "close"},
+                )
+            if done:
+                return waiting.result()
+    finally:
+        waiting.cancel()
+
+
+async def run_on_body(request: Request, work: Callable[[], Made]) -> Made:
+    """Run `work` on the request's body, off the event loop if the body is large."""
+    reservation: BodyReservation | None = request.scope.get(RESERVATION)
+    if reservation is None or not reservation.num_bytes:
+        return work()
+    return await reservation.memory.run(work)
+
+
+async def release_body(scope: Scope) -> None:
+    """Release the memory of a request's body, once it is decoded or refused."""
+    reservation: BodyReservation | None = scope.get(RESERVATION)
+    if reservation is not None:
+        await reservation.leave()
+
+
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(12)
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+async def run_formatting(num_logprobs: int, work: Callable[[], Made]) -> Made:
+    """Run `work`, off the event loop if it formats many logprobs."""
+    if num_logprobs <= MAX_LOOP_LOGPROBS:
+        return work()
+    return await asyncio.to_thread(run_without_gc, work)
+
+
+async def format_whole(generation: Generation, work: Callable[[], dict[str, Any]]) -> Any:
+    """Format a complete response with `work`; one with many logprobs is returned as encoded JSON."""
+    if generation.num_logprobs <= MAX_LOOP_LOGPROBS:
+        return work()
+    return await asyncio.to_thread(run_without_gc, lambda: msgspec.Raw(encode_piecewise(work())))
+
+
+async def cancel_on_disconnect(request: Request, work: Awaitable[Made]) -> Made:
+    """Await `work`, and cancel it if the client disconnects."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_disconnect(request))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(499, "the client disconnected")
+        return task.result()
+    except (ApiError, PenstockError) as error:
+        error.__traceback__ = None  # its frames hold the body
+        raise
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        del task  # breaks the cycle task, exception, frame
+
+
+async def start_generation(
+    request: Request,
+    model: ServedModel,
+    body: SamplingBody,
+    prompts: Sequence[tuple[Encoded, SamplingParams]],
+    *,
+    pool: bool = False,
+) -> Generation:
+    """Queue a request's prompts unless the client disconnects meanwhile, and release its body."""
+    work = server_of(request).generate(model, client_of(request), body, prompts, pool=pool)
+    generation = await cancel_on_disconnect(request, work)
+    request.scope[USAGE] = generation.usage
+    await release_body(request.scope)
+    if relaxed := generation.relaxed.get("relaxed"):
+        warn(request, f"the schema is relaxed: {', '.join(relaxed)}")
+    if not pool:
+        _warn_of_truncation(request, model, generation, prompts)
+    return generation
+
+
+def _warn_of_truncation(
+    request: Request, model: ServedModel, generation: Generation, prompts: Sequence[tuple[Encoded, SamplingParams]]
+) -> None:
+    for flight, (_, params) in zip(generation.flights, prompts):
+        asked, left = params.max_tokens, model.text.intake.longest - len(flight.request.tokens)
+        if asked is not None and asked > left:
+            warn(request, f"max_tokens={asked} exceeds the {left} tokens left after the prompt: the output ends there")
+            return
+
+
+async def _wait_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def event_stream(
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    failed: Callable[[ApiError], bytes] = lambda error: sse.event(error.body()) + sse.DONE,
+    media_type: str = sse.MEDIA_TYPE,
+) -> Response:
+    """Stream `events`. An error before the first is an ordinary response; a later one becomes an event."""
+    try:
+        first = await cancel_on_disconnect(request, _next_event(events))
+    except BaseException:
+        await events.aclose()
+        raise
+
+    async def body() -> AsyncIterator[bytes]:
+        try:
+            yield first
+            async for event in events:
+                yield event
+        except Exception as error:
+            yield failed(to_api_error(error))
+        finally:
+            await events.aclose()
+
+    return StreamingResponse(body(), media_type=media_type, headers=sse.HEADERS)
+
+
+async def _next_event(events: AsyncGenerator[bytes, None]) -> bytes:
+    async for event in events:
+        return event
+    return b""

@@ -1,0 +1,1 @@
+"""OpenAI's API, and the routes that vLLM and llama-server add to it."""

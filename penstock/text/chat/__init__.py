@@ -1,0 +1,1 @@
+"""Chat templates, the Jinja sandbox, and the reasoning part of answers."""

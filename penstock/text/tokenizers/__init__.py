@@ -1,0 +1,1 @@
+"""Tokenizers from folders and GGUF files: text to ids, ids to text."""

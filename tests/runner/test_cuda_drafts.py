@@ -1,0 +1,73 @@
+"""Drafts on the GPU's runner, without a GPU and one plan ahead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
+pytest.importorskip("triton")
+
+from penstock.engine.plan import Draft, Plan, Result, RowResult  # noqa: E402
+from tests.llm.tiny import write_config  # noqa: E402
+from tests.runner.test_cuda_runner import PROMPTS, answers, asking, engines, no_gpu  # noqa: E402, F401  a fixture
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
+
+
+class Drafting:
+    """Hands drafts to the scheduler with every token: the right continuation, its third token spoilt."""
+
+    def __init__(self, executor: Any, known: dict[tuple[int, ...], Sequence[int]]) -> None:
+        self.executor, self.known = executor, known
+        self.errors: list[str] = []
+        self.num_unknown = 0  # drafts after a token that only the device knows
+
+    def start(self, plan: Plan) -> Any:
+        ticket, rows = self.executor.start(plan), self.executor.rows
+        for row in plan.rows:
+            self.num_unknown += bool(row.draft) and -1 in rows[row.row].inputs(row)
+        outer, wait = self, ticket.result
+
+        class Waiting:
+            def result(self) -> Result:
+                return outer.finish(plan, wait())
+
+        return Waiting()
+
+    def finish(self, plan: Plan, result: Result) -> Result:
+        if result.error:
+            self.errors.append(result.error)
+        told = [RowResult((row,)) if isinstance(row, int) else row for row in result.rows]
+        for row, outcome in zip(plan.rows, told):
+            state = self.executor.rows[row.row].state
+            ahead = self.known[tuple(state.request.tokens)][state.num_generated :][:4] if outcome.tokens else ()
+            outcome.draft = tuple(Draft(1 if i == 2 else token, i - 1) for i, token in enumerate(ahead))
+        result.rows = told
+        return result
+
+    def control(self, message: object) -> Any:
+        return self.executor.control(message)
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def test_drafts_are_placed_after_tokens_that_only_the_device_knows_or_refused(tmp_path: Path, no_gpu: None) -> None:
+    """Breaks if a draft is packed where the unknown token belongs, or if a row whose start is an upper bound runs."""
+    params = [asking(max_tokens=20), asking(max_tokens=20, presence_penalty=0.3, logprobs=1)]
+    with engines(write_config(tmp_path, "LlamaForCausalLM")) as (usual, other):
+        expected = answers(usual, PROMPTS[:2], params)
+        engine: Any = other.service.engine
+        known = {tuple(prompt): found[0][0] for prompt, found in zip(PROMPTS, expected)}
+        drafting = engine.executor = Drafting(engine.executor, known)
+        assert answers(other, PROMPTS[:2], params) == expected
+        stats = other.stats()
+    assert stats["num_accepted_tokens"] > 4 and drafting.num_unknown > 2
+    assert drafting.errors and all("verifies a draft of it, has ended" in error for error in drafting.errors)
+    assert drafting.errors[0].startswith("RuntimeError: row ")

@@ -1,0 +1,190 @@
+"""Budgets of size that can only shrink: files, functions, parameters, methods, folders and command-line flags."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "penstock"
+
+# kind → what a thing of it may have, and what to do with one that has more
+BUDGETS = {
+    "lines of a file": (400, "split the file along a noun"),
+    "lines of a function": (60, "split the function into steps that have names"),
+    "parameters of a function": (8, "group those that travel together in a dataclass"),
+    "methods of a class": (20, "give a part of the class a class of its own"),
+    "modules of a folder": (14, "give some of them a folder of their own"),
+}
+UNLIMITED_FOLDERS = ("penstock/models/families",)  # one module per family
+
+# Things that are over a budget, with the number they have today. Numbers only become smaller, and no entry is added.
+EXCEPTIONS: dict[str, dict[str, int]] = {
+    "lines of a file": {
+        "penstock/ops/triton/attention/attention.py": 468,
+        "penstock/ops/triton/matmul/int_product.py": 459,
+    },
+    "lines of a function": {
+        "penstock/ops/triton/attention/attention.py::_body": 126,
+        "penstock/ops/triton/attention/attention.py::_decode": 86,
+        "penstock/ops/triton/attention/attention.py::_prefill": 91,
+        "penstock/ops/triton/attention/attention.py::_shared_prefix": 89,
+        "penstock/ops/triton/attention/qkv_attention.py::_body": 93,
+        "penstock/ops/triton/attention/qkv_attention.py::_fused_decode": 95,
+        "penstock/ops/triton/attention/qkv_write.py::_qkv_write": 75,
+        "penstock/ops/triton/exact/attention.py::_body": 87,
+        "penstock/ops/triton/exact/attention.py::_exact_attention": 108,
+        "penstock/ops/triton/exact/product.py::exact_gemm": 76,
+        "penstock/ops/triton/matmul/int_product.py::_int_gemm": 63,
+        "penstock/ops/triton/matmul/int_product.py::_int_gemv": 91,
+        "penstock/ops/triton/matmul/product.py::_gemv": 63,
+        "penstock/ops/triton/sampling/cut.py::cut": 66,
+        "penstock/ops/triton/sampling/report.py::_report": 78,
+        "penstock/ops/triton/sampling/sample.py::_body": 172,
+        "penstock/ops/triton/sampling/sample.py::_draw": 62,
+        "penstock/ops/triton/sampling/samplers.py::RareSamplers.before_cut": 67,
+    },
+    "parameters of a function": {
+        "penstock/api/llm.py::LLM.chat": 10,
+        "penstock/layers/attention.py::Attention.__init__": 11,
+        "penstock/models/families/parts.py::attention": 12,
+        "penstock/models/families/parts.py::model": 10,
+        "penstock/models/load.py::load_model": 9,
+    },
+    "methods of a class": {"penstock/api/llm.py::LLM": 26, "penstock/cache/radix.py::RadixCache": 24},
+}
+
+ENGINE_FLAGS = """
+    --activation-dtype --block-size --capacity --chat-template --deterministic --device --dtype --enable-prefix-caching
+    --enforce-eager --generation-config --gpu-memory-utilization --kv-cache-dtype --kv-cache-tokens --load-format
+    --max-model-len --max-num-batched-tokens --max-num-seqs --override-generation-config --parse-special-tokens
+    --quantization --revision --scheduling-policy --seed --threads --tokenizer
+"""
+
+# command → its flags as `--help` lists them, without --help
+FLAGS = {
+    "": "--version",
+    "bench latency": ENGINE_FLAGS + "--json --output-tokens --prompt-tokens --repetitions --skip-tokenizer-init",
+    "bench throughput": ENGINE_FLAGS
+    + "--json --num-prompts --output-tokens --prompt-tokens --repetitions --skip-tokenizer-init",
+    "chat": ENGINE_FLAGS + "--max-tokens --system --temperature --verbose",
+    "info": "--json",
+    "list": "--json",
+    "perplexity": ENGINE_FLAGS + "--json --max-tokens --stride --window",
+    "ps": "--api-key --json",
+    "pull": "--revision",
+    "rm": "",
+    "run": ENGINE_FLAGS + "--json --max-tokens --system --temperature",
+    "run-batch": ENGINE_FLAGS + "--model --output",
+    "serve": """
+        --access-log --admin-key --admin-key-file --allow-delete --allowed-hosts --allowed-origins --api-key
+        --api-key-file --config --data-folder --hang-timeout --host --keep-alive --log-format --max-body-mb
+        --max-files-mb --max-queued-requests --max-queued-tokens --memory-budget-gb --model --port --public-prefix
+        --reasoning-parser --request-timeout --served-model-name --shutdown-timeout --ssl-certfile --ssl-keyfile
+        --tool-call-parser --trust-request-chat-template --unknown-fields
+    """,
+    "stop": "--timeout",
+}
+
+# "command --flag" → why it is a flag and not a default that is right for everybody; every later flag is listed here
+ADDED_FLAGS: dict[str, str] = {}
+
+
+def functions(node: ast.AST, scope: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+    """Every function and class under `node`, with its name from the file on."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield f"{scope}{child.name}", child
+            yield from functions(child, f"{scope}{child.name}.")
+        else:
+            yield from functions(child, scope)
+
+
+def is_kernel_or_op(name: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return True for a Triton kernel, an op's definition and its bodies: their parameters are the op's."""
+    decorators = " ".join(ast.unparse(decorator) for decorator in function.decorator_list)
+    return name.startswith("penstock/ops/") and (
+        "triton.jit" in decorators or "op(" in decorators or ".impl(" in decorators
+    )
+
+
+@cache
+def measure() -> dict[str, dict[str, int]]:
+    """Return every number that has a budget: kind → name → number."""
+    found: dict[str, dict[str, int]] = {kind: {} for kind in BUDGETS}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        text = path.read_text()
+        found["lines of a file"][name] = len(text.splitlines())
+        if path.name != "__init__.py":
+            folder = path.parent.relative_to(ROOT).as_posix()
+            modules = found["modules of a folder"]
+            modules[folder] = modules.get(folder, 0) + (folder not in UNLIMITED_FOLDERS)
+        for scope, node in functions(ast.parse(text), f"{name}::"):
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
+                found["methods of a class"][scope] = methods
+                continue
+            lines = node.end_lineno - node.lineno + 1 if node.end_lineno else 0
+            longest = found["lines of a function"]
+            longest[scope] = max(longest.get(scope, 0), lines)
+            if not is_kernel_or_op(name, node):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                parameters = [argument for argument in given if argument.arg not in ("self", "cls")]
+                most = found["parameters of a function"]
+                most[scope] = max(most.get(scope, 0), len(parameters))
+    return found
+
+
+def complaints(kind: str, numbers: dict[str, int], listed: dict[str, int]) -> Iterator[str]:
+    """Say of each number that is not as `listed` and the kind's budget have it what to do about it."""
+    limit, remedy = BUDGETS[kind]
+    for name, number in numbers.items():
+        if number > max(limit, listed.get(name, 0)):
+            yield f"{name}: {number} {kind}, and {listed.get(name, limit)} is the limit: {remedy}"
+        elif name in listed and number < listed[name]:
+            todo = f"shrink the entry to {number}" if number > limit else "remove the entry"
+            yield f"{name}: {number} {kind}, and {listed[name]} is listed: well done, {todo}"
+    yield from (f"{name}: it is gone, remove the entry ({kind})" for name in listed if name not in numbers)
+
+
+@pytest.mark.parametrize("kind", BUDGETS)
+def test_nothing_outgrows_its_budget(kind: str) -> None:
+    found = list(complaints(kind, measure()[kind], EXCEPTIONS.get(kind, {})))
+    assert not found, f"tests/test_shape.py has EXCEPTIONS[{kind!r}]:\n" + "\n".join(found)
+
+
+def test_numbers_that_grow_or_shrink_are_noticed() -> None:
+    kind, listed = "methods of a class", {"big": 25, "gone": 30, "mended": 22}
+    numbers = {"small": 20, "big": 25, "mended": 22}
+    assert len(list(complaints(kind, numbers, {"big": 25, "mended": 22}))) == 0
+    found = "\n".join(complaints(kind, {"small": 21, "big": 24, "mended": 20}, listed))
+    assert "small: 21" in found and "shrink the entry to 24" in found
+    assert found.count("remove the entry") == 2 and len(found.splitlines()) == 4
+    assert "25 is the limit" in "".join(complaints(kind, {"big": 26}, {"big": 25}))
+
+
+def test_flags_are_those_listed() -> None:
+    from typer.main import get_command
+
+    from penstock.cli import app
+
+    def commands(command: object, name: str) -> Iterator[tuple[str, set[str]]]:
+        params = getattr(command, "params", [])
+        shown = [param for param in params if param.param_type_name == "option" and not param.hidden]
+        yield name, {next(option for option in param.opts if option.startswith("--")) for param in shown}
+        for part, inner in getattr(command, "commands", {}).items():
+            yield from commands(inner, f"{name} {part}".strip())
+
+    found = {f"{name} {flag}".strip() for name, flags in commands(get_command(app), "") for flag in flags}
+    listed = {f"{name} {flag}".strip() for name, flags in FLAGS.items() for flag in flags.split()}
+    assert not (new := found - listed - set(ADDED_FLAGS)), (
+        f"new flags: give each its reason in ADDED_FLAGS: {sorted(new)}"
+    )
+    assert not (gone := (listed | set(ADDED_FLAGS)) - found), f"flags that users have had are gone: {sorted(gone)}"
+    for flag, reason in ADDED_FLAGS.items():
+        assert len(reason.split()) > 3, f"say why {flag} is needed"
