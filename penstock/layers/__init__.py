@@ -18,6 +18,7 @@ from penstock.layers.block import (
     ScaledBlock,
 )
 from penstock.layers.embedding import Embedding
+from penstock.layers.experts import Experts
 from penstock.layers.ffn import Ffn, GatedMlp, Mlp
 from penstock.layers.head import Head
 from penstock.layers.linear import Linear
@@ -33,6 +34,7 @@ __all__ = [
     "Embedding",
     "EncoderAttention",
     "Ends",
+    "Experts",
     "Ffn",
     "GatedMlp",
     "Head",

@@ -17,6 +17,7 @@ from penstock.ops.attention.qkv_write import qkv_write
 from penstock.ops.attention.rope import rope
 from penstock.ops.elementwise import activation, add, gated_activation, gather, scale, softcap
 from penstock.ops.embedding import embedding
+from penstock.ops.experts import add_rows, route
 from penstock.ops.matmul.fp8_mlp import fp8_mlp
 from penstock.ops.matmul.fp8_product import fp8_product
 from penstock.ops.matmul.int_product import int_product
@@ -47,6 +48,7 @@ __all__ = [
     "above",
     "activation",
     "add",
+    "add_rows",
     "argmax",
     "attention",
     "block_move",
@@ -75,6 +77,7 @@ __all__ = [
     "report",
     "rms_norm",
     "rope",
+    "route",
     "sample",
     "scale",
     "single_inputs",

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from penstock.cli import main
-from penstock.models.spec import spec_from_config
+from penstock.models.spec import FAMILIES, spec_from_config
+from tests.models import oracle
 
 
 def test_info_of_a_folder_counts_what_the_checkpoint_holds(
@@ -59,3 +60,14 @@ def test_info_of_a_folder_counts_what_the_checkpoint_holds(
     assert main(["info", str(folder)]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if not line.startswith("chat"))
     assert lines["parameters"] == "26.78 k" and lines["quantization"] == "bfloat16"
+
+
+@pytest.mark.parametrize(("architecture", "kv_heads"), [("MixtralForCausalLM", 2)])
+def test_info_of_experts_and_recurrences(
+    architecture: str, kv_heads: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = oracle.make(architecture, FAMILIES[architecture].like[0])
+    assert main(["info", str(oracle.save(model, tmp_path)), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["num_parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert (facts["family"], facts["kv_heads"], facts["head_size"]) == (architecture, kv_heads, 16)

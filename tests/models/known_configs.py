@@ -92,6 +92,18 @@ MISTRAL_7B: dict[str, Any] = {
     "vocab_size": 32000,
 }
 
+MIXTRAL_8X7B = MISTRAL_7B | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "transformers_version": "4.36.0.dev0",
+}
+
 QWEN2_5_0_5B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "attention_dropout": 0.0,
@@ -544,6 +556,7 @@ KNOWN: dict[str, tuple[dict[str, Any], int]] = {
     "SmolLM2-135M": (SMOLLM2_135M, 134_515_008),
     "Llama-3.1-8B": (LLAMA_3_1_8B, 8_030_261_248),
     "Mistral-7B": (MISTRAL_7B, 7_241_732_096),
+    "Mixtral-8x7B": (MIXTRAL_8X7B, 46_702_792_704),
     "Qwen2.5-0.5B": (QWEN2_5_0_5B, 494_032_768),
     "Qwen3-0.6B": (QWEN3_0_6B, 596_049_920),
     "Gemma-2B": (GEMMA_2B, 2_506_172_416),

@@ -30,6 +30,7 @@ from tests.same_tokens.roads import (
 FAMILIES = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
+    "MixtralForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "GPT2LMHeadModel",

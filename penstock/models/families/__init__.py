@@ -12,6 +12,7 @@ from penstock.models.families import (  # noqa: F401
     granite,
     llama,
     mistral,
+    mixtral,
     olmo2,
     opt,
     phi3,

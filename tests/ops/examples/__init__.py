@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.ops import Op
 from penstock.ops.registry import Example
-from tests.ops.examples import attention, elementwise, matmul, sampling
+from tests.ops.examples import attention, elementwise, experts, matmul, sampling
 from tests.ops.examples.case import CASES, integers, normal, permutation
 from tests.ops.examples.rows import Rows
 
@@ -17,6 +17,7 @@ __all__ = [
     "elementwise",
     "example_of",
     "examples_of",
+    "experts",
     "integers",
     "matmul",
     "normal",
