@@ -24,6 +24,7 @@ from penstock.layers.head import Head
 from penstock.layers.linear import Linear
 from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
+from penstock.layers.recurrent import CausalConv, Mamba2, StateSpace
 from penstock.layers.rope import RopeTable
 from penstock.layers.step import Ends, StepInputs
 
@@ -31,6 +32,7 @@ __all__ = [
     "AnyBlock",
     "Attention",
     "Block",
+    "CausalConv",
     "Embedding",
     "EncoderAttention",
     "Ends",
@@ -43,6 +45,7 @@ __all__ = [
     "LayerMemory",
     "LayerNorm",
     "Linear",
+    "Mamba2",
     "Mixer",
     "MixerBlock",
     "Mlp",
@@ -54,5 +57,6 @@ __all__ = [
     "RopeTable",
     "ScaledBlock",
     "StateRows",
+    "StateSpace",
     "StepInputs",
 ]

@@ -29,6 +29,7 @@ from penstock.ops.matmul.packed_rows import packed_rows
 from penstock.ops.matmul.product import product
 from penstock.ops.norm import layer_norm, rms_norm
 from penstock.ops.pooling import pooling
+from penstock.ops.recurrent import causal_conv, state_scan
 from penstock.ops.registry import OPS, Op, OpTable, op
 from penstock.ops.sampling.choose import above, argmax, weight_sums
 from penstock.ops.sampling.log_softmax import log_softmax
@@ -53,6 +54,7 @@ __all__ = [
     "attention",
     "block_move",
     "cache_write",
+    "causal_conv",
     "cpu",
     "embedding",
     "encoder_attention",
@@ -82,6 +84,7 @@ __all__ = [
     "scale",
     "single_inputs",
     "softcap",
+    "state_scan",
     "unpack_panels",
     "weight_sums",
 ]

@@ -62,7 +62,7 @@ def test_info_of_a_folder_counts_what_the_checkpoint_holds(
     assert lines["parameters"] == "26.78 k" and lines["quantization"] == "bfloat16"
 
 
-@pytest.mark.parametrize(("architecture", "kv_heads"), [("MixtralForCausalLM", 2)])
+@pytest.mark.parametrize(("architecture", "kv_heads"), [("MixtralForCausalLM", 2), ("Mamba2ForCausalLM", 0)])
 def test_info_of_experts_and_recurrences(
     architecture: str, kv_heads: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

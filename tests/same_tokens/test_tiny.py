@@ -31,6 +31,7 @@ FAMILIES = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
+    "Mamba2ForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "GPT2LMHeadModel",

@@ -11,6 +11,7 @@ from penstock.models.families import (  # noqa: F401
     gpt_neox,
     granite,
     llama,
+    mamba2,
     mistral,
     mixtral,
     olmo2,
