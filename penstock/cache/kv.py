@@ -158,10 +158,13 @@ class KVCache:
 
     def count_needed(self, holding: Holding, start: int, end: int) -> int:
         """Count the free blocks that computing positions [start, end) takes."""
-        paged = [(g, holding.tables[g]) for g in self._paged]
-        new = sum(max(0, self._blocks_at(g, end) - len(table)) for g, table in paged)
-        copied = sum(len(self._find_shared(table, start)) for _, table in paged)
-        return new + copied + sum(self.groups[g].blocks_per_state - len(holding.tables[g]) for g in self.recurrent)
+        total = 0
+        for g in self._paged:
+            table = holding.tables[g]
+            total += max(0, self._blocks_at(g, end) - len(table)) + len(self._find_shared(table, start))
+        for g in self.recurrent:
+            total += self.groups[g].blocks_per_state - len(holding.tables[g])
+        return total
 
     def _blocks_at(self, g: int, end: int) -> int:
         """Count the blocks of group `g` that positions below `end` and the group's drafts fill."""

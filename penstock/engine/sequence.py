@@ -78,17 +78,27 @@ class Sequence:
     @property
     def expected(self) -> int:
         """Tokens that unfinished plans may still append, at most."""
-        return sum([flight.expected for flight in self.flights])
+        total = 0  # a loop: twice as fast as sum, and every row asks at each block's end
+        for flight in self.flights:
+            total += flight.expected
+        return total
 
     @property
     def settled(self) -> int:
         """Positions whose state is certainly in the cache: no unfinished plan's share is counted."""
-        return self.computed - sum([flight.count for flight in self.flights])
+        position = self.computed
+        for flight in self.flights:
+            position -= flight.count
+        return position
 
     @property
     def certain(self) -> int:
         """The first position that the next plan may write: before it, unfinished plans leave nothing open."""
-        return self.computed - sum([flight.expected - 1 for flight in self.flights if flight.expected > 1])
+        position = self.computed
+        for flight in self.flights:
+            if flight.expected > 1:
+                position -= flight.expected - 1
+        return position
 
     @property
     def remaining(self) -> int:

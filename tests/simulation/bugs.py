@@ -333,14 +333,14 @@ SCHEDULER = [
     bug(
         "drafts run past the limit",
         "engine/scheduling/plan_builder.py",
-        "most = sequence.limit - len(sequence.tokens) - sequence.expected - 1",
-        "most = sequence.limit - len(sequence.tokens) - sequence.expected + 3",
+        "sequence.limit - len(sequence.tokens) - sequence.expected - 1)",
+        "sequence.limit - len(sequence.tokens) - sequence.expected + 3)",
     ),
     bug(
         "a state that cannot go back gets drafts",
         "engine/scheduling/plan_builder.py",
-        "if not sequence.draft or self.cache.recurrent or most <= 0:",
-        "if not sequence.draft or most <= 0:",
+        "if not sequence.draft or self.cache.recurrent:",
+        "if not sequence.draft:",
     ),
     bug(
         "overlap is one plan too deep",
@@ -378,8 +378,8 @@ ACCOUNTS = [
     bug(
         "a result of an earlier epoch is accepted",
         "engine/scheduling/accounts.py",
-        "return self.sequence.epoch == self.epoch",
-        "return not self.sequence.done",
+        "if sequence.epoch != entry.epoch:",
+        "if False:",
     ),
     bug(
         "min_tokens is ignored",
@@ -439,7 +439,7 @@ ACCOUNTS = [
         "who failed and was admitted anew is not suspected",
         "engine/scheduling/accounts.py",
         "if not sequence.done:  ",
-        "if entry.is_valid:  ",
+        "if sequence.epoch == entry.epoch:  ",
     ),
     Bug(
         "a beam is extended before it is forked",

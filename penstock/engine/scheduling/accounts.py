@@ -39,16 +39,11 @@ class Stats:
 
 @dataclass(slots=True)
 class Entry:
-    """One row of a started plan, and the epoch in which its sequence took part."""
+    """One row of a started plan, and its sequence's epoch then: another one now means it ended or was preempted."""
 
     sequence: Sequence
     row: Row
     epoch: int
-
-    @property
-    def is_valid(self) -> bool:
-        """True if the sequence has neither ended nor been preempted since the plan was made."""
-        return self.sequence.epoch == self.epoch
 
 
 @dataclass(slots=True)
@@ -76,11 +71,11 @@ class Accounts:
         deltas: list[Delta] = []
         num_accepted, accept = 0, self._fast_path.accept
         for entry, outcome in zip(started.entries, result.rows, strict=True):
-            if not entry.is_valid:
+            sequence = entry.sequence
+            if sequence.epoch != entry.epoch:
                 if not isinstance(outcome, int) and outcome.error is not None:
                     self._evict(self.cache.uncomputed.find())  # which part was its own is no longer known
                 continue
-            sequence = entry.sequence
             token = outcome if isinstance(outcome, int) else outcome.only_token
             if token is not None and accept(sequence, token):
                 num_accepted += 1
@@ -195,7 +190,7 @@ class Accounts:
         uncomputed = self.cache.uncomputed.find()
         self.cache.uncomputed.end(started.plan.number)
         deltas: list[Delta] = []
-        if len(started.entries) == 1 and started.entries[0].is_valid:
+        if len(started.entries) == 1 and started.entries[0].sequence.epoch == started.entries[0].epoch:
             deltas = self._end_with_error(started.entries[0].sequence, error)
         for entry in started.entries:
             sequence = entry.sequence

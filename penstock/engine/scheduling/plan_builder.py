@@ -42,15 +42,17 @@ class PlanBuilder:
 
     def count_wanted(self, sequence: Sequence) -> int:
         """Count the positions that the sequence could compute in this step, budget and memory aside."""
-        if sequence.expected and len(sequence.tokens) + sequence.expected >= sequence.limit:
+        expected = sequence.expected
+        known = len(sequence.tokens) + expected
+        if expected and known >= sequence.limit:
             return 0
-        return self.cut_at_snapshot(sequence, sequence.remaining + len(self._find_drafts(sequence)))
+        return self.cut_at_snapshot(sequence, known - sequence.computed + len(self._find_drafts(sequence)))
 
     def _find_drafts(self, sequence: Sequence) -> tuple[Draft, ...]:
         """Drafts after what unfinished plans may append: a line only, and none with a recurrent state."""
-        most = sequence.limit - len(sequence.tokens) - sequence.expected - 1
-        if not sequence.draft or self.cache.recurrent or most <= 0:
+        if not sequence.draft or self.cache.recurrent:
             return ()
+        most = max(0, sequence.limit - len(sequence.tokens) - sequence.expected - 1)
         line = [draft.token for i, draft in enumerate(sequence.draft) if draft.parent == i - 1]
         return tuple(Draft(token, i - 1) for i, token in enumerate(line[sequence.expected :][:most]))
 
