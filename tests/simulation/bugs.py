@@ -379,7 +379,7 @@ ACCOUNTS = [
         "a result of an earlier epoch is accepted",
         "engine/scheduling/accounts.py",
         "if sequence.epoch != entry.epoch:",
-        "if False:",
+        "if sequence.done:",
     ),
     bug(
         "min_tokens is ignored",
