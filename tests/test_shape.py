@@ -91,7 +91,16 @@ FLAGS = {
 }
 
 # "command --flag" → why it is a flag and not a default that is right for everybody; every later flag is listed here
-ADDED_FLAGS: dict[str, str] = {}
+ADDED_FLAGS: dict[str, str] = {
+    **{
+        f"{command} --speculative-config": "speculative decoding needs a switch, and vLLM's scripts set it by this name"
+        for command in ("bench latency", "bench throughput", "chat", "perplexity", "run", "run-batch")
+    },
+    **{
+        f"bench speculation {flag}": "the command takes what the other benchmarks take"
+        for flag in f"{ENGINE_FLAGS} --json --repetitions --skip-tokenizer-init --speculative-config".split()
+    },
+}
 
 
 def functions(node: ast.AST, scope: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:

@@ -17,6 +17,7 @@ class Penstock:
             "max_model_len": load.max_len,
             "threads": load.threads,
             "skip_tokenizer_init": True,
+            "speculative_config": "off",  # no peer drafts, and these prompts repeat themselves as no text does
         } | load.options
         self.llm = LLM(load.path, progress=False, **options)
         self.service = self.llm.service

@@ -18,8 +18,11 @@ from penstock.api.idle_options import find_idle, mark_idle, packed_share
 from penstock.cache.group import LAYOUTS, Grouping, group_layers
 from penstock.cache.kv import KVCache
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
+from penstock.config.speculation import parse_speculation
+from penstock.draft.drafters import make_drafters
 from penstock.engine.engine import Engine
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.errors import InvalidConfig, quote
 from penstock.host.machine import free_memory_bytes, held_collector, settle_collector
 from penstock.models.decoder import Decoder, Encoder
@@ -155,6 +158,7 @@ def _resolve_settings(
             free_memory_bytes(),
             cpu.available_cores(),
             whole_prompts=spec.is_encoder,
+            no_drafts=_why_no_drafts(spec),
             offline=offline,
             gpu=gpu,
         ),
@@ -162,6 +166,14 @@ def _resolve_settings(
     if settings.max_model_len != spec.max_model_len:
         spec = spec_from_config(described, settings.max_model_len)
     return spec, settings
+
+
+def _why_no_drafts(spec: ModelSpec) -> str:
+    """Return why drafts cannot be verified; empty if they can."""
+    if spec.is_encoder:
+        return "the model makes embeddings"
+    is_recurrent = any(state is not None and state.kind == "recurrent" for state in spec.states())
+    return "a recurrent state cannot go back to before a rejected draft" if is_recurrent else ""
 
 
 def _tell_idle(settings: Resolved, config: EngineConfig, checkpoint: Checkpoint | None, spec: ModelSpec) -> Resolved:
@@ -296,15 +308,17 @@ def _engine(
     num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
     memory = _memory(num_blocks, model.spec, settings, torch.device(settings.device))
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
+    drafters = make_drafters(parse_speculation(settings.speculative_config))
     scheduler = Scheduler(
         cache,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         policy=settings.scheduling_policy,
         capacity=settings.capacity,
+        speculation=None if drafters is None else SpeculationController(),
     )
     if settings.device == "cpu":
-        return Engine(scheduler, Runner(model, memory, grammars))
+        return Engine(scheduler, Runner(model, memory, grammars, drafters))
     runner = _gpu_runner(model, memory, settings, grammars)
     if ahead:
         ahead.wait()

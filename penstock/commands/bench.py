@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.commands.bench_speculation import speculation
 from penstock.commands.flags.options import Command, Json, ModelOrDefault, engine_options, open_llm
 from penstock.commands.output import Table, write_note, write_text
 from penstock.errors import InvalidRequest, quote
@@ -101,6 +102,9 @@ def latency(
     _measure(model, _tests(1, prompt_tokens, output_tokens), repetitions, as_json, options)
 
 
+app.command(cls=Command)(engine_options()(speculation))
+
+
 def _tests(num_seqs: int, prompt_tokens: int, output_tokens: int) -> list[Test]:
     return [
         Test(f"pp{prompt_tokens}", num_seqs, prompt_tokens, 1, num_seqs * prompt_tokens),
@@ -123,6 +127,7 @@ def _check(**counts: int) -> None:
 
 
 def _measure(model: str, tests: list[Test], repetitions: int, as_json: bool, options: dict[str, Any]) -> None:
+    options = {"speculative_config": "off", **options}  # these prompts repeat themselves as no text does
     with open_llm(model, options) as llm:
         prompts = fresh_prompts(llm.service.assembly.spec.vocab_size)
         outcomes = [_repeat(llm, test, repetitions, prompts) for test in tests]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from penstock.config.speculation import AUTO, parse_speculation
 from penstock.errors import InvalidConfig, InvalidRequest, quote
 from penstock.types import SamplingParams
 
@@ -171,6 +172,9 @@ class EngineConfig:
     capacity: str = option(
         "ondemand", "admit by present need and preempt, or reserve KV cache for whole answers", CAPACITIES
     )
+    speculative_config: str = option(
+        AUTO, 'speculative decoding: auto, off, or JSON: {"method": "ngram", "num_speculative_tokens": 4}'
+    )
     threads: int | None = option(None, "CPU threads", least=1, most=256)
     generation_config: str = option(
         "auto",
@@ -185,12 +189,15 @@ class EngineConfig:
         check_options(self)
         if self.override_generation_config is not None:
             parse_override(self.override_generation_config)
+        parse_speculation(self.speculative_config)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
-        """Make a config from options by name; `override_generation_config` may be a dict."""
+        """Make a config from options by name; those that are JSON may be dicts."""
         if isinstance(override := options.get("override_generation_config"), dict):
             options["override_generation_config"] = json.dumps(override, default=str) if override else None
+        if isinstance(given := options.get("speculative_config"), dict):
+            options["speculative_config"] = json.dumps(given, default=str)
         known = [option.name for option in fields(cls)]
         for name in options:
             if name not in known:

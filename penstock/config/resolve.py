@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.options import EngineConfig
+from penstock.config.speculation import AUTO, OFF
 from penstock.errors import InvalidConfig
 
 GIB = 1 << 30
@@ -54,6 +55,7 @@ class Facts:
     free_memory_bytes: int
     num_cores: int
     whole_prompts: bool = False  # a prompt must be computed in one step
+    no_drafts: str = ""  # why the model cannot verify drafts, if it cannot
     offline: bool = False  # answers count, not how soon each token comes
     gpu: GpuFacts | None = None
 
@@ -192,6 +194,19 @@ def _on_gpu(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> dict[str, tupl
     return derived
 
 
+def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> str | None:
+    """Return why nothing is drafted although the user did not say so; None if it is, or the user said so."""
+    reason = facts.no_drafts or ("drafts are verified on CPUs only" if gpu else "")
+    if not reason or config.speculative_config == OFF:
+        return None
+    if config.speculative_config != AUTO:
+        raise InvalidConfig(
+            f"speculative_config={config.speculative_config} cannot be used: {reason}; leave it out, "
+            "answers are the same without"
+        )
+    return reason
+
+
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
     device = _device(config, facts)
@@ -235,6 +250,8 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
             if config.dtype == "auto"
             else (config.dtype, "as dtype says")
         )
+    if (why := _why_no_drafts(config, facts, gpu)) is not None:
+        derived["speculative_config"] = OFF, why
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     values = {option.name: getattr(config, option.name) for option in fields(config)}

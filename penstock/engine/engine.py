@@ -63,8 +63,11 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and what runs now."""
         roster, cache = self.scheduler.roster, self.scheduler.cache
+        counters = asdict(self.scheduler.stats)
+        accepted = counters.pop("num_accepted_at")
         return {
-            **asdict(self.scheduler.stats),
+            **counters,
+            **{f"num_accepted_at_{place}": count for place, count in enumerate(accepted)},
             "num_running": len(roster.running),
             "num_waiting": len(roster.waiting),
             "num_evicted_blocks": cache.tree.num_evicted,

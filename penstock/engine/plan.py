@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from penstock.types import Request, TokenLogprobs
@@ -15,12 +15,17 @@ class Output(Enum):
     POOL = "pool"  # one embedding of the whole row
 
 
+PREDICTION = "prediction"  # the drafter of a request's predicted output
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A draft token and the index of the draft token it follows; -1 follows the last known token."""
 
     token: int
     parent: int
+    chance: float = field(default=0.5, compare=False)  # of acceptance, given that its parent is right
+    drafter: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class Plan:
     rows: tuple[Row, ...]
     admissions: tuple[Admission, ...] = ()
     moves: tuple[Move, ...] = ()  # in order, all before the step
+    min_chance: float | None = None  # of draft tokens that are wanted back; None: no drafts
 
     @property
     def num_tokens(self) -> int:

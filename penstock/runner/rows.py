@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 import torch
 
+from penstock.draft.drafters import Drafters, RowDrafts
 from penstock.engine.plan import Admission, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.sampling.grammar.compiler import GrammarCompiler
@@ -16,7 +17,9 @@ from penstock.sampling.sampler import Sampled, Sampler
 
 
 class RunningRow:
-    """A sequence's tokens and sampling state, and its block table in each group."""
+    """A sequence's tokens and sampling state, its drafts, and its block table in each group."""
+
+    drafts: RowDrafts | None = None
 
     def __init__(self, admission: Admission, num_groups: int, grammars: GrammarCompiler | None) -> None:
         self.state = RowState(
@@ -63,9 +66,11 @@ def pack_entries(changes: Sequence[dict[int, int]]) -> np.ndarray:
 
 
 class RunningRows:
-    def __init__(self, num_groups: int, grammars: GrammarCompiler | None = None) -> None:
+    def __init__(
+        self, num_groups: int, grammars: GrammarCompiler | None = None, drafters: Drafters | None = None
+    ) -> None:
         self.num_groups = num_groups
-        self.grammars = grammars
+        self.grammars, self.drafters = grammars, drafters
         self.num_admitted = 0  # since the start
         self.num_plans = 0
         self._rows: dict[int, RunningRow] = {}
@@ -81,7 +86,12 @@ class RunningRows:
         self.num_plans += 1
         self.num_admitted += len(plan.admissions)
         for admission in plan.admissions:
-            self._rows[admission.row] = RunningRow(admission, self.num_groups, self.grammars)
+            before = self._rows.get(admission.row)
+            running = self._rows[admission.row] = RunningRow(admission, self.num_groups, self.grammars)
+            if self.drafters is not None:
+                if before is not None:
+                    self.drafters.finish(before.state)
+                running.drafts = self.drafters.start(running.state)
         for row in plan.rows:
             if row.blocks or row.tokens:
                 self._rows[row.row].apply(row)

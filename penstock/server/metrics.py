@@ -28,7 +28,12 @@ COUNTERS = {
     "penstock:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", "num_prompt_tokens"),
     "penstock:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", "num_cached_tokens"),
     "penstock:engine_steps": ("Engine steps.", "num_steps"),
+    "penstock:spec_decode_num_drafts": ("Rows that verified draft tokens.", "num_drafts"),
+    "penstock:spec_decode_num_draft_tokens": ("Draft tokens that were verified.", "num_draft_tokens"),
+    "penstock:spec_decode_num_accepted_tokens": ("Draft tokens that were accepted.", "num_accepted_tokens"),
 }
+PER_POSITION = "penstock:spec_decode_num_accepted_tokens_per_pos"
+NUM_POSITIONS = 8  # of a draft that the engine counts by
 
 
 class Metrics:
@@ -141,6 +146,13 @@ class _EngineCollector:
             for model, engine in engines.items():
                 counter.add_metric([model], engine.total(key))
             yield counter
+        accepted = CounterMetricFamily(
+            PER_POSITION, "Accepted draft tokens, by place in the draft.", labels=["model_name", "position"]
+        )
+        for model, engine in engines.items():
+            for place in range(NUM_POSITIONS):
+                accepted.add_metric([model, str(place)], engine.total(f"num_accepted_at_{place}"))
+        yield accepted
         waiting = GaugeMetricFamily("penstock:num_requests_waiting", "Waiting requests.", labels=["model_name"])
         restarts = CounterMetricFamily("penstock:engine_restarts", "Engine restarts.", labels=["model_name"])
         for model, engine in engines.items():

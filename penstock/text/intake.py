@@ -100,6 +100,7 @@ class Intake(PromptEncoder):
             num_public=num_public,
             tenant=tenant,
             reasoning=encoded.reasoning if _needs_guide(sampling) and not pool else None,
+            prediction=encoded.prediction,
         )
 
     def prepare(self, params: SamplingParams, num_prompt: int) -> object:

@@ -22,13 +22,14 @@ MAX_CUT_TOKENS = 1 << 18  # for a text that may be truncated or is only counted;
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as tokens, with its text if known, its prefix-cache salt, and the reasoning its answer may begin
-    with."""
+    """A prompt as tokens, with its text if known, its prefix-cache salt, the reasoning its answer may begin with, and
+    the tokens that the client expects in it."""
 
     tokens: list[int]
     prompt: str | None = None
     salt: str = ""
     reasoning: ReasoningBlock | None = None
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(kw_only=True)

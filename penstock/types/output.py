@@ -39,6 +39,8 @@ class Delta:
     complete: bool = False  # the last token is text: it completes all that the grammar allows
     forced_closing: bool = False  # a token was replaced to end the answer validly within its budget
     mu: float | None = None  # mirostat's, after the last token, to continue in another engine
+    num_predicted: int = 0  # tokens of the request's prediction that were verified
+    num_accepted: int = 0  # of those, accepted
 
 
 @dataclass

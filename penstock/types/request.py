@@ -80,6 +80,7 @@ class Request:
     dry_breakers: bytes = b""  # bitmask of token ids that end repetitions, lowest first
     grammar: GrammarFacts | None = None  # of sampling.structured_outputs, if tried earlier
     reasoning: ReasoningBlock | None = None  # reasoning before the answer, if sampling depends on it
+    prediction: tuple[int, ...] = ()  # tokens that the client expects in the answer: drafts
     priority: int = 0  # lower runs first
     salt: str = ""  # part of the prefix cache's root: prefixes are shared only within it
     num_public: int = 0  # leading tokens shared across salts

@@ -127,6 +127,10 @@ def test_the_same_tokens_on_many_roads(wide: LLM, text_folder: str) -> None:
     assert roads.drafted(wide, PROMPTS, MANY, truth) == truth
     assert wide.stats()["num_accepted_tokens"] > 20
     idle(wide)
+    with tiny.dummy(text_folder, skip_tokenizer_init=False, speculative_config="auto", max_num_seqs=8) as drafting:
+        for _ in range(2):
+            assert roads.together(roads.always(drafting), PROMPTS, MANY) == truth
+        assert drafting.stats()["num_accepted_tokens"] > 20
     with tiny.dummy(text_folder, skip_tokenizer_init=False, max_num_seqs=2, scheduling_policy="priority") as narrow:
         assert roads.displaced(narrow, PROMPTS, MANY) == truth
         assert narrow.stats()["num_preemptions"] > 0

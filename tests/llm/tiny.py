@@ -59,7 +59,9 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> None:
 
 
 def dummy(model: str, **options: Any) -> LLM:
-    options = {"skip_tokenizer_init": True, "threads": 1, "kv_cache_tokens": 2048, **options}
+    """A token comes of every step unless drafts are asked for."""
+    common = {"skip_tokenizer_init": True, "threads": 1, "kv_cache_tokens": 2048, "speculative_config": None}
+    options = common | options
     return LLM(model, load_format="dummy", progress=False, **options)
 
 

@@ -7,7 +7,7 @@ for options, said in (
     ({"data_parallel_size": 2}, "one device"),
     ({"enable_lora": True, "max_loras": 1}, "adapters"),
     ({"task": "classify"}, "generate text"),
-    ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}, "speculative"),
+    ({"speculative_config": {"method": "eagle", "num_speculative_tokens": 4}}, "choose one of auto"),
     ({"tokenizer_mode": "mistral"}, "tokenizer.json"),
     ({"runner": "pooling"}, "no embeddings"),
 ):

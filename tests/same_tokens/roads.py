@@ -12,6 +12,7 @@ from penstock import LLM, SamplingParams
 from penstock.engine.executor import Answer as Answered
 from penstock.engine.executor import Done
 from penstock.engine.plan import Draft, Plan, Result, RowResult
+from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.models.spec import FAMILIES
 from penstock.runner.cpu.runner import Runner
 from penstock.text.prompt_encoder import Encoded
@@ -37,7 +38,7 @@ def tiny_model(folder: Path, architecture: str, variant: int = 0) -> str:
 
 
 def tiny_llm(model: str, **options: Any) -> LLM:
-    options = {"kv_cache_tokens": 4096, **options}
+    options = {"kv_cache_tokens": 4096, "speculative_config": None, **options}
     return LLM(model, load_format="dummy", skip_tokenizer_init=True, progress=False, **options)
 
 
@@ -83,6 +84,23 @@ def displaced(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams]) -> l
     while not all(collector.finished for collector in collectors):
         llm.service.step()
     return [answer(collector.output()) for collector in collectors]
+
+
+class Always(SpeculationController):
+    """Verifies every draft token, whether or not it pays."""
+
+    min_chance = 0.0
+
+    def choose(self, drafts: Sequence[Sequence[Draft]], num_rows: int, is_mixed: bool) -> list[int]:
+        return [len(line) for line in drafts]
+
+
+def always(llm: LLM) -> LLM:
+    """The engine with a controller that leaves no draft out."""
+    scheduler: Any = llm.service.engine.scheduler
+    assert scheduler._speculation is not None
+    scheduler._speculation = Always()
+    return llm
 
 
 class Guessing:

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.errors import InvalidConfig
 from penstock.passes.lower import LoweredBlock
 from tests.same_tokens.roads import (
     Answer,
     alone,
+    always,
     answer,
     chunked,
     displaced,
@@ -179,6 +181,20 @@ def test_drafted(known: Known) -> None:
         assert accepted == checked == 0
     else:
         assert 0 < accepted < checked
+
+
+def test_speculation(known: Known) -> None:
+    """With every draft verified: together, again from the prefix cache and beside earlier answers, and in chunks."""
+    if known.llm.service.engine.scheduler.cache.recurrent:
+        with pytest.raises(InvalidConfig, match="a recurrent state cannot go back"):
+            known.make(speculative_config={"method": "auto"})
+        return
+    with known.make(speculative_config={"method": "auto"}) as llm:
+        for _ in range(2):
+            assert together(always(llm), prompts(), params()) == known.answers
+        stats = llm.stats()
+        assert stats["num_draft_tokens"] >= stats["num_accepted_tokens"] > 0
+        assert chunked(llm, prompts(), params(), seed=4) == known.answers
 
 
 @pytest.mark.parametrize("overlap", [1, 2])

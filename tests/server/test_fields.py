@@ -40,6 +40,10 @@ HONOURED: dict[str, tuple[Any, Any]] = {
     "seed": (5, lambda a: a["choices"]),  # two more below
     "stop": (" Paris", lambda a: a["choices"][0]["message"]["content"] == "The capital of France is"),
     "temperature": (0.0, lambda a: a["choices"][0]["message"]["content"] == "The capital of France is Paris."),
+    "prediction": (
+        {"type": "content", "content": "The capital of France is Paris."},
+        lambda a: a["usage"]["completion_tokens_details"].keys() >= {"accepted_prediction_tokens"},
+    ),
     "tool_choice": ("none", lambda a: "tool_calls" not in a["choices"][0]["message"]),
     "tools": ([TOOL], lambda a: a["usage"]["prompt_tokens"] > 60),
     "parallel_tool_calls": (False, lambda a: len(a["choices"][0]["message"]["tool_calls"]) == 1),
@@ -50,7 +54,6 @@ HONOURED: dict[str, tuple[Any, Any]] = {
 WITHOUT_EFFECT: dict[str, Any] = {
     "metadata": {"a": "b"},
     "modalities": ["text"],
-    "prediction": {"type": "content", "content": "x"},
     "prompt_cache_key": "k",
     "prompt_cache_options": {},
     "prompt_cache_retention": "24h",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence as Seq
 
 from penstock.engine.engine import Engine
 from penstock.engine.executor import Answer, Describe, Ticket
-from penstock.engine.plan import Plan, Result
+from penstock.engine.plan import Draft, Plan, Result
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.engine.sequence import Sequence, Status
 from penstock.errors import InvalidRequest
 from tests.simulation.device import require
@@ -27,6 +29,17 @@ QUEUE = 24  # while so many sequences wait nothing arrives; fewer where the budg
 RARE = ("paused", "beam", "suspect", "preempted", "forked")  # states to be aborted in oftener
 
 
+class Whim(SpeculationController):
+    """Verifies as much of each draft as it feels like."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.rng = random.Random(seed)
+
+    def choose(self, drafts: Seq[Seq[Draft]], num_rows: int, is_mixed: bool) -> list[int]:
+        return [self.rng.randint(0, len(line)) for line in drafts]
+
+
 class World:
     """Also the engine's executor: it shows every plan to the fairness watch before the device gets it."""
 
@@ -40,6 +53,7 @@ class World:
             policy=scenario.policy,
             max_num_batched_tokens=scenario.max_num_batched_tokens,
             capacity=scenario.capacity,
+            speculation=Whim(scenario.seed) if scenario.seed % 2 else None,
         )
         self.model = Model(self.cache.groups)
         self.device = FakeExecutor(
@@ -224,7 +238,11 @@ class World:
     def census(self) -> Counter[str]:
         """What happened."""
         stats, tally = self.scheduler.stats, self.device.tally
-        census = Counter({name: getattr(stats, name) for name in stats.__slots__ if name != "max_batch_size"})
+        told = {name: getattr(stats, name) for name in stats.__slots__ if name != "max_batch_size"}
+        require(
+            sum(told.pop("num_accepted_at")) <= stats.num_accepted_tokens <= stats.num_draft_tokens, "more accepted"
+        )
+        census = Counter(told)
         census.update({name: getattr(tally, name) for name in tally.__dataclass_fields__})
         census["num_failed_steps"] = tally.num_failed_steps
         census["num_preempted_across"] = self.tenancy.num_across

@@ -23,6 +23,7 @@ SPELLINGS: dict[str, dict[Any, Any]] = {
     "load_format": {"safetensors": "auto", "gguf": "auto", "hf": "auto"},
     "quantization": {"gguf": None},
     "max_model_len": {"auto": None, -1: None},
+    "speculative_config": {None: "off", False: "off"},
 }
 
 # Accepted at any value, with the reason why nothing changes.
@@ -86,15 +87,8 @@ LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
     "enable_lora": (bool, (False,), "adapters are not supported yet: merge them into the weights"),
     "lora_modules": (str, (), "adapters are not supported yet: merge them into the weights"),
     **dict.fromkeys(
-        (
-            "speculative_config",
-            "speculative_model",
-            "num_speculative_tokens",
-            "spec_model",
-            "spec_method",
-            "spec_tokens",
-        ),
-        (str, (), "there is no speculative decoding yet: leave it out, answers are the same without"),
+        ("speculative_model", "num_speculative_tokens", "spec_model", "spec_method", "spec_tokens"),
+        (str, (), "speculative decoding is set by speculative_config alone, a JSON object"),
     ),
     "hf_overrides": (str, ({},), "a model's config is not overridden: change config.json"),
     **dict.fromkeys(
@@ -228,7 +222,7 @@ def _backend_only(config: Any) -> bool:
 def _spelling(name: str, value: Any) -> Any:
     text = str(value).removeprefix("torch.") if name == "dtype" and value is not None else value
     others = SPELLINGS.get(name, {})
-    return others.get(text, text) if type(text) in (str, int) else text
+    return others.get(text, text) if type(text) in (str, int, bool, type(None)) else text
 
 
 def check_task(options: Mapping[str, Any], is_encoder: bool, model: str) -> None:

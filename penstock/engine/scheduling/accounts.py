@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.cache.holding import Holding
 from penstock.cache.kv import KVCache
 from penstock.cache.radix import Place
-from penstock.engine.plan import Output, Plan, Result, Row, RowResult
+from penstock.engine.plan import PREDICTION, Output, Plan, Result, Row, RowResult
 from penstock.engine.scheduling.beam import BeamGroup
 from penstock.engine.scheduling.fast_path import DecodeFastPath
 from penstock.engine.scheduling.roster import Roster
 from penstock.engine.sequence import Sequence, Status
 from penstock.types import Delta, TokenLogprobs
+
+NUM_PLACES = 8  # of a line that accepted tokens are counted by
 
 
 @dataclass(slots=True)
@@ -28,8 +30,10 @@ class Stats:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens not computed thanks to the prefix cache
+    num_drafts: int = 0  # rows that verified draft tokens
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_accepted_at: list[int] = field(default_factory=lambda: [0] * NUM_PLACES)  # by place in the line
     num_preemptions: int = 0
     num_forks: int = 0  # sequences that began with another's blocks
     step_s: float = 0.0  # in steps, from the queue to the text
@@ -100,7 +104,10 @@ class Accounts:
             return deltas
         sequence.computed -= max(0, flight.expected - len(outcome.tokens))
         if row.draft:
+            self.stats.num_drafts += 1
             self.stats.num_accepted_tokens += len(outcome.tokens) - 1
+            for place in range(min(len(outcome.tokens) - 1, NUM_PLACES)):
+                self.stats.num_accepted_at[place] += 1
         self._take_prompt_logprobs(sequence, row, outcome)
         taken, finish_reason, stop_reason = self._accept(sequence, outcome.tokens, outcome.complete)
         sequence.mu = outcome.mu if outcome.mu is not None else sequence.mu
@@ -135,6 +142,8 @@ class Accounts:
             complete=whole,
             forced_closing=outcome.forced,
             mu=outcome.mu,
+            num_predicted=sum(draft.drafter == PREDICTION for draft in row.draft),
+            num_accepted=sum(draft.drafter == PREDICTION for draft in row.draft[: len(outcome.tokens) - 1]),
         )
         if finish_reason:
             self.roster.finish(sequence)

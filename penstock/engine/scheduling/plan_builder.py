@@ -37,6 +37,7 @@ class PlanBuilder:
 
     def clear(self) -> None:
         self.entries: list[Entry] = []
+        self.min_chance: float | None = None
         self._shared: list[Sequence] = []  # whose new blocks enter the tree with the plan
         self._admissions: list[Admission] = []
 
@@ -53,8 +54,9 @@ class PlanBuilder:
         if not sequence.draft or self.cache.recurrent:
             return ()
         most = max(0, sequence.limit - len(sequence.tokens) - sequence.expected - 1)
-        line = [draft.token for i, draft in enumerate(sequence.draft) if draft.parent == i - 1]
-        return tuple(Draft(token, i - 1) for i, token in enumerate(line[sequence.expected :][:most]))
+        line = [draft for i, draft in enumerate(sequence.draft) if draft.parent == i - 1]
+        wanted = line[sequence.expected :][:most]
+        return tuple(Draft(draft.token, i - 1, draft.chance, draft.drafter) for i, draft in enumerate(wanted))
 
     def cut_at_snapshot(self, sequence: Sequence, count: int) -> int:
         """Cut `count` where a recurrent state is to be kept."""
@@ -121,6 +123,7 @@ class PlanBuilder:
             tuple(entry.row for entry in self.entries),
             tuple(self._admissions),
             tuple(Move(copy.source, copy.target) for copy in copies),
+            self.min_chance,
         )
         for sequence in self._shared:
             self._share(sequence)

@@ -14,6 +14,7 @@ from penstock.engine.scheduling.fast_path import DecodeFastPath
 from penstock.engine.scheduling.plan_builder import PlanBuilder
 from penstock.engine.scheduling.policy import make_policy
 from penstock.engine.scheduling.roster import Roster
+from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.engine.scheduling.waiting import Preemption, WaitingQueue
 from penstock.engine.sequence import Sequence, Status
 from penstock.errors import InvalidConfig, InvalidRequest
@@ -31,7 +32,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: str = "fcfs",
         capacity: str = "ondemand",
+        speculation: SpeculationController | None = None,
     ) -> None:
+        """Without a controller, drafts that come with results are verified as they come."""
         if capacity not in ("ondemand", "reserve"):
             raise InvalidConfig(f"capacity={capacity!r} is unknown: choose ondemand or reserve")
         self.cache = cache
@@ -48,6 +51,7 @@ class Scheduler:
         self._queue = WaitingQueue(
             cache, self.roster, self._capacity, self._shares, self.policy, self._builder, self._preemption, self.stats
         )
+        self._speculation = None if cache.recurrent else speculation
         self._arrivals = 0
         self._started: dict[int, Started] = {}
 
@@ -99,6 +103,8 @@ class Scheduler:
             self._schedule_all()
             while not self._builder.entries and not self._started and self._preemption.preempt_paused():
                 self._schedule_all()
+        if self._speculation is not None:
+            self._builder.min_chance = self._speculation.min_chance
         started = self._builder.build()
         if started is None:
             return None
@@ -107,6 +113,8 @@ class Scheduler:
 
     def commit(self, plan: Plan, result: Result) -> list[Delta]:
         """Account for a plan that has ended; plans end in the order they were started."""
+        if self._speculation is not None:
+            self._speculation.note(plan, result)
         return self._accounts.settle(self._started.pop(plan.number), result)
 
     def check(self) -> None:
@@ -120,10 +128,22 @@ class Scheduler:
             self._queue.displace()
         if self._shares.is_contested and self.roster.waiting and self.roster.rows and not self._capacity.reserve:
             self._queue.reclaim()
+        if self._speculation is not None:
+            self._cut_drafts(self._speculation)
         preemptions = self.stats.num_preemptions
         budget = self._schedule_running(self.max_num_batched_tokens)
         if self.stats.num_preemptions == preemptions:
             self._queue.admit_all(budget)
+
+    def _cut_drafts(self, speculation: SpeculationController) -> None:
+        """Keep the draft tokens that are worth verifying."""
+        running = self.roster.running
+        drafting = [s for s in running if s.draft]
+        if drafting:
+            is_mixed = bool(self.roster.waiting) or any(s.remaining > 1 for s in running)
+            counts = speculation.choose([s.draft for s in drafting], len(running), is_mixed)
+            for sequence, count in zip(drafting, counts):
+                del sequence.draft[count:]
 
     def _schedule_running(self, budget: int) -> int:
         """Best rank first for memory; what decoding rows need is kept back from longer ones. Returns what is left."""

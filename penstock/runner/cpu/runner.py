@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from penstock.cache.group import Group
+from penstock.draft.drafters import Drafters
 from penstock.engine.executor import Answer, Describe, Done, Values, obey
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.models.decoder import Decoder, Encoder
@@ -134,10 +135,16 @@ class StepOutput:
 
 
 class Runner:
-    def __init__(self, model: Decoder | Encoder, memory: BlockMemory, grammars: GrammarCompiler | None = None) -> None:
+    def __init__(
+        self,
+        model: Decoder | Encoder,
+        memory: BlockMemory,
+        grammars: GrammarCompiler | None = None,
+        drafters: Drafters | None = None,
+    ) -> None:
         self.model = model
         self.memory = memory
-        self.rows = RunningRows(len(memory.grouping.groups), grammars)
+        self.rows = RunningRows(len(memory.grouping.groups), grammars, drafters)
         self.sampler = Sampler()
         self.tapes: Tapes[StepOutput] = Tapes()
         self._caches = memory.views(model.spec.memories())
@@ -194,8 +201,10 @@ class Runner:
                 self._prompt_logprobs(model, row, computed.hidden[end - row.count : end], result)
             if row.output is Output.SAMPLE:
                 last = first + 1 + len(row.draft)
-                self._sample_row(row, device.state, computed.values[first:last], likeliest[first], result)
+                self._sample_row(row, device.state, computed.values[first:last], likeliest[first:last], result)
                 first = last
+                if plan.min_chance is not None and plan.min_chance < 1:
+                    self._propose(device, result, plan.min_chance)
         now = time.perf_counter()
         return Result(plan.number, results, forward_s=middle - begin, sampling_s=now - middle, step_s=now - begin)
 
@@ -232,18 +241,23 @@ class Runner:
             logits = model.logits(hidden, at)
             return StepOutput(hidden, logits, argmax(logits))
 
-    def _sample_row(self, row: Row, state: RowState, logits: Array, likeliest: int, result: RowResult) -> None:
-        """Sample the row's tokens from its logits [1 + k, V], those of k draft tokens included."""
-        if (
-            state.chooser is Chooser.ARGMAX
-            and not row.draft
-            and not result.error
-            and math.isfinite(logits[0, likeliest])
-        ):
-            result.tokens = (likeliest,)
-            state.append(likeliest)
-        else:
+    def _sample_row(self, row: Row, state: RowState, logits: Array, likeliest: list[int], result: RowResult) -> None:
+        """Sample the row's tokens from its logits [1 + k, V], those of a line of k draft tokens included."""
+        taken: tuple[int, ...] = ()
+        if state.chooser is Chooser.ARGMAX and not result.error:
+            taken = _verify_greedy(row, logits, likeliest)
+        if not taken:
             add_sampled(state, self.sampler.verify(logits, state, row.draft), result)
+            return
+        result.tokens = taken
+        for token in taken:
+            state.append(token)
+
+    def _propose(self, running: RunningRow, result: RowResult, min_chance: float) -> None:
+        """Add draft tokens for the row's next step, unless its answer ends here."""
+        drafters, drafts = self.rows.drafters, running.drafts
+        if drafters is not None and drafts is not None and result.tokens and not result.error and not result.complete:
+            result.draft = drafts.propose(drafters.max_tokens, min_chance)
 
     def _prompt_logprobs(self, model: Decoder, row: Row, hidden: torch.Tensor, result: RowResult) -> None:
         try:
@@ -251,6 +265,18 @@ class Runner:
                 add_prompt_logprobs(model, self.sampler, row, self.rows[row.row].state, hidden, result)
         except UnusableLogits as error:
             result.error = str(error)
+
+
+def _verify_greedy(row: Row, logits: Array, likeliest: list[int]) -> tuple[int, ...]:
+    """Return the likeliest tokens as far as the draft has them, and one more; none if a logit is not finite."""
+    taken: list[int] = []
+    for place, token in enumerate(likeliest):
+        if not math.isfinite(logits[place, token]):
+            return ()
+        taken.append(token)
+        if place < len(row.draft) and row.draft[place].token != token:
+            break
+    return tuple(taken)
 
 
 @contextmanager

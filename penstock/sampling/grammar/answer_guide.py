@@ -168,6 +168,10 @@ class AnswerGuide:
     def bitmask(self, size: int) -> Array:
         return self.grammar.bitmask(size)
 
+    def forced_tokens(self) -> Sequence[int]:
+        """Return the tokens that follow whatever the model says, if the budget does not interfere."""
+        return self.grammar.forced_tokens() if self.free else ()
+
     def mask(self, logits: Array) -> None:
         self.grammar.mask(logits)
 

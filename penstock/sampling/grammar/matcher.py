@@ -95,6 +95,13 @@ class GrammarMatcher:
         if self.matcher.is_accepting():
             logits[ends] = kept
 
+    def forced_tokens(self) -> list[int]:
+        """Return the tokens of the text that the grammar leaves no choice about; a model may spell it otherwise."""
+        if self._num_after or self.matcher.is_error() or self.matcher.is_accepting():
+            return []
+        forced: list[int] = self.matcher.compute_ff_tokens()
+        return forced
+
     def accepts(self, token: int) -> bool:
         if self._num_after or token in self.ends:
             return self.may_end

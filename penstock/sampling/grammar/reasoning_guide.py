@@ -7,6 +7,7 @@ is the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -122,6 +123,13 @@ class ReasoningGuide:
         if place.phase is Phase.MAYBE:
             allow(words, self._begin.steps(place.matched))
         return words
+
+    def forced_tokens(self) -> Sequence[int]:
+        """Return the rest of the closing marker, or the tokens that the answer's grammar forces."""
+        place = self._place
+        if self.forced is not None:
+            return self._closing[place.num_closing :]
+        return self._guide.forced_tokens() if self._guide is not None and place.phase is Phase.ANSWER else ()
 
     def mask(self, logits: Array) -> None:
         """Set the logits of tokens that may not come next to -inf, in place."""

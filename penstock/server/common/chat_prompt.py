@@ -192,7 +192,7 @@ class ChatPrompt:
             body, defaults or model.defaults, constraint, _needs_special_tokens(parser, kind, special)
         )
         return cls(
-            replace(encoded, reasoning=block),
+            replace(encoded, reasoning=block, prediction=await _encode_prediction(body, model, tenant)),
             params,
             parser,
             tool_calling is not None and tool_calling.is_named,
@@ -207,6 +207,15 @@ class ChatPrompt:
 
     def new_parser(self) -> ToolParser | None:
         return TOOL_PARSERS[self.parser]() if self.parser else None
+
+
+async def _encode_prediction(body: ChatBody, model: ServedModel, tenant: str) -> tuple[int, ...]:
+    """Encode the predicted output; tokens that no answer can reach are dropped."""
+    text = body.prediction.text if body.prediction is not None else ""
+    if not text:
+        return ()
+    encoded = await model.text.encode(text, cut=True, add_special_tokens=False, tenant=tenant)
+    return tuple(encoded.tokens[: model.text.intake.max_model_len])
 
 
 def warn_of_unused_budget(request: Request, body: ChatBody, chat_prompt: ChatPrompt) -> None:

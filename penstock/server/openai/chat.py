@@ -113,11 +113,17 @@ class ChatAnswer:
         return list(self.generation.flights[0].request.tokens)
 
     def _format_usage(self) -> dict[str, Any]:
-        """Format the usage, with reasoning tokens if the model marks them."""
+        """Format the usage, with reasoning tokens if the model marks them, and those of a prediction."""
         usage = self.generation.usage.to_openai()
+        details: dict[str, int] = {}
         if self.chat_prompt.reasoning is not None:
-            num_reasoning = sum(builder.num_reasoning_tokens for builder in self.builders)
-            usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
+            details["reasoning_tokens"] = sum(builder.num_reasoning_tokens for builder in self.builders)
+        if self.chat_prompt.encoded.prediction:
+            flights = self.generation.flights
+            details["accepted_prediction_tokens"] = accepted = sum(flight.num_accepted for flight in flights)
+            details["rejected_prediction_tokens"] = sum(flight.num_predicted for flight in flights) - accepted
+        if details:
+            usage["completion_tokens_details"] = details
         return usage
 
     def _format_choice(self, index: int, builder: MessageBuilder) -> dict[str, Any]:

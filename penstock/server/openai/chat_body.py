@@ -72,6 +72,18 @@ def _check_part(part: Any) -> Any:
     return part
 
 
+class Prediction(RequestBody):
+    """Text that the client expects in the answer, to be verified instead of generated token by token."""
+
+    type: Literal["content"]
+    content: str | list[Annotated[ContentPart, BeforeValidator(_check_part)]]
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text or "" for part in parts)
+
+
 class ChatFunctionCall(EchoedModel):
     name: str
     arguments: str | dict[str, Any] = "{}"
@@ -206,10 +218,10 @@ class ChatBody(SamplingBody, StructuredOutputsBody):
     documents: list[str | dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     include_reasoning: bool = True
     thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_INT32)
+    prediction: Prediction | None = None
     # no effect
     metadata: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
-    prediction: Any = None
     prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None

@@ -1,0 +1,128 @@
+"""All drafters of an engine, and their lines for one row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.config.speculation import SpeculativeConfig
+from penstock.draft.acceptance import Acceptance, Share
+from penstock.draft.drafter import Drafter, Proposal, RowDrafter
+from penstock.draft.grammar import GrammarDrafter
+from penstock.draft.ngram import NgramDrafter
+from penstock.draft.prediction import PredictionDrafter
+from penstock.draft.suffix import SuffixDrafter
+from penstock.engine.plan import Draft
+from penstock.sampling.row import RowState
+
+ROW_WEIGHT = 8.0  # draft tokens that the engine's share counts for beside the row's own
+MAX_ROW_JUDGED = 64.0
+
+
+@dataclass(slots=True)
+class Followed:
+    """One drafter's part of a row. `pending` is the proposal that is being judged by the tokens that come, whether or
+    not it was verified; `at` is the position of its first token."""
+
+    drafter: Drafter
+    part: RowDrafter
+    share: Share
+    pending: Proposal | None = None
+    at: int = 0
+    num_right: int = 0
+
+
+class RowDrafts:
+    """The drafters of one row. Catches up with the row's tokens when it is asked, so that it costs nothing while
+    speculation does not pay."""
+
+    def __init__(self, state: RowState, drafters: Sequence[Drafter], acceptance: Acceptance) -> None:
+        self._state, self._acceptance = state, acceptance
+        self._num_known = len(state.tokens)
+        self._stops = frozenset(state.request.stop_token_ids)
+        parts = [(drafter, drafter.start(state)) for drafter in drafters]
+        self._followed = [Followed(drafter, part, Share()) for drafter, part in parts if part is not None]
+
+    def propose(self, most: int, min_chance: float) -> tuple[Draft, ...]:
+        """Return the line of the drafter that promises most, as far as each token is wanted: its chance, with all
+        before it, is at least `min_chance`."""
+        state = self._state
+        if state.tokens[-1] in self._stops:
+            return ()
+        new = state.tokens[self._num_known :]
+        self._num_known = len(state.tokens)
+        most = min(most, state.request.max_tokens - state.num_generated - 1)
+        best: tuple[Draft, ...] = ()
+        best_value = 0.0
+        for one in self._followed:
+            self._judge(one)
+            one.part.append(new)
+            proposal = one.part.propose(most) if most > 0 else None
+            if proposal is None or not proposal.tokens:
+                continue
+            if one.pending is None:
+                one.pending, one.at, one.num_right = proposal, self._num_known, 0
+            line, value = self._estimate(one, proposal, min_chance)
+            if value > best_value:
+                best, best_value = line, value
+        return best
+
+    def _judge(self, one: Followed) -> None:
+        """Compare the pending proposal with the tokens that have come."""
+        if one.pending is None:
+            return
+        tokens, (line, grade, _) = self._state.tokens, one.pending
+        while one.num_right < len(line) and one.at + one.num_right < len(tokens):
+            is_right = line[one.num_right] == tokens[one.at + one.num_right]
+            self._acceptance.add(one.drafter.name, grade, one.num_right, is_right)
+            one.share.add(is_right, MAX_ROW_JUDGED)
+            one.num_right += 1
+            if not is_right:
+                break
+        else:
+            if one.num_right < len(line):
+                return  # more of it may come true
+        one.pending = None
+
+    def _estimate(self, one: Followed, proposal: Proposal, min_chance: float) -> tuple[tuple[Draft, ...], float]:
+        """Return the wanted part of a line and the tokens expected of it."""
+        name, path, value = one.drafter.name, 1.0, 0.0
+        line = []
+        for place, token in enumerate(proposal.tokens):
+            chance = self._acceptance.chance(name, proposal.grade, place, proposal.prior)
+            chance = one.share.estimate(chance, ROW_WEIGHT)
+            path *= chance
+            if path < min_chance:
+                break
+            value += path
+            line.append(Draft(token, place - 1, chance, name))
+        return tuple(line), value
+
+
+def make_drafters(config: SpeculativeConfig | None) -> Drafters | None:
+    """Make the drafters of a method, and that of predicted outputs; None if nothing is to be drafted."""
+    if config is None:
+        return None
+    ngram, suffix = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max), SuffixDrafter()
+    drafters: dict[str, list[Drafter]] = {
+        "auto": [GrammarDrafter(), ngram, suffix],
+        "ngram": [ngram],
+        "suffix": [suffix],
+    }
+    return Drafters([PredictionDrafter(), *drafters[config.method]], config.num_speculative_tokens)
+
+
+class Drafters:
+    """Starts and ends the drafters of rows."""
+
+    def __init__(self, drafters: Sequence[Drafter], max_tokens: int) -> None:
+        self.drafters, self.max_tokens = tuple(drafters), max_tokens  # of one line
+        self.acceptance = Acceptance()
+
+    def start(self, state: RowState) -> RowDrafts | None:
+        """Follow a row; None for a beam, which gets no drafts."""
+        return None if state.request.beam is not None else RowDrafts(state, self.drafters, self.acceptance)
+
+    def finish(self, state: RowState) -> None:
+        for drafter in self.drafters:
+            drafter.finish(state)

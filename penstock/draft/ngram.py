@@ -1,0 +1,38 @@
+"""Prompt lookup: what followed the last tokens where they stood before in the row's own text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.draft.drafter import Proposal, grade_match
+from penstock.draft.text_index import MAX_MATCH, MIN_MATCH, TextIndex
+from penstock.sampling.row import RowState
+
+
+class OwnText:
+    def __init__(self, tokens: Sequence[int], min_match: int, max_match: int) -> None:
+        self._index, self._min_match, self._max_match = TextIndex(tokens), min_match, max_match
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._index.extend(tokens)
+
+    def propose(self, most: int) -> Proposal | None:
+        index = self._index
+        match = index.find(index.tokens, is_own=True, max_match=self._max_match)
+        if match is None or match.length < self._min_match:
+            return None
+        return grade_match(index.read(match.after, most, is_own=True), match.length)
+
+
+@dataclass(frozen=True)
+class NgramDrafter:
+    min_match: int = MIN_MATCH
+    max_match: int = MAX_MATCH
+    name: str = "ngram"
+
+    def start(self, state: RowState) -> OwnText:
+        return OwnText(state.tokens, self.min_match, self.max_match)
+
+    def finish(self, state: RowState) -> None:
+        pass

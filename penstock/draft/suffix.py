@@ -1,0 +1,81 @@
+"""Drafts from earlier answers to the same tenant: the tokens that followed the row's last ones there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from penstock.draft.drafter import Proposal, grade_match
+from penstock.draft.text_index import END, MAX_MATCH, TextIndex
+from penstock.sampling.row import RowState
+
+MAX_TOKENS = 1_000_000  # of all earlier answers; about 150 bytes each
+MAX_SCOPES = 256
+
+Scope = tuple[str, str]  # tenant and salt: answers are never drafts for another
+
+
+class EarlierAnswers:
+    """Finished answers by scope. The least recently used scope goes first, and the older half of one that fills
+    half of the room."""
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self.max_tokens = max_tokens
+        self._texts: OrderedDict[Scope, TextIndex] = OrderedDict()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self._texts.values()))
+
+    def of(self, scope: Scope) -> TextIndex | None:
+        found = self._texts.get(scope)
+        if found is not None:
+            self._texts.move_to_end(scope)
+        return found
+
+    def add(self, scope: Scope, tokens: Sequence[int]) -> None:
+        tokens = [*tokens[-self.max_tokens // 2 :], END]
+        index = self._texts.setdefault(scope, TextIndex())
+        self._texts.move_to_end(scope)
+        if len(index) + len(tokens) > self.max_tokens // 2:
+            index = self._texts[scope] = TextIndex(index.tokens[len(index) // 2 :])
+        index.extend(tokens)
+        while len(self._texts) > MAX_SCOPES or len(self._texts) > 1 and self.num_tokens > self.max_tokens:
+            self._texts.popitem(last=False)
+
+
+class AnswerFollower:
+    """Looks the row's last tokens up in the scope's earlier answers."""
+
+    def __init__(self, answers: EarlierAnswers, scope: Scope, tokens: Sequence[int]) -> None:
+        self._answers, self._scope, self._tail = answers, scope, list(tokens[-MAX_MATCH:])
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._tail = [*self._tail, *tokens][-MAX_MATCH:]
+
+    def propose(self, most: int) -> Proposal | None:
+        index = self._answers.of(self._scope)
+        match = index.find(self._tail) if index is not None else None
+        if index is None or match is None:
+            return None
+        tokens = index.read(match.after, most)
+        return grade_match(tokens, match.length) if tokens else None
+
+
+class SuffixDrafter:
+    name = "suffix"
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self.answers = EarlierAnswers(max_tokens)
+
+    def start(self, state: RowState) -> AnswerFollower:
+        return AnswerFollower(self.answers, _scope(state), state.tokens)
+
+    def finish(self, state: RowState) -> None:
+        """Keep the answer, after the prompt's last tokens, so that its beginning is found too."""
+        if state.num_generated:
+            self.answers.add(_scope(state), state.tokens[max(0, state.num_prompt - MAX_MATCH) :])
+
+
+def _scope(state: RowState) -> Scope:
+    return state.request.tenant, state.request.salt

@@ -1,0 +1,83 @@
+"""The speculation controller: how many draft tokens each sequence verifies in a step, 0 included.
+
+A draft token is worth verifying while tokens per second rise: it adds its chance of acceptance to the step's tokens and
+its cost to the step's time. Costs are measured, chances are those its drafter has shown. Timing thus decides how fast
+answers come, and never a token of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from penstock.engine.plan import Draft, Plan, Result
+from penstock.engine.scheduling.step_costs import StepCosts
+
+RUNGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # draft tokens of a step: a runner records each shape of step
+MIN_CHANCE = 0.05  # drafters need not tell of less
+SLACK = 0.8  # of the price of a token: it will be another in the next step
+MIXED_CHANCE = 0.5  # beside a prompt, whose tokens are as dear
+
+
+class SpeculationController:
+    def __init__(self) -> None:
+        self.costs = StepCosts()
+        self._num_rows = 0  # of the last step
+
+    def note(self, plan: Plan, result: Result) -> None:
+        """Take note of a step's cost. Steps that compute prompts tell what many tokens cost."""
+        if result.error is not None or result.step_s <= 0:
+            return
+        self._num_rows = len(plan.rows)
+        is_decode = all(row.count == 1 + len(row.draft) for row in plan.rows)
+        num_tokens = plan.num_tokens if is_decode else 1 << (plan.num_tokens - 1).bit_length()
+        seconds = result.step_s * num_tokens / plan.num_tokens
+        self.costs.note(len(plan.rows) if is_decode else 0, num_tokens, seconds)
+
+    @property
+    def min_chance(self) -> float:
+        """The least chance at which the next step may want a draft token."""
+        rows = self._num_rows
+        base, more = self.costs.estimate(rows, rows), self.costs.estimate(rows, rows + 1)
+        if not rows or base is None or more is None:
+            return MIN_CHANCE
+        return max(MIN_CHANCE, SLACK * rows * (more - base) / base)
+
+    def choose(self, drafts: Sequence[Sequence[Draft]], num_rows: int, is_mixed: bool) -> list[int]:
+        """Return how many tokens of each line to verify in a step of `num_rows` sequences."""
+        if is_mixed:
+            return [sum(path >= MIXED_CHANCE for path in _paths(line)) for line in drafts]
+        ranked = heapq.merge(
+            *([(-path, index) for path in _paths(line)] for index, line in enumerate(drafts)), key=lambda one: one[0]
+        )
+        lines = list(ranked)
+        best, best_rate = 0, self._rate(num_rows, num_rows, 0.0)
+        if best_rate is None:
+            return [len(line) for line in drafts]  # nothing is measured yet
+        gained, at = 0.0, 0
+        for rung in RUNGS:
+            if at == len(lines):
+                break
+            rung = min(rung, len(lines))
+            gained -= sum(path for path, _ in lines[at:rung])
+            at = rung
+            rate = self._rate(num_rows, num_rows + rung, gained)
+            if rate is not None and rate > best_rate:
+                best, best_rate = rung, rate
+        counts = [0] * len(drafts)
+        for _, index in lines[:best]:
+            counts[index] += 1
+        return counts
+
+    def _rate(self, num_rows: int, num_tokens: int, gained: float) -> float | None:
+        cost = self.costs.estimate(num_rows, num_tokens)
+        return None if cost is None else (num_rows + gained) / cost
+
+
+def _paths(line: Iterable[Draft]) -> list[float]:
+    """The chance of each token with all before it."""
+    paths, path = [], 1.0
+    for draft in line:
+        path *= draft.chance
+        paths.append(path)
+    return paths

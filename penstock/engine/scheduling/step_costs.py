@@ -1,0 +1,82 @@
+"""Seconds that a step takes, by its sequences and tokens, as measured."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+
+NUM_SAMPLES = 8  # of each kind of step; the fastest counts: noise only adds
+MIN_SAMPLES = 3  # a CPU runs the first two steps of a shape without its tape
+MAX_AGE = 1024  # steps
+TRUST = 0.6  # until it is measured, one more token costs 0.4 of a step of one sequence, 0.9 of a share in 64
+FIRST_SLOPE = 0.25  # of a step, for one more token, before anything is known
+
+
+class StepCosts:
+    """Costs of steps that were measured, and estimates between and beyond them."""
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[int, int], deque[tuple[int, float]]] = {}
+        self._by_tokens: dict[int, float] = {}  # the last that was measured
+        self._curve: tuple[list[int], list[float]] | None = None  # fitted to that; None: out of date
+        self._now = 0
+
+    def note(self, num_sequences: int, num_tokens: int, seconds: float) -> None:
+        self._now += 1
+        samples = self._samples.setdefault((num_sequences, num_tokens), deque(maxlen=NUM_SAMPLES))
+        samples.append((self._now, seconds))
+        fastest = self._find_fastest(num_sequences, num_tokens)
+        if fastest is not None and self._by_tokens.get(num_tokens) != fastest:
+            self._by_tokens[num_tokens], self._curve = fastest, None
+
+    def _find_fastest(self, num_sequences: int, num_tokens: int) -> float | None:
+        """The fastest of the last steps of this kind; None if there were too few, or all are old."""
+        samples = self._samples.get((num_sequences, num_tokens))
+        if samples is None or len(samples) < MIN_SAMPLES or self._now - samples[-1][0] > MAX_AGE:
+            return None
+        return min(seconds for _, seconds in samples)
+
+    def estimate(self, num_sequences: int, num_tokens: int) -> float | None:
+        """Seconds of a step of so many sequences and tokens; None before anything was measured."""
+        exact = self._find_fastest(num_sequences, num_tokens)
+        if exact is not None:
+            return exact
+        base = self._find_fastest(num_sequences, num_sequences)
+        if base is None or num_tokens <= num_sequences:
+            return self._interpolate(num_tokens)
+        there, here = self._interpolate(num_tokens), self._interpolate(num_sequences)
+        caution = 1 - TRUST / math.sqrt(num_sequences)
+        least = caution * base * (num_tokens - num_sequences) / num_sequences
+        return base + (least if there is None or here is None else max(least, there - here))
+
+    def _interpolate(self, num_tokens: int) -> float | None:
+        """Read the curve: between two points on the line that joins them, beyond the last one on the line from the
+        first."""
+        if self._curve is None:
+            self._curve = fit_monotone(self._by_tokens)
+        known, costs = self._curve
+        if not known:
+            return None
+        at = bisect_left(known, num_tokens)
+        if at == 0:
+            return costs[0]
+        low, base = known[at - 1], costs[at - 1]
+        if at < len(known):
+            return base + (costs[at] - base) * (num_tokens - low) / (known[at] - low)
+        slope = FIRST_SLOPE * base / low if at == 1 else (base - costs[0]) / (low - known[0])
+        return base + slope * (num_tokens - low)
+
+
+def fit_monotone(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
+    """Return the points in order, with neighbours that fall averaged: more tokens never cost less."""
+    known = sorted(points)
+    pools: list[tuple[float, int]] = []  # mean and number of points
+    for tokens in known:
+        mean, count = points[tokens], 1
+        while pools and pools[-1][0] > mean:
+            before, others = pools.pop()
+            mean, count = (before * others + mean * count) / (others + count), others + count
+        pools.append((mean, count))
+    return known, [mean for mean, count in pools for _ in range(count)]

@@ -1,0 +1,127 @@
+"""Drafters on their own: what they propose, whose text they read, and what they learn."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from penstock.config.speculation import SpeculativeConfig, parse_speculation
+from penstock.draft.acceptance import Acceptance
+from penstock.draft.drafters import Drafters, RowDrafts, make_drafters
+from penstock.draft.ngram import NgramDrafter
+from penstock.draft.suffix import EarlierAnswers, SuffixDrafter
+from penstock.errors import InvalidConfig
+from penstock.sampling.row import RowState
+from penstock.types import BeamSearchParams, Request
+
+
+def row(prompt: list[int], answer: list[int] | None = None, **more: Any) -> RowState:
+    request = Request(id="r", tokens=tuple(prompt), max_tokens=100, **more)
+    return RowState(request, 0, [*prompt, *(answer or [])], len(prompt))
+
+
+def line(drafts: RowDrafts | None, most: int = 8, min_chance: float = 0.0) -> list[int]:
+    assert drafts is not None
+    return [draft.token for draft in drafts.propose(most, min_chance)]
+
+
+def test_prompt_lookup() -> None:
+    state = row([1, 2, 3, 4, 5, 6, 9, 2, 3])
+    drafts = make_drafters(SpeculativeConfig("ngram")).start(state)  # type: ignore[union-attr]
+    assert line(drafts, 3) == [4, 5, 6]
+    for token in (4, 7):
+        state.append(token)
+    assert line(drafts) == []
+    assert line(Drafters([NgramDrafter(3)], 8).start(row([1, 2, 9, 1, 2]))) == []
+
+
+def test_a_draft_ends_with_the_answer() -> None:
+    request = Request(id="r", tokens=(1, 2, 3, 1, 2), max_tokens=2, eos_token_ids=(3,))
+    state = RowState(request, 0, [1, 2, 3, 1, 2], 5)
+    drafts = Drafters([NgramDrafter()], 8).start(state)
+    assert line(drafts) == [3]  # one token is sampled anyway, and one more may follow
+    state.append(3)
+    assert line(drafts) == []
+
+
+def test_beams_are_not_drafted() -> None:
+    beam = BeamSearchParams(beam_width=2, max_tokens=4)
+    assert Drafters([NgramDrafter()], 8).start(row([1, 2, 3], beam=beam)) is None
+
+
+def test_earlier_answers_of_the_same_tenant_alone() -> None:
+    """Breaks when one tenant's answers are proposed to another."""
+    drafter = SuffixDrafter()
+    drafters = Drafters([drafter], 8)
+    drafters.finish(row([5, 6], [7, 8, 9], tenant="a", salt="x"))
+    assert line(drafters.start(row([5, 6], tenant="a", salt="x"))) == [7, 8, 9]
+    assert line(drafters.start(row([5, 6], tenant="b", salt="x"))) == []
+    assert line(drafters.start(row([5, 6], tenant="a", salt="y"))) == []
+    drafters.finish(row([5, 6], [], tenant="a", salt="x"))
+    assert drafter.answers.num_tokens == 6  # nothing was answered
+
+
+def test_earlier_answers_are_bounded() -> None:
+    answers = EarlierAnswers(max_tokens=200)
+    for i in range(100):
+        answers.add(("t", "s"), range(1000 * i, 1000 * i + 20))
+        assert answers.num_tokens <= 200
+    index = answers.of(("t", "s"))
+    assert index is not None and index.find([99_000, 99_001]) is not None and index.find([0, 1]) is None
+    for i in range(300):
+        answers.add((f"t{i}", "s"), range(30))
+        assert answers.num_tokens <= 200
+    assert answers.of(("t", "s")) is None
+    answers.add(("long", "s"), range(10_000))
+    assert answers.num_tokens <= 200
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_chances_are_those_that_were_shown(is_right: bool) -> None:
+    """A drafter that is right proposes more, one that never is stops."""
+    state = row([1, 2, 3, 9, 1, 2])
+    drafts = Drafters([NgramDrafter()], 8).start(state)
+    first = len(line(drafts, 8, 0.2))
+    for i in range(60):
+        for token in [[3, 9, 1, 2][i % 4]] if is_right else [100 + i, 1, 2]:  # 1, 2 is never followed by 3 again
+            state.append(token)
+            line(drafts, 8, 0.2)
+    assert first == 1 and (len(line(drafts, 8, 0.2)) > 4 if is_right else line(drafts, 8, 0.2) == [])
+
+
+def test_a_proposal_is_judged_once_per_place() -> None:
+    acceptance = Acceptance()
+    state = row([1, 2, 3, 4, 5, 1, 2])
+    drafts = RowDrafts(state, [NgramDrafter()], acceptance)
+    assert line(drafts, 4) == [3, 4, 5, 1]
+    for token in (3, 4, 9):
+        state.append(token)
+        line(drafts, 4)
+    shares = {place: acceptance._shares["ngram", 2, place] for place in range(3)}
+    assert [(share.accepted, share.judged) for share in shares.values()] == [(1, 1), (1, 1), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fast", "give auto, off or a JSON object"),
+        ("[1]", "give auto, off or a JSON object"),
+        ('{"method": "eagle"}', "'eagle' is unknown: choose one of auto, ngram, suffix"),
+        ('{"model": "x"}', "has no 'model': give method, num_speculative_tokens"),
+        ('{"num_speculative_tokens": 0}', "num_speculative_tokens=0 is out of range: it must be 1 to 32"),
+        ('{"prompt_lookup_min": true}', "prompt_lookup_min=True is out of range: it must be 2 to 16"),
+        ('{"prompt_lookup_min": 9, "prompt_lookup_max": 4}', "prompt_lookup_min=9 is over prompt_lookup_max=4"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, words: str) -> None:
+    with pytest.raises(InvalidConfig, match=re.escape(words)):
+        parse_speculation(text)
+
+
+def test_what_is_taken() -> None:
+    assert parse_speculation("off") is None and make_drafters(None) is None
+    assert parse_speculation("auto") == parse_speculation("{}") == SpeculativeConfig()
+    found = parse_speculation('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}')
+    assert found == SpeculativeConfig("ngram", 4, 2, 5)

@@ -1,0 +1,90 @@
+"""The controller with a scripted clock: drafts are verified where they pay, and only there."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engine.plan import Draft, Output, Plan, Result, Row
+from penstock.engine.scheduling.speculation import MIN_CHANCE, RUNGS, SpeculationController
+from penstock.engine.scheduling.step_costs import MIN_SAMPLES, StepCosts
+
+
+def line(*chances: float) -> list[Draft]:
+    return [Draft(7, place - 1, chance) for place, chance in enumerate(chances)]
+
+
+def taught(cost: dict[tuple[int, int], float]) -> SpeculationController:
+    """A controller that has seen steps of these (sequences, tokens)."""
+    controller = SpeculationController()
+    for (rows, tokens), seconds in cost.items():
+        base, extra = divmod(tokens - rows, rows)
+        for _ in range(MIN_SAMPLES):
+            plan_rows = []
+            for i in range(rows):
+                count = base + (i < extra)
+                plan_rows.append(Row(i, 5, 1 + count, Output.SAMPLE, draft=tuple(line(*[0.5] * count))))
+            plan = Plan(0, tuple(plan_rows))
+            controller.note(plan, Result(0, step_s=seconds))
+    return controller
+
+
+def test_verifies_what_costs_less_than_it_brings() -> None:
+    controller = taught({(1, 1): 1.0, (1, 2): 1.25, (1, 3): 1.5, (1, 5): 2.0})
+    assert controller.choose([line(0.9, 0.9, 0.9, 0.9)], 1, False) == [4]
+    assert controller.choose([line(0.9, 0.1, 0.9)], 1, False) == [1]
+    assert controller.choose([line(0.2, 0.9)], 1, False) == [0]
+
+
+def test_never_where_every_token_costs_a_step() -> None:
+    controller = taught({(64, 64): 64.0, (64, 65): 65.0, (64, 68): 68.0, (64, 96): 96.0})
+    assert controller.choose([line(0.9, 0.9) for _ in range(64)], 64, False) == [0] * 64
+    assert controller.min_chance >= 0.75
+
+
+def test_the_likeliest_first() -> None:
+    controller = taught({(4, 4): 1.0, (4, 5): 1.1, (4, 6): 1.6})
+    assert controller.choose([line(0.3), line(0.95, 0.5), line(0.2), line(0.4)], 4, False) == [0, 1, 0, 0]
+
+
+def test_a_cliff_is_found_by_measurement() -> None:
+    """Steps of more than 64 tokens are twice as dear, say: drafts stop at the edge."""
+    cost = {(60, 60): 10.0, (60, 62): 10.1, (60, 64): 10.2, (60, 66): 20.0, (60, 76): 21.0}
+    counts = taught(cost).choose([line(0.9) for _ in range(60)], 60, False)
+    assert sum(counts) == 4
+
+
+def test_tries_before_anything_is_known() -> None:
+    controller = SpeculationController()
+    assert controller.choose([line(0.5, 0.5)], 1, False) == [2] and controller.min_chance == MIN_CHANCE
+    for seconds in (0.0, -1.0):
+        controller.note(Plan(0, (Row(0, 5, 1, Output.SAMPLE),)), Result(0, step_s=seconds))
+    assert controller.choose([line(0.5)], 1, False) == [1]
+
+
+def test_beside_prompts_only_likely_drafts() -> None:
+    assert SpeculationController().choose([line(0.9, 0.4), line(0.3)], 3, True) == [1, 0]
+
+
+def test_a_recovered_machine_is_noticed() -> None:
+    """Slow samples are forgotten once faster ones have come."""
+    costs = StepCosts()
+    for seconds in (9.0, 9.0, 9.0, 1.0):
+        costs.note(1, 1, seconds)
+    assert costs.estimate(1, 1) == 1.0
+    for _ in range(8):
+        costs.note(1, 1, 5.0)
+    assert costs.estimate(1, 1) == 5.0
+
+
+@pytest.mark.parametrize("tokens", range(1, 200, 7))
+def test_estimates_never_fall_with_tokens(tokens: int) -> None:
+    costs = StepCosts()
+    for known, seconds in ((1, 1.0), (4, 2.0), (8, 1.9), (64, 9.0), (512, 60.0)):
+        for _ in range(MIN_SAMPLES):
+            costs.note(0, known, seconds)
+    here, there = costs.estimate(3, tokens), costs.estimate(3, tokens + 7)
+    assert here is not None and there is not None and there >= here
+
+
+def test_rungs_grow() -> None:
+    assert list(RUNGS) == sorted(set(RUNGS)) and RUNGS[0] == 1
