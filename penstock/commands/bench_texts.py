@@ -10,6 +10,7 @@ from typing import Any
 NAMES = "Ada Boris Clara Dinesh Elif Farid Greta Hugo Ines Jonas Kemal Lena Marco Nadia Otto Petra Rosa Tomas".split()
 TOWNS = "Aberdare Bergen Cuenca Delft Evora Fulda Girona Hasselt Izmir Jena Kotor Lugano Matera Narva Oulu".split()
 JOBS = "baker carpenter doctor farmer glazier joiner mason painter plumber tailor teacher welder".split()
+VERBS = "add remove update archive restore rename close merge export".split()
 NOUNS = "account basket cart device event folder garden invoice journal ledger message order parcel queue".split()
 QUESTIONS = (
     "Why is the sky blue?",
@@ -52,7 +53,7 @@ def code_edit(rng: random.Random) -> str:
         f'        """{verb.title()} the {noun} with this id."""\n'
         f"        if {noun}_id not in self.{noun}s:\n            return False\n"
         f"        self.{noun}s[{noun}_id].{verb}(amount)\n        return True\n"
-        for verb, noun in zip(("add", "remove", "update", "archive", "restore", "rename"), rng.sample(NOUNS, 6))
+        for verb, noun in zip(VERBS, rng.sample(NOUNS, len(VERBS)))
     )
     return (
         f"Rename the class {one.title()}Store to {other.title()}Store and print the whole code again.\n\n"
@@ -61,7 +62,7 @@ def code_edit(rng: random.Random) -> str:
 
 
 def extraction(rng: random.Random) -> str:
-    people = [(rng.choice(NAMES), rng.choice(TOWNS), rng.choice(JOBS), rng.randrange(20, 70)) for _ in range(12)]
+    people = [(rng.choice(NAMES), rng.choice(TOWNS), rng.choice(JOBS), rng.randrange(20, 70)) for _ in range(30)]
     rows = "\n".join(f"{name}, aged {age}, lives in {town} and works as a {job}." for name, town, job, age in people)
     name, town, job, age = people[0]
     first = f'{{"name": "{name}", "town": "{town}", "job": "{job}", "age": {age}}}'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.text.tokenizers.tokenizer import Tokenizer
@@ -224,6 +224,21 @@ class AnswerBuilder:
         return replace(self.so_far, index=index, text="".join(self._texts))
 
 
+def split_delta(delta: Delta) -> Iterator[Delta]:
+    """Yield a delta for each token, as if each had come in a step of its own."""
+    last = len(delta.tokens) - 1
+    for place, token in enumerate(delta.tokens[:last]):
+        yield Delta(
+            delta.request_id,
+            delta.sibling,
+            (token,),
+            delta.logprobs[place : place + 1],
+            delta.prompt_logprobs if place == 0 else None,
+            num_cached_tokens=delta.num_cached_tokens,
+        )
+    yield replace(delta, tokens=delta.tokens[last:], logprobs=delta.logprobs[last:], prompt_logprobs=None)
+
+
 class Collector:
     """A request and its answers. `listener` is called with each delta."""
 
@@ -251,7 +266,13 @@ class Collector:
         return self.error is not None and all(one.so_far.finish_reason == "error" for one in self._answers.values())
 
     def push(self, delta: Delta) -> bool:
-        """Add a delta; return True if the engine must stop this sibling."""
+        """Add a delta; return True if the engine must stop this sibling. A listener hears of one token at a time, so
+        that it can tell which tokens spell what."""
+        if self.listener is not None and len(delta.tokens) > 1:
+            return any(self._push(one) for one in split_delta(delta))
+        return self._push(delta)
+
+    def _push(self, delta: Delta) -> bool:
         answer = self._answers.get(delta.sibling)
         if answer is None:
             answer = self._answers[delta.sibling] = AnswerBuilder(self.request, delta.sibling, self._tokenizer)

@@ -11,6 +11,7 @@ from penstock.config.speculation import SpeculativeConfig, parse_speculation
 from penstock.draft.acceptance import Acceptance
 from penstock.draft.drafters import Drafters, RowDrafts, make_drafters
 from penstock.draft.ngram import NgramDrafter
+from penstock.draft.prediction import PredictionDrafter
 from penstock.draft.suffix import EarlierAnswers, SuffixDrafter
 from penstock.errors import InvalidConfig
 from penstock.sampling.row import RowState
@@ -125,3 +126,24 @@ def test_what_is_taken() -> None:
     assert parse_speculation("auto") == parse_speculation("{}") == SpeculativeConfig()
     found = parse_speculation('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}')
     assert found == SpeculativeConfig("ngram", 4, 2, 5)
+
+
+def test_a_prediction_is_followed_and_found_again() -> None:
+    predicted = (10, 11, 12, 13, 14, 15, 16, 17, 18)
+    state = row([1, 2], prediction=predicted)
+    drafts = Drafters([PredictionDrafter()], 8).start(state)
+    assert line(drafts, 3) == [10, 11, 12]
+    for token in (10, 11, 99):  # instead of 12
+        state.append(token)
+    assert line(drafts, 3) == [13, 14, 15]
+    for token in (98, 97, 16, 17):  # and a gap
+        state.append(token)
+    assert line(drafts, 3) == [18]
+    state.append(18)
+    assert line(drafts) == []
+    assert line(Drafters([PredictionDrafter()], 8).start(row([1, 2]))) == []
+
+
+def test_a_resumed_answer_goes_on_in_its_prediction() -> None:
+    state = row([1, 2], [10, 11], prediction=(10, 11, 12, 13))
+    assert line(Drafters([PredictionDrafter()], 8).start(state)) == [12, 13]

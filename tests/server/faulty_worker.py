@@ -8,7 +8,7 @@ import sys
 import time
 
 from penstock.api import worker
-from penstock.engine.plan import Plan, Result
+from penstock.engine.plan import Output, Plan, Result
 from penstock.runner.cpu import runner as module
 
 DEATH, RAISE, NAN = 310, 311, 312  # in no text
@@ -29,10 +29,12 @@ class FaultyRunner(module.Runner):
         def faulty():
             if any(RAISE in row.state.request.tokens for row in rows):
                 raise RuntimeError("a step that raises")
-            computed = compute()
-            for index, row in enumerate(rows):
-                if NAN in row.state.request.tokens and index < len(computed.values):
-                    computed.values[index] = float("nan")
+            computed, first = compute(), 0
+            for row, running in zip(plan.rows, rows):
+                if row.output is Output.SAMPLE:
+                    if NAN in running.state.request.tokens:
+                        computed.values[first] = float("nan")
+                    first += 1 + len(row.draft)
             return computed
 
         return faulty

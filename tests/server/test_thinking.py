@@ -112,7 +112,8 @@ def test_a_budget(thinker: RunningServer) -> None:
 
 
 def test_a_budget_of_anthropics(thinker: RunningServer) -> None:
-    body = {"model": "m", "messages": HELLO, "max_tokens": 60, "thinking": {"type": "enabled", "budget_tokens": 0}}
+    thinking = {"type": "enabled", "budget_tokens": 0}
+    body = {"model": "m", "messages": HELLO, "max_tokens": 60, "temperature": 0, "thinking": thinking}
     response = httpx.post(f"{thinker.url}/v1/messages", json=body, timeout=60)
     kinds = [block["type"] for block in response.json()["content"]]
     assert kinds == ["text"] and "warning" not in response.headers
