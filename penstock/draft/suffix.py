@@ -9,7 +9,7 @@ from penstock.draft.drafter import Proposal, grade_match
 from penstock.draft.text_index import END, MAX_MATCH, TextIndex
 from penstock.sampling.row import RowState
 
-MAX_TOKENS = 1_000_000  # of all earlier answers; about 150 bytes each
+MAX_TOKENS = 250_000  # of all earlier answers; about 150 bytes each
 MAX_SCOPES = 256
 
 Scope = tuple[str, str]  # tenant and salt: answers are never drafts for another

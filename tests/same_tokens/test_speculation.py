@@ -96,3 +96,17 @@ def test_off_drafts_nothing(known: tuple[str, list[Answer]]) -> None:
         with tiny_llm(model, speculative_config=off) as llm:
             assert together(llm, prompts(), params()) == answers
             assert llm.stats()["num_draft_tokens"] == 0
+
+
+def test_a_drafter_that_fails_costs_no_answer(
+    known: tuple[str, list[Answer]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    model, answers = known
+    monkeypatch.setattr("penstock.draft.ngram.OwnText.propose", fail)
+    with make(model, "auto") as llm:
+        assert together(llm, prompts(), params()) == answers
+        assert llm.stats()["num_failed_steps"] == llm.stats()["num_draft_tokens"] == 0
+    assert "goes on without drafts" in caplog.text

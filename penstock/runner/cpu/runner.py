@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.logits import Array, UnusableLogits
 from penstock.sampling.row import Chooser, RowState
 from penstock.sampling.sampler import Sampler
+
+_log = logging.getLogger(__name__)
 
 
 class Shape(NamedTuple):
@@ -254,10 +257,16 @@ class Runner:
             state.append(token)
 
     def _propose(self, running: RunningRow, result: RowResult, min_chance: float) -> None:
-        """Add draft tokens for the row's next step, unless its answer ends here."""
+        """Add draft tokens for the row's next step, unless its answer ends here. A drafter that fails costs the row
+        its drafts, and nobody an answer."""
         drafters, drafts = self.rows.drafters, running.drafts
-        if drafters is not None and drafts is not None and result.tokens and not result.error and not result.complete:
+        if drafters is None or drafts is None or not result.tokens or result.error or result.complete:
+            return
+        try:
             result.draft = drafts.propose(drafters.max_tokens, min_chance)
+        except Exception:
+            running.drafts = None
+            _log.exception("a drafter failed; this request goes on without drafts")
 
     def _prompt_logprobs(self, model: Decoder, row: Row, hidden: torch.Tensor, result: RowResult) -> None:
         try:
