@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from penstock.draft.suffix import SuffixDrafter
 from penstock.engine.plan import Draft
 from penstock.sampling.row import RowState
 
+_log = logging.getLogger(__name__)
+FAILED = "a drafter failed; the request goes on without drafts"
 ROW_WEIGHT = 8.0  # draft tokens that the engine's share counts for beside the row's own
 MAX_ROW_JUDGED = 64.0
 
@@ -39,7 +42,6 @@ class RowDrafts:
     def __init__(self, state: RowState, drafters: Sequence[Drafter], acceptance: Acceptance) -> None:
         self._state, self._acceptance = state, acceptance
         self._num_known = len(state.tokens)
-        self._stops = frozenset(state.request.stop_token_ids)
         parts = [(drafter, drafter.start(state)) for drafter in drafters]
         self._followed = [Followed(drafter, part, Share()) for drafter, part in parts if part is not None]
 
@@ -47,7 +49,8 @@ class RowDrafts:
         """Return the line of the drafter that promises most, as far as each token is wanted: its chance, with all
         before it, is at least `min_chance`."""
         state = self._state
-        if state.tokens[-1] in self._stops:
+        if state.has_stopped or state.num_generated >= state.request.max_tokens:
+            self._followed = []  # the row may wait long for its next sequence
             return ()
         new = state.tokens[self._num_known :]
         self._num_known = len(state.tokens)
@@ -120,9 +123,21 @@ class Drafters:
         self.acceptance = Acceptance()
 
     def start(self, state: RowState) -> RowDrafts | None:
-        """Follow a row; None for a beam, which gets no drafts."""
-        return None if state.request.beam is not None else RowDrafts(state, self.drafters, self.acceptance)
+        """Follow a row; None for a beam, which gets no drafts, or if a drafter fails."""
+        if state.request.beam is not None:
+            return None
+        try:
+            return RowDrafts(state, self.drafters, self.acceptance)
+        except Exception:
+            _log.exception(FAILED)
+            return None
 
     def finish(self, state: RowState) -> None:
-        for drafter in self.drafters:
-            drafter.finish(state)
+        """Let drafters learn from a row that has ended."""
+        if state.request.beam is not None:
+            return
+        try:
+            for drafter in self.drafters:
+                drafter.finish(state)
+        except Exception:
+            _log.exception(FAILED)

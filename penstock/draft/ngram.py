@@ -9,16 +9,23 @@ from penstock.draft.drafter import Proposal, grade_match
 from penstock.draft.text_index import MAX_MATCH, MIN_MATCH, TextIndex
 from penstock.sampling.row import RowState
 
+MAX_INDEXED = 65_536  # tokens of the text before the first draft
+
 
 class OwnText:
+    """The row's last MAX_INDEXED tokens, indexed when a draft is first asked for."""
+
     def __init__(self, tokens: Sequence[int], min_match: int, max_match: int) -> None:
-        self._index, self._min_match, self._max_match = TextIndex(tokens), min_match, max_match
+        self._index, self._min_match, self._max_match = TextIndex(), min_match, max_match
+        self._waiting = list(tokens[-MAX_INDEXED:])
 
     def append(self, tokens: Sequence[int]) -> None:
-        self._index.extend(tokens)
+        self._waiting += tokens
 
     def propose(self, most: int) -> Proposal | None:
         index = self._index
+        index.extend(self._waiting)
+        self._waiting.clear()
         match = index.find(index.tokens, is_own=True, max_match=self._max_match)
         if match is None or match.length < self._min_match:
             return None

@@ -73,8 +73,11 @@ class SuffixDrafter:
 
     def finish(self, state: RowState) -> None:
         """Keep the answer, after the prompt's last tokens, so that its beginning is found too."""
-        if state.num_generated:
-            self.answers.add(_scope(state), state.tokens[max(0, state.num_prompt - MAX_MATCH) :])
+        answer = state.tokens[state.num_prompt :]
+        end = next((i for i, token in enumerate(answer) if token in state.stops), len(answer))
+        if end:
+            before = state.tokens[max(0, state.num_prompt - MAX_MATCH) : state.num_prompt]
+            self.answers.add(_scope(state), [*before, *answer[:end]])
 
 
 def _scope(state: RowState) -> Scope:

@@ -101,10 +101,12 @@ LOGIT_ROWS = 64  # prompt log probabilities are made from so many rows of logits
 
 
 def add_sampled(state: RowState, sampled: list[Sampled], result: RowResult) -> None:
-    """Append the sampled tokens to the row and its result; a beam's tokens come from the host."""
-    failed = next((one for one in sampled if one.error), None)
-    if failed is not None and not result.error:
-        result.error, result.unfit = failed.error, failed.unfit
+    """Append the sampled tokens to the row and its result; a beam's tokens come from the host. An error after accepted
+    draft tokens is left to the next step, which meets it as it would have without drafts."""
+    failed = next((i for i, one in enumerate(sampled) if one.error), None)
+    if failed == 0 and not result.error:
+        result.error, result.unfit = sampled[0].error, sampled[0].unfit
+    sampled = sampled[:failed] if failed else sampled
     if result.error:
         return
     if sampled[0].candidates:

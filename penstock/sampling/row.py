@@ -79,6 +79,7 @@ class RowState:
         """`mu` is mirostat's after `tokens`, if some of them were generated."""
         self.request, self.sibling, self.num_prompt = request, sibling, num_prompt
         self.tokens = list(tokens)
+        self.stops = frozenset(request.stop_token_ids)
         self.masks = Masks(request)
         self.processors = request.sampling.logits_processors or ()
         self.penalties = Penalties(request.sampling, self.tokens, num_prompt)
@@ -189,6 +190,11 @@ class RowState:
     def is_finished(self) -> bool:
         """True if grammar or budget allow no further token."""
         return self.guide is not None and self.guide.finished
+
+    @property
+    def has_stopped(self) -> bool:
+        """True if the last token ends the answer."""
+        return self.tokens[-1] in self.stops and self.num_generated > self.request.sampling.min_tokens
 
     def append(self, token: int, mu: float | None = None) -> None:
         """Append a token; `mu` is mirostat's after it."""

@@ -84,7 +84,7 @@ class Sampler:
                 after = _find_guess(draft, after, chosen.token)
                 if after is not None:
                     row.append(chosen.token, chosen.mu)
-                    if row.is_finished:
+                    if row.is_finished or row.has_stopped:
                         break
         finally:
             row.truncate(length)

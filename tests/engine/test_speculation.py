@@ -7,6 +7,8 @@ import pytest
 from penstock.engine.plan import Draft, Output, Plan, Result, Row
 from penstock.engine.scheduling.speculation import MIN_CHANCE, RUNGS, SpeculationController
 from penstock.engine.scheduling.step_costs import MIN_SAMPLES, StepCosts
+from tests.engine.stage import Stage
+from tests.simulation.forward import Drafting
 
 
 def line(*chances: float) -> list[Draft]:
@@ -30,39 +32,39 @@ def taught(cost: dict[tuple[int, int], float]) -> SpeculationController:
 
 def test_verifies_what_costs_less_than_it_brings() -> None:
     controller = taught({(1, 1): 1.0, (1, 2): 1.25, (1, 3): 1.5, (1, 5): 2.0})
-    assert controller.choose([line(0.9, 0.9, 0.9, 0.9)], 1, False) == [4]
-    assert controller.choose([line(0.9, 0.1, 0.9)], 1, False) == [1]
-    assert controller.choose([line(0.2, 0.9)], 1, False) == [0]
+    assert controller.choose([line(0.9, 0.9, 0.9, 0.9)], 1, 32, False) == [4]
+    assert controller.choose([line(0.9, 0.1, 0.9)], 1, 32, False) == [1]
+    assert controller.choose([line(0.2, 0.9)], 1, 32, False) == [0]
 
 
 def test_never_where_every_token_costs_a_step() -> None:
     controller = taught({(64, 64): 64.0, (64, 65): 65.0, (64, 68): 68.0, (64, 96): 96.0})
-    assert controller.choose([line(0.9, 0.9) for _ in range(64)], 64, False) == [0] * 64
+    assert controller.choose([line(0.9, 0.9) for _ in range(64)], 64, 32, False) == [0] * 64
     assert controller.min_chance >= 0.75
 
 
 def test_the_likeliest_first() -> None:
     controller = taught({(4, 4): 1.0, (4, 5): 1.1, (4, 6): 1.6})
-    assert controller.choose([line(0.3), line(0.95, 0.5), line(0.2), line(0.4)], 4, False) == [0, 1, 0, 0]
+    assert controller.choose([line(0.3), line(0.95, 0.5), line(0.2), line(0.4)], 4, 32, False) == [0, 1, 0, 0]
 
 
 def test_a_cliff_is_found_by_measurement() -> None:
     """Steps of more than 64 tokens are twice as dear, say: drafts stop at the edge."""
     cost = {(60, 60): 10.0, (60, 62): 10.1, (60, 64): 10.2, (60, 66): 20.0, (60, 76): 21.0}
-    counts = taught(cost).choose([line(0.9) for _ in range(60)], 60, False)
+    counts = taught(cost).choose([line(0.9) for _ in range(60)], 60, 32, False)
     assert sum(counts) == 4
 
 
 def test_tries_before_anything_is_known() -> None:
     controller = SpeculationController()
-    assert controller.choose([line(0.5, 0.5)], 1, False) == [2] and controller.min_chance == MIN_CHANCE
+    assert controller.choose([line(0.5, 0.5)], 1, 32, False) == [2] and controller.min_chance == MIN_CHANCE
     for seconds in (0.0, -1.0):
         controller.note(Plan(0, (Row(0, 5, 1, Output.SAMPLE),)), Result(0, step_s=seconds))
-    assert controller.choose([line(0.5)], 1, False) == [1]
+    assert controller.choose([line(0.5)], 1, 32, False) == [1]
 
 
 def test_beside_prompts_only_likely_drafts() -> None:
-    assert SpeculationController().choose([line(0.9, 0.4), line(0.3)], 3, True) == [1, 0]
+    assert SpeculationController().choose([line(0.9, 0.4), line(0.3)], 3, 32, True) == [1, 0]
 
 
 def test_a_recovered_machine_is_noticed() -> None:
@@ -84,6 +86,45 @@ def test_estimates_never_fall_with_tokens(tokens: int) -> None:
             costs.note(0, known, seconds)
     here, there = costs.estimate(3, tokens), costs.estimate(3, tokens + 7)
     assert here is not None and there is not None and there >= here
+
+
+def test_room_is_a_limit_and_shapes_stay_few() -> None:
+    controller = SpeculationController()
+    lines = [line(0.99, 0.99, 0.99, 0.99, 0.99) for _ in range(64)]
+    for is_mixed in (False, True):
+        assert sum(controller.choose(lines, 64, 24, is_mixed)) == 24
+        assert sum(controller.choose(lines, 64, 0, is_mixed)) == 0
+    assert sum(controller.choose([line(*[0.99] * 5)], 1, 32, False)) == 4  # a rung
+
+
+def test_a_cost_that_was_measured_long_ago_is_tried_again() -> None:
+    """Breaks when one slow minute switches speculation off for good."""
+    costs = StepCosts()
+    for _ in range(MIN_SAMPLES):
+        costs.note(1, 2, 3.0)
+    for _ in range(10):
+        costs.note(1, 1, 1.0)
+    assert costs.estimate(1, 2) == 3.0
+    for _ in range(2000):
+        costs.note(1, 1, 1.0)
+    assert costs.estimate(1, 2) == pytest.approx(1.4)
+
+
+def test_drafts_starve_neither_rows_nor_prompts() -> None:
+    """Breaks when drafts of older rows come before another row's one token, or before all of a prompt."""
+    drafting = Drafting(rate=1.0, longest=8, accuracy=1.0)
+    stage = Stage(num_blocks=4000, max_num_seqs=17, max_num_batched_tokens=64, drafting=drafting)
+    stage.scheduler._speculation = SpeculationController()
+    for _ in range(16):
+        stage.add(3, max_tokens=400)
+    for _ in range(5):
+        stage.step()
+    late = stage.add(40, max_tokens=4)
+    for _ in range(4):
+        stage.step()
+    counts = [sum(len(delta.tokens) for delta in stage.deltas if delta.request_id == f"r{i}") for i in range(1, 17)]
+    assert any(delta.request_id == late.id for delta in stage.deltas)
+    assert min(counts) >= 8 and stage.stats.num_accepted_tokens > 20
 
 
 def test_rungs_grow() -> None:

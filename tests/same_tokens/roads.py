@@ -91,7 +91,7 @@ class Always(SpeculationController):
 
     min_chance = 0.0
 
-    def choose(self, drafts: Sequence[Sequence[Draft]], num_rows: int, is_mixed: bool) -> list[int]:
+    def choose(self, drafts: Sequence[Sequence[Draft]], num_rows: int, room: int, is_mixed: bool) -> list[int]:
         return [len(line) for line in drafts]
 
 

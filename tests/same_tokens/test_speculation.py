@@ -60,7 +60,7 @@ def test_together_and_again(known: tuple[str, list[Answer]], method: str) -> Non
         assert together(llm, prompts(), params()) == answers
         assert together(llm, prompts(), params()) == answers
         stats = llm.stats()
-        assert stats["num_draft_tokens"] > stats["num_accepted_tokens"] > 50
+        assert stats["num_draft_tokens"] > stats["num_accepted_tokens"] > 20
         assert sum(stats[f"num_accepted_at_{place}"] for place in range(8)) == stats["num_accepted_tokens"]
         assert stats["num_accepted_at_0"] >= stats["num_accepted_at_1"] > 0
 

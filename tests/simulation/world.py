@@ -36,7 +36,7 @@ class Whim(SpeculationController):
         super().__init__()
         self.rng = random.Random(seed)
 
-    def choose(self, drafts: Seq[Seq[Draft]], num_rows: int, is_mixed: bool) -> list[int]:
+    def choose(self, drafts: Seq[Seq[Draft]], num_rows: int, room: int, is_mixed: bool) -> list[int]:
         return [self.rng.randint(0, len(line)) for line in drafts]
 
 

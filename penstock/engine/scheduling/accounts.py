@@ -103,13 +103,9 @@ class Accounts:
             self._evict(uncomputed)
             return deltas
         sequence.computed -= max(0, flight.expected - len(outcome.tokens))
-        if row.draft:
-            self.stats.num_drafts += 1
-            self.stats.num_accepted_tokens += len(outcome.tokens) - 1
-            for place in range(min(len(outcome.tokens) - 1, NUM_PLACES)):
-                self.stats.num_accepted_at[place] += 1
         self._take_prompt_logprobs(sequence, row, outcome)
         taken, finish_reason, stop_reason = self._accept(sequence, outcome.tokens, outcome.complete)
+        num_accepted = self._count_accepted(row, taken) if row.draft else 0
         sequence.mu = outcome.mu if outcome.mu is not None else sequence.mu
         sequence.draft = list(outcome.draft) if outcome.draft else []
         self._insert(sequence, plan)
@@ -143,11 +139,23 @@ class Accounts:
             forced_closing=outcome.forced,
             mu=outcome.mu,
             num_predicted=sum(draft.drafter == PREDICTION for draft in row.draft),
-            num_accepted=sum(draft.drafter == PREDICTION for draft in row.draft[: len(outcome.tokens) - 1]),
+            num_accepted=sum(draft.drafter == PREDICTION for draft in row.draft[:num_accepted]),
         )
         if finish_reason:
             self.roster.finish(sequence)
         return [delta]
+
+    def _count_accepted(self, row: Row, taken: tuple[int, ...]) -> int:
+        """Count the draft tokens that the answer took."""
+        pairs = zip(row.draft, taken)
+        num_accepted = next((i for i, (draft, token) in enumerate(pairs) if draft.token != token), None)
+        if num_accepted is None:
+            num_accepted = min(len(row.draft), len(taken))
+        self.stats.num_drafts += 1
+        self.stats.num_accepted_tokens += num_accepted
+        for place in range(min(num_accepted, NUM_PLACES)):
+            self.stats.num_accepted_at[place] += 1
+        return num_accepted
 
     def _accept(
         self, sequence: Sequence, tokens: tuple[int, ...], complete: bool

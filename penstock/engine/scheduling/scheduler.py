@@ -14,7 +14,7 @@ from penstock.engine.scheduling.fast_path import DecodeFastPath
 from penstock.engine.scheduling.plan_builder import PlanBuilder
 from penstock.engine.scheduling.policy import make_policy
 from penstock.engine.scheduling.roster import Roster
-from penstock.engine.scheduling.speculation import SpeculationController
+from penstock.engine.scheduling.speculation import MAX_DRAFT_TOKENS, SpeculationController
 from penstock.engine.scheduling.waiting import Preemption, WaitingQueue
 from penstock.engine.sequence import Sequence, Status
 from penstock.errors import InvalidConfig, InvalidRequest
@@ -136,14 +136,18 @@ class Scheduler:
             self._queue.admit_all(budget)
 
     def _cut_drafts(self, speculation: SpeculationController) -> None:
-        """Keep the draft tokens that are worth verifying."""
+        """Keep the draft tokens that are worth verifying. They come after one token for every row, and none are kept
+        while blocks are scarce."""
         running = self.roster.running
         drafting = [s for s in running if s.draft]
-        if drafting:
-            is_mixed = bool(self.roster.waiting) or any(s.remaining > 1 for s in running)
-            counts = speculation.choose([s.draft for s in drafting], len(running), is_mixed)
-            for sequence, count in zip(drafting, counts):
-                del sequence.draft[count:]
+        if not drafting:
+            return
+        is_scarce = self.cache.num_available < 2 * self._capacity.growth() + MAX_DRAFT_TOKENS
+        room = 0 if is_scarce else min(MAX_DRAFT_TOKENS, self.max_num_batched_tokens - len(running))
+        is_mixed = bool(self.roster.waiting and self.roster.rows) or any(s.remaining > 1 for s in running)
+        counts = speculation.choose([s.draft for s in drafting], len(running), max(0, room), is_mixed)
+        for sequence, count in zip(drafting, counts):
+            del sequence.draft[count:]
 
     def _schedule_running(self, budget: int) -> int:
         """Best rank first for memory; what decoding rows need is kept back from longer ones. Returns what is left."""

@@ -7,13 +7,13 @@ answers come, and never a token of them.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 
 from penstock.engine.plan import Draft, Plan, Result
 from penstock.engine.scheduling.step_costs import StepCosts
 
 RUNGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # draft tokens of a step: a runner records each shape of step
+MAX_DRAFT_TOKENS = RUNGS[-1]  # of a step
 MIN_CHANCE = 0.05  # drafters need not tell of less
 SLACK = 0.8  # of the price of a token: it will be another in the next step
 MIXED_CHANCE = 0.5  # beside a prompt, whose tokens are as dear
@@ -43,31 +43,32 @@ class SpeculationController:
             return MIN_CHANCE
         return max(MIN_CHANCE, SLACK * rows * (more - base) / base)
 
-    def choose(self, drafts: Sequence[Sequence[Draft]], num_rows: int, is_mixed: bool) -> list[int]:
-        """Return how many tokens of each line to verify in a step of `num_rows` sequences."""
+    def choose(self, drafts: Sequence[Sequence[Draft]], num_rows: int, room: int, is_mixed: bool) -> list[int]:
+        """Return how many tokens of each line to verify in a step of `num_rows` sequences: `room` in all at most, the
+        likeliest first."""
+        ranked = sorted(
+            ((-path, index) for index, line in enumerate(drafts) for path in _paths(line)), key=lambda one: one[0]
+        )[:room]
         if is_mixed:
-            return [sum(path >= MIXED_CHANCE for path in _paths(line)) for line in drafts]
-        ranked = heapq.merge(
-            *([(-path, index) for path in _paths(line)] for index, line in enumerate(drafts)), key=lambda one: one[0]
-        )
-        lines = list(ranked)
-        best, best_rate = 0, self._rate(num_rows, num_rows, 0.0)
-        if best_rate is None:
-            return [len(line) for line in drafts]  # nothing is measured yet
-        gained, at = 0.0, 0
-        for rung in RUNGS:
-            if at == len(lines):
-                break
-            rung = min(rung, len(lines))
-            gained -= sum(path for path, _ in lines[at:rung])
-            at = rung
-            rate = self._rate(num_rows, num_rows + rung, gained)
-            if rate is not None and rate > best_rate:
-                best, best_rate = rung, rate
+            wanted = sum(-path >= MIXED_CHANCE for path, _ in ranked)
+        else:
+            wanted = self._count_paying([-path for path, _ in ranked], num_rows)
         counts = [0] * len(drafts)
-        for _, index in lines[:best]:
+        for _, index in ranked[:wanted]:
             counts[index] += 1
         return counts
+
+    def _count_paying(self, paths: list[float], num_rows: int) -> int:
+        """Return the rung with the most tokens per second; the largest before anything was measured."""
+        rungs = [rung for rung in RUNGS if rung <= len(paths)]
+        best, best_rate = 0, self._rate(num_rows, num_rows, 0.0)
+        if best_rate is None:
+            return rungs[-1] if rungs else 0
+        for rung in rungs:
+            rate = self._rate(num_rows, num_rows + rung, sum(paths[:rung]))
+            if rate is not None and rate > best_rate:
+                best, best_rate = rung, rate
+        return best
 
     def _rate(self, num_rows: int, num_tokens: int, gained: float) -> float | None:
         cost = self.costs.estimate(num_rows, num_tokens)

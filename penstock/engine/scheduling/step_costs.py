@@ -19,7 +19,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, int], deque[tuple[int, float]]] = {}
-        self._by_tokens: dict[int, float] = {}  # the last that was measured
+        self._by_tokens: dict[int, tuple[int, float]] = {}  # when it was last measured, and the seconds
         self._curve: tuple[list[int], list[float]] | None = None  # fitted to that; None: out of date
         self._now = 0
 
@@ -28,8 +28,8 @@ class StepCosts:
         samples = self._samples.setdefault((num_sequences, num_tokens), deque(maxlen=NUM_SAMPLES))
         samples.append((self._now, seconds))
         fastest = self._find_fastest(num_sequences, num_tokens)
-        if fastest is not None and self._by_tokens.get(num_tokens) != fastest:
-            self._by_tokens[num_tokens], self._curve = fastest, None
+        if fastest is not None:
+            self._by_tokens[num_tokens], self._curve = (self._now, fastest), None
 
     def _find_fastest(self, num_sequences: int, num_tokens: int) -> float | None:
         """The fastest of the last steps of this kind; None if there were too few, or all are old."""
@@ -55,7 +55,8 @@ class StepCosts:
         """Read the curve: between two points on the line that joins them, beyond the last one on the line from the
         first."""
         if self._curve is None:
-            self._curve = fit_monotone(self._by_tokens)
+            recent = {tokens: s for tokens, (at, s) in self._by_tokens.items() if self._now - at <= MAX_AGE}
+            self._curve = fit_monotone(recent)
         known, costs = self._curve
         if not known:
             return None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from penstock.cache.group import Group
-from penstock.draft.drafters import Drafters
+from penstock.draft.drafters import FAILED, Drafters
 from penstock.engine.executor import Answer, Describe, Done, Values, obey
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.models.decoder import Decoder, Encoder
@@ -248,7 +248,7 @@ class Runner:
         """Sample the row's tokens from its logits [1 + k, V], those of a line of k draft tokens included."""
         taken: tuple[int, ...] = ()
         if state.chooser is Chooser.ARGMAX and not result.error:
-            taken = _verify_greedy(row, logits, likeliest)
+            taken = _verify_greedy(row, state, logits, likeliest)
         if not taken:
             add_sampled(state, self.sampler.verify(logits, state, row.draft), result)
             return
@@ -266,7 +266,7 @@ class Runner:
             result.draft = drafts.propose(drafters.max_tokens, min_chance)
         except Exception:
             running.drafts = None
-            _log.exception("a drafter failed; this request goes on without drafts")
+            _log.exception(FAILED)
 
     def _prompt_logprobs(self, model: Decoder, row: Row, hidden: torch.Tensor, result: RowResult) -> None:
         try:
@@ -276,14 +276,14 @@ class Runner:
             result.error = str(error)
 
 
-def _verify_greedy(row: Row, logits: Array, likeliest: list[int]) -> tuple[int, ...]:
-    """Return the likeliest tokens as far as the draft has them, and one more; none if a logit is not finite."""
+def _verify_greedy(row: Row, state: RowState, logits: Array, likeliest: list[int]) -> tuple[int, ...]:
+    """Return the likeliest tokens as far as the draft has them, and one more; none if the first logit is not finite."""
     taken: list[int] = []
     for place, token in enumerate(likeliest):
         if not math.isfinite(logits[place, token]):
-            return ()
+            break
         taken.append(token)
-        if place < len(row.draft) and row.draft[place].token != token:
+        if token in state.stops or place < len(row.draft) and row.draft[place].token != token:
             break
     return tuple(taken)
 

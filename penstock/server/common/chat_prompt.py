@@ -210,11 +210,16 @@ class ChatPrompt:
 
 
 async def _encode_prediction(body: ChatBody, model: ServedModel, tenant: str) -> tuple[int, ...]:
-    """Encode the predicted output; tokens that no answer can reach are dropped."""
-    text = body.prediction.text if body.prediction is not None else ""
-    if not text:
+    """Encode the predicted output; tokens that no answer can reach are dropped. A prediction only saves time, so one
+    that cannot be encoded is no reason to refuse the request."""
+    if body.prediction is None or not body.prediction.text:
         return ()
-    encoded = await model.text.encode(text, cut=True, add_special_tokens=False, tenant=tenant)
+    try:
+        encoded = await model.text.encode(
+            body.prediction.text, cut=True, add_special_tokens=False, tenant=tenant, may_be_empty=True
+        )
+    except InvalidRequest:
+        return ()
     return tuple(encoded.tokens[: model.text.intake.max_model_len])
 
 
