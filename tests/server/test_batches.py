@@ -207,9 +207,10 @@ def test_cancelled_keeps_what_was_answered(tmp_path: Path) -> None:
     async def main() -> None:
         place = BodyReservation(tmp_path)
         batches = await place.open(answering("a"))
-        running, waiting = await begin(batches, line("a"), line("b")), await begin(batches, line("c"))
+        running = await begin(batches, line("a"), line("b"))
         while running.num_completed < 1:
             await asyncio.sleep(0.005)
+        waiting = await begin(batches, line("c"))
         with pytest.raises(ApiError, match="cancel the batch"):
             batches.files.delete(batches.files.find("", running.input_file_id))
         for state in (waiting, running):
