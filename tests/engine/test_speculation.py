@@ -110,8 +110,9 @@ def test_a_cost_that_was_measured_long_ago_is_tried_again() -> None:
     assert costs.estimate(1, 2) == pytest.approx(1.4)
 
 
-def test_drafts_starve_neither_rows_nor_prompts() -> None:
+def test_drafts_starve_neither_rows_nor_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks when drafts of older rows come before another row's one token, or before all of a prompt."""
+    monkeypatch.setattr("penstock.engine.scheduling.speculation.MIXED_CHANCE", 0.001)  # all of each line
     drafting = Drafting(rate=1.0, longest=8, accuracy=1.0)
     stage = Stage(num_blocks=4000, max_num_seqs=17, max_num_batched_tokens=64, drafting=drafting)
     stage.scheduler._speculation = SpeculationController()
