@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 NUM_SAMPLES = 8  # of each kind of step; the fastest counts: noise only adds
 MIN_SAMPLES = 3  # a CPU runs the first two steps of a shape without its tape
-MAX_AGE = 1024  # steps
+MAX_AGE = 192  # steps; a cost measured while the machine was busy must not stop drafts for long
 TRUST = 0.6  # until it is measured, one more token costs 0.4 of a step of one sequence, 0.9 of a share in 64
 FIRST_SLOPE = 0.25  # of a step, for one more token, before anything is known
 
