@@ -324,7 +324,7 @@ def _engine(
         ahead.wait()
     runner.warm()
     settle_collector()
-    return Engine(scheduler, runner, overlap=1)
+    return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
 
 
 def _gpu_runner(

@@ -19,6 +19,7 @@ from penstock.text.prompt_encoder import Encoded, Messages, Prompt
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import SamplingParams, StreamDelta
 
+PREPARING_S = 0.005  # between the engine's preparations, while idle
 CLOSED = "this AsyncLLM is closed: make a new one"
 
 
@@ -56,6 +57,7 @@ class _Loop(threading.Thread):
     def __init__(self, service: Service) -> None:
         super().__init__(name="penstock-engine", daemon=True)
         self._service = service
+        self._is_prepared = False
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the next two
         self._streams: set[AsyncStream] = set()
@@ -96,8 +98,13 @@ class _Loop(threading.Thread):
 
     def _make_calls(self) -> bool:
         """Make the queued calls; with nothing to compute, wait for one. False ends the thread."""
-        while not self._calls.empty() or not self._service.engine.has_work:
-            call = self._calls.get()
+        engine = self._service.engine
+        while not self._calls.empty() or not engine.has_work:
+            try:
+                call = self._calls.get(timeout=None if self._is_prepared else PREPARING_S)
+            except queue.Empty:
+                self._is_prepared = not engine.prepare()
+                continue
             if call is None:
                 return False
             call()

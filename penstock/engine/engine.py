@@ -13,11 +13,20 @@ from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.types import Delta, Request
 
 
+def prepare_nothing() -> bool:
+    return False
+
+
 class Engine:
-    def __init__(self, scheduler: Scheduler, executor: Executor, overlap: int = 0) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, overlap: int = 0, prepare: Callable[[], bool] = prepare_nothing
+    ) -> None:
+        """`prepare` is called again and again while there is no work, until it returns False. It makes later steps
+        faster, and each call is short."""
         self.scheduler = scheduler
         self.executor = executor
         self.overlap = overlap
+        self.prepare = prepare
         self.watch: Callable[[Plan], None] | None = None  # is told of each plan before it is started
         self._started: deque[tuple[Plan, Ticket[Result]]] = deque()
 

@@ -85,9 +85,9 @@ class CommandLoop:
 
     def serve(self) -> None:
         """Make steps while there is work and wait while there is none, until told to stop."""
-        engine = self._engine
+        engine, is_prepared = self._engine, False
         while True:
-            wait_s = 0.0 if engine.has_work else PREPARING_S if self._preparing else None
+            wait_s = 0.0 if engine.has_work else None if is_prepared and not self._preparing else PREPARING_S
             for command in self._wire.receive(wait_s):
                 if isinstance(command, Stop):
                     self._preparers.shutdown(wait=False, cancel_futures=True)
@@ -96,6 +96,8 @@ class CommandLoop:
             self._enter_prepared()
             if engine.has_work:
                 self._step()
+            elif not is_prepared:
+                is_prepared = not engine.prepare()
 
     def _step(self) -> None:
         self._pulse.begun = time.monotonic()

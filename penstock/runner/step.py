@@ -44,8 +44,10 @@ class Step:
         )
 
 
-def ends_of(step: Step, at: torch.Tensor, owners: torch.Tensor, num_kv_splits: int = 1) -> Ends:
-    """Make a step of the tokens at[M], each the last query of its sequence owners[M]."""
+def ends_of(
+    step: Step, at: torch.Tensor, owners: torch.Tensor, num_kv_splits: int = 1, lengths: torch.Tensor | None = None
+) -> Ends:
+    """Make a step of the tokens at[M], each the last query of its sequence owners[M]; padding has length 0."""
     count = len(at)
     places = step.places[at]
     alone = Step(
@@ -54,7 +56,7 @@ def ends_of(step: Step, at: torch.Tensor, owners: torch.Tensor, num_kv_splits: i
         [slots if slots is None else slots[at] for slots in step.slots],
         [table[owners] for table in step.tables],
         torch.arange(count + 1, dtype=torch.int32, device=at.device),
-        (places + 1).int(),
+        (places + 1).int() if lengths is None else lengths,
         None if step.work is None else Work(count, None, num_kv_splits),
         places,
     )

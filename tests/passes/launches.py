@@ -394,10 +394,10 @@ class Gpu:
         graphs, made = self.graphs, []
         with torch.inference_mode():
             one = graphs[(count, shared, graphs.num_kv_splits(count, longest))]
-        notes = self.note(lambda: made.append(graphs.run(one.forward)))
+        notes = self.note(lambda: made.append(graphs.pool.run(one.forward)))
         yield "", notes
         if made:
-            yield "/choice", self.note(lambda: graphs.run(one.sample[self._chooser]))
+            yield "/choice", self.note(lambda: graphs.pool.run(one.sample[self._chooser]))
 
     def mixed(self, sequences: list[Part], with_ends: bool = True) -> Iterator[tuple[str, Notes]]:
         """Note a step of any rows, single tokens first; without ends as where log probabilities of a prompt are asked

@@ -22,8 +22,9 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests 
 pytest.importorskip("triton")
 
 from penstock import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams  # noqa: E402
-from penstock.runner.cuda import decode_graphs  # noqa: E402
-from penstock.runner.cuda.decode_graphs import DecodeGraphs, Half  # noqa: E402
+from penstock.runner.cuda import graphs as cuda_graphs  # noqa: E402
+from penstock.runner.cuda.decode_graphs import DecodeGraphs  # noqa: E402
+from penstock.runner.cuda.graphs import GraphPool, Half  # noqa: E402
 from penstock.runner.cuda.rows import (
     DeviceParams,  # noqa: E402
     RowTensors,  # noqa: E402
@@ -248,7 +249,7 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_alone(
         assert other.stats()["num_failed_steps"] == 0
 
 
-@pytest.mark.parametrize("where, name", [(DecodeGraphs, "run"), (RowTensors, "admit"), (DecodeGraphs, "sample")])
+@pytest.mark.parametrize("where, name", [(GraphPool, "run"), (RowTensors, "admit"), (DecodeGraphs, "sample")])
 def test_a_plan_that_fails_costs_nobody_an_answer(
     tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch, where: type, name: str
 ) -> None:
@@ -280,11 +281,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "MemPool", lambda: SimpleNamespace(id=(0, 1)))
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool: nullcontext())
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(decode_graphs, "borrow", torch.clone)
-    made: Any = object.__new__(DecodeGraphs)
-    made.eager, made.sizes, made._sampling_pool = False, [1, 2, 4, 8], None
-    made._forward_pool = made._last_eager = made._stream = None
-    return made
+    monkeypatch.setattr(cuda_graphs, "borrow", torch.clone)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    return GraphPool(eager=False, max_num_seqs=8)
 
 
 def test_sampling_is_captured_after_the_logits_it_reads(graphs: Any) -> None:
@@ -317,7 +316,7 @@ def test_captured_buckets_keep_no_logits_of_their_own(graphs: Any) -> None:
         computed.append(weakref.ref(logits))
         return logits
 
-    steps = [Half(partial(forward, size), is_forward=True) for size in graphs.sizes]
+    steps = [Half(partial(forward, size), is_forward=True) for size in (1, 2, 4, 8)]
     for half in steps:
         graphs.run(half)
     assert [logits() is None for logits in computed] == [True, True, True, False], "only the last one is of use"

@@ -19,7 +19,8 @@ from penstock.runner.cuda.decode_graphs import DecodeGraphs, bucket_sizes, num_k
 def steps(recorded: list[tuple[int, bool]], eager: bool = False) -> DecodeGraphs:
     """With graphs of these sizes, shared or not."""
     made: Any = object.__new__(DecodeGraphs)
-    made.sizes, made.eager, made._num_wanted = [1, 2, 4, 8, 16, 32, 64], eager, Counter()
+    made.sizes, made.num_wanted = [1, 2, 4, 8, 16, 32, 64], Counter()
+    made.pool = SimpleNamespace(eager=eager, captures_in_steps=True)
     made._num_sms, made._kv_heads = 132, 8
     made._known = {
         (size, shared, made.num_kv_splits(size, 1)): SimpleNamespace(forward=SimpleNamespace(graph=object()))
@@ -31,7 +32,7 @@ def steps(recorded: list[tuple[int, bool]], eager: bool = False) -> DecodeGraphs
 def test_one_that_is_recorded_is_taken() -> None:
     made = steps([(8, False), (32, False)])
     assert [made.pick(count, False, 1)[0] for count in (8, 7, 5, 30)] == [8, 8, 8, 32]
-    assert not made._num_wanted
+    assert not made.num_wanted
 
 
 def test_a_larger_one_stands_in_until_the_right_one_is_wanted_often() -> None:

@@ -38,6 +38,7 @@ class Work:
     tiles: Tensor | None = None
     num_kv_splits: int = 1
     shared: Shared | None = None  # of no use with a window
+    single_lengths: Tensor | None = None  # of the first `num_single`, where some of them are not decode rows: 0
 
 
 def _scores(

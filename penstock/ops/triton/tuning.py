@@ -78,6 +78,8 @@ MAX_RANKED = 128  # room for the tokens that mirostat 1 ranks
 SHORT_CONTEXT = 512  # positions of the longest sequence
 MAX_KV_SPLITS, MAX_SHORT_KV_SPLITS, MAX_PREFIX_SPLITS = 32, 8, 16
 CAPTURE_AFTER = 8  # steps of a bucket that a larger captured one could stand in for
+MAX_CAPTURED_TOKENS = 2048  # of a mixed step; a larger one takes the device longer than the host
+MIXED_SEQUENCES = (8, 64)  # for which mixed steps are captured, and the most there can be
 MIN_PREFIX_SEQUENCES, MIN_PREFIX_POSITIONS = 4, 256  # of a shared prefix that is read once
 MAX_PREFIXES = 8  # shared in a step
 

@@ -50,6 +50,7 @@ class AheadCompiler:
     def __init__(self, pid: int, report: int) -> None:
         self._pid, self._report = pid, report
         self._ready = threading.Event()
+        self.done = threading.Event()  # all that could be compiled is
         self._heard = time.monotonic()
         threading.Thread(target=self._listen, name="penstock-ahead", daemon=True).start()
 
@@ -62,6 +63,7 @@ class AheadCompiler:
                 else:
                     _log.debug("compile-ahead: %s", line.strip())
         self._ready.set()
+        self.done.set()
         with contextlib.suppress(ChildProcessError):  # where the parent does not wait for its children
             os.waitpid(self._pid, 0)
 

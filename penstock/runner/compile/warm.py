@@ -9,9 +9,10 @@ from functools import partial
 import torch
 
 from penstock import ops
-from penstock.ops.triton.tuning import SHORT_CONTEXT
+from penstock.ops.triton.tuning import MAX_CAPTURED_TOKENS, SHORT_CONTEXT
 from penstock.passes.lower import row_limits
 from penstock.runner.cuda.decode_graphs import DecodeGraphs
+from penstock.runner.cuda.mixed_graphs import Key, MixedGraphs
 from penstock.runner.step import Step, ends_of
 from penstock.sampling.row import Chooser
 
@@ -46,6 +47,7 @@ def later_steps(singles: DecodeGraphs) -> list[Work]:
         for size in reversed(singles.sizes)
     }
     shared = (True, False) if singles.rows.only_full else (False,)
+    mixed = MixedGraphs(singles, singles.sizes[-1], MAX_CAPTURED_TOKENS)
     return [
         partial(_run_move, singles),
         *(partial(singles.warm, size) for size in singles.sizes[1:2]),
@@ -53,6 +55,7 @@ def later_steps(singles: DecodeGraphs) -> list[Work]:
         partial(_run_mixed, singles, chooser=DEVICE_FILTERED),
         partial(singles.warm, singles.sizes[0], False, DEVICE_EXTRAS),
         partial(_run_mixed, singles, chooser=DEVICE_EXTRAS),
+        *(partial(mixed.warm, key, DEVICE) for key in _least_keys(mixed)),
         *(partial(_run_mixed, singles, count) for count in (2, *(limit + 1 for limit in limits))),
         *(
             partial(singles.warm, size, is_shared, DEVICE, longest)
@@ -62,8 +65,14 @@ def later_steps(singles: DecodeGraphs) -> list[Work]:
     ]
 
 
+def _least_keys(mixed: MixedGraphs) -> list[Key]:
+    """The least bucket of tokens for each bucket of sequences."""
+    return [min(key for key in mixed.buckets() if key[1] == seqs) for seqs in mixed.sequences]
+
+
 def _tile_steps(singles: DecodeGraphs) -> list[Work]:
     """Return one step per tile size of the deterministic GEMM, and one of MANY_ROWS."""
+    mixed = MixedGraphs(singles, singles.sizes[-1], MAX_CAPTURED_TOKENS)
     largest, counts = singles.sizes[-1], [limit + 1 for limit in row_limits(singles.model)]
     sizes = {singles.size(min(rows, largest)) for rows in (*counts, largest)} - set(singles.sizes[:2])
     return [
@@ -71,6 +80,7 @@ def _tile_steps(singles: DecodeGraphs) -> list[Work]:
         partial(singles.warm, singles.sizes[0], False, DEVICE_EXTRAS),
         partial(_run_mixed, singles, chooser=DEVICE_EXTRAS),
         *(partial(_run_mixed, singles, rows, DEVICE_FILTERED) for rows in (*counts, MANY_ROWS)),
+        *(partial(mixed.warm, key, DEVICE_FILTERED) for key in _least_keys(mixed)),
     ]
 
 

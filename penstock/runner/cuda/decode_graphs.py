@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,16 +24,17 @@ from penstock.ops.triton.tuning import (
     MAX_KV_SPLITS,
     MAX_PREFIX_SPLITS,
     MAX_SHORT_KV_SPLITS,
+    MIN_PREFIX_SEQUENCES,
     SHORT_CONTEXT,
 )
 from penstock.runner.cuda.decode_batch import max_tiles
+from penstock.runner.cuda.graphs import GraphPool, Half
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.memory import BlockMemory
 from penstock.runner.step import Step
 from penstock.sampling.row import Chooser
 
 Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
-Made = TypeVar("Made")
 VARIANTS = Chooser.DEVICE, Chooser.DEVICE_FILTERED, Chooser.DEVICE_EXTRAS  # of sampling
 Key = tuple[int, bool, int]  # batch size, whether prefixes are shared, KV splits
 
@@ -46,30 +46,6 @@ class SampledTokens:
     tokens: torch.Tensor
     report: torch.Tensor | None = None
     mus: torch.Tensor | None = None
-
-
-@dataclass
-class Half(Generic[Made]):
-    """Half a step: the forward pass, or sampling. Without a graph its kernels are launched one by one."""
-
-    function: Callable[[], Made]
-    is_forward: bool = False
-    made: Made | None = None
-    graph: torch.cuda.CUDAGraph | None = None
-    num_runs: int = 0
-
-
-class Borrowed:
-    """Memory at the address of a tensor, without owning it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        data = tensor.data_ptr(), False
-        self.__cuda_array_interface__ = {"shape": (tensor.nbytes,), "typestr": "|u1", "data": data, "version": 3}
-
-
-def borrow(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of a captured graph's output that leaves its memory to later captures: only one bucket's is in use."""
-    return torch.as_tensor(Borrowed(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
 
 
 @dataclass
@@ -121,7 +97,7 @@ class DecodeGraphs:
         self.model, self.memory, self.rows = model, memory, rows
         self.caches = memory.views(model.spec.memories())
         self.sizes = bucket_sizes(max_num_seqs)
-        self.eager, self.deterministic = eager, deterministic
+        self.deterministic = deterministic
         device = rows.last.device
         self._num_sms = num_sms
         self._kv_heads = max((cache.k.shape[1] for cache in self.caches if isinstance(cache, KvCache)), default=1)
@@ -141,11 +117,8 @@ class DecodeGraphs:
         self._starts = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._lengths = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self._known: dict[Key, DecodeStep] = {}
-        self._num_wanted: Counter[Key] = Counter()  # and not captured
-        self._sampling_pool = None if eager else torch.cuda.graph_pool_handle()
-        self._forward_pool: torch.cuda.MemPool | None = None
-        self._stream: torch.cuda.Stream | None = None  # of captures: memory is given again on the same stream only
-        self._last_eager: Half[torch.Tensor] | None = None
+        self.num_wanted: Counter[Key] = Counter()  # and not captured
+        self.pool = GraphPool(eager, max_num_seqs)
 
     def warm(self, size: int, shared: bool = False, chooser: Chooser = Chooser.DEVICE, longest: int = 1) -> None:
         """Run a step of padding rows, so that its kernels are compiled; safe to call from several threads."""
@@ -174,10 +147,10 @@ class DecodeGraphs:
         capturing it would not pay, and launching it kernel by kernel is slow."""
         least = self.size(num_sequences)
         right = least, shared, self.num_kv_splits(least, longest)
-        if self.eager or self._is_captured(right):
+        if self.pool.eager or self._is_captured(right):
             return right
-        self._num_wanted[right] += 1
-        if self._num_wanted[right] > CAPTURE_AFTER:
+        self.num_wanted[right] += 1
+        if self.pool.captures_in_steps and self.num_wanted[right] > CAPTURE_AFTER:
             return right
         larger = ((size, shared, self.num_kv_splits(size, longest)) for size in self.sizes if size > least)
         return next((key for key in larger if self._is_captured(key)), right)
@@ -202,7 +175,7 @@ class DecodeGraphs:
     def forget(self) -> None:
         """Drop all captured graphs."""
         self._known.clear()
-        self._last_eager = None
+        self.pool.forget()
 
     def __getitem__(self, key: Key) -> DecodeStep:
         if key not in self._known:
@@ -225,42 +198,26 @@ class DecodeGraphs:
         sample = {chooser: Half(partial(self._sample, forward, step, numbers[ROW], chooser)) for chooser in VARIANTS}
         return DecodeStep(flat, numbers, step, forward, sample)
 
-    def run(self, half: Half[Made]) -> Made:
-        """Run half a step, from the second time on as a graph. Sampling is captured after the forward pass whose logits
-        it reads: they stay in one place only from then on."""
-        if half.graph is None and half.num_runs and not self.eager:
-            self._capture(half)
-        if half.graph is not None:
-            half.graph.replay()
-        else:
-            half.made = half.function()
-            if half.is_forward:
-                self._keep_only(half)
-        half.num_runs += 1
-        assert half.made is not None
-        return half.made
+    def prepare(self, key: Key, chooser: Chooser) -> None:
+        """Run a bucket of padding rows, and capture it."""
+        one = self[key]
+        one.flat.zero_()
+        one.numbers.fill_(-1)
+        one.numbers[ROW] = self.rows.padding_row
+        self.pool.prepare(one.forward, one.sample[chooser])
 
-    def _keep_only(self, half: Half[Any]) -> None:
-        """Drop the logits of the last forward pass that was not captured. The first time, reserve memory for
-        the logits of the largest bucket, into which those of smaller ones fit."""
-        last, self._last_eager = self._last_eager, half
-        logits: Any = half.made
-        if last is not None and last is not half and last.graph is None:
-            last.made = None
-        if self._forward_pool is None and not self.eager:
-            self._forward_pool = torch.cuda.MemPool()
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._forward_pool):
-                logits.new_empty((self.sizes[-1], logits.shape[1]))
-
-    def _capture(self, half: Half[Any]) -> None:
-        """Capture half a step. All buckets' logits share memory: each is read before the next forward pass. Sampling
-        has a pool of its own, so that it never writes where logits lie."""
-        pool: Any = self._forward_pool.id if half.is_forward and self._forward_pool else self._sampling_pool
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-            made = half.function()
-        half.made, half.graph = borrow(made) if half.is_forward else made, graph
+    def buckets(self) -> list[Key]:
+        """All buckets, the largest first, those without shared prefixes before the others."""
+        shared = (False, True) if self.rows.only_full and not self.deterministic else (False,)
+        longest = min(SHORT_CONTEXT, self.model.spec.max_model_len), self.model.spec.max_model_len
+        found = [
+            (size, is_shared, self.num_kv_splits(size, length))
+            for is_shared in shared
+            for length in longest
+            for size in reversed(self.sizes)
+            if not is_shared or size >= MIN_PREFIX_SEQUENCES
+        ]
+        return list(dict.fromkeys(found))
 
     def _forward(self, numbers: torch.Tensor, step: Step) -> torch.Tensor:
         for g, table in enumerate(self.rows.tables):

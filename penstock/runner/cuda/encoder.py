@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Event
 
 import numpy as np
 import torch
@@ -70,6 +71,10 @@ class EncoderRunner:
         """Give up the weights, whoever still holds the runner."""
         vars(self).clear()
         free_gpu_memory()
+
+    def prepare(self, is_compiled: Event | None = None) -> bool:
+        """Nothing is captured."""
+        return False
 
     def control(self, message: object) -> Done[Answer]:
         told: Values = {"device": str(self._staging.device), "num_plans": self.rows.num_plans, "cache_bytes": 0}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Event
 
 import numpy as np
 import torch
@@ -20,16 +22,19 @@ from penstock.runner.compile.launchers import isolate_launchers
 from penstock.runner.compile.warm import first_steps
 from penstock.runner.cuda.decode_batch import DecodeBatch, PrefixFinder, fill_shared, put_in_order
 from penstock.runner.cuda.decode_graphs import SampledTokens, make_decode_graphs
-from penstock.runner.cuda.packed import PackedRows, max_numbers
+from penstock.runner.cuda.mixed_graphs import MixedGraphs
+from penstock.runner.cuda.packed import MixedInputs, PackedRows, max_numbers, read_inputs
+from penstock.runner.cuda.preparation import Preparation
 from penstock.runner.cuda.staging import Staging, free_gpu_memory, record_event
 from penstock.runner.cuda.ticket import HostRow, StepTicket
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import RunningRow, RunningRows, add_prompt_logprobs
-from penstock.runner.step import ends_of
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.logits import UnusableLogits
 from penstock.sampling.row import Chooser
 from penstock.sampling.sampler import Sampler
+
+_log = logging.getLogger(__name__)
 
 
 class CudaRunner:
@@ -55,6 +60,8 @@ class CudaRunner:
             room = max_numbers(max_num_batched_tokens, max_num_seqs, self.rows.num_groups)
             self._staging = Staging(room, self.device)
             self._graphs = make_decode_graphs(model, memory, max_num_seqs, num_sms, eager, deterministic)
+            self._mixed = MixedGraphs(self._graphs, max_num_seqs, max_num_batched_tokens)
+        self._preparation = Preparation(self._graphs, self._mixed, self._min_chooser)
         self._caches, self._tensors = self._graphs.caches, self._graphs.rows
         self._prefixes = PrefixFinder(memory.block_size)
         self._batch: DecodeBatch | None = None  # of the last decode step
@@ -71,11 +78,25 @@ class CudaRunner:
             for done in [threads.submit(work) for work in works]:
                 done.result()
 
+    def prepare(self, is_compiled: Event | None = None) -> bool:
+        """Capture a step that may come later; the engine is idle. False if nothing is left. From the first call on
+        captures are left to such moments, once the kernels are compiled."""
+        self._graphs.pool.captures_in_steps = False
+        if is_compiled is not None and not is_compiled.is_set():
+            return True
+        try:
+            with torch.inference_mode():
+                return self._preparation.step()
+        except Exception as error:  # steps that are not captured are launched kernel by kernel
+            _log.warning("no more steps are captured: %s: %s", type(error).__name__, error)
+            return False
+
     def close(self) -> None:
         """Give up weights, cache and graphs, whoever still holds the runner: captured steps are cycles, and the
         collector skips what was there when the engine was ready."""
         if vars(self):
             self._graphs.forget()
+            self._mixed.forget()
         vars(self).clear()
         free_gpu_memory()
 
@@ -151,7 +172,8 @@ class CudaRunner:
         count, prefixes, graphs = len(devices), batch.prefixes, self._graphs
         key = graphs.pick(count, bool(prefixes), int(batch.starts[0]) + 1)
         size = key[0]
-        flat = self._staging.take()[: graphs.num_flat(size, bool(prefixes))]
+        prefixes = prefixes if key[1] else []
+        flat = self._staging.take()[: graphs.num_flat(size, key[1])]
         numbers, *sharing = graphs.split(flat, size)
         if prefixes:
             fill_shared(prefixes, graphs.tile_tokens, *sharing)
@@ -164,7 +186,7 @@ class CudaRunner:
             self._tensors.enter(plan)
         one = graphs[key]
         self._staging.send(len(flat), one.flat)
-        logits = graphs.run(one.forward)
+        logits = graphs.pool.run(one.forward)
         chooser = self._min_chooser
         if batch.is_simple:
             ticket.batch, ticket.places = batch, places
@@ -173,7 +195,7 @@ class CudaRunner:
             in_order, results_in_order = put_in_order(plan.rows, places), put_in_order(results, places)
             expected = list(zip(in_order, batch.devices, results_in_order, range(count)))
             chooser = max(chooser, self._assign(ticket, expected))
-        self._fetch(ticket, logits, graphs.run(one.sample[chooser]), count)
+        self._fetch(ticket, logits, graphs.pool.run(one.sample[chooser]), count)
 
     def _assign(self, ticket: StepTicket, rows: Sequence[tuple[Row, RunningRow, RowResult, int]]) -> Chooser:
         """Assign each row, given with its place among the logits, to the device or the host; returns the
@@ -227,29 +249,51 @@ class CudaRunner:
         ticket.results = every = [RowResult() for _ in plan.rows]
         results = [every[index] for index in order]
         packed = PackedRows(rows, of, graphs.tile_tokens)
-        longest = max(row.start + row.count for row in rows)
-        step, at, owners, row_of = packed.send(
-            self._staging, self._tensors, self.memory.block_size, graphs.num_kv_splits(packed.num_single, longest)
-        )
-        if any(row.prompt_logprobs for row in rows):
-            states = model.forward(step, self._caches)
+        wants_prompt = any(row.prompt_logprobs for row in rows)
+        key = None if wants_prompt else self._mixed.pick(packed.num_tokens, max(len(rows), len(packed.at)))
+        if key is not None:
+            one = self._mixed.send(self._staging, packed, key)
+            logits = graphs.pool.run(one.forward)
+            if not packed.at:
+                return
+            chooser, count = self._assign_mixed(ticket, rows, of, results)
+            self._fetch(ticket, logits, graphs.pool.run(one.sample[chooser]), count)
+            return
+        inputs = self._send_mixed(packed)
+        if wants_prompt:
+            states = model.forward(inputs.step, self._caches)
             for row, device, result, end in zip(rows, of, results, packed.ends):
                 if row.prompt_logprobs:
                     self._prompt_logprobs(row, device, states[end - row.count : end], result)
-            hidden, lengths = states[at], (step.places[at] + 1).int()
+            hidden, lengths = states[inputs.at], (inputs.step.places[inputs.at] + 1).int()
         else:
-            step.ends = ends_of(step, at, owners, graphs.num_kv_splits(len(packed.at), longest))
-            hidden, lengths = model.forward(step, self._caches), step.ends.step.lengths
+            lengths = inputs.add_ends(graphs.num_kv_splits(len(packed.at), packed.longest))
+            hidden = model.forward(inputs.step, self._caches)
         if not packed.at:
             return
         logits = model.logits(hidden)
+        chooser, count = self._assign_mixed(ticket, rows, of, results)
+        self._fetch(ticket, logits, graphs.sample(logits, lengths, inputs.rows, chooser), count)
+
+    def _send_mixed(self, packed: PackedRows) -> MixedInputs:
+        """Send rows that no captured step has room for."""
+        shape, graphs = packed.shape, self._graphs
+        packed.fill(self._staging.take(), shape, self._tensors.padding_row)
+        flat = self._staging.send(shape.num_numbers)
+        used = -(-packed.longest // self.memory.block_size)
+        splits = graphs.num_kv_splits(packed.num_single, packed.longest)
+        return read_inputs(flat, shape, self._tensors, self.memory.block_size, splits, used)
+
+    def _assign_mixed(
+        self, ticket: StepTicket, rows: Sequence[Row], devices: Sequence[RunningRow], results: Sequence[RowResult]
+    ) -> tuple[Chooser, int]:
+        """Assign the rows of a mixed step; returns who samples on the device, and the number of outputs."""
         place, expected = 0, []
-        for row, device, result in zip(rows, of, results):
+        for row, device, result in zip(rows, devices, results):
             if row.output is Output.SAMPLE:
                 expected.append((row, device, result, place))
                 place += 1 + len(row.draft)
-        chooser = max(self._assign(ticket, expected), self._min_chooser)
-        self._fetch(ticket, logits, graphs.sample(logits, lengths, row_of, chooser), place)
+        return max(self._assign(ticket, expected), self._min_chooser), place
 
     def _prompt_logprobs(self, row: Row, device: RunningRow, hidden: torch.Tensor, result: RowResult) -> None:
         try:

@@ -246,6 +246,7 @@ def _body(
     if work.num_single:
         num_kv_splits = cdiv(table.shape[1] * block_size, EXACT_SPLIT_POSITIONS)
         splits, grid = no_splits, (work.num_single, num_kv_heads)
+        single_lengths = lengths if work.single_lengths is None else work.single_lengths
         if (
             num_kv_splits > 1
             and work.num_single * num_kv_heads < MIN_EXACT_ATTENTION_PROGRAMS
@@ -258,7 +259,7 @@ def _body(
             cache,
             table,
             query_start,
-            lengths,
+            single_lengths,
             None,
             out,
             splits,
@@ -271,7 +272,7 @@ def _body(
         if splits.sums is not None:
             _merge_in_order[(work.num_single, num_heads)](
                 splits,
-                lengths,
+                single_lengths,
                 out,
                 num_kv_splits,
                 num_heads,

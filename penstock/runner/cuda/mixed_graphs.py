@@ -1,0 +1,141 @@
+"""Mixed steps as CUDA graphs, for buckets of tokens and sequences; others are launched kernel by kernel."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from penstock.ops.triton.tuning import CAPTURE_AFTER, MAX_CAPTURED_TOKENS, MIXED_SEQUENCES
+from penstock.runner.cuda.decode_graphs import VARIANTS, DecodeGraphs, SampledTokens
+from penstock.runner.cuda.graphs import Half
+from penstock.runner.cuda.packed import MixedShape, PackedRows, read_inputs
+from penstock.runner.cuda.staging import Staging
+from penstock.sampling.row import Chooser
+
+Key = tuple[int, int]  # tokens, sequences
+MAX_PADDING = 2  # times the tokens of a step; launching more padding takes longer than launching kernels one by one
+SMALL_STEP = 256  # tokens, up to which a step's time is that of reading the weights
+
+
+def token_buckets(max_num_batched_tokens: int) -> list[int]:
+    """Token counts for which mixed steps are captured."""
+    sizes = [*range(16, 128, 16), *range(128, 1024, 64), *range(1024, MAX_CAPTURED_TOKENS + 1, 128)]
+    return [size for size in sizes if size <= max_num_batched_tokens]
+
+
+def sequence_buckets(max_num_seqs: int) -> list[int]:
+    return [*(size for size in MIXED_SEQUENCES if size < max_num_seqs), max_num_seqs]
+
+
+@dataclass
+class MixedStep:
+    """One bucket: its inputs, its forward pass and its variants of sampling."""
+
+    shape: MixedShape
+    flat: torch.Tensor
+    forward: Half[torch.Tensor]
+    sample: dict[Chooser, Half[SampledTokens]]
+
+
+class MixedGraphs:
+    """The step of each bucket. It shares tensors, memory and captures with the decode steps."""
+
+    def __init__(self, decode: DecodeGraphs, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.decode, self.pool = decode, decode.pool
+        self.tokens, self.sequences = token_buckets(max_num_batched_tokens), sequence_buckets(max_num_seqs)
+        self.num_wanted: Counter[Key] = Counter()  # and not captured
+        self._known: dict[Key, MixedStep] = {}
+        sizes = [self.make_shape(key).num_numbers for key in self.buckets()] if self.tokens else [0]
+        self._flat = torch.zeros(max(sizes), dtype=torch.int32, device=decode.rows.last.device)
+
+    def buckets(self) -> list[Key]:
+        """All buckets, the largest first: what is captured later fits into the memory of the first."""
+        return [(tokens, seqs) for seqs in self.sequences for tokens in reversed(self.tokens) if seqs <= tokens]
+
+    def make_shape(self, key: Key) -> MixedShape:
+        """The inputs of a bucket. One more sequence has no queries: padding tiles are its."""
+        tokens, seqs = key
+        return MixedShape(tokens, seqs + 1, seqs, seqs, -(-tokens // self.decode.tile_tokens) + seqs, is_padded=True)
+
+    def pick(self, num_tokens: int, num_sequences: int) -> Key | None:
+        """Pick a captured step with room; None if there is none that is not much larger."""
+        if self.pool.eager or not self.tokens or num_tokens > self.tokens[-1]:
+            return None
+        largest = max(MAX_PADDING * num_tokens, SMALL_STEP)
+        tokens = [size for size in self.tokens[bisect_left(self.tokens, num_tokens) :] if size <= largest]
+        roomy = [(size, seqs) for size in tokens for seqs in self.sequences if num_sequences <= seqs <= size]
+        if not roomy:
+            return None
+        if self._is_captured(roomy[0]):
+            return roomy[0]
+        self.num_wanted[roomy[0]] += 1
+        if self.pool.captures_in_steps and self.num_wanted[roomy[0]] > CAPTURE_AFTER:
+            return roomy[0]
+        return next(filter(self._is_captured, roomy), None)
+
+    def _is_captured(self, key: Key) -> bool:
+        return key in self._known and self._known[key].forward.graph is not None
+
+    def __getitem__(self, key: Key) -> MixedStep:
+        if key not in self._known:
+            shape = self.make_shape(key)
+            flat = self._flat[: shape.num_numbers]
+            lengths: list[torch.Tensor] = []
+            forward = Half(partial(self._forward, shape, flat, lengths), is_forward=True)
+            rows = shape.split(flat)[8]
+            sample = {chooser: Half(partial(self._sample, forward, lengths, rows, chooser)) for chooser in VARIANTS}
+            self._known[key] = MixedStep(shape, flat, forward, sample)
+        return self._known[key]
+
+    def _num_kv_splits(self, num_sequences: int) -> int:
+        """As for long contexts of half the sequences: decode rows are few or many, and their contexts short or long."""
+        return self.decode.num_kv_splits(max(1, num_sequences // 2), self.decode.model.spec.max_model_len)
+
+    def _forward(self, shape: MixedShape, flat: torch.Tensor, lengths: list[torch.Tensor]) -> torch.Tensor:
+        """Compute logits; `lengths` keeps what sampling reads."""
+        decode, num_kv_splits = self.decode, self._num_kv_splits(shape.num_single)
+        inputs = read_inputs(flat, shape, decode.rows, decode.memory.block_size, num_kv_splits, None)
+        lengths[:] = [inputs.add_ends(num_kv_splits)]
+        return decode.model.logits(decode.model.forward(inputs.step, decode.caches))
+
+    def _sample(
+        self, forward: Half[torch.Tensor], lengths: list[torch.Tensor], rows: torch.Tensor, chooser: Chooser
+    ) -> SampledTokens:
+        assert forward.made is not None
+        return self.decode.sample(forward.made, lengths[0], rows, chooser)
+
+    def send(self, staging: Staging, packed: PackedRows, key: Key) -> MixedStep:
+        """Send the rows as the inputs of a bucket."""
+        one = self[key]
+        packed.fill(staging.take(), one.shape, self.decode.rows.padding_row)
+        staging.send(one.shape.num_numbers, one.flat)
+        return one
+
+    def prepare(self, key: Key, chooser: Chooser) -> None:
+        """Run a bucket of padding rows, and capture it."""
+        one = self[key]
+        fill_padding(one.flat, one.shape, self.decode.rows.padding_row)
+        self.pool.prepare(one.forward, one.sample[chooser])
+
+    def warm(self, key: Key, chooser: Chooser) -> None:
+        """Run a bucket of padding rows, so that its kernels are compiled; safe to call from several threads."""
+        shape, lengths = self.make_shape(key), list[torch.Tensor]()
+        with torch.inference_mode():
+            flat = torch.empty(shape.num_numbers, dtype=torch.int32, device=self.decode.rows.last.device)
+            fill_padding(flat, shape, self.decode.rows.padding_row)
+            logits = self._forward(shape, flat, lengths)
+            self.decode.sample(logits, lengths[0], shape.split(flat)[8], chooser)
+
+    def forget(self) -> None:
+        self._known.clear()
+
+
+def fill_padding(flat: torch.Tensor, shape: MixedShape, padding_row: int) -> None:
+    """Write the inputs of a step that has no rows."""
+    flat.zero_()
+    _, positions, _, rows, _, _, _, at, at_rows, _ = shape.split(flat)
+    positions[:], rows[:], at[:], at_rows[:] = -1, padding_row, -1, padding_row
