@@ -39,6 +39,7 @@ def test_is_caught(planted: Bug, tmp_path: Path, record_property: Callable[[str,
     assert test.startswith("tests/"), f"{planted.name}: {test or 'nobody noticed'}"
 
 
+@pytest.mark.slow
 def test_the_suites_pass_without_a_bug(tmp_path: Path) -> None:
     assert trial(None, tmp_path) == ""
 

@@ -40,6 +40,10 @@ class Work:
     shared: Shared | None = None  # of no use with a window
     single_lengths: Tensor | None = None  # of the first `num_single`, where some of them are not decode rows: 0
 
+    def find_lengths(self, lengths: Tensor) -> Tensor:
+        """Return the lengths of the first `num_single`, given those of all sequences."""
+        return lengths if self.single_lengths is None else self.single_lengths
+
 
 def _scores(
     q: Tensor, k: Tensor, visible: Tensor, distance: Tensor, scale: float, softcap: float, alibi: Tensor | None

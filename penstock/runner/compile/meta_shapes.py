@@ -93,6 +93,7 @@ RULES: dict[str, Callable[..., Tensor]] = {
     "amax": _reduce,
     "amin": _reduce,
     "_scaled_mm": _scaled_mm,
+    "floor_divide": lambda *args: _elementwise("floor_divide", args),  # which torch does not call pointwise
 }
 
 

@@ -83,7 +83,7 @@ class MixedInputs:
         at = self.at.clamp(min=0) if self.is_padded else self.at
         lengths = (self.step.places[at] + 1).int()
         if self.is_padded:
-            lengths = torch.where(self.at >= 0, lengths, 0)
+            lengths = lengths.masked_fill(self.at < 0, 0)
         self.step.ends = ends_of(self.step, at, self.owners, num_kv_splits, lengths)
         return lengths
 
@@ -103,7 +103,7 @@ def read_inputs(
     slots: list[torch.Tensor | None] = []
     for table, has_slots in zip(tables, tensors.has_slots):
         found = table[owners, places // block_size].long() * block_size + places % block_size if has_slots else None
-        slots.append(torch.where(positions >= 0, found, -1) if found is not None and shape.is_padded else found)
+        slots.append(found.masked_fill(positions < 0, -1) if found is not None and shape.is_padded else found)
     work = ops.Work(
         shape.num_single,
         tiles.view(-1, 2) if shape.num_tiles else None,

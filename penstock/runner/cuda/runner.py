@@ -256,7 +256,7 @@ class CudaRunner:
             logits = graphs.pool.run(one.forward)
             if not packed.at:
                 return
-            chooser, count = self._assign_mixed(ticket, rows, of, results)
+            chooser, count = self._assign_outputs(ticket, rows, of, results)
             self._fetch(ticket, logits, graphs.pool.run(one.sample[chooser]), count)
             return
         inputs = self._send_mixed(packed)
@@ -272,7 +272,7 @@ class CudaRunner:
         if not packed.at:
             return
         logits = model.logits(hidden)
-        chooser, count = self._assign_mixed(ticket, rows, of, results)
+        chooser, count = self._assign_outputs(ticket, rows, of, results)
         self._fetch(ticket, logits, graphs.sample(logits, lengths, inputs.rows, chooser), count)
 
     def _send_mixed(self, packed: PackedRows) -> MixedInputs:
@@ -284,7 +284,7 @@ class CudaRunner:
         splits = graphs.num_kv_splits(packed.num_single, packed.longest)
         return read_inputs(flat, shape, self._tensors, self.memory.block_size, splits, used)
 
-    def _assign_mixed(
+    def _assign_outputs(
         self, ticket: StepTicket, rows: Sequence[Row], devices: Sequence[RunningRow], results: Sequence[RowResult]
     ) -> tuple[Chooser, int]:
         """Assign the rows of a mixed step; returns who samples on the device, and the number of outputs."""

@@ -375,7 +375,6 @@ def _body(
     options = tile_options(block, q.dtype, has_large_smem(q.device))
     if work.num_single:
         shared = None if window else work.shared
-        single_lengths = lengths if work.single_lengths is None else work.single_lengths
         num_all = work.num_kv_splits + (shared.num_kv_splits if shared else 0)
         splits = Splits(None, None)
         if num_all > 1:
@@ -410,7 +409,7 @@ def _body(
             q,
             cache,
             table,
-            single_lengths,
+            work.find_lengths(lengths),
             shared and shared.skips,
             out,
             splits,

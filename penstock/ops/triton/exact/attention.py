@@ -246,7 +246,6 @@ def _body(
     if work.num_single:
         num_kv_splits = cdiv(table.shape[1] * block_size, EXACT_SPLIT_POSITIONS)
         splits, grid = no_splits, (work.num_single, num_kv_heads)
-        single_lengths = lengths if work.single_lengths is None else work.single_lengths
         if (
             num_kv_splits > 1
             and work.num_single * num_kv_heads < MIN_EXACT_ATTENTION_PROGRAMS
@@ -259,7 +258,7 @@ def _body(
             cache,
             table,
             query_start,
-            single_lengths,
+            work.find_lengths(lengths),
             None,
             out,
             splits,
@@ -272,7 +271,7 @@ def _body(
         if splits.sums is not None:
             _merge_in_order[(work.num_single, num_heads)](
                 splits,
-                single_lengths,
+                work.find_lengths(lengths),
                 out,
                 num_kv_splits,
                 num_heads,
