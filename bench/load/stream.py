@@ -161,5 +161,8 @@ def _read_events(response: Response, exchange: Exchange, sample: Sample) -> None
 
 
 def _has_text(choice: dict[str, Any]) -> bool:
+    """Return True for a chunk with tokens, of a chat (`delta`) or of a completion (`text`)."""
     delta = choice.get("delta") or {}
-    return any(delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls"))
+    return bool(choice.get("text")) or any(
+        delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls")
+    )

@@ -1,4 +1,4 @@
-"""A server with OpenAI's chat interface that says what a script tells it to: no model behind it."""
+"""A server with OpenAI's chats and completions that says what a script tells it to: no model behind it."""
 
 from __future__ import annotations
 
@@ -29,18 +29,28 @@ class Answer:
     open_s: float = 0.0  # keep the connection so long after the answer
 
     def events(self, body: Body) -> list[Body]:
-        texts: list[Body] = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}]
-        texts += [
-            {"choices": [{"index": 0, "delta": {"content": f" t{number}"}, "finish_reason": None}]}
-            for number in range(self.num_tokens)
-        ]
-        texts.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+        texts = self._chat_texts() if "messages" in body else self._completion_texts()
         if self.usage is not None and body["stream_options"]["include_usage"]:
             usage: Body = {"prompt_tokens": 7, "completion_tokens": self.num_tokens if self.usage < 0 else self.usage}
             if self.num_cached is not None:
                 usage["prompt_tokens_details"] = {"cached_tokens": self.num_cached}
             texts.append({"choices": [], "usage": usage})
         return texts
+
+    def _chat_texts(self) -> list[Body]:
+        texts: list[Body] = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}]
+        texts += [
+            {"choices": [{"index": 0, "delta": {"content": f" t{number}"}, "finish_reason": None}]}
+            for number in range(self.num_tokens)
+        ]
+        return [*texts, {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}]
+
+    def _completion_texts(self) -> list[Body]:
+        texts = [
+            {"choices": [{"index": 0, "text": f" t{number}", "finish_reason": None}]}
+            for number in range(self.num_tokens)
+        ]
+        return [*texts, {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}]
 
 
 Script = Callable[[int, Body], Answer]  # which request it is, and its body
@@ -83,7 +93,7 @@ class ChatServer:
         length = int(head.lower().split("content-length:")[1].split()[0])
         body = json.loads(await reader.readexactly(length) or b"{}")
         try:
-            if head.startswith("POST /v1/chat/completions"):
+            if head.startswith(("POST /v1/chat/completions", "POST /v1/completions")):
                 await self._chat(head, body, writer)
             elif head.startswith("POST /tokenize") and self.tokenize:
                 _plain(writer, 200, {"tokens": list(range(self.tokenize(body["content"])))})
@@ -117,6 +127,11 @@ def _plain(writer: asyncio.StreamWriter, status: int, value: Body, headers: dict
     writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n{lines}\r\n".encode() + data)
 
 
+def _text(choice: Body) -> str | None:
+    text: str | None = choice.get("text") or choice.get("delta", {}).get("content")
+    return text
+
+
 async def _stream(answer: Answer, body: Body, writer: asyncio.StreamWriter) -> None:
     framing = "Transfer-Encoding: chunked\r\n" if answer.chunked else ""
     writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{framing}\r\n".encode())
@@ -127,7 +142,7 @@ async def _stream(answer: Answer, body: Body, writer: asyncio.StreamWriter) -> N
 
     number = 0
     for event in answer.events(body):
-        if event["choices"] and event["choices"][0]["delta"].get("content"):
+        if event["choices"] and _text(event["choices"][0]):
             if number == answer.cut_after:
                 return
             if number == answer.error_after:
