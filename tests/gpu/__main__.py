@@ -29,6 +29,7 @@ FATAL = ("CUDA error", "AcceleratorError", "CUBLAS_STATUS", "out of memory")  # 
 
 def load() -> dict[str, object]:
     from tests.gpu import (  # noqa: F401  they enter their checks
+        captured,
         choices,
         encoders,
         exact,

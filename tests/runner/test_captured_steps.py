@@ -42,17 +42,11 @@ def capture(self: GraphPool, half: Half[Any]) -> None:
 
 @contextmanager
 def engines(folder: str, deterministic: bool = False) -> Iterator[tuple[LLM, LLM, CudaRunner]]:
-    options: dict[str, Any] = {
-        "max_num_seqs": SEQUENCES,
-        "max_num_batched_tokens": TOKENS,
-        "kv_cache_dtype": "float32",
-    }
+    options: dict[str, Any] = {"max_num_seqs": SEQUENCES, "max_num_batched_tokens": TOKENS, "kv_cache_dtype": "float32"}
     with dummy(folder, **options) as usual, dummy(folder, **options) as other:
         theirs = runner(other.service)
         memory = BlockMemory(len(theirs.memory.blocks) + 1, 16, theirs.memory.grouping, "float32")
-        made = CudaRunner(
-            theirs.model, memory, theirs.rows.grammars, SEQUENCES, TOKENS, deterministic=deterministic
-        )  # type: ignore[arg-type]
+        made = CudaRunner(theirs.model, memory, theirs.rows.grammars, SEQUENCES, TOKENS, deterministic=deterministic)  # type: ignore[arg-type]
         made.warm()
         engine = other.service.engine
         engine.executor, engine.overlap = made, 1
@@ -73,7 +67,13 @@ def test_no_step_of_a_request_is_new(
 ) -> None:
     """Breaks if a step of a prepared engine is captured or launched kernel by kernel while a request waits, or if
     padding changes an answer."""
-    kinds: list[dict[str, Any]] = [{}, {"repetition_penalty": 1.4}, {"logprobs": 2}, {"temperature": 0.8, "seed": 3}, {}]
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"repetition_penalty": 1.4},
+        {"logprobs": 2},
+        {"temperature": 0.8, "seed": 3},
+        {},
+    ]
     params = [asking(max_tokens=5 + 4 * i, **kind) for i, kind in enumerate(kinds)]
     with engines(write_config(tmp_path, architecture), deterministic) as (usual, other, made):
         while made.prepare():
@@ -121,9 +121,7 @@ def test_nothing_is_captured_while_kernels_are_compiled(tmp_path: Path, captures
         assert made.prepare(done) and made._graphs.pool.num_captures > 0
 
 
-def test_an_engine_whose_captures_fail_goes_on(
-    tmp_path: Path, captures: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_whose_captures_fail_goes_on(tmp_path: Path, captures: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: GraphPool, half: Half[Any]) -> None:
         raise RuntimeError("planted")
 
@@ -149,5 +147,3 @@ def test_buckets_have_room_and_little_padding() -> None:
     for count in range(1, sizes[-1]):
         least = next(size for size in sizes if size >= count)
         assert least - count < max(16, count / 2) and (count < 256 or least - count < 128)
-
-
