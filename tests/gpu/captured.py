@@ -17,7 +17,7 @@ from tests.gpu.check import Figures, Skip, check, require
 from tests.gpu.models import DEVICE, engine, made
 from tests.same_tokens.roads import together
 
-LENGTHS = (4, 60, 11, 100, 33, 2, 700, 17, 9, 250, 1, 48)
+LENGTHS = (4, 60, 11, 100, 33, 2, 380, 17, 9, 250, 1, 48)
 
 
 def prepare(llm: LLM) -> Figures:
