@@ -260,8 +260,10 @@ def _prefill(
     BLOCK: tl.constexpr,
     NUM: tl.constexpr,
     PRECISION: tl.constexpr,
+    TAIL_STAGES: tl.constexpr,
 ):
-    """ROWS // GROUP queries of one sequence, for the query heads of one KV head."""
+    """ROWS // GROUP queries of one sequence, for the query heads of one KV head. TAIL_STAGES are the pipeline stages of
+    the masked keys: with more than one, ptxas serializes all wgmma of the kernel."""
     tile, h = tl.program_id(0), tl.program_id(1)
     s, from_token = tl.load(tiles + 2 * tile).to(tl.int64), tl.load(tiles + 2 * tile + 1)
     begin, length = tl.load(query_start + s), tl.load(lengths + s)
@@ -329,6 +331,7 @@ def _prefill(
         NUM,
         True,
         PRECISION,
+        STAGES=TAIL_STAGES,
     )
     y = sums / total[:, None]
     tl.store(out + (row * num_heads + head)[:, None] * SIZE + d[None, :], y.to(out.dtype.element_ty), mask=inside)
@@ -463,6 +466,7 @@ def _body(
             block,
             num,
             precision,
+            None,
             **options,
         )
     return out
