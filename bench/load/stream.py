@@ -91,7 +91,7 @@ class Sample:
     num_cached: int | None = None
     first_s: float | None = None  # TTFT
     last_s: float | None = None  # E2E
-    gaps_s: list[float] = field(default_factory=list)  # between chunks with text: ITL
+    gaps_s: list[float] = field(default_factory=list)  # between chunks with tokens: ITL
 
     @property
     def tpot_s(self) -> float | None:
@@ -147,7 +147,7 @@ def _read_events(response: Response, exchange: Exchange, sample: Sample) -> None
         usage = event.get("usage") or usage
         for choice in event.get("choices") or ():
             sample.last_s = time_s - exchange.begin
-            if _has_text(choice):
+            if _has_tokens(choice):
                 times.append(time_s)
     sample.first_s = times[0] - exchange.begin if times else None
     sample.gaps_s = [later - earlier for earlier, later in pairwise(times)]
@@ -160,9 +160,10 @@ def _read_events(response: Response, exchange: Exchange, sample: Sample) -> None
         sample.outcome, sample.error = "wrong length", f"{came}, {sample.num_asked} were asked for"
 
 
-def _has_text(choice: dict[str, Any]) -> bool:
-    """Return True for a chunk with tokens, of a chat (`delta`) or of a completion (`text`)."""
+def _has_tokens(choice: dict[str, Any]) -> bool:
+    """Return True for a chunk with tokens, of a chat (`delta`) or of a completion: its text is empty while a character
+    is not complete."""
     delta = choice.get("delta") or {}
-    return bool(choice.get("text")) or any(
+    return "text" in choice or any(
         delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls")
     )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from penstock.server.histogram import LoopHistogram
+
 if TYPE_CHECKING:
     from penstock.server.catalog import Catalog
     from penstock.server.generation import Generation
@@ -63,7 +65,8 @@ class Metrics:
         self._first = self._make_histogram(
             "penstock:time_to_first_token_seconds", "Time from arrival to the first token."
         )
-        self._between = self._make_histogram("penstock:inter_token_latency_seconds", "Time between tokens.")
+        self._between = LoopHistogram("penstock:inter_token_latency_seconds", "Time between tokens.", SECONDS)
+        self.registry.register(self._between)
         self._whole = self._make_histogram(
             "penstock:e2e_request_latency_seconds", "Time from arrival to the last token."
         )
@@ -91,7 +94,8 @@ class Metrics:
     def add_models(self, catalog: Catalog) -> None:
         """Create every model's series at once, so that rates start at zero."""
         for model in catalog:
-            for series in (self._first, self._between, self._whole, self._per_token, self._prompts, self._outputs):
+            self._between.add_model(model.name)
+            for series in (self._first, self._whole, self._per_token, self._prompts, self._outputs):
                 series.labels(model.name)
         self.registry.register(_EngineCollector(catalog))
 
@@ -108,7 +112,7 @@ class Metrics:
         self._ended.labels(model, finish_reason).inc()
 
     def observe_gap(self, model: str, seconds: float) -> None:
-        self._between.labels(model).observe(seconds)
+        self._between.observe(model, seconds)
 
     def observe(self, model: str, generation: Generation) -> None:
         """Record the latencies and token counts of a finished request."""

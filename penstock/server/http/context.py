@@ -13,7 +13,7 @@ import msgspec
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Scope
+from starlette.types import Message, Scope, Send
 
 from penstock.errors import PenstockError
 from penstock.server.connections.body_memory import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 RESERVATION = "body_reservation"  # scope key: the memory held by the body
 IDENTITY = "client_identity"  # scope key: the request's Client
 USAGE = "usage"  # scope key: the request's token counts
+SEND = "send_past_middleware"  # scope key: the outermost `send`
 POLL_S = 0.25
 MAX_LOOP_LOGPROBS = 5_000  # max logprobs formatted on the event loop
 Typed = TypeVar("Typed", bound=BaseModel)
@@ -230,7 +231,22 @@ async def event_stream(
         finally:
             await events.aclose()
 
-    return StreamingResponse(body(), media_type=media_type, headers=sse.HEADERS)
+    return EventResponse(body(), request.scope.get(SEND), media_type)
+
+
+class EventResponse(StreamingResponse):
+    """Sends events past the middleware, which reads the start and the end of a response alone."""
+
+    def __init__(self, events: AsyncIterator[bytes], send_event: Send | None, media_type: str) -> None:
+        super().__init__(events, media_type=media_type, headers=sse.HEADERS)
+        self._send_event = send_event
+
+    async def stream_response(self, send: Send) -> None:
+        send_event = self._send_event or send
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self.body_iterator:
+            await send_event({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _next_event(events: AsyncGenerator[bytes, None]) -> bytes:

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.server.http.context import IDENTITY, USAGE
+from penstock.server.http.context import IDENTITY, SEND, USAGE
 from penstock.server.http.keys import ROUTE, find_route
 
 if TYPE_CHECKING:
@@ -197,6 +197,7 @@ class AccessLogMiddleware:
         if scope["type"] != "http" or IDENTITY in scope:  # an internal batch request
             return await self._app(scope, receive, send)
         status, is_whole, begun_s = 500, False, time.monotonic()
+        scope[SEND] = send
 
         async def record(message: Message) -> None:
             nonlocal status, is_whole

@@ -11,6 +11,7 @@ DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 MEDIA_TYPE = "text/event-stream"
 
+TEXT = "\ue000text\ue000"  # stands for the text of a template; in a private area of Unicode
 _encoder = msgspec.json.Encoder()
 # Line breaks to some clients, but not in JSON.
 _LINE_BREAKS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\x85\u2028\u2029"}
@@ -22,6 +23,17 @@ def event(value: Any) -> bytes:
 
 def named_event(name: str, value: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + _encode(value) + b"\n\n"
+
+
+class EventTemplate:
+    """An event of which only one text changes."""
+
+    def __init__(self, value: Any) -> None:
+        """The text's place in `value` is `TEXT`."""
+        self._before, self._after = event(value).split(_encoder.encode(TEXT))
+
+    def fill(self, text: str) -> bytes:
+        return self._before + _encode(text) + self._after
 
 
 def _encode(value: Any) -> bytes:

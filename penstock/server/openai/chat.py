@@ -74,6 +74,8 @@ class ChatAnswer:
         }
         count = body.n or 1
         self.builders = [MessageBuilder(chat_prompt) for _ in range(count)]
+        self._has_usage_chunks = body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
+        self._templates: dict[int, sse.EventTemplate] = {}  # of chunks with content alone
 
     async def collect(self) -> Any:
         async with contextlib.aclosing(self.generation.stream()) as items:
@@ -222,7 +224,19 @@ class ChatAnswer:
             chunks.append(self._encode_chunk(head, item.index, {}, **end))
         return chunks
 
+    def _encode_content(self, head: dict[str, Any], index: int, text: str) -> bytes:
+        template = self._templates.get(index)
+        if template is None:
+            chunk = self._make_chunk(head, index, {"content": sse.TEXT})
+            template = self._templates[index] = sse.EventTemplate(chunk)
+        return template.fill(text)
+
     def _encode_chunk(self, head: dict[str, Any], index: int, delta: dict[str, Any], **more: Any) -> bytes:
+        if not more and len(delta) == 1 and "content" in delta and not self._has_usage_chunks:
+            return self._encode_content(head, index, delta["content"])
+        return sse.event(self._make_chunk(head, index, delta, **more))
+
+    def _make_chunk(self, head: dict[str, Any], index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         chunk = {**head, "choices": [choice]}
         options = self.body.stream_options
@@ -232,4 +246,4 @@ class ChatAnswer:
             chunk |= self.generation.relaxed
         if choice["finish_reason"] is not None and not (options and options.include_usage):
             chunk["timings"] = self.generation.times.format_timings(self.generation.usage)
-        return sse.event(chunk)
+        return chunk

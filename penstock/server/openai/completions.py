@@ -169,6 +169,14 @@ class CompletionAnswer:
         }
         self.num_each = body.n or 1
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
+        # But for the first and the last of a choice, a chunk is its text and what all chunks share.
+        self._is_plain = (
+            body.logprobs is None
+            and body.max_tokens != 0
+            and not body.return_token_ids
+            and not (body.stream_options is not None and body.stream_options.continuous_usage_stats)
+        )
+        self._templates: dict[tuple[int, int], sse.EventTemplate] = {}
 
     async def collect(self) -> Any:
         await self.generation.wait()
@@ -262,18 +270,31 @@ class CompletionAnswer:
             )
         yield sse.DONE
 
+    def _find_template(self, number: int, index: int) -> sse.EventTemplate:
+        if (number, index) not in self._templates:
+            item = StreamDelta("", index, sse.TEXT, ())
+            self._templates[number, index] = sse.EventTemplate(self._make_chunk(number, item, first=False))
+        return self._templates[number, index]
+
+    def _make_chunk(self, number: int, item: StreamDelta, *, first: bool, offset: int = 0) -> dict[str, Any]:
+        choice = self._format_choice(number, item, first=first, offset=offset)
+        chunk = {**self.head, "choices": [choice], **(self.generation.relaxed if item.finish_reason else {})}
+        options = self.body.stream_options
+        if options is not None and options.include_usage:
+            chunk["usage"] = self.generation.usage.to_openai() if options.continuous_usage_stats else None
+        return chunk
+
     def _encode_batch(self, number: int, batch: list[StreamDelta], begun: dict[tuple[int, int], int]) -> bytes:
         return b"".join([self._encode_chunk(number, item, begun) for item in batch])
 
     def _encode_chunk(self, number: int, item: StreamDelta, begun: dict[tuple[int, int], int]) -> bytes:
         key = number, item.index
         first = key not in begun
+        if not first and self._is_plain and item.finish_reason is None and not item.forced_closing:
+            begun[key] += len(item.text)
+            return self._find_template(number, item.index).fill(item.text)
         if item.prompt_logprobs is not None:
             self._prompt_logprobs[number] = add_token_texts(item.prompt_logprobs, self.generation.model.tokenizer)
-        choice = self._format_choice(number, item, first=first, offset=begun.get(key, 0))
-        begun[key] = begun.get(key, 0) + len(choice["text"])
-        chunk = {**self.head, "choices": [choice], **(self.generation.relaxed if item.finish_reason else {})}
-        options = self.body.stream_options
-        if options is not None and options.include_usage:
-            chunk["usage"] = self.generation.usage.to_openai() if options.continuous_usage_stats else None
+        chunk = self._make_chunk(number, item, first=first, offset=begun.get(key, 0))
+        begun[key] = begun.get(key, 0) + len(chunk["choices"][0]["text"])
         return sse.event(chunk)
