@@ -98,19 +98,20 @@ def test_no_step_of_a_request_is_new(
 
 
 def test_until_it_is_captured_a_larger_step_stands_in(tmp_path: Path, captures: None) -> None:
-    """The first request comes when a few steps are captured: the rest is launched kernel by kernel, none is captured,
-    and what was wanted is captured next."""
-    params = [asking(max_tokens=9)] * len(PROMPTS)
+    """The first request comes when a few steps are captured: those stand in, steps that nothing can stand in for are
+    captured when they come again, and what was wanted most is captured next."""
+    params = [asking(max_tokens=9 + 5 * i) for i in range(len(PROMPTS))]
     with engines(write_config(tmp_path)) as (usual, other, made):
-        for _ in range(5):
+        for _ in range(2):
             assert made.prepare()
-        pool = made._graphs.pool
-        num_captures = pool.num_captures
+        graphs = made._graphs
+        assert [key[0] for key in graphs._known] == [SEQUENCES, 1] and not made._mixed._known
         assert answers(other, PROMPTS, params) == answers(usual, PROMPTS, params)
-        assert pool.num_captures == num_captures
-        wanted = made._mixed.num_wanted.most_common(1)[0][0]
-        assert made._mixed.num_wanted[wanted] > max(made._graphs.num_wanted.values(), default=0)
-        assert made.prepare() and made._mixed._is_captured(wanted)
+        assert [key[0] for key in graphs._known] == [SEQUENCES, 1] and graphs.num_wanted
+        assert 0 < len(made._mixed._known) < len(made._mixed.buckets())
+        wanted, count = graphs.num_wanted.most_common(1)[0]
+        assert count > max(made._mixed.num_wanted.values())
+        assert made.prepare() and graphs._is_captured(wanted)
 
 
 def test_nothing_is_captured_while_kernels_are_compiled(tmp_path: Path, captures: None) -> None:

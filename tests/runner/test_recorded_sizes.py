@@ -20,7 +20,7 @@ def steps(recorded: list[tuple[int, bool]], eager: bool = False) -> DecodeGraphs
     """With graphs of these sizes, shared or not."""
     made: Any = object.__new__(DecodeGraphs)
     made.sizes, made.num_wanted = [1, 2, 4, 8, 16, 32, 64], Counter()
-    made.pool = SimpleNamespace(eager=eager, captures_in_steps=True)
+    made.pool = SimpleNamespace(eager=eager, has_idle_moments=False)
     made._num_sms, made._kv_heads = 132, 8
     made._known = {
         (size, shared, made.num_kv_splits(size, 1)): SimpleNamespace(forward=SimpleNamespace(graph=object()))

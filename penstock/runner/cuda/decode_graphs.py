@@ -150,7 +150,7 @@ class DecodeGraphs:
         if self.pool.eager or self._is_captured(right):
             return right
         self.num_wanted[right] += 1
-        if self.pool.captures_in_steps and self.num_wanted[right] > CAPTURE_AFTER:
+        if not self.pool.has_idle_moments and self.num_wanted[right] > CAPTURE_AFTER:
             return right
         larger = ((size, shared, self.num_kv_splits(size, longest)) for size in self.sizes if size > least)
         return next((key for key in larger if self._is_captured(key)), right)

@@ -40,8 +40,8 @@ class GraphPool:
     forward pass. Sampling has a pool of its own, so that it never writes where logits lie."""
 
     def __init__(self, eager: bool, max_num_seqs: int) -> None:
-        self.eager = eager
-        self.captures_in_steps = True  # else only when the engine is idle
+        self.eager, self.can_capture = eager, not eager
+        self.has_idle_moments = False  # in which the engine captures what it will need
         self.num_captures = 0
         self._max_num_seqs = max_num_seqs
         self._sampling_pool = None if eager else torch.cuda.graph_pool_handle()
@@ -50,9 +50,9 @@ class GraphPool:
         self._last_eager: Half[torch.Tensor] | None = None
 
     def run(self, half: Half[Made]) -> Made:
-        """Run half a step. Where steps may capture, the second run of a half captures it. Sampling is captured after
-        the forward pass whose logits it reads: they stay in one place only from then on."""
-        if half.graph is None and half.num_runs and self.captures_in_steps and not self.eager:
+        """Run half a step. The second run captures it, which takes the host as long as launching it. Sampling is
+        captured after the forward pass whose logits it reads: they stay in one place only from then on."""
+        if half.graph is None and half.num_runs and self.can_capture:
             self.capture(half)
         if half.graph is not None:
             half.graph.replay()

@@ -19,6 +19,7 @@ from penstock.sampling.row import Chooser
 Key = tuple[int, int]  # tokens, sequences
 MAX_PADDING = 2  # times the tokens of a step; launching more padding takes longer than launching kernels one by one
 SMALL_STEP = 256  # tokens, up to which a step's time is that of reading the weights
+MAX_FEW_TOKENS = 512  # of steps with few sequences; in larger ones room for more costs little
 
 
 def token_buckets(max_num_batched_tokens: int) -> list[int]:
@@ -49,12 +50,18 @@ class MixedGraphs:
         self.tokens, self.sequences = token_buckets(max_num_batched_tokens), sequence_buckets(max_num_seqs)
         self.num_wanted: Counter[Key] = Counter()  # and not captured
         self._known: dict[Key, MixedStep] = {}
+        self._by_tokens = {size: [key for key in self.buckets() if key[0] == size] for size in self.tokens}
         sizes = [self.make_shape(key).num_numbers for key in self.buckets()] if self.tokens else [0]
         self._flat = torch.zeros(max(sizes), dtype=torch.int32, device=decode.rows.last.device)
 
     def buckets(self) -> list[Key]:
         """All buckets, the largest first: what is captured later fits into the memory of the first."""
-        return [(tokens, seqs) for seqs in self.sequences for tokens in reversed(self.tokens) if seqs <= tokens]
+        return [
+            (tokens, seqs)
+            for place, seqs in enumerate(self.sequences)
+            for tokens in reversed(self.tokens)
+            if seqs <= tokens and (tokens <= MAX_FEW_TOKENS or place or len(self.sequences) == 1)
+        ]
 
     def make_shape(self, key: Key) -> MixedShape:
         """The inputs of a bucket. One more sequence has no queries: padding tiles are its."""
@@ -62,20 +69,21 @@ class MixedGraphs:
         return MixedShape(tokens, seqs + 1, seqs, seqs, -(-tokens // self.decode.tile_tokens) + seqs, is_padded=True)
 
     def pick(self, num_tokens: int, num_sequences: int) -> Key | None:
-        """Pick a captured step with room; None if there is none that is not much larger."""
+        """Pick the step with the least room that is captured. If there is none that is not much larger, pick one to be
+        captured; None if it has too many tokens for that."""
         if self.pool.eager or not self.tokens or num_tokens > self.tokens[-1]:
             return None
         largest = max(MAX_PADDING * num_tokens, SMALL_STEP)
         tokens = [size for size in self.tokens[bisect_left(self.tokens, num_tokens) :] if size <= largest]
-        roomy = [(size, seqs) for size in tokens for seqs in self.sequences if num_sequences <= seqs <= size]
+        roomy = [key for size in tokens for key in self._by_tokens[size] if num_sequences <= key[1]]
         if not roomy:
             return None
         if self._is_captured(roomy[0]):
             return roomy[0]
         self.num_wanted[roomy[0]] += 1
-        if self.pool.captures_in_steps and self.num_wanted[roomy[0]] > CAPTURE_AFTER:
+        if not self.pool.has_idle_moments and self.num_wanted[roomy[0]] > CAPTURE_AFTER:
             return roomy[0]
-        return next(filter(self._is_captured, roomy), None)
+        return next(filter(self._is_captured, roomy), roomy[0])
 
     def _is_captured(self, key: Key) -> bool:
         return key in self._known and self._known[key].forward.graph is not None

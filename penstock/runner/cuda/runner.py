@@ -79,15 +79,16 @@ class CudaRunner:
                 done.result()
 
     def prepare(self, is_compiled: Event | None = None) -> bool:
-        """Capture a step that may come later; the engine is idle. False if nothing is left. From the first call on
-        captures are left to such moments, once the kernels are compiled."""
-        self._graphs.pool.captures_in_steps = False
+        """Capture a step that may come later; the engine is idle. False if nothing is left. Captures begin once the
+        kernels are compiled."""
+        self._graphs.pool.has_idle_moments = True
         if is_compiled is not None and not is_compiled.is_set():
             return True
         try:
             with torch.inference_mode():
                 return self._preparation.step()
         except Exception as error:  # steps that are not captured are launched kernel by kernel
+            self._graphs.pool.can_capture = False
             _log.warning("no more steps are captured: %s: %s", type(error).__name__, error)
             return False
 
