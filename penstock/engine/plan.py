@@ -96,11 +96,10 @@ class RowResult:
 
     @property
     def only_token(self) -> int | None:
-        """The token, if the result carries nothing else."""
+        """The token, if the result carries nothing else but its log probabilities."""
         if (
             len(self.tokens) != 1
             or self.error is not None
-            or self.logprobs
             or self.prompt_logprobs
             or self.draft
             or self.complete

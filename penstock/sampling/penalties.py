@@ -38,7 +38,7 @@ class TokenCounts:
 
 class Penalties:
     """Token counts for one row's penalties, built only when needed. `tokens` is the row's text; with `repeat_last_n`
-    only its last tokens count."""
+    only its last tokens count. Tokens appended to it are counted when the penalties are next applied."""
 
     def __init__(self, sampling: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
         self._text, self._num_prompt = tokens, num_prompt
@@ -50,6 +50,7 @@ class Penalties:
         first = self.first
         self._everywhere = TokenCounts(tokens[first:]) if self.repetition != 1 else None
         self._generated = TokenCounts(tokens[max(first, num_prompt) :]) if self.frequency or self.presence else None
+        self._num_counted = len(tokens)
 
     @property
     def active(self) -> bool:
@@ -64,17 +65,23 @@ class Penalties:
     def strengths(self) -> tuple[float, float, float]:
         return self.repetition, self.frequency, self.presence
 
-    def add(self, token: int) -> None:
-        """Count a token appended to the text."""
-        for counts in (self._everywhere, self._generated):
-            if counts is not None:
-                counts.add(token)
-        if self.window is not None and len(self._text) > self.window:
-            for counts in self._counts_at(self.first - 1):
-                counts.remove(self._text[self.first - 1])
+    def _catch_up(self) -> None:
+        """Count the tokens appended to the text since the last time."""
+        text, window = self._text, self.window
+        for place in range(self._num_counted, len(text)):
+            for counts in (self._everywhere, self._generated):
+                if counts is not None:
+                    counts.add(text[place])
+            if window is not None and place >= window:
+                for counts in self._counts_at(place - window):
+                    counts.remove(text[place - window])
+        self._num_counted = len(text)
 
     def remove(self, token: int) -> None:
         """Uncount a token removed from the text."""
+        if self._num_counted <= len(self._text):
+            return
+        self._num_counted = len(self._text)
         for counts in (self._everywhere, self._generated):
             if counts is not None:
                 counts.remove(token)
@@ -89,6 +96,7 @@ class Penalties:
 
     def apply(self, logits: Array) -> None:
         """Penalise one row in place."""
+        self._catch_up()
         if self._everywhere is not None:
             ids, _ = self._everywhere.below(len(logits))
             values = logits[ids].astype(np.float64)

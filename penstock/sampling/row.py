@@ -100,6 +100,13 @@ class RowState:
         )
         self.has_mask = self.masks.forbids or self.guide is not None
         self.chooser = find_chooser(self)
+        # The device samples every token, and the host keeps nothing but the tokens.
+        self.is_steady = self.chooser <= Chooser.DEVICE or (
+            self.chooser is Chooser.DEVICE_FILTERED
+            and self.guide is None
+            and self.failure is None
+            and not self.has_mask
+        )
 
     def _make_guide(self, grammars: GrammarCompiler | None) -> AnswerGuide | ReasoningGuide | None:
         """Make the guide of a reasoning block or a grammar and give it the tokens generated so far."""
@@ -200,8 +207,6 @@ class RowState:
         """Append a token; `mu` is mirostat's after it."""
         self.tokens.append(token)
         self.samplers.append(token, mu)
-        if self.has_penalties:
-            self.penalties.add(token)
         if self.guide is not None:
             try:
                 self.guide.append(token)

@@ -84,7 +84,13 @@ class Accounts:
             if token is not None and accept(sequence, token):
                 num_accepted += 1
                 deltas.append(
-                    Delta(sequence.request.id, sequence.sibling, (token,), num_cached_tokens=sequence.num_cached or 0)
+                    Delta(
+                        sequence.request.id,
+                        sequence.sibling,
+                        (token,),
+                        () if isinstance(outcome, int) else outcome.logprobs,
+                        num_cached_tokens=sequence.num_cached or 0,
+                    )
                 )
             else:
                 whole = RowResult((outcome,)) if isinstance(outcome, int) else outcome

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from penstock.engine.plan import RowResult
+from penstock.ops.sampling.report import LIST_END
+from penstock.ops.sampling.row_params import MAX_LOGPROBS
 from penstock.ops.sampling.sample import BAD
 from penstock.ops.triton.tuning import MAX_PREFIXES, MIN_PREFIX_POSITIONS, MIN_PREFIX_SEQUENCES
 from penstock.runner.rows import RunningRow
-from penstock.sampling.row import Chooser
+from penstock.sampling.row import Chooser, RowState
+from penstock.sampling.sampler import describe_nothing_allowed
 from penstock.sampling.topk import DAMAGED
+from penstock.types import Logprob, TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,9 @@ class DecodeBatch:
         self.numbers, self.starts, self._num_admitted = numbers[order], starts[order], num_admitted
         self.devices = [devices[index] for index in order.tolist()]
         self.is_simple = all(device.state.chooser <= Chooser.DEVICE for device in devices)
+        self.is_steady = self.is_simple or all(device.state.is_steady for device in devices)
+        self.num_logprobs = [device.state.num_logprobs for device in self.devices]
+        self.max_logprobs = max((count for count in self.num_logprobs if count is not None), default=None)
         self.prefixes: list[SharedPrefix] = []
         self._tokens = [device.state.tokens for device in self.devices]
         self._places = np.full(num_rows, -1)  # of each row in the step
@@ -121,8 +129,13 @@ class DecodeBatch:
         """The tokens at the rows' positions; -1 for one that only the device knows yet."""
         return [known[start] if start < len(known) else -1 for start, known in zip(self.starts.tolist(), self._tokens)]
 
-    def append(self, tokens: Sequence[int], places: Sequence[int]) -> list[RowResult | int]:
-        """Append a step's tokens, in its order, to simple rows; returns the results of the rows at `places`."""
+    def append(
+        self, tokens: Sequence[int], places: Sequence[int], report: Report | None = None
+    ) -> list[RowResult | int]:
+        """Append a step's tokens, in its order, to steady rows; returns the results of the rows at `places`."""
+        if not self.is_simple:
+            outcomes = [self._append(place, token, report) for place, token in enumerate(tokens)]
+            return [outcomes[place] for place in places]
         results: list[RowResult | int] = [tokens[place] for place in places]
         if BAD in tokens:
             results = [RowResult(error=DAMAGED) if token == BAD else token for token in results]
@@ -130,6 +143,45 @@ class DecodeBatch:
             if token != BAD:
                 known.append(token)
         return results
+
+    def _append(self, place: int, token: int, report: Report | None) -> RowResult | int:
+        """Append one row's token."""
+        if token < 0:
+            return describe_failure(token, self.devices[place].state)
+        self._tokens[place].append(token)
+        count = self.num_logprobs[place]
+        if count is None or report is None:
+            return token
+        return RowResult((token,), (report.read(place, token, count),))
+
+
+def describe_failure(token: int, state: RowState) -> RowResult:
+    """The result of a row whose token is BAD or NOTHING."""
+    if token == BAD:
+        return RowResult(error=DAMAGED)
+    return RowResult(error=describe_nothing_allowed(state), unfit=True)
+
+
+class Report:
+    """Log probabilities of a step's rows, as `ops.report` has them."""
+
+    def __init__(self, lines: torch.Tensor, most: int) -> None:
+        """Of `lines`, `most` is how many tokens a row may list."""
+        numbers = lines.numpy()
+        self._chosen: list[tuple[float, float]] = numbers[:, :2].tolist()
+        self._ids: list[list[int]] = numbers[:, 2 : 2 + most].astype(np.int64).tolist()
+        self._values: list[list[float]] = numbers[:, 2 + MAX_LOGPROBS : 2 + MAX_LOGPROBS + most].tolist()
+
+    def read(self, place: int, token: int, count: int) -> TokenLogprobs:
+        """The sampled token first, then the likeliest `count`."""
+        logprob, rank = self._chosen[place]
+        found = {token: Logprob(logprob, int(rank))}
+        for rank, (other, value) in enumerate(zip(self._ids[place][:count], self._values[place]), start=1):
+            if other == LIST_END:
+                break
+            if other != token:
+                found[other] = Logprob(value, rank)
+        return found
 
 
 def put_in_order(values: Sequence[Value], places: Sequence[int]) -> list[Value]:

@@ -33,6 +33,11 @@ class DeviceParams:
         self._miscounted: set[int] = set()  # rows whose counts are not those of their tokens
         self._words: dict[int, np.ndarray] = {}  # of rows, not sent yet
 
+    @property
+    def is_counted(self) -> bool:
+        """True if the counts of all rows are those of their tokens."""
+        return not self._miscounted
+
     def admit(self, rows: Sequence[tuple[int, RowState]]) -> None:
         changed = [(row, state) for row, state in rows if row in self._with_params or state.has_device_params]
         if not changed:

@@ -181,7 +181,8 @@ class CudaRunner:
         numbers[:] = -1
         numbers[ROW, :count], numbers[ROW, count:] = batch.numbers, self._tensors.padding_row
         numbers[POSITION, :count] = batch.starts
-        if not (is_next and batch.is_simple):
+        is_steady = batch.is_steady and (batch.is_simple or self._tensors.params.is_counted)
+        if not (is_next and is_steady):
             numbers[ID, :count] = batch.tokens()
         if _enter_blocks(plan.rows, places, numbers):
             self._tensors.enter(plan)
@@ -189,8 +190,9 @@ class CudaRunner:
         self._staging.send(len(flat), one.flat)
         logits = graphs.pool.run(one.forward)
         chooser = self._min_chooser
-        if batch.is_simple:
+        if is_steady:
             ticket.batch, ticket.places = batch, places
+            chooser = chooser if batch.is_simple else max(chooser, Chooser.DEVICE_FILTERED)
         else:
             ticket.results = results = [RowResult() for _ in plan.rows]
             in_order, results_in_order = put_in_order(plan.rows, places), put_in_order(results, places)
@@ -201,19 +203,20 @@ class CudaRunner:
     def _assign(self, ticket: StepTicket, rows: Sequence[tuple[Row, RunningRow, RowResult, int]]) -> Chooser:
         """Assign each row, given with its place among the logits, to the device or the host; returns the
         largest chooser of the device's. A mask that depends on earlier tokens waits for them."""
-        others = []
+        others, chooser, is_counted = [], Chooser.DEVICE, self._tensors.params.is_counted
         for row, device, result, place in rows:
-            if device.state.chooser <= Chooser.DEVICE and not row.draft:
+            if device.state.is_steady and not row.draft and (is_counted or device.state.chooser <= Chooser.DEVICE):
                 ticket.device_rows.append((result, device, place))
+                chooser = max(chooser, device.state.chooser)
             else:
                 others.append((row, device, result, place))
         if not others:
-            return Chooser.DEVICE
+            return chooser
         if self._last is not None and any(
             _is_late(row, device) and device.state.chooser is not Chooser.HOST for row, device, _, _ in others
         ):
             self._last.arrive()
-        params, chooser = self._tensors.params, Chooser.DEVICE
+        params = self._tensors.params
         for row, device, result, place in others:
             state, length = device.state, row.start + row.count
             if (
@@ -235,10 +238,13 @@ class CudaRunner:
             ticket.logits = logits
         if ticket.device_rows or ticket.batch is not None:
             ticket.tokens = _to_host(sampled.tokens[:count])
-            if sampled.report is not None and any(
-                one.state.num_logprobs is not None for _, one, _ in ticket.device_rows
-            ):
-                ticket.report = _to_host(sampled.report[:count])
+            if ticket.batch is not None:
+                most = ticket.batch.max_logprobs
+            else:
+                asked = [one.state.num_logprobs for _, one, _ in ticket.device_rows]
+                most = max((number for number in asked if number is not None), default=None)
+            if sampled.report is not None and most is not None:
+                ticket.report, ticket.max_logprobs = _to_host(sampled.report[:count]), most
             if sampled.mus is not None and any(one.state.samplers.mu is not None for _, one, _ in ticket.device_rows):
                 ticket.mus = _to_host(sampled.mus[:count])
 

@@ -9,16 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from penstock.engine.plan import Result, Row, RowResult
-from penstock.ops.sampling.report import LIST_END
-from penstock.ops.sampling.row_params import MAX_LOGPROBS
-from penstock.ops.sampling.sample import BAD, NOTHING
-from penstock.runner.cuda.decode_batch import DecodeBatch
+from penstock.runner.cuda.decode_batch import DecodeBatch, Report, describe_failure
 from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.rows import RunningRow, add_sampled
-from penstock.sampling.row import Chooser
-from penstock.sampling.sampler import NO_TOKEN, Sampled, Sampler, describe_nothing_allowed
-from penstock.sampling.topk import DAMAGED
-from penstock.types import Logprob, TokenLogprobs
+from penstock.sampling.sampler import Sampled, Sampler
 
 
 @dataclass
@@ -39,10 +33,11 @@ class StepTicket:
     rows: RowTensors
     sampler: Sampler
     results: Sequence[RowResult | int] = ()
-    batch: DecodeBatch | None = None  # of simple rows only: their results are their tokens
+    batch: DecodeBatch | None = None  # of steady rows only: their results are their tokens and log probabilities
     places: Sequence[int] = ()  # of the plan's rows in that batch
     tokens: torch.Tensor | None = None  # pinned; valid after `done`
     report: torch.Tensor | None = None  # likewise, if any row wants log probabilities
+    max_logprobs: int = 0  # tokens that a row of it lists
     mus: torch.Tensor | None = None  # likewise, if any row has mirostat
     begun: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
@@ -95,28 +90,29 @@ class StepTicket:
             self.waited_s = time.perf_counter() - waiting
             if self.tokens is not None:
                 tokens = self.tokens.tolist()
+                report = None if self.report is None else Report(self.report, self.max_logprobs)
                 if self.batch is not None:
-                    self.results = self.batch.append(tokens, self.places)
+                    self.results = self.batch.append(tokens, self.places, report)
                 for result, device, place in self.device_rows:
-                    self._append(result, device, tokens[place], place)
+                    self._append(result, device, tokens[place], place, report)
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             self.error = f"{type(error).__name__}: {error}"
 
-    def _append(self, result: RowResult, device: RunningRow, token: int, place: int) -> None:
+    def _append(self, result: RowResult, device: RunningRow, token: int, place: int, report: Report | None) -> None:
         state = device.state
-        if token == BAD:
-            result.error = result.error or DAMAGED
-        elif state.chooser <= Chooser.DEVICE:
+        if token < 0:
+            failure = describe_failure(token, state)
             if not result.error:
-                result.tokens = (token,)
+                result.error, result.unfit = failure.error, failure.unfit
+            return
+        count = state.num_logprobs
+        logprobs = None if count is None or report is None else report.read(place, token, count)
+        if state.is_steady:
+            if not result.error:
+                result.tokens, result.logprobs = (token,), () if logprobs is None else (logprobs,)
                 state.tokens.append(token)  # nothing else of it changes
-        elif token == NOTHING:
-            add_sampled(state, [Sampled(NO_TOKEN, error=describe_nothing_allowed(state), unfit=True)], result)
         else:
-            wants_logprobs, has_mu = state.num_logprobs is not None, state.samplers.mu is not None
-            report = self.report[place].tolist() if wants_logprobs and self.report is not None else None
-            logprobs = None if report is None else _read_report(token, report)
-            mu = float(self.mus[place]) if has_mu and self.mus is not None else None
+            mu = float(self.mus[place]) if state.samplers.mu is not None and self.mus is not None else None
             add_sampled(state, [Sampled(token, logprobs, mu=mu)], result)
 
     def result(self) -> Result:
@@ -127,13 +123,3 @@ class StepTicket:
         if self.error is not None:
             return Result(self.number, error=self.error)
         return Result(self.number, self.results, forward_s=self.waited_s, step_s=self.step_s)
-
-
-def _read_report(token: int, line: list[float]) -> TokenLogprobs:
-    """The sampled token first, then the likeliest, from a row of `ops.report`."""
-    logprobs = {token: Logprob(line[0], int(line[1]))}
-    for place, (other, value) in enumerate(zip(line[2 : 2 + MAX_LOGPROBS], line[2 + MAX_LOGPROBS :]), start=1):
-        if other == LIST_END:
-            break
-        logprobs.setdefault(int(other), Logprob(value, place))
-    return logprobs
