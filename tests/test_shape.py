@@ -96,6 +96,8 @@ ADDED_FLAGS: dict[str, str] = {
         f"{command} --speculative-config": "speculative decoding needs a switch, and vLLM's scripts set it by this name"
         for command in ("bench latency", "bench throughput", "chat", "perplexity", "run", "run-batch")
     },
+    "serve --tpot-slo-ms": "how long an answer may stall for another's prompt is the operator's choice",
+    "serve --ttft-slo-ms": "how long a first token may take, and when to refuse instead, is the operator's choice",
     **{
         f"bench speculation {flag}": "the command takes what the other benchmarks take"
         for flag in f"{ENGINE_FLAGS} --json --repetitions --skip-tokenizer-init --speculative-config".split()

@@ -21,6 +21,7 @@ from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolv
 from penstock.config.speculation import parse_speculation
 from penstock.draft.drafters import make_drafters
 from penstock.engine.engine import Engine
+from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.errors import InvalidConfig, quote
@@ -316,6 +317,7 @@ def _engine(
         policy=settings.scheduling_policy,
         capacity=settings.capacity,
         speculation=None if drafters is None else SpeculationController(),
+        prompt_cap=_prompt_cap(settings),
     )
     if settings.device == "cpu":
         return Engine(scheduler, Runner(model, memory, grammars, drafters))
@@ -325,6 +327,11 @@ def _engine(
     runner.warm()
     settle_collector()
     return Engine(scheduler, runner, overlap=1, prepare=partial(runner.prepare, ahead.done if ahead else None))
+
+
+def _prompt_cap(settings: Resolved) -> PromptCap | None:
+    aims_s = (None if aim is None else aim / 1e3 for aim in (settings.tpot_slo_ms, settings.ttft_slo_ms))
+    return PromptCap(*aims_s) if settings.caps_prompts else None
 
 
 def _gpu_runner(

@@ -31,6 +31,8 @@ def find_idle(config: EngineConfig, device: str, packed: float, has_cache: bool 
             idle["activation_dtype"] = "a GPU's matmuls take 16-bit activations"
         elif not stays_packed and not config.quantization:
             idle["activation_dtype"] = "no matrix is quantized"
+    if not has_cache and config.tpot_slo_ms is not None:
+        idle["tpot_slo_ms"] = "the model makes embeddings"
     if not has_cache and config.kv_cache_dtype != "auto":
         idle["kv_cache_dtype"] = "the model has no KV cache"
     if config.chat_template is not None and (config.skip_tokenizer_init or not has_cache):

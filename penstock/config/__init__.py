@@ -1,6 +1,6 @@
 """Options and facts of model and machine in, a table of values and their reasons out. Knows no device."""
 
-from penstock.config.options import CAPACITIES, POLICIES, EngineConfig, check_options, option
+from penstock.config.options import CAPACITIES, POLICIES, TPOT_STEPS, TTFT_STEPS, EngineConfig, check_options, option
 from penstock.config.resolve import (
     AUTO_KV_DTYPE,
     GIB,
@@ -26,6 +26,8 @@ __all__ = [
     "MIN_CACHE_TOKENS",
     "POLICIES",
     "STEP_TOKENS",
+    "TPOT_STEPS",
+    "TTFT_STEPS",
     "EngineConfig",
     "Facts",
     "GpuFacts",

@@ -65,6 +65,8 @@ ACTIVATION_DTYPES = ("auto", "float32", "int8")
 LOAD_FORMATS = ("auto", "dummy")
 MAX_POSITIONS = 2**31 - 1  # they are counted in 32 bits
 MAX_CACHE_TOKENS = 2**48
+MAX_SLO_MS = 86_400_000  # a day
+TTFT_STEPS, TPOT_STEPS = 60, 5  # default aims on a GPU, in measured decode steps without rows
 
 
 def option(
@@ -171,6 +173,20 @@ class EngineConfig:
     )
     capacity: str = option(
         "ondemand", "admit by present need and preempt, or reserve KV cache for whole answers", CAPACITIES
+    )
+    ttft_slo_ms: float | None = option(
+        None,
+        "aim for the time to first token; the server refuses requests that would take twice as long "
+        f"(default: {TTFT_STEPS} decode steps on a GPU, none refused)",
+        least=1,
+        most=MAX_SLO_MS,
+    )
+    tpot_slo_ms: float | None = option(
+        None,
+        "aim for the time per output token: caps the prompt tokens of a step "
+        f"(default: {TPOT_STEPS} decode steps on a GPU)",
+        least=0.1,
+        most=MAX_SLO_MS,
     )
     speculative_config: str = option(
         AUTO, 'speculative decoding: auto, off, or JSON: {"method": "ngram", "num_speculative_tokens": 4}'

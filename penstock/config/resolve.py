@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from penstock.config.options import EngineConfig
+from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
 from penstock.config.speculation import AUTO, OFF
 from penstock.errors import InvalidConfig
 
@@ -79,6 +79,7 @@ class Resolved(EngineConfig):
     kv_cache_tokens: int
     threads: int
     settings: tuple[Setting, ...]
+    caps_prompts: bool = False  # beside decode rows, by measured step costs
 
     def __post_init__(self) -> None:
         """The options were checked as the user gave them."""
@@ -194,6 +195,22 @@ def _on_gpu(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> dict[str, tupl
     return derived
 
 
+def _aims(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> tuple[bool, dict[str, tuple[Any, str]]]:
+    """Return whether prompts are capped beside decode rows, and why aims that the user left open are so."""
+    aims = {"ttft_slo_ms": (config.ttft_slo_ms, TTFT_STEPS), "tpot_slo_ms": (config.tpot_slo_ms, TPOT_STEPS)}
+    is_given = any(aim is not None for aim, _ in aims.values())
+    caps = not facts.whole_prompts and (is_given or gpu is not None and not facts.offline)
+    left_open = {name: steps for name, (aim, steps) in aims.items() if aim is None}
+    if caps:
+        return True, {name: (None, f"{steps} decode steps, as measured") for name, steps in left_open.items()}
+    why = (
+        "prompts are computed whole"
+        if facts.whole_prompts
+        else f"prompts are not capped {'offline' if gpu else 'on a CPU'}"
+    )
+    return False, {name: (None, why) for name in left_open}
+
+
 def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> str | None:
     """Return why nothing is drafted although the user did not say so; None if it is, or the user said so."""
     reason = facts.no_drafts or ("drafts are verified on CPUs only" if gpu else "")
@@ -252,6 +269,8 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
         )
     if (why := _why_no_drafts(config, facts, gpu)) is not None:
         derived["speculative_config"] = OFF, why
+    caps_prompts, aims = _aims(config, facts, gpu)
+    derived |= aims
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     values = {option.name: getattr(config, option.name) for option in fields(config)}
@@ -261,4 +280,5 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
         for option in fields(config)
     }
     reasons |= {name: why for name, (_, why) in derived.items()}
-    return Resolved(**values, settings=tuple(Setting(name, values[name], why) for name, why in reasons.items()))
+    settings = tuple(Setting(name, values[name], why) for name, why in reasons.items())
+    return Resolved(**values, settings=settings, caps_prompts=caps_prompts)

@@ -194,6 +194,7 @@ def make_catalog(
             config.max_queued_tokens,
             ring.weights(),
             policy=options.get("scheduling_policy", "fcfs"),
+            ttft_s=None if (aim_ms := options.get("ttft_slo_ms")) is None else aim_ms / 1e3,
         )
         own = options if name == next(iter(models)) else {**options, "chat_template": None}
         return ServedModel(name, model, own, folder, admission, config=config, command=command, public=public)

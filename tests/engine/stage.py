@@ -9,6 +9,7 @@ from penstock.cache.kv import KVCache
 from penstock.engine.engine import Engine
 from penstock.engine.executor import Answer, Ticket
 from penstock.engine.plan import Plan, Result
+from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.sequence import Sequence
 from penstock.types import Delta, Request, SamplingParams
@@ -45,6 +46,7 @@ class Stage:
         drafting: Drafting | None = None,
         lazy: bool = True,
         stateless: bool = False,
+        prompt_cap: PromptCap | None = None,
     ) -> None:
         self.cache = KVCache(
             num_blocks, block_size, () if stateless else groups or (FULL,), caching, min_snapshot_stride=1
@@ -55,6 +57,7 @@ class Stage:
             policy=policy,
             capacity=capacity,
             max_num_batched_tokens=max_num_batched_tokens,
+            prompt_cap=prompt_cap,
         )
         self.model = Model(self.cache.groups)
         self.device = FakeExecutor(

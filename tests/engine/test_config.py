@@ -44,7 +44,8 @@ def test_a_cpu_is_always_deterministic() -> None:
 
 def test_nothing_is_left_open() -> None:
     open_by_nature = {"tokenizer", "chat_template", "revision", "quantization", "override_generation_config"}
-    assert {setting.name for setting in resolved().settings if setting.value is None} <= open_by_nature
+    measured = {"ttft_slo_ms", "tpot_slo_ms"}
+    assert {setting.name for setting in resolved().settings if setting.value is None} <= open_by_nature | measured
 
 
 def test_defaults_users_values_and_derived_ones_say_so() -> None:
@@ -273,3 +274,17 @@ def test_a_matrix_must_fit_beside_the_integers() -> None:
     large = replace(facts, gpu=replace(facts.gpu, largest_bytes=3 * GIB))  # type: ignore[type-var]
     with pytest.raises(InvalidConfig, match="leaves no room for a cache beside 5.1 GiB of weights"):
         resolved(large, quantization="int4", device="cuda")
+
+
+def test_prompts_are_capped_on_a_gpu_that_serves_and_where_an_aim_is_given() -> None:
+    assert not resolved().caps_prompts and why(resolved())["tpot_slo_ms"] == (None, "prompts are not capped on a CPU")
+    served = resolved(replace(FACTS, gpu=GPU))
+    assert served.caps_prompts and why(served)["tpot_slo_ms"] == (None, "5 decode steps, as measured")
+    assert not resolved(replace(FACTS, gpu=GPU, offline=True)).caps_prompts
+    assert not resolved(replace(FACTS, gpu=GPU, whole_prompts=True), tpot_slo_ms=9).caps_prompts
+    for facts in (FACTS, replace(FACTS, gpu=GPU, offline=True)):
+        given = resolved(facts, ttft_slo_ms=300)
+        assert given.caps_prompts and why(given)["ttft_slo_ms"] == (300, "set by the user")
+    for name, value in (("tpot_slo_ms", 0), ("ttft_slo_ms", -1), ("ttft_slo_ms", 1e12)):
+        with pytest.raises(InvalidConfig, match=f"{name}=.* is out of range"):
+            EngineConfig.from_options(**{name: value})

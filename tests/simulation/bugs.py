@@ -247,6 +247,18 @@ SCHEDULER = [
         "budget",
     ),
     bug(
+        "prompts are not capped beside decode rows",
+        "engine/scheduling/scheduler.py",
+        "budget = min(budget, kept + self._cap",
+        "_ = min(budget, kept + self._cap",
+    ),
+    bug(
+        "an embedding waits for a cap that it never fits",
+        "engine/scheduling/scheduler.py",
+        "if backlog and not any(s.request.pool for s in waiting):",
+        "if backlog:",
+    ),
+    bug(
         "priorities are reversed",
         "engine/scheduling/policy.py",
         "return (sequence.request.priority, sequence.number",

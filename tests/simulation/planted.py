@@ -21,7 +21,15 @@ from tests.simulation.bugs import BUGS, Bug
 ROOT = Path(__file__).parents[2]
 CORE = ["__init__.py", "types", "config", "errors.py", "cache", "engine"]
 SUITES = ("cache", "engine", "simulation")
-LEFT_OUT = ("test_config.py", "test_types.py", "test_imports.py", "test_device.py", "test_planted.py", "test_soak.py")
+LEFT_OUT = (
+    "test_config.py",
+    "test_types.py",
+    "test_imports.py",
+    "test_device.py",
+    "test_planted.py",
+    "test_soak.py",
+    "test_latency.py",
+)
 SLOW = ("test_pool.py", "test_tree.py", "test_machine.py", "test_simulation.py")  # these come last, in this order
 TIMEOUT_S = 120
 # An installed package may come before PYTHONPATH: -S leaves the hooks of site-packages out.

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from penstock.engine.engine import Engine
 from penstock.engine.executor import Answer, Describe, Ticket
 from penstock.engine.plan import Draft, Plan, Result
+from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.engine.sequence import Sequence, Status
@@ -40,6 +41,18 @@ class Whim(SpeculationController):
         return [self.rng.randint(0, len(line)) for line in drafts]
 
 
+class WhimCap(PromptCap):
+    """Lets as many prompt tokens into a step as it feels like."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.rng = random.Random(seed)
+
+    def choose(self, num_decode: int, backlog: int) -> int | None:
+        require(backlog > 0 and num_decode >= 0, "a cap without a prompt", num_decode, backlog)
+        return self.rng.randint(1, 8) if num_decode else None
+
+
 class World:
     """Also the engine's executor: it shows every plan to the fairness watch before the device gets it."""
 
@@ -54,6 +67,7 @@ class World:
             max_num_batched_tokens=scenario.max_num_batched_tokens,
             capacity=scenario.capacity,
             speculation=Whim(scenario.seed) if scenario.seed % 2 else None,
+            prompt_cap=WhimCap(scenario.seed) if scenario.seed % 4 > 1 else None,
         )
         self.model = Model(self.cache.groups)
         self.device = FakeExecutor(

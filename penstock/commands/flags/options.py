@@ -40,16 +40,18 @@ Temperature = Annotated[
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of sampling. [default: random]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Run = Callable[..., Any]
+SERVING = ("ttft_slo_ms", "tpot_slo_ms")  # engine options of `serve` alone, and in its help
 
 
 def engine_options(*left_out: str) -> Callable[[Run], Run]:
-    """Add a flag for every engine option. The command gets those the user set as `options: dict[str, Any]`."""
-    return config_options(EngineConfig, "options", *left_out)
+    """Add a flag for every engine option but those of servers. The command gets those the user set as
+    `options: dict[str, Any]`."""
+    return config_options(EngineConfig, "options", *left_out, *SERVING)
 
 
 def config_options(config: Any, name: str, *left_out: str, hidden: bool = False) -> Callable[[Run], Run]:
     """Add a flag for every field of `config`. The command gets those the user set as `name: dict[str, Any]`. Hidden
-    flags are not in the help."""
+    flags are not in the help, but those of servers are."""
     flags = [flag for flag in _flags(config, hidden) if flag.name not in left_out]
 
     def decorate(function: Run) -> Run:
@@ -81,7 +83,7 @@ def _parameters(function: Run) -> Mapping[str, inspect.Parameter]:
 @lru_cache(maxsize=4)
 def _flags(config: Any, hidden: bool) -> list[inspect.Parameter]:
     kinds = get_type_hints(config)
-    return [_flag(option, kinds[option.name], hidden) for option in fields(config)]
+    return [_flag(option, kinds[option.name], hidden and option.name not in SERVING) for option in fields(config)]
 
 
 def _flag(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:

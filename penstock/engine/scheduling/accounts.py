@@ -57,6 +57,8 @@ class Started:
     plan: Plan
     entries: list[Entry]
     copied: list[Holding]  # holdings that rely on the plan's moves
+    num_prompt_rows: int = 0  # of several prompt tokens; the other rows decode
+    num_prompt_tokens: int = 0
 
 
 class Accounts:

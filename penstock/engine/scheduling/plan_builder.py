@@ -40,6 +40,7 @@ class PlanBuilder:
         self.min_chance: float | None = None
         self._shared: list[Sequence] = []  # whose new blocks enter the tree with the plan
         self._admissions: list[Admission] = []
+        self._num_prompt_rows = self._num_prompt_tokens = 0
 
     def count_wanted(self, sequence: Sequence) -> int:
         """Count the positions that the sequence could compute in this step, budget and memory aside."""
@@ -99,6 +100,9 @@ class PlanBuilder:
         expected = 1 + len(draft) if output is Output.SAMPLE and not sequence.beam else 0
         sequence.flights.append(InFlight(count, expected))
         sequence.computed = end
+        if count > 1 + len(draft):
+            self._num_prompt_rows += 1
+            self._num_prompt_tokens += count
         self.stats.num_draft_tokens += len(draft)
         self.entries.append(Entry(sequence, row, sequence.epoch))
         self._shared.append(sequence)
@@ -131,4 +135,5 @@ class PlanBuilder:
         self.stats.num_steps += 1
         self.stats.max_batch_size = max(self.stats.max_batch_size, len(plan.rows))
         self.stats.num_computed_tokens += plan.num_tokens
-        return Started(plan, self.entries, [copy.holding for copy in copies])
+        copied = [copy.holding for copy in copies]
+        return Started(plan, self.entries, copied, self._num_prompt_rows, self._num_prompt_tokens)

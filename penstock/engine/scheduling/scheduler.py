@@ -13,6 +13,7 @@ from penstock.engine.scheduling.capacity import Capacity, Shares
 from penstock.engine.scheduling.fast_path import DecodeFastPath
 from penstock.engine.scheduling.plan_builder import PlanBuilder
 from penstock.engine.scheduling.policy import make_policy
+from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.roster import Roster
 from penstock.engine.scheduling.speculation import MAX_DRAFT_TOKENS, SpeculationController
 from penstock.engine.scheduling.waiting import Preemption, WaitingQueue
@@ -33,8 +34,10 @@ class Scheduler:
         policy: str = "fcfs",
         capacity: str = "ondemand",
         speculation: SpeculationController | None = None,
+        prompt_cap: PromptCap | None = None,
     ) -> None:
-        """Without a controller, drafts that come with results are verified as they come."""
+        """Without a controller, drafts that come with results are verified as they come; without a cap, prompts take
+        what the budget has left."""
         if capacity not in ("ondemand", "reserve"):
             raise InvalidConfig(f"capacity={capacity!r} is unknown: choose ondemand or reserve")
         self.cache = cache
@@ -52,6 +55,7 @@ class Scheduler:
             cache, self.roster, self._capacity, self._shares, self.policy, self._builder, self._preemption, self.stats
         )
         self._speculation = None if cache.recurrent else speculation
+        self._prompt_cap = prompt_cap
         self._arrivals = 0
         self._started: dict[int, Started] = {}
 
@@ -115,7 +119,11 @@ class Scheduler:
         """Account for a plan that has ended; plans end in the order they were started."""
         if self._speculation is not None:
             self._speculation.note(plan, result)
-        return self._accounts.settle(self._started.pop(plan.number), result)
+        started = self._started.pop(plan.number)
+        if self._prompt_cap is not None and result.error is None:
+            num_decode = len(plan.rows) - started.num_prompt_rows
+            self._prompt_cap.note(num_decode, started.num_prompt_tokens, result.step_s)
+        return self._accounts.settle(started, result)
 
     def check(self) -> None:
         """Everything that must hold between steps."""
@@ -155,6 +163,9 @@ class Scheduler:
         wants = {s: self._builder.count_wanted(s) for s in running}
         short = {s: n for s, n in wants.items() if n and n <= 1 + len(s.draft)}
         kept = sum(short.values())
+        if self._prompt_cap is not None:
+            backlog = sum(wants.values()) - kept
+            budget = min(budget, kept + self._cap_prompts(self._prompt_cap, len(short), backlog))
         for sequence in self._order_running(wants):
             kept -= short.get(sequence, 0)
             count = min(wants[sequence], budget if sequence in short else budget - kept)
@@ -165,6 +176,16 @@ class Scheduler:
                 self._builder.add(sequence, count)
                 budget -= count
         return budget
+
+    def _cap_prompts(self, prompt_cap: PromptCap, num_short: int, backlog: int) -> int:
+        """Return how many prompt tokens the step may have. `backlog`: those of running sequences. An embedding is
+        computed in one step, so none are held back while one waits."""
+        waiting = self.roster.waiting
+        backlog += sum(len(s.tokens) for s in waiting[: len(self.roster.rows)])
+        cap = None
+        if backlog and not any(s.request.pool for s in waiting):
+            cap = prompt_cap.choose(len(self._builder.entries) + num_short, backlog)
+        return self.max_num_batched_tokens if cap is None else cap
 
     def _order_running(self, wants: dict[Sequence, int]) -> list[Sequence]:
         """By rank; where blocks may run out, tenants within their shares come before the others."""

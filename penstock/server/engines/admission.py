@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from penstock.errors import Busy
 from penstock.server.engines.in_flight import InFlightRequest
+from penstock.server.engines.prompt_pace import MAX_RETRY_S, PromptPace
 from penstock.server.engines.queues import PromptQueue, TenantQueue, make_order
 
 OUTPUT_COST = 2.0
 WINDOW_S = 30.0  # over which throughput is measured
-MAX_RETRY_S = 60
 
 
 class FairShares:
@@ -105,11 +105,13 @@ class AdmissionQueue:
         weights: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
         policy: str = "fcfs",
+        ttft_s: float | None = None,
     ) -> None:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.num_refused = 0
         self.throughput = Throughput(clock)
+        self.pace = PromptPace(ttft_s, clock)
         self.order = make_order(policy)
         self.fair_shares = FairShares(weights)
         self.tenants: dict[str, TenantQueue] = {}  # with waiting requests
@@ -126,9 +128,14 @@ class AdmissionQueue:
             yield from tenant
 
     def enter(self, *flights: InFlightRequest) -> None:
-        """Queue the prompts of one client request, all or none; Busy if they do not fit."""
+        """Queue the prompts of one client request, all or none; Busy if they do not fit or would wait too long."""
         name = flights[0].tenant
+        busy = self.pace.find_excess(flights[0])
+        if busy is not None:
+            self.num_refused += 1
+            raise busy
         self._make_room(name, flights)
+        self.pace.enter(flights)
         if name not in self.tenants:
             self.fair_shares.raise_to_level(name)
         tenant = self._open_tenant(name)
@@ -213,6 +220,7 @@ class AdmissionQueue:
         error = self._make_busy_error("this request was displaced by one of a tenant below its share")
         for flight in flights:
             self.leave(flight)
+            self.pace.leave(flight)
             flight.fail(error)
 
     def _make_busy_error(self, why: str) -> Busy:

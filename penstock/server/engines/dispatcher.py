@@ -128,11 +128,12 @@ class Dispatcher:
         """Start dispatching to an engine that runs `max_rows` sequences at once."""
         self._max_rows = max_rows
         self.admission.order.reset(cache_tokens)
+        self.admission.pace.restart()
         self.quarantine.open(time.monotonic())
         self.dispatch()
 
     def submit(self, *flights: InFlightRequest) -> None:
-        """Queue the prompts of one client request, all or none; Busy if the queue is full."""
+        """Queue the prompts of one client request, all or none; Busy if the queue is full or too slow."""
         self.admission.enter(*flights)
         self.dispatch()
 
@@ -153,6 +154,7 @@ class Dispatcher:
 
     def _handle_delta(self, part: RequestPart, delta: Delta) -> None:
         flight = part.flight
+        self.admission.pace.finish(flight)
         part.num_tokens += len(delta.tokens)
         self.admission.fair_shares.charge(flight.tenant, num_output=len(delta.tokens))
         if not self._deliver(part, delta):
@@ -210,6 +212,7 @@ class Dispatcher:
     def _drop(self, flight: InFlightRequest) -> None:
         """Remove all parts of a request, waiting or running."""
         self.admission.leave(flight)
+        self.admission.pace.leave(flight)
         flight.parts.clear()
         if flight.request.id not in self.flights:
             return
