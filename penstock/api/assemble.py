@@ -19,7 +19,7 @@ from penstock.cache.group import LAYOUTS, Grouping, group_layers
 from penstock.cache.kv import KVCache
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.config.speculation import parse_speculation
-from penstock.draft.drafters import make_drafters
+from penstock.draft.drafters import Drafters, make_drafters
 from penstock.engine.engine import Engine
 from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -318,10 +318,11 @@ def _engine(
         capacity=settings.capacity,
         speculation=None if drafters is None else SpeculationController(),
         prompt_cap=_prompt_cap(settings),
+        exact_starts=settings.device != "cpu",
     )
     if settings.device == "cpu":
         return Engine(scheduler, Runner(model, memory, grammars, drafters))
-    runner = _gpu_runner(model, memory, settings, grammars)
+    runner = _gpu_runner(model, memory, settings, grammars, drafters)
     if ahead:
         ahead.wait()
     runner.warm()
@@ -335,7 +336,11 @@ def _prompt_cap(settings: Resolved) -> PromptCap | None:
 
 
 def _gpu_runner(
-    model: Decoder | Encoder, memory: BlockMemory, settings: Resolved, grammars: GrammarCompiler | None
+    model: Decoder | Encoder,
+    memory: BlockMemory,
+    settings: Resolved,
+    grammars: GrammarCompiler | None,
+    drafters: Drafters | None,
 ) -> CudaRunner | EncoderRunner:
     from penstock.runner.cuda.encoder import EncoderRunner
     from penstock.runner.cuda.runner import CudaRunner
@@ -343,7 +348,7 @@ def _gpu_runner(
     seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
     if isinstance(model, Encoder):
         return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
-    return CudaRunner(model, memory, grammars, seqs, tokens, settings.enforce_eager, settings.deterministic)
+    return CudaRunner(model, memory, grammars, seqs, tokens, settings.enforce_eager, settings.deterministic, drafters)
 
 
 def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:

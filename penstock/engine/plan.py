@@ -118,3 +118,4 @@ class Result:
     forward_s: float = 0.0
     sampling_s: float = 0.0
     step_s: float = 0.0  # all that the device took
+    idle_s: float = 0.0  # that it had waited for this plan, after the one before

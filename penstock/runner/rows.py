@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
 import torch
 
-from penstock.draft.drafters import Drafters, RowDrafts
+from penstock.draft.drafters import FAILED, Drafters, RowDrafts
 from penstock.engine.plan import Admission, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampled, Sampler
+
+_log = logging.getLogger(__name__)
 
 
 class RunningRow:
@@ -54,6 +57,17 @@ class RunningRow:
         num_known = row.count - len(row.draft)
         known = self.state.tokens[row.start : row.start + num_known]
         return known + [-1] * (num_known - len(known)) + [draft.token for draft in row.draft]
+
+    def propose(self, result: RowResult, max_tokens: int, min_chance: float) -> None:
+        """Add draft tokens for the row's next step, unless its answer ends here. A drafter that fails costs the row
+        its drafts, and nobody an answer."""
+        if self.drafts is None or not result.tokens or result.error or result.complete:
+            return
+        try:
+            result.draft = self.drafts.propose(max_tokens, min_chance)
+        except Exception:
+            self.drafts = None
+            _log.exception(FAILED)
 
 
 def pack_entries(changes: Sequence[dict[int, int]]) -> np.ndarray:

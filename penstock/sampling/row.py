@@ -132,6 +132,11 @@ class RowState:
             return None
 
     @property
+    def can_verify_on_device(self) -> bool:
+        """True if the device samples each token of a draft as it would alone: no penalty counts the ones before it."""
+        return self.is_steady and not self.has_penalties
+
+    @property
     def next_chooser(self) -> Chooser:
         """Who samples the next token: the host while a grammar is near its end or has failed."""
         return self.chooser if self.failure is None and (self.guide is None or self.guide.free) else Chooser.HOST

@@ -35,9 +35,11 @@ class Scheduler:
         capacity: str = "ondemand",
         speculation: SpeculationController | None = None,
         prompt_cap: PromptCap | None = None,
+        exact_starts: bool = False,
     ) -> None:
         """Without a controller, drafts that come with results are verified as they come; without a cap, prompts take
-        what the budget has left."""
+        what the budget has left. With `exact_starts` the executor knows no count of its own: nothing is planned while
+        drafts are verified, or while some wait and a plan has not ended."""
         if capacity not in ("ondemand", "reserve"):
             raise InvalidConfig(f"capacity={capacity!r} is unknown: choose ondemand or reserve")
         self.cache = cache
@@ -56,6 +58,7 @@ class Scheduler:
         )
         self._speculation = None if cache.recurrent else speculation
         self._prompt_cap = prompt_cap
+        self._exact_starts = exact_starts
         self._arrivals = 0
         self._started: dict[int, Started] = {}
 
@@ -138,10 +141,18 @@ class Scheduler:
             self._queue.reclaim()
         if self._speculation is not None:
             self._cut_drafts(self._speculation)
+        if self._exact_starts and self._started and self._has_drafts():
+            return
         preemptions = self.stats.num_preemptions
         budget = self._schedule_running(self.max_num_batched_tokens)
         if self.stats.num_preemptions == preemptions:
             self._queue.admit_all(budget)
+
+    def _has_drafts(self) -> bool:
+        """True if drafts wait or are being verified."""
+        return any(s.draft for s in self.roster.running) or any(
+            entry.row.draft for started in self._started.values() for entry in started.entries
+        )
 
     def _cut_drafts(self, speculation: SpeculationController) -> None:
         """Keep the draft tokens that are worth verifying. They come after one token for every row, and none are kept

@@ -31,7 +31,7 @@ class SpeculationController:
         self._num_rows = len(plan.rows)
         is_decode = all(row.count == 1 + len(row.draft) for row in plan.rows)
         num_tokens = plan.num_tokens if is_decode else 1 << (plan.num_tokens - 1).bit_length()
-        seconds = result.step_s * num_tokens / plan.num_tokens
+        seconds = (result.step_s + result.idle_s) * num_tokens / plan.num_tokens
         self.costs.note(len(plan.rows) if is_decode else 0, num_tokens, seconds)
 
     @property

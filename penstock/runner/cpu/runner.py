@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from penstock.cache.group import Group
-from penstock.draft.drafters import FAILED, Drafters
+from penstock.draft.drafters import Drafters
 from penstock.engine.executor import Answer, Describe, Done, Values, obey
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.models.decoder import Decoder, Encoder
@@ -27,8 +26,6 @@ from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.logits import Array, UnusableLogits
 from penstock.sampling.row import Chooser, RowState
 from penstock.sampling.sampler import Sampler
-
-_log = logging.getLogger(__name__)
 
 
 class Shape(NamedTuple):
@@ -196,7 +193,7 @@ class Runner:
         middle = time.perf_counter()
         likeliest = computed.argmax.tolist() if computed.argmax is not None else []
         results: list[RowResult] = []
-        first = 0
+        first, drafters = 0, self.rows.drafters
         for row, device, end in zip(plan.rows, rows, ends):
             result = RowResult()
             results.append(result)
@@ -206,8 +203,8 @@ class Runner:
                 last = first + 1 + len(row.draft)
                 self._sample_row(row, device.state, computed.values[first:last], likeliest[first:last], result)
                 first = last
-                if plan.min_chance is not None and plan.min_chance < 1:
-                    self._propose(device, result, plan.min_chance)
+                if drafters is not None and plan.min_chance is not None and plan.min_chance < 1:
+                    device.propose(result, drafters.max_tokens, plan.min_chance)
         now = time.perf_counter()
         return Result(plan.number, results, forward_s=middle - begin, sampling_s=now - middle, step_s=now - begin)
 
@@ -255,18 +252,6 @@ class Runner:
         result.tokens = taken
         for token in taken:
             state.append(token)
-
-    def _propose(self, running: RunningRow, result: RowResult, min_chance: float) -> None:
-        """Add draft tokens for the row's next step, unless its answer ends here. A drafter that fails costs the row
-        its drafts, and nobody an answer."""
-        drafters, drafts = self.rows.drafters, running.drafts
-        if drafters is None or drafts is None or not result.tokens or result.error or result.complete:
-            return
-        try:
-            result.draft = drafts.propose(drafters.max_tokens, min_chance)
-        except Exception:
-            running.drafts = None
-            _log.exception(FAILED)
 
     def _prompt_logprobs(self, model: Decoder, row: Row, hidden: torch.Tensor, result: RowResult) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
+from penstock.draft.drafters import Drafters
 from penstock.engine.executor import Answer, Describe, Done, Values, obey
 from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
@@ -26,7 +28,7 @@ from penstock.runner.cuda.mixed_graphs import MixedGraphs
 from penstock.runner.cuda.packed import MixedInputs, PackedRows, max_numbers, read_inputs
 from penstock.runner.cuda.preparation import Preparation
 from penstock.runner.cuda.staging import Staging, free_gpu_memory, record_event
-from penstock.runner.cuda.ticket import HostRow, StepTicket
+from penstock.runner.cuda.ticket import DraftRow, HostRow, Proposals, StepTicket
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import RunningRow, RunningRows, add_prompt_logprobs
 from penstock.sampling.grammar.compiler import GrammarCompiler
@@ -34,6 +36,7 @@ from penstock.sampling.logits import UnusableLogits
 from penstock.sampling.row import Chooser
 from penstock.sampling.sampler import Sampler
 
+MAX_IDLE_S = 0.02  # after which a device is idle for want of requests
 _log = logging.getLogger(__name__)
 
 
@@ -47,13 +50,14 @@ class CudaRunner:
         max_num_batched_tokens: int,
         eager: bool = False,
         deterministic: bool = False,
+        drafters: Drafters | None = None,
     ) -> None:
         self.model, self.memory = model, memory
         self.deterministic = deterministic
         # Deterministic: always the full sampler, so that a neighbour cannot switch kernels.
         self._min_chooser = Chooser.DEVICE_FILTERED if deterministic else Chooser.DEVICE
         self.device = memory.blocks.device
-        self.rows = RunningRows(len(memory.grouping.groups), grammars)
+        self.rows = RunningRows(len(memory.grouping.groups), grammars, drafters)
         self.sampler = Sampler()
         num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         with torch.inference_mode():
@@ -113,7 +117,7 @@ class CudaRunner:
             with torch.inference_mode():
                 if self._last is not None:
                     self._last.settle()
-                ticket.begun = self._record_begin()
+                ticket.begun, ticket.idle_s = self._record_begin()
                 self.rows.apply(plan)
                 self._tensors.admit(plan.admissions, [self.rows[one.row].state for one in plan.admissions])
                 if plan.moves:
@@ -133,10 +137,16 @@ class CudaRunner:
         with suppress(Exception), torch.inference_mode():  # a device that takes no more work writes nothing either
             self._tensors.enter(plan)
 
-    def _record_begin(self) -> torch.cuda.Event:
-        """The event after which a step begins: the end of the step that the device is busy with, or a new one."""
-        busy = self._last.done if self._last is not None else None
-        return record_event() if busy is None or busy.query() else busy  # type: ignore[no-untyped-call]
+    def _record_begin(self) -> tuple[torch.cuda.Event, float]:
+        """The event after which a step begins: the end of the step that the device is busy with, or a new one. Then
+        the seconds that the device has waited since the result of the last step."""
+        last = self._last
+        if last is None or last.done is None:
+            return record_event(), 0.0
+        if not last.done.query():  # type: ignore[no-untyped-call]
+            return last.done, 0.0
+        idle_s = time.perf_counter() - last.end_s if last.ended else 0.0
+        return record_event(), idle_s if idle_s < MAX_IDLE_S else 0.0
 
     def _require_exact_starts(self, plan: Plan) -> None:
         """Refuse a row while an earlier plan verifies its drafts: `start` is an upper bound until that plan ends."""
@@ -152,6 +162,9 @@ class CudaRunner:
 
     def _launch(self, plan: Plan, ticket: StepTicket) -> None:
         devices = self.rows.of(plan)
+        drafters = self.rows.drafters
+        if drafters is not None and plan.min_chance is not None and plan.min_chance < 1:
+            ticket.proposals = Proposals(devices, drafters.max_tokens, plan.min_chance)
         if all(_is_single(row) for row in plan.rows):
             self._run_decode(plan, devices, ticket)
         else:
@@ -205,7 +218,10 @@ class CudaRunner:
         largest chooser of the device's. A mask that depends on earlier tokens waits for them."""
         others, chooser, is_counted = [], Chooser.DEVICE, self._tensors.params.is_counted
         for row, device, result, place in rows:
-            if device.state.is_steady and not row.draft and (is_counted or device.state.chooser <= Chooser.DEVICE):
+            if row.draft and device.state.can_verify_on_device:
+                ticket.draft_rows.append(DraftRow(row, result, device, place))
+                chooser = max(chooser, device.state.chooser)
+            elif device.state.is_steady and not row.draft and (is_counted or device.state.chooser <= Chooser.DEVICE):
                 ticket.device_rows.append((result, device, place))
                 chooser = max(chooser, device.state.chooser)
             else:
@@ -236,12 +252,13 @@ class CudaRunner:
     def _fetch(self, ticket: StepTicket, logits: torch.Tensor, sampled: SampledTokens, count: int) -> None:
         if ticket.host_rows:
             ticket.logits = logits
-        if ticket.device_rows or ticket.batch is not None:
+        if ticket.device_rows or ticket.draft_rows or ticket.batch is not None:
             ticket.tokens = _to_host(sampled.tokens[:count])
             if ticket.batch is not None:
                 most = ticket.batch.max_logprobs
             else:
                 asked = [one.state.num_logprobs for _, one, _ in ticket.device_rows]
+                asked += [one.device.state.num_logprobs for one in ticket.draft_rows]
                 most = max((number for number in asked if number is not None), default=None)
             if sampled.report is not None and most is not None:
                 ticket.report, ticket.max_logprobs = _to_host(sampled.report[:count]), most

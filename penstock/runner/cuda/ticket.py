@@ -26,6 +26,58 @@ class HostRow:
 
 
 @dataclass
+class DraftRow:
+    """A row whose draft is verified by the tokens that the device samples, from `first` on."""
+
+    row: Row
+    result: RowResult
+    device: RunningRow
+    first: int
+
+    def verify(self, tokens: Sequence[int], report: Report | None) -> None:
+        """Take the tokens as far as the draft has them, and one more."""
+        state, draft, taken = self.device.state, self.row.draft, []
+        for place, token in enumerate(tokens[self.first : self.first + 1 + len(draft)]):
+            if token < 0:
+                break  # after accepted tokens the next step meets it again
+            taken.append(token)
+            if token in state.stops or place < len(draft) and draft[place].token != token:
+                break
+        if not taken:
+            failure = describe_failure(tokens[self.first], state)
+            self.result.error, self.result.unfit = failure.error, failure.unfit
+            return
+        self.result.tokens = tuple(taken)
+        count = state.num_logprobs
+        if count is not None and report is not None:
+            self.result.logprobs = tuple(
+                report.read(self.first + place, token, count) for place, token in enumerate(taken)
+            )
+        state.tokens += taken
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """Asks the drafters of a step's rows for their next lines."""
+
+    rows: Sequence[RunningRow]
+    max_tokens: int
+    min_chance: float
+
+    def add(self, results: Sequence[RowResult | int]) -> list[RowResult | int]:
+        """Return the results with drafts, of rows whose drafts the device can verify."""
+        found = list(results)
+        for place, (device, result) in enumerate(zip(self.rows, results)):
+            if device.drafts is None or not device.state.can_verify_on_device:
+                continue
+            whole = RowResult((result,)) if isinstance(result, int) else result
+            device.propose(whole, self.max_tokens, self.min_chance)
+            if whole.draft:
+                found[place] = whole
+        return found
+
+
+@dataclass
 class StepTicket:
     """A started plan, and what it still waits for."""
 
@@ -42,6 +94,10 @@ class StepTicket:
     begun: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
     device_rows: list[tuple[RowResult, RunningRow, int]] = field(default_factory=list)  # and the place of its token
+    draft_rows: list[DraftRow] = field(default_factory=list)
+    proposals: Proposals | None = None
+    idle_s: float = 0.0
+    end_s: float = 0.0  # when its result was read, by the host's clock
     host_rows: list[HostRow] = field(default_factory=list)
     logits: torch.Tensor | None = None  # [M, V], for the host rows
     waited_s: float = 0.0
@@ -95,6 +151,8 @@ class StepTicket:
                     self.results = self.batch.append(tokens, self.places, report)
                 for result, device, place in self.device_rows:
                     self._append(result, device, tokens[place], place, report)
+                for one in self.draft_rows:
+                    one.verify(tokens, report)
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
             self.error = f"{type(error).__name__}: {error}"
 
@@ -119,7 +177,8 @@ class StepTicket:
         with torch.inference_mode():
             self.settle()
         self.arrive()
-        self.ended = True
+        self.ended, self.end_s = True, time.perf_counter()
         if self.error is not None:
             return Result(self.number, error=self.error)
-        return Result(self.number, self.results, forward_s=self.waited_s, step_s=self.step_s)
+        results = self.results if self.proposals is None else self.proposals.add(self.results)
+        return Result(self.number, results, forward_s=self.waited_s, step_s=self.step_s, idle_s=self.idle_s)
