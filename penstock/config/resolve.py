@@ -213,7 +213,8 @@ def _aims(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> tuple[boo
 
 def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> str | None:
     """Return why nothing is drafted although the user did not say so; None if it is, or the user said so."""
-    reason = facts.no_drafts or ("drafts are verified on CPUs only" if gpu else "")
+    is_left_open = gpu is not None and config.speculative_config == AUTO
+    reason = facts.no_drafts or ("on a GPU drafts must be asked for: set it to a JSON object" if is_left_open else "")
     if not reason or config.speculative_config == OFF:
         return None
     if config.speculative_config != AUTO:

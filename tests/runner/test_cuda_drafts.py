@@ -13,7 +13,10 @@ import torch
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, as the tests of its kernels need it
 pytest.importorskip("triton")
 
+from penstock.config.speculation import SpeculativeConfig  # noqa: E402
+from penstock.draft.drafters import make_drafters  # noqa: E402
 from penstock.engine.plan import Draft, Plan, Result, RowResult  # noqa: E402
+from penstock.engine.scheduling.speculation import SpeculationController  # noqa: E402
 from tests.llm.tiny import write_config  # noqa: E402
 from tests.runner.test_cuda_runner import PROMPTS, answers, asking, engines, no_gpu  # noqa: E402, F401  a fixture
 
@@ -71,3 +74,60 @@ def test_drafts_are_placed_after_tokens_that_only_the_device_knows_or_refused(tm
     assert stats["num_accepted_tokens"] > 4 and drafting.num_unknown > 2
     assert drafting.errors and all("verifies a draft of it, has ended" in error for error in drafting.errors)
     assert drafting.errors[0].startswith("RuntimeError: row ")
+
+
+def wait_for_drafts(engine: Any) -> None:
+    """As `assemble` does for a GPU."""
+    engine.scheduler._exact_starts = True
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_scripted_drafts_change_no_answer_and_are_never_refused(
+    tmp_path: Path, no_gpu: None, architecture: str
+) -> None:
+    """Lines that are right in part, beside other rows, prompts in chunks, and rows whose drafts the host verifies."""
+    kinds: list[dict[str, Any]] = [{}, {"logprobs": 2}, {"presence_penalty": 0.3, "logprobs": 1}, {"top_k": 1}, {}]
+    params = [asking(max_tokens=24 + i, **kind) for i, kind in enumerate(kinds)]
+    with engines(write_config(tmp_path, architecture)) as (usual, other):
+        expected = answers(usual, PROMPTS, params)
+        engine: Any = other.service.engine
+        wait_for_drafts(engine)
+        known = {tuple(prompt): found[0][0] for prompt, found in zip(PROMPTS, expected)}
+        drafting = engine.executor = Drafting(engine.executor, known)
+        for _ in range(2):  # the second time from the prefix cache
+            assert answers(other, PROMPTS, params) == expected
+        stats = other.stats()
+    assert not drafting.errors and drafting.num_unknown == 0
+    assert stats["num_accepted_tokens"] > 60 and stats["num_draft_tokens"] > stats["num_accepted_tokens"]
+
+
+def test_drafts_of_rows_that_give_way(tmp_path: Path, no_gpu: None) -> None:
+    """A cache too small for all: rows are preempted with drafts in flight and come again."""
+    folder = write_config(tmp_path)
+    params = [asking(max_tokens=28) for _ in PROMPTS]
+    with engines(folder) as (usual, _):
+        expected = answers(usual, PROMPTS, params)
+    known = {tuple(prompt): found[0][0] for prompt, found in zip(PROMPTS, expected)}
+    with engines(folder, kv_cache_tokens=160) as (_, other):
+        engine: Any = other.service.engine
+        wait_for_drafts(engine)
+        drafting = engine.executor = Drafting(engine.executor, known)
+        assert answers(other, PROMPTS, params) == expected
+        stats = other.stats()
+    assert stats["num_preemptions"] > 0 and stats["num_accepted_tokens"] > 20 and not drafting.errors
+
+
+def test_drafters_follow_the_rows_of_a_gpu(tmp_path: Path, no_gpu: None) -> None:
+    """The engine's own drafters: a text that repeats itself is verified several tokens at a time."""
+    prompts = [[7, 8, 9, 10, 11, 12] * 6, [20, 21, 22, 23] * 8]
+    params = [asking(max_tokens=40, logit_bias={token: 80.0 for token in prompt[:4]}) for prompt in prompts]
+    with engines(write_config(tmp_path)) as (usual, other):
+        expected = answers(usual, prompts, params)
+        engine: Any = other.service.engine
+        wait_for_drafts(engine)
+        drafters = make_drafters(SpeculativeConfig("ngram"))
+        engine.executor.rows.drafters, engine.scheduler._speculation = drafters, SpeculationController()
+        engine.scheduler._speculation._count_paying = lambda paths, num_rows: len(paths)
+        assert answers(other, prompts, params) == expected
+        stats = other.stats()
+    assert stats["num_accepted_tokens"] > 5 and stats["num_failed_steps"] == 0

@@ -68,6 +68,7 @@ class World:
             capacity=scenario.capacity,
             speculation=Whim(scenario.seed) if scenario.seed % 2 else None,
             prompt_cap=WhimCap(scenario.seed) if scenario.seed % 4 > 1 else None,
+            exact_starts=scenario.seed % 5 == 0,
         )
         self.model = Model(self.cache.groups)
         self.device = FakeExecutor(
