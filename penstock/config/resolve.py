@@ -44,6 +44,7 @@ class GpuFacts:
     largest_bytes: int = 0  # of one matrix at 16 bits
     lacks: str = ""  # a requirement of the kernels that is missing, with the remedy
     prompt_logit_rows: int = 0  # of logits made at once for prompt log probabilities
+    captured_tokens: int = 0  # of the largest step with prompts that is captured
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
         and room < wide * gpu.layer_bytes
     ):
         return 0
-    left = room - wide * (tokens * gpu.bytes_per_step_token + logits) - row_params - GPU_RESERVE
+    captured = 0 if config.enforce_eager else min(tokens, gpu.captured_tokens)  # graphs have memory of their own
+    left = room - wide * ((tokens + captured) * gpu.bytes_per_step_token + logits) - row_params - GPU_RESERVE
     return max(0, left) // max(1, facts.bytes_per_token)
 
 

@@ -18,7 +18,9 @@ ROWS, STARTS = np.array([5, 2, 7]), np.array([3, 9, 4])
 def devices() -> list[Any]:
     """With texts as long as their positions are far, one token more in the first."""
     return [
-        SimpleNamespace(state=SimpleNamespace(chooser=Chooser.DEVICE, tokens=list(range(length))))
+        SimpleNamespace(
+            state=SimpleNamespace(chooser=Chooser.DEVICE, is_steady=True, num_logprobs=None, tokens=list(range(length)))
+        )
         for length in (4, 9, 4)
     ]
 

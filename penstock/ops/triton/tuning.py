@@ -78,10 +78,17 @@ MAX_RANKED = 128  # room for the tokens that mirostat 1 ranks
 SHORT_CONTEXT = 512  # positions of the longest sequence
 MAX_KV_SPLITS, MAX_SHORT_KV_SPLITS, MAX_PREFIX_SPLITS = 32, 8, 16
 CAPTURE_AFTER = 8  # steps of a bucket that a larger captured one could stand in for
-MAX_CAPTURED_TOKENS = 2048  # of a mixed step; a larger one takes the device longer than the host
+CAPTURED_TOKENS = 2048, 8192  # of a mixed step, at least and at most
+CAPTURED_WORK = 1.6e13  # tokens times parameters; more takes the device longer than the host takes to launch it
 MIXED_SEQUENCES = (8, 64)  # for which mixed steps are captured, and the most there can be
 MIN_PREFIX_SEQUENCES, MIN_PREFIX_POSITIONS = 4, 256  # of a shared prefix that is read once
 MAX_PREFIXES = 8  # shared in a step
+
+
+def max_captured_tokens(num_parameters: int) -> int:
+    """Return the tokens of the largest mixed step that is captured. 2026-11-17, 8B."""
+    least, most = CAPTURED_TOKENS
+    return min(most, max(least, int(CAPTURED_WORK / num_parameters)))
 
 
 def gemv_shape(width: int, itemsize: int) -> tuple[int, int, int]:

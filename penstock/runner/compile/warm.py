@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from penstock import ops
-from penstock.ops.triton.tuning import MAX_CAPTURED_TOKENS, SHORT_CONTEXT
+from penstock.ops.triton.tuning import CAPTURED_TOKENS, SHORT_CONTEXT
 from penstock.passes.lower import row_limits
 from penstock.runner.cuda.decode_graphs import DecodeGraphs
 from penstock.runner.cuda.mixed_graphs import Key, MixedGraphs
@@ -47,7 +47,7 @@ def later_steps(singles: DecodeGraphs) -> list[Work]:
         for size in reversed(singles.sizes)
     }
     shared = (True, False) if singles.rows.only_full else (False,)
-    mixed = MixedGraphs(singles, singles.sizes[-1], MAX_CAPTURED_TOKENS)
+    mixed = MixedGraphs(singles, singles.sizes[-1], CAPTURED_TOKENS[0])
     return [
         partial(_run_move, singles),
         *(partial(singles.warm, size) for size in singles.sizes[1:2]),
@@ -72,7 +72,7 @@ def _least_keys(mixed: MixedGraphs) -> list[Key]:
 
 def _tile_steps(singles: DecodeGraphs) -> list[Work]:
     """Return one step per tile size of the deterministic GEMM, and one of MANY_ROWS."""
-    mixed = MixedGraphs(singles, singles.sizes[-1], MAX_CAPTURED_TOKENS)
+    mixed = MixedGraphs(singles, singles.sizes[-1], CAPTURED_TOKENS[0])
     largest, counts = singles.sizes[-1], [limit + 1 for limit in row_limits(singles.model)]
     sizes = {singles.size(min(rows, largest)) for rows in (*counts, largest)} - set(singles.sizes[:2])
     return [

@@ -166,7 +166,7 @@ class Report:
     """Log probabilities of a step's rows, as `ops.report` has them."""
 
     def __init__(self, lines: torch.Tensor, most: int) -> None:
-        """Of `lines`, `most` is how many tokens a row may list."""
+        """Read `lines`, in which a row lists `most` tokens or fewer."""
         numbers = lines.numpy()
         self._chosen: list[tuple[float, float]] = numbers[:, :2].tolist()
         self._ids: list[list[int]] = numbers[:, 2 : 2 + most].astype(np.int64).tolist()

@@ -15,6 +15,7 @@ from penstock.models.spec import ModelSpec
 from penstock.ops.matmul.fp8_product import can_store
 from penstock.ops.sampling.extras import extras_bytes
 from penstock.ops.sampling.row_params import row_params_bytes
+from penstock.ops.triton.tuning import max_captured_tokens
 from penstock.runner.rows import LOGIT_ROWS
 
 FP8_CAPABILITY = (8, 9)
@@ -112,6 +113,7 @@ def _facts(
         *matrix_bytes(spec),
         spec.cpu_only or find_missing(name, capability, triton_version()),
         LOGIT_ROWS,
+        0 if spec.is_encoder else max_captured_tokens(spec.num_parameters),
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from penstock.ops.triton.tuning import CAPTURE_AFTER, MAX_CAPTURED_TOKENS, MIXED_SEQUENCES
+from penstock.ops.triton.tuning import CAPTURE_AFTER, CAPTURED_TOKENS, MIXED_SEQUENCES, max_captured_tokens
 from penstock.runner.cuda.decode_graphs import VARIANTS, DecodeGraphs, SampledTokens
 from penstock.runner.cuda.graphs import Half
 from penstock.runner.cuda.packed import MixedShape, PackedRows, read_inputs
@@ -22,10 +22,11 @@ SMALL_STEP = 256  # tokens, up to which a step's time is that of reading the wei
 MAX_FEW_TOKENS = 512  # of steps with few sequences; in larger ones room for more costs little
 
 
-def token_buckets(max_num_batched_tokens: int) -> list[int]:
-    """Token counts for which mixed steps are captured."""
-    sizes = [*range(16, 128, 16), *range(128, 1024, 64), *range(1024, MAX_CAPTURED_TOKENS + 1, 128)]
-    return [size for size in sizes if size <= max_num_batched_tokens]
+def token_buckets(most: int) -> list[int]:
+    """Token counts up to `most` for which mixed steps are captured."""
+    sizes = [*range(16, 128, 16), *range(128, 1024, 64), *range(1024, 2048, 128), *range(2048, 4096, 256)]
+    sizes += range(4096, CAPTURED_TOKENS[1] + 1, 512)
+    return [size for size in sizes if size <= most]
 
 
 def sequence_buckets(max_num_seqs: int) -> list[int]:
@@ -47,7 +48,8 @@ class MixedGraphs:
 
     def __init__(self, decode: DecodeGraphs, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.decode, self.pool = decode, decode.pool
-        self.tokens, self.sequences = token_buckets(max_num_batched_tokens), sequence_buckets(max_num_seqs)
+        most = min(max_num_batched_tokens, max_captured_tokens(decode.model.spec.num_parameters))
+        self.tokens, self.sequences = token_buckets(most), sequence_buckets(max_num_seqs)
         self.num_wanted: Counter[Key] = Counter()  # and not captured
         self._known: dict[Key, MixedStep] = {}
         self._by_tokens = {size: [key for key in self.buckets() if key[0] == size] for size in self.tokens}
