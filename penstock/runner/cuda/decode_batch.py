@@ -175,13 +175,17 @@ class Report:
     def read(self, place: int, token: int, count: int) -> TokenLogprobs:
         """The sampled token first, then the likeliest `count`."""
         logprob, rank = self._chosen[place]
-        found = {token: Logprob(logprob, int(rank))}
-        for rank, (other, value) in enumerate(zip(self._ids[place][:count], self._values[place]), start=1):
-            if other == LIST_END:
-                break
-            if other != token:
-                found[other] = Logprob(value, rank)
+        chosen = Logprob(logprob, int(rank))
+        found = {token: chosen}
+        found.update(zip(self._ids[place][:count], map(_make_logprob, zip(self._values[place], RANKS, NO_TEXTS))))
+        found[token] = chosen
+        found.pop(LIST_END, None)
         return found
+
+
+_make_logprob = Logprob._make
+RANKS = range(1, MAX_LOGPROBS + 1)
+NO_TEXTS = (None,) * MAX_LOGPROBS
 
 
 def put_in_order(values: Sequence[Value], places: Sequence[int]) -> list[Value]:

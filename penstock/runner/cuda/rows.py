@@ -56,20 +56,36 @@ class DeviceParams:
             self._with_params.add(row)
             if len(state.masks.bias[0]):
                 self._enter_bias(row, *state.masks.bias)
-            if state.has_penalties:
-                self._enter_counts(row, state)
+        self._enter_counts([(row, state) for row, state in changed if state.has_device_params and state.has_penalties])
 
     def _enter_bias(self, row: int, ids: np.ndarray, values: np.ndarray) -> None:
         """Ids past the end of the vocabulary match no token."""
         self.tensors.biased[row, : len(ids)] = to_device(ids[:MAX_BIASED].astype(np.int32), self._device)
         self.tensors.bias[row, : len(ids)] = to_device(values[:MAX_BIASED], self._device)
 
-    def _enter_counts(self, row: int, state: RowState) -> None:
+    def _enter_counts(self, rows: Sequence[tuple[int, RowState]]) -> None:
+        """Write the counts of some rows: two for each generated token, and one for a token of the prompt."""
+        if not rows:
+            return
+        ids, counts = zip(*(self._count(state) for _, state in rows))
+        where = np.repeat([row for row, _ in rows], [len(found) for found in ids])
+        entries = to_device(np.stack((where, np.concatenate(ids), np.concatenate(counts))), self._device)
+        self.tensors.counts[to_device([row for row, _ in rows], self._device)] = 0
+        self.tensors.counts[entries[0], entries[1]] = entries[2].to(torch.int16)
+
+    def _count(self, state: RowState) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens that a row has, and their counts."""
         first = state.penalties.first
-        prompt, generated = state.tokens[first : state.num_prompt], state.tokens[max(first, state.num_prompt) :]
-        counts = 2 * np.bincount(np.array(generated, dtype=np.int64), minlength=self._size)[: self._size]
-        counts[[token for token in set(prompt) if token < self._size]] += 1
-        self.tensors.counts[row] = to_device(np.minimum(counts, MAX_COUNTED).astype(np.int16), self._device)
+        prompt = np.unique(np.array(state.tokens[first : state.num_prompt], dtype=np.int64))
+        generated, times = np.unique(
+            np.array(state.tokens[max(first, state.num_prompt) :], dtype=np.int64), return_counts=True
+        )
+        found, places = np.unique(np.concatenate((prompt, generated)), return_inverse=True)
+        counts = np.zeros(len(found), dtype=np.int64)
+        counts[places[: len(prompt)]] += 1
+        counts[places[len(prompt) :]] += 2 * times
+        inside = found < self._size
+        return found[inside], np.minimum(counts[inside], MAX_COUNTED)
 
     def _enter_extras(self, row: int, state: RowState) -> None:
         """Write a row's parameters for the rarer samplers, and its tokens where they look back on them."""
@@ -106,7 +122,7 @@ class DeviceParams:
         if row in self._miscounted:
             self._miscounted.discard(row)
             if state.has_penalties:
-                self._enter_counts(row, state)
+                self._enter_counts([(row, state)])
             self._enter_extras(row, state)
         return True
 
