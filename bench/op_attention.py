@@ -168,7 +168,7 @@ class Attention(Inputs):
         s = self.shape
         size = tile_tokens(s.num_heads, s.num_kv_heads)
         tiles = torch.tensor(
-            [(row, first) for row in range(count) for first in range(0, tokens, size)],
+            [(row, first) for first in range(0, tokens, size)[::-1] for row in range(count)],  # the longest first
             dtype=torch.int32,
             device=self.device,
         )
@@ -188,7 +188,7 @@ class Attention(Inputs):
             "attention",
             s.name,
             f"{count} × {tokens} after {before}",
-            self._attend(k, v, tables, tokens, length, ops.Work(0, tiles)),
+            self._attend(k, v, tables, tokens, length, ops.Work(0, tiles, longest=length)),
             moved,
             float(s.pair_ops) * pairs,
             others,

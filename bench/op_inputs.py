@@ -59,8 +59,10 @@ class Sizes:
     joined_contexts: tuple[int, ...] = (128, 512, 2048)
     chunks: tuple[tuple[int, int, int], ...] = (  # sequences, tokens, positions before them
         (64, 128, 0),
+        (64, 512, 0),
         (8, 1024, 0),
         (4, 2048, 0),
+        (16, 2048, 0),
         (1, 8192, 0),
         (1, 2048, 14336),
     )

@@ -105,9 +105,12 @@ def line(row: dict[str, Any] | None = None) -> str:
     if row is None:
         return (
             f"{'op':<14}{'shape':<6}{'case':<38}{'µs':>10}{'TB/s':>7}{'':>6}{'TFLOP/s':>9}{'':>6}{'floor':>7}"
-            "  others, µs"
+            "  others, µs (our speed in theirs)"
         )
-    others = ", ".join(f"{name} {'failed' if value is None else value}" for name, value in row["others_us"].items())
+    others = ", ".join(
+        f"{name} failed" if value is None else f"{name} {value} ({value / row['us']:.2f})"
+        for name, value in row["others_us"].items()
+    )
     return (
         f"{row['op']:<14}{row['shape']:<6}{row['case']:<38}{row['us']:>10}{row['tb_s']:>7.2f}"
         f"{row['share_of_copy']:>6.0%}{row['tflop_s']:>9.1f}{row['share_of_rate']:>6.0%}{row['share_of_floor']:>7.0%}"

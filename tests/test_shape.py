@@ -24,15 +24,12 @@ UNLIMITED_FOLDERS = ("penstock/models/families",)  # one module per family
 
 # Things that are over a budget, with the number they have today. Numbers only become smaller, and no entry is added.
 EXCEPTIONS: dict[str, dict[str, int]] = {
-    "lines of a file": {
-        "penstock/ops/triton/attention/attention.py": 468,
-        "penstock/ops/triton/matmul/int_product.py": 459,
-    },
+    "lines of a file": {"penstock/ops/triton/matmul/int_product.py": 459},
     "lines of a function": {
-        "penstock/ops/triton/attention/attention.py::_body": 126,
+        "penstock/ops/triton/attention/attention.py::_body": 97,
         "penstock/ops/triton/attention/attention.py::_decode": 86,
-        "penstock/ops/triton/attention/attention.py::_prefill": 91,
         "penstock/ops/triton/attention/attention.py::_shared_prefix": 89,
+        "penstock/ops/triton/attention/prefill.py::_prefill": 91,
         "penstock/ops/triton/attention/qkv_attention.py::_body": 93,
         "penstock/ops/triton/attention/qkv_attention.py::_fused_decode": 95,
         "penstock/ops/triton/attention/qkv_write.py::_qkv_write": 75,
@@ -116,11 +113,9 @@ def functions(node: ast.AST, scope: str) -> Iterator[tuple[str, ast.FunctionDef 
 
 
 def is_kernel_or_op(name: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return True for a Triton kernel, an op's definition and its bodies: their parameters are the op's."""
+    """Return True for a Triton or Gluon kernel, an op's definition and its bodies: their parameters are the op's."""
     decorators = " ".join(ast.unparse(decorator) for decorator in function.decorator_list)
-    return name.startswith("penstock/ops/") and (
-        "triton.jit" in decorators or "op(" in decorators or ".impl(" in decorators
-    )
+    return name.startswith("penstock/ops/") and (".jit" in decorators or "op(" in decorators or ".impl(" in decorators)
 
 
 @cache

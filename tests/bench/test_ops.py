@@ -90,7 +90,7 @@ def test_figures_stand_beside_their_ceilings() -> None:
     row = bench_ops.figures(case, 4e-3, {"torch.mm": 5e-3, "other": None}, MEASURED)
     assert (row["tb_s"], row["share_of_copy"], row["tflop_s"], row["share_of_rate"]) == (2.0, 0.5, 100.0, 0.125)
     assert row["share_of_floor"] == 0.5 and row["others_us"] == {"torch.mm": 5000.0, "other": None}
-    assert "torch.mm 5000.0, other failed" in bench_ops.line(row)
+    assert "torch.mm 5000.0 (1.25), other failed" in bench_ops.line(row)
     eight = OpCase("p", "8b", "x", [], 0, 1300e9, is_fp8=True)
     assert bench_ops.figures(eight, 1e-3, {}, MEASURED)["share_of_rate"] == 1
 

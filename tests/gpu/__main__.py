@@ -36,6 +36,7 @@ def load() -> dict[str, object]:
         families,
         files,
         fp8,
+        hopper,
         ints,
         large,
         memory,

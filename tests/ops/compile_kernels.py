@@ -81,6 +81,13 @@ def _calls(has_fp8: bool, has_extras: bool) -> Iterator[tuple[str, dict[str, Any
     for cache, work, extra in kinds:
         example = paged(1, [(1, 130), (1, 64), (1, 20), (9, 70)], 8, 2, 128, dtype=cache, **extra)
         yield "attention", example | {"q": example["q"].bfloat16(), "work": work}
+    for dtype, heads, block_size in [(torch.bfloat16, 8, 16), (torch.float16, 2, 32), (torch.bfloat16, 16, 128)]:
+        count = torch.ones(1, dtype=torch.int32) if heads == 8 else None
+        example = paged(1, [(1, 130), (1, 64), (1, 20), (9, 70)], heads, 2, 128, block_size, dtype)
+        yield (
+            "attention",
+            example | {"q": example["q"].to(dtype), "work": Work(3, tiles, num_tiles=count, longest=1000)},
+        )
     q = torch.zeros((9, 4, 64), dtype=torch.bfloat16)
     yield "encoder_attention", {"q": q, "k": q, "v": q, "query_start": tiles.new_tensor([0, 9]), "scale": 0.125}
 
@@ -165,6 +172,8 @@ def _fits(name: str, example: dict[str, Any]) -> bool:
 def main(capability: int, once: bool = False) -> None:
     triton.runtime.driver.set_active(Elsewhere(capability))
     launch.has_pdl = lambda device: capability >= 90  # type: ignore[assignment]
+    launch.is_hopper = lambda device: capability == 90  # type: ignore[assignment]
+    launch.count_sms = lambda device: 132  # type: ignore[assignment]
     compiled: Counter[str] = Counter()
     run = JITFunction.run
 

@@ -104,6 +104,19 @@ def test_tensors_in_a_group_are_told_apart(played: Played) -> None:
     assert len(played.asked) == 6 and len(played.launched) == 1
 
 
+def test_descriptors_are_told_apart_by_all_but_their_place(played: Played) -> None:
+    def describe(base: torch.Tensor, *block: int) -> Any:
+        return SimpleNamespace(base=base, block_shape=list(block), layout="swizzled", padding="zero")
+
+    played(describe(X, 16, 64), 16, 1.0, 64)
+    other = describe(torch.ones(9), 16, 64)
+    played(other, 16, 1.0, 64)
+    assert len(played.asked) == 1 and played.launched[0][10] is other
+    for one in (describe(Y, 16, 64), describe(X, 32, 64), describe(X, 16, 4, 64)):
+        played(one, 16, 1.0, 64)
+    assert len(played.asked) == 4 and len(played.launched) == 1
+
+
 def test_another_device_is_another_matter(played: Played) -> None:
     played(X, 1, 1.0, 64)
     played.device = 1
@@ -130,18 +143,24 @@ def test_a_kernel_remembers_no_more_than_it_may(played: Played) -> None:
 KINDS = """
 import penstock.ops.triton.bodies
 from penstock.ops.triton import norm
-from penstock.ops.triton.attention import attention
+from penstock.ops.triton.attention import attention, prefill
 from penstock.runner.compile import launch_cache
 launch_cache.triton.__version__ = "{version}"
 launch_cache.cache_launches()
-print([type(one).__name__ for one in (norm._rms_norm, attention._decode)])
+kernels = norm._rms_norm, attention._decode, prefill.hopper._prefill_hopper
+print([type(one).__name__ for one in kernels], kernels[-1].is_gluon())
 """
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"), [("3.9.1+git3", "CachedKernel"), ("3.5.1", "JITFunction"), ("3.10.0", "JITFunction")]
+    ("version", "expected", "of_gluon"),
+    [
+        ("3.9.1+git3", "CachedKernel", "CachedGluonJITFunction"),
+        ("3.5.1", "JITFunction", "GluonJITFunction"),
+        ("3.10.0", "JITFunction", "GluonJITFunction"),
+    ],
 )
-def test_all_of_ours_remember_where_triton_is_as_launches(version: str, expected: str) -> None:
+def test_all_of_ours_remember_where_triton_is_as_launches(version: str, expected: str, of_gluon: str) -> None:
     """A process of its own, where kernels are not interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -151,4 +170,4 @@ def test_all_of_ours_remember_where_triton_is_as_launches(version: str, expected
         env=environment,
         check=False,
     )
-    assert done.stdout.strip() == str([expected, expected]), done.stderr
+    assert done.stdout.strip() == f"{[expected, expected, of_gluon]} True", done.stderr

@@ -250,6 +250,9 @@ def show(value: Any) -> str:
         return TYPES.get(value, str(value))
     if isinstance(value, (tuple, list)):
         return f"({','.join(map(show, value))})"
+    if hasattr(value, "block_shape"):  # a TMA descriptor: what it describes, and what it copies at a time
+        shape, block = (",".join(map(str, sizes)) for sizes in (value.shape, value.block_shape))
+        return f"{TYPES[value.base.dtype]}[{shape}]/{block}"
     return value.__name__ if callable(value) and hasattr(value, "__name__") else str(value)
 
 

@@ -144,7 +144,7 @@ def stand_in() -> list[str]:
 
     knobs.compilation.listener = listen
     launches: Any = launch
-    launches.has_pdl = lambda device: True
+    launches.has_pdl = launches.is_hopper = lambda device: True
     cuda_runner: Any = sys.modules[CudaRunner.__module__]
     cuda_runner.cache_launches = lambda: None  # it asks torch for a device
     for bodies in [bodies for op in OPS.values() for bodies in (op.bodies, op.exact_bodies)]:

@@ -54,8 +54,10 @@ def test_an_engine_finds_all_its_kernels(kind: str, options: dict[str, Any], tmp
     run("ahead", folder, tmp_path / "cache", **options)
     assert run("engine", folder, tmp_path / "cache", **options) == ""
     if not options:
-        (next((tmp_path / "cache").glob("*/_prefill.json")).parent / "__grp___prefill.json").unlink()
-        assert set(run("engine", folder, tmp_path / "cache").split()) == {"_prefill"}  # by one thread or several
+        lost = {"_prefill", "_prefill_hopper"} if kind == "Qwen3ForCausalLM" else {"_prefill"}  # heads of 128
+        for name in lost:
+            (next((tmp_path / "cache").glob(f"*/{name}.json")).parent / f"__grp__{name}.json").unlink()
+        assert set(run("engine", folder, tmp_path / "cache").split()) == lost  # by one thread or several
 
 
 def test_kernels_are_noted_without_torchs_compiler(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ class Work:
     num_kv_splits: int = 1
     shared: Shared | None = None  # of no use with a window
     single_lengths: Tensor | None = None  # of the first `num_single`, where some of them are not decode rows: 0
+    num_tiles: Tensor | None = None  # [1] int32: so many of the tiles have queries and come first; else all have
+    longest: int | None = None  # positions of the longest sequence with tiles, where the host knows
 
     def find_lengths(self, lengths: Tensor) -> Tensor:
         """Return the lengths of the first `num_single`, given those of all sequences."""

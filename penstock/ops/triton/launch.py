@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HOPPER = (9, 0)
 LARGE_SMEM = ((8, 0), HOPPER, (10, 0))  # capabilities with more than 99 KiB of shared memory per program
+H200_SMS = 132  # of the GPU that the meta device stands for; only grids depend on it
 meta_capability = (0, 0)  # of the GPU that the meta device stands for, set by runner/compile/cross.py
 
 
@@ -48,6 +49,20 @@ def has_pdl(device: torch.device) -> bool:
     if device.type == "meta":
         return meta_capability >= HOPPER
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
+
+
+@lru_cache(maxsize=16)
+def is_hopper(device: torch.device) -> bool:
+    if device.type == "meta":
+        return meta_capability[0] == HOPPER[0]
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == HOPPER[0]
+
+
+@lru_cache(maxsize=16)
+def count_sms(device: torch.device) -> int:
+    if device.type == "meta":
+        return H200_SMS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @lru_cache(maxsize=16)

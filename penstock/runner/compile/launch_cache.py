@@ -4,6 +4,7 @@ argument dispatch, which for a small model's prefill takes the host longer than 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from penstock.runner.compile.cache_keys import list_kernels
 VERIFIED = (3, 6), (3, 9)  # Triton versions whose launcher takes the same arguments
 MAX_LAUNCHES = 256  # per kernel; other batch sizes are other launches
 ALIGNMENT = 15  # address bits that Triton specializes on
+PLAIN = (int, float, str, type(None))  # arguments that are their own key
 GRID_PADDING = ((1, 1, 1), (1, 1), (1,), ())  # completes a grid of 0 to 3 dimensions
 _SETTINGS: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
 _ENTER: Any = getattr(_SETTINGS, "launch_enter_hook", None)
@@ -43,7 +45,14 @@ class CachedKernel(JITFunction):  # type: ignore[misc]
                 device,
                 tuple(map(type, flat)),
                 tuple(options.items()),
-                *[(arg.dtype, arg.data_ptr() & ALIGNMENT) if isinstance(arg, Tensor) else arg for arg in flat],
+                *[
+                    (arg.dtype, arg.data_ptr() & ALIGNMENT)
+                    if isinstance(arg, Tensor)
+                    else arg
+                    if isinstance(arg, PLAIN)
+                    else _key_of(arg)
+                    for arg in flat
+                ],
             )
             known = self._launches.get(key)
             if known is None:
@@ -76,10 +85,22 @@ class CachedKernel(JITFunction):  # type: ignore[misc]
         self._launches[key] = compiled.run, compiled.function, compiled.packed_metadata, values
 
 
+def _key_of(arg: Any) -> Any:
+    """The part of a rare argument that Triton specializes on: of a TMA descriptor all but the place it describes."""
+    return (arg.base.dtype, *arg.block_shape, arg.layout, arg.padding) if hasattr(arg, "block_shape") else arg
+
+
+@cache
+def _cached_class(kind: Any) -> Any:
+    """The class of kernels of a kind, Triton's or Gluon's, that cache their launches."""
+    return CachedKernel if kind is JITFunction else type(f"Cached{kind.__name__}", (CachedKernel, kind), {})
+
+
 def cache_launches() -> None:
     """Make all of our kernels cache their launches, for Triton versions whose launcher is verified."""
     if not VERIFIED[0] <= tuple(map(int, triton.__version__.split(".")[:2])) <= VERIFIED[1]:
         return
     for kernel in list_kernels():
-        if type(kernel) is JITFunction:
-            kernel.__class__, kernel._launches = CachedKernel, {}
+        if not isinstance(kernel, CachedKernel):
+            kind: Any = type(kernel)
+            kernel.__class__, kernel._launches = _cached_class(kind), {}

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from penstock import ops
-from penstock.ops.triton.tuning import CAPTURED_TOKENS, SHORT_CONTEXT
+from penstock.ops.triton.tuning import CAPTURED_TOKENS, MIN_HOPPER_TOKENS, SHORT_CONTEXT
 from penstock.passes.lower import row_limits
 from penstock.runner.cuda.decode_graphs import DecodeGraphs
 from penstock.runner.cuda.mixed_graphs import Key, MixedGraphs
@@ -66,8 +66,10 @@ def later_steps(singles: DecodeGraphs) -> list[Work]:
 
 
 def _least_keys(mixed: MixedGraphs) -> list[Key]:
-    """The least bucket of tokens for each bucket of sequences."""
-    return [min(key for key in mixed.buckets() if key[1] == seqs) for seqs in mixed.sequences]
+    """The least bucket of tokens for each bucket of sequences, and the least with another kernel for its prompts."""
+    keys = [[key for key in sorted(mixed.buckets()) if key[1] == seqs] for seqs in mixed.sequences]
+    long = [[key for key in some if key[0] >= MIN_HOPPER_TOKENS] for some in keys]
+    return [some[0] for some in (*keys, *long) if some]
 
 
 def _tile_steps(singles: DecodeGraphs) -> list[Work]:
@@ -91,7 +93,7 @@ def _run_move(singles: DecodeGraphs) -> None:
 
 def _run_mixed(singles: DecodeGraphs, num_tokens: int = 2, chooser: Chooser = DEVICE, used: int | None = None) -> None:
     """Run a mixed step: one 2-token prompt padded to `num_tokens`, with `used` blocks per table, by default all there
-    can be, which deterministic attention reads in splits."""
+    can be, which deterministic attention reads in splits, and which other attention takes for a long prompt."""
     rows, model = singles.rows, singles.model
     with torch.inference_mode():
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=rows.last.device)
@@ -106,7 +108,12 @@ def _run_mixed(singles: DecodeGraphs, num_tokens: int = 2, chooser: Chooser = DE
             tables,
             starts,
             starts[1:].clone(),
-            ops.Work(0, torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device)),
+            ops.Work(
+                0,
+                torch.zeros((1, 2), dtype=torch.int32, device=rows.last.device),
+                num_tiles=torch.ones(1, dtype=torch.int32, device=rows.last.device),
+                longest=max((table.shape[1] for table in tables), default=0) * singles.memory.block_size,
+            ),
         )
         at = torch.ones(1, dtype=torch.int64, device=rows.last.device)
         padding = torch.full((1,), rows.padding_row, dtype=torch.int32, device=rows.last.device)

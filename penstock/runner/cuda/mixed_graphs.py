@@ -108,7 +108,7 @@ class MixedGraphs:
     def _forward(self, shape: MixedShape, flat: torch.Tensor, lengths: list[torch.Tensor]) -> torch.Tensor:
         """Compute logits; `lengths` keeps what sampling reads."""
         decode, num_kv_splits = self.decode, self._num_kv_splits(shape.num_single)
-        inputs = read_inputs(flat, shape, decode.rows, decode.memory.block_size, num_kv_splits, None)
+        inputs = read_inputs(flat, shape, decode.rows, decode.memory.block_size, num_kv_splits, None, None)
         lengths[:] = [inputs.add_ends(num_kv_splits)]
         return decode.model.logits(decode.model.forward(inputs.step, decode.caches))
 
@@ -147,5 +147,5 @@ class MixedGraphs:
 def fill_padding(flat: torch.Tensor, shape: MixedShape, padding_row: int) -> None:
     """Write the inputs of a step that has no rows."""
     flat.zero_()
-    _, positions, _, rows, _, _, _, at, at_rows, _ = shape.split(flat)
+    _, positions, _, rows, _, _, _, at, at_rows, _, _ = shape.split(flat)
     positions[:], rows[:], at[:], at_rows[:] = -1, padding_row, -1, padding_row

@@ -21,7 +21,7 @@ Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 PER_TOKEN = 3 + 2 + 2  # ids, positions, sequences; logits wanted and their rows; tiles
 PER_SEQUENCE = 4
 ALIGNED = 4  # numbers of 4 bytes
-NUM_PARTS = 10
+NUM_PARTS = 11
 
 
 def max_numbers(num_tokens: int, num_sequences: int, num_groups: int) -> int:
@@ -45,8 +45,8 @@ class MixedShape:
 
     def split(self, numbers: Numbers) -> list[Numbers]:
         """Views of ids, positions and sequences of the tokens; rows, lengths, first tokens and lengths as decode rows
-        of the sequences; tokens and rows of the outputs; tiles. Each begins where kernels may read 16 bytes at once:
-        they are compiled anew for any other place."""
+        of the sequences; tokens and rows of the outputs; tiles, and how many of them have queries. Each begins where
+        kernels may read 16 bytes at once: they are compiled anew for any other place."""
         sizes = [
             *[self.num_tokens] * 3,
             *[self.num_sequences] * 2,
@@ -54,6 +54,7 @@ class MixedShape:
             self.num_sequences if self.is_padded else 0,
             *[self.num_outputs] * 2,
             2 * self.num_tiles,
+            1,
         ]
         parts, begin = [], 0
         for size in sizes:
@@ -64,7 +65,7 @@ class MixedShape:
     @property
     def num_numbers(self) -> int:
         sizes = 3 * [self.num_tokens] + 2 * [self.num_sequences] + [self.num_sequences + 1]
-        sizes += [self.num_sequences] * self.is_padded + 2 * [self.num_outputs] + [2 * self.num_tiles]
+        sizes += [self.num_sequences] * self.is_padded + 2 * [self.num_outputs] + [2 * self.num_tiles, 1]
         return sum(-(-size // ALIGNED) * ALIGNED for size in sizes)
 
 
@@ -89,10 +90,17 @@ class MixedInputs:
 
 
 def read_inputs(
-    flat: torch.Tensor, shape: MixedShape, tensors: RowTensors, block_size: int, num_kv_splits: int, used: int | None
+    flat: torch.Tensor,
+    shape: MixedShape,
+    tensors: RowTensors,
+    block_size: int,
+    num_kv_splits: int,
+    used: int | None,
+    longest: int | None,
 ) -> MixedInputs:
-    """Make a step of the numbers that `PackedRows.fill` has written; its tables have the first `used` blocks."""
-    ids, positions, owners, rows, lengths, starts, single_lengths, at, at_rows, tiles = shape.split(flat)
+    """Make a step of the numbers that `PackedRows.fill` has written; its tables have the first `used` blocks, and
+    `longest` is the longest context with tiles."""
+    ids, positions, owners, rows, lengths, starts, single_lengths, at, at_rows, tiles, num_tiles = shape.split(flat)
     rows, owners, places = rows.long(), owners.long(), positions.long()
     if shape.is_padded:
         places = places.clamp(min=0)
@@ -109,6 +117,8 @@ def read_inputs(
         tiles.view(-1, 2) if shape.num_tiles else None,
         num_kv_splits,
         single_lengths=single_lengths if shape.is_padded else None,
+        num_tiles=num_tiles,
+        longest=longest,
     )
     at = at.long()
     step = Step(ids, places, slots, tables, starts, lengths, work)
@@ -139,7 +149,8 @@ class PackedRows:
             (s, first) for s in range(self.num_single, len(counts)) for first in range(0, counts[s], tile_tokens)
         ]
         self.tiles.sort(key=lambda tile: -rows[tile[0]].start - tile[1])  # what takes longest must not come last
-        self.longest = max(row.start + row.count for row in rows)
+        ends = [row.start + row.count for row in rows]
+        self.longest, self.longest_prompt = max(ends), max(ends[self.num_single :], default=0)
 
     @property
     def shape(self) -> MixedShape:
@@ -148,7 +159,9 @@ class PackedRows:
 
     def fill(self, numbers: np.ndarray, shape: MixedShape, padding_row: int) -> None:
         """Write the numbers of a step of this shape, which has room for the rows."""
-        ids, positions, owners, rows, lengths, starts, single_lengths, at, at_rows, tiles = shape.split(numbers)
+        ids, positions, owners, rows, lengths, starts, single_lengths, at, at_rows, tiles, tile_count = shape.split(
+            numbers
+        )
         count, num_tokens = len(self.rows), self.num_tokens
         first = np.array([row.start for row in self.rows])
         counts = np.array(self._counts)
@@ -160,6 +173,7 @@ class PackedRows:
         lengths[:count] = first + counts
         starts[0], starts[1 : count + 1] = 0, ends
         num_at, num_tiles = len(self.at), len(self.tiles)
+        tile_count[0] = num_tiles
         at[:num_at], at_rows[:num_at] = self.at, self.at_rows
         if num_tiles:
             tiles[: 2 * num_tiles] = np.array(self.tiles, dtype=np.int32).reshape(-1)

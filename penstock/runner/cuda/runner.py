@@ -306,7 +306,7 @@ class CudaRunner:
         flat = self._staging.send(shape.num_numbers)
         used = -(-packed.longest // self.memory.block_size)
         splits = graphs.num_kv_splits(packed.num_single, packed.longest)
-        return read_inputs(flat, shape, self._tensors, self.memory.block_size, splits, used)
+        return read_inputs(flat, shape, self._tensors, self.memory.block_size, splits, used, packed.longest_prompt)
 
     def _assign_outputs(
         self, ticket: StepTicket, rows: Sequence[Row], devices: Sequence[RunningRow], results: Sequence[RowResult]

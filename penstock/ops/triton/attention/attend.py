@@ -29,6 +29,16 @@ class Cache(NamedTuple):
     v_position: int
 
 
+class PagedStep(NamedTuple):
+    """A step's sequences, and the cache that their tables are of."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    table: Tensor
+    query_start: Tensor
+    lengths: Tensor
+
+
 class Scoring(NamedTuple):
     """The way from queries and keys to scores."""
 
@@ -171,17 +181,16 @@ def attend(
     WHOLE: tl.constexpr = False,
     BESIDE: tl.constexpr = False,
     next_blocks=None,
-    STAGES: tl.constexpr = None,
 ):
     """Continue an online softmax over the keys start … end - 1 of head h, NUM at a time, leaving out those under `low`.
 
     MASKED applies the causal and window masks. WHOLE promises NUM keys each time, none under `low`. BESIDE reads past
     L1, for a kernel that runs beside another. `next_blocks` are the block ids of the first NUM keys: later ones are
-    then loaded one round ahead. STAGES overrides the kernel's pipeline stages.
+    then loaded one round ahead.
     """
     d = tl.arange(0, BLOCK)
     k_cache, v_cache = cache.k + h * cache.k_head, cache.v + h * cache.v_head
-    for begin in tl.range(start, end, NUM, num_stages=STAGES):
+    for begin in range(start, end, NUM):
         j = begin + tl.arange(0, NUM)
         if WHOLE:
             block = tl.load(table + j // P, cache_modifier=".cg" if BESIDE else "").to(tl.int64)

@@ -1,4 +1,4 @@
-"""Paged attention: decode in KV splits, prefill in tiles of queries, shared prefixes in tiles of sequences."""
+"""Paged attention: decode in KV splits, shared prefixes in tiles of sequences, prompts as prefill.py has it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from penstock.ops.attention.attention import Work, attention
 from penstock.ops.triton.attention.attend import (
+    PagedStep,
     Scoring,
     Splits,
     attend,
@@ -23,15 +24,10 @@ from penstock.ops.triton.attention.attend import (
     make_work,
     store_split,
 )
-from penstock.ops.triton.launch import (
-    has_large_smem,
-    outlast_previous,
-    pdl_options,
-    start_beside_previous,
-    wait_for_previous,
-)
+from penstock.ops.triton.attention.prefill import attend_tiles, tile_shape
+from penstock.ops.triton.launch import outlast_previous, pdl_options, start_beside_previous, wait_for_previous
 from penstock.ops.triton.sizes import power_of_2
-from penstock.ops.triton.tuning import ATTENTION_TILE_ROWS, MAX_FULL_TILE_HEAD_SIZE, decode_read_shape, tile_options
+from penstock.ops.triton.tuning import ATTENTION_TILE_ROWS, decode_read_shape
 
 
 @triton.jit(do_not_specialize=["num_kv_splits", "num_all", "table_row"])
@@ -240,103 +236,6 @@ def merge_splits(
     tl.store(out + (s * num_heads + h) * SIZE + d, y.to(out.dtype.element_ty), mask=d < SIZE)
 
 
-@triton.jit(do_not_specialize=["table_row"])
-def _prefill(
-    q,
-    cache,
-    table,
-    query_start,
-    lengths,
-    tiles,
-    out,
-    scoring,
-    q_row,
-    table_row,
-    num_heads,
-    P: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NUM: tl.constexpr,
-    PRECISION: tl.constexpr,
-    TAIL_STAGES: tl.constexpr,
-):
-    """ROWS // GROUP queries of one sequence, for the query heads of one KV head. TAIL_STAGES are the pipeline stages of
-    the masked keys: with more than one, ptxas serializes all wgmma of the kernel."""
-    tile, h = tl.program_id(0), tl.program_id(1)
-    s, from_token = tl.load(tiles + 2 * tile).to(tl.int64), tl.load(tiles + 2 * tile + 1)
-    begin, length = tl.load(query_start + s), tl.load(lengths + s)
-    count = tl.load(query_start + s + 1) - begin
-    r, d = tl.arange(0, ROWS), tl.arange(0, BLOCK)
-    token = from_token + r // GROUP
-    there = (r < ROWS // GROUP * GROUP) & (token < count)
-    head = h * GROUP + r % GROUP
-    first = length - count + from_token
-    position = length - count + token
-    inside = there[:, None] & (d < SIZE)[None, :]
-    row = (begin + token).to(tl.int64)
-    query = tl.load(q + (row * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
-    query = cast_query(query, cache.k)
-    top, total, sums = init_softmax(ROWS, BLOCK)
-    slope = load_slopes(scoring.alibi, head, there)
-    start = 0
-    low = 0
-    if scoring.window > 0:
-        low = tl.maximum(0, first - scoring.window + 1)
-        start = low // NUM * NUM
-        whole = start
-    else:
-        whole = (first + 1) // NUM * NUM  # keys that every query of the tile sees
-        top, total, sums = attend(
-            query,
-            top,
-            total,
-            sums,
-            start,
-            low,
-            whole,
-            table + s * table_row,
-            cache,
-            h,
-            position,
-            slope,
-            scoring,
-            P,
-            SIZE,
-            BLOCK,
-            NUM,
-            False,
-            PRECISION,
-            True,
-        )
-    end = tl.minimum(length, first + ROWS // GROUP)
-    top, total, sums = attend(
-        query,
-        top,
-        total,
-        sums,
-        whole,
-        low,
-        end,
-        table + s * table_row,
-        cache,
-        h,
-        position,
-        slope,
-        scoring,
-        P,
-        SIZE,
-        BLOCK,
-        NUM,
-        True,
-        PRECISION,
-        STAGES=TAIL_STAGES,
-    )
-    y = sums / total[:, None]
-    tl.store(out + (row * num_heads + head)[:, None] * SIZE + d[None, :], y.to(out.dtype.element_ty), mask=inside)
-
-
 def tile_tokens(num_heads: int, num_kv_heads: int) -> int:
     """Return how many queries of a sequence, or sequences with a shared prefix, a tile holds."""
     return max(1, ATTENTION_TILE_ROWS // (num_heads // num_kv_heads))
@@ -372,10 +271,6 @@ def _body(
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
     group, block = num_heads // num_kv_heads, max(16, power_of_2(size))
     cache, scoring = cache_args(k_cache, v_cache), Scoring(scale, softcap or None, window, alibi)
-    rows, num = max(ATTENTION_TILE_ROWS, power_of_2(group)), 32
-    if block <= MAX_FULL_TILE_HEAD_SIZE and q.dtype != torch.float32:
-        num = 64
-    options = tile_options(block, q.dtype, has_large_smem(q.device))
     if work.num_single:
         shared = None if window else work.shared
         num_all = work.num_kv_splits + (shared.num_kv_splits if shared else 0)
@@ -383,6 +278,7 @@ def _body(
         if num_all > 1:
             splits = make_splits(work.num_single, num_all, num_heads, size, q.device)
         if shared:
+            shape, options = tile_shape(q, k_cache)
             _shared_prefix[(len(shared.tiles), num_kv_heads, shared.num_kv_splits)](
                 q,
                 cache,
@@ -397,13 +293,7 @@ def _body(
                 work.num_kv_splits,
                 num_all,
                 num_heads,
-                block_size,
-                group,
-                rows,
-                size,
-                block,
-                num,
-                precision,
+                *shape,
                 **options,
                 **pdl_options(q),
             )
@@ -447,26 +337,5 @@ def _body(
                 **pdl_options(q),
             )
     if work.tiles is not None and len(work.tiles):
-        _prefill[(len(work.tiles), num_kv_heads)](
-            q,
-            cache,
-            table,
-            query_start,
-            lengths,
-            work.tiles,
-            out,
-            scoring,
-            q.stride(0),
-            table.stride(0),
-            num_heads,
-            block_size,
-            group,
-            rows,
-            size,
-            block,
-            num,
-            precision,
-            None,
-            **options,
-        )
+        attend_tiles(q, out, PagedStep(k_cache, v_cache, table, query_start, lengths), scoring, work)
     return out
