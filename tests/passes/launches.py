@@ -99,7 +99,7 @@ class Blocks:
     def tensor(self, name: str) -> Tensor:
         return torch.full(self._shapes[name], 0.02)
 
-    def stored(self, name: str) -> Any:
+    def read_ggml(self, name: str) -> Any:
         if len(self._shapes[name]) != 2:
             return None
         return quantize(self.tensor(name), "int4" if re.search(r"\b(v|up)_proj", name) else "int8")
