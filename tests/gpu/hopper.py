@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock.ops.attention.attention import Work, attention
-from penstock.ops.triton import launch
+from penstock.ops.triton import launch, tuning
 from penstock.ops.triton.attention import prefill
 from penstock.ops.triton.attention.attention import tile_tokens
 from tests.gpu.check import Figures, Skip, check, require
@@ -113,7 +114,11 @@ def count_launches() -> Iterator[list[int]]:
 
     prefill.hopper.attend_tiles = attend
     try:
-        yield launched
+        with (
+            mock.patch.object(tuning, "HOPPER_GROUPS", (1, 2, 4, 8)),
+            mock.patch.object(tuning, "HOPPER_DTYPES", (torch.bfloat16, torch.float16)),
+        ):
+            yield launched
     finally:
         prefill.hopper.attend_tiles = used
 

@@ -1,6 +1,6 @@
 """With all rules a step calls the kernels that it called before there were rules (commit 92510d7), in their order.
 
-`golden.json.gz` was recorded there, except for the 30 steps of 600 and 5000 tokens that Hopper's prompt kernel has been
+`golden.json.gz` was recorded there, except for the 12 steps of 600 and 5000 tokens that Hopper's prompt kernel has been
 taken for since. A line of it is a kernel with its sizes; see `launches.py`.
 """
 

@@ -17,7 +17,7 @@ from tests.llm.tiny import write_config
 ROOT = Path(__file__).parents[2]
 KINDS = {
     "LlamaForCausalLM": {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
-    "Qwen3ForCausalLM": {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128},
+    "Qwen3ForCausalLM": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128},
 }
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("LlamaForCausalLM", {}),

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.attention.attention import Work
+from penstock.ops.triton import tuning
 from penstock.ops.triton.attention.attend import (
     PagedStep,
     Scoring,
@@ -143,6 +144,8 @@ def tile_shape(q: Tensor, k_cache: Tensor) -> tuple[tuple[Any, ...], dict[str, A
 def uses_hopper(q: Tensor, step: PagedStep, scoring: Scoring, work: Work) -> bool:
     """Return True if Hopper's kernel can compute the step's tiles, and is likely to be faster."""
     if hopper is None or scoring.window or scoring.softcap is not None or scoring.alibi is not None:
+        return False
+    if q.shape[1] // step.k_cache.shape[1] not in tuning.HOPPER_GROUPS or q.dtype not in tuning.HOPPER_DTYPES:
         return False
     is_long = q.shape[0] >= MIN_HOPPER_TOKENS if work.longest is None else work.longest > MAX_SHORT_PROMPT
     return is_long and bool(hopper.can_attend(q, step.k_cache, step.v_cache))
