@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
+from threading import current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -324,3 +325,26 @@ def test_captured_buckets_keep_no_logits_of_their_own(graphs: Any) -> None:
         graphs.run(half)
     assert len(computed) == 8 and all(half.graph is not None for half in steps)
     assert [logits() for logits in computed] == [None] * 8
+
+
+def test_masks_of_many_grammars_are_computed_side_by_side(
+    tmp_path: Path, no_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks if threads change a mask, or if masks are computed one after the other."""
+    threads: set[str] = set()
+    words = GrammarMatcher.bitmask
+
+    def note(self: GrammarMatcher, size: int) -> Any:
+        threads.add(current_thread().name)
+        return words(self, size)
+
+    letters = "0-9", "a-z", "ab", "A-Z", "0-9a-f"
+    kinds = [StructuredOutputsParams(regex=f"[{some}]{{1,100}}") for some in letters]
+    params = [asking(max_tokens=100, structured_outputs=kind) for kind in kinds]
+    prompts = [[5, 6, 7 + i] for i in range(len(kinds))]
+    with_texts(tmp_path)
+    with engines(str(tmp_path), skip_tokenizer_init=False) as (usual, other):
+        expected = answers(usual, prompts, params)
+        monkeypatch.setattr(GrammarMatcher, "bitmask", note)
+        assert answers(other, prompts, params) == expected
+    assert any(name.startswith("penstock-masks") for name in threads)

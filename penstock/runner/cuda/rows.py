@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -18,6 +20,9 @@ from penstock.sampling.grammar.matcher import GrammarFailed
 from penstock.sampling.rare.dry import unpack_breakers
 from penstock.sampling.row import Chooser, RowState
 
+MIN_PARALLEL_MASKS = 4
+MAX_MASK_THREADS = 8
+
 
 class DeviceParams:
     """Entries of `num_rows` rows and one padding row. An entry is written at admission, its bitmask whenever other
@@ -32,6 +37,8 @@ class DeviceParams:
         self._stages: dict[int, int] = {}  # of the words that a row's entry holds
         self._miscounted: set[int] = set()  # rows whose counts are not those of their tokens
         self._words: dict[int, np.ndarray] = {}  # of rows, not sent yet
+        self._computed: dict[int, np.ndarray | GrammarFailed] = {}  # bitmasks for the next call of `allow`
+        self._threads: ThreadPoolExecutor | None = None
 
     @property
     def is_counted(self) -> bool:
@@ -109,15 +116,36 @@ class DeviceParams:
         words = np.concatenate((words, np.zeros(-len(words) % 4, dtype=np.uint8))).view(np.int32)
         self.extras.breakers[row] = to_device(words.copy(), self._device)
 
+    def compute_masks(self, rows: Sequence[tuple[int, RowState, int]]) -> None:
+        """Compute the bitmasks of rows after so many generated tokens, several at once: llguidance leaves Python to
+        other threads meanwhile."""
+        self._computed = {}
+        if len(rows) < MIN_PARALLEL_MASKS:
+            return
+        if self._threads is None:
+            count = max(2, min(MAX_MASK_THREADS, (os.cpu_count() or 1) // 2))
+            self._threads = ThreadPoolExecutor(count, "penstock-masks")
+        numbers = [row for row, _, _ in rows]
+        self._computed = dict(zip(numbers, self._threads.map(self._compute_mask, rows)))
+
+    def _compute_mask(self, one: tuple[int, RowState, int]) -> np.ndarray | GrammarFailed:
+        _, state, num_generated = one
+        try:
+            return state.words(num_generated, self._size)
+        except GrammarFailed as error:
+            return error
+
     def allow(self, row: int, state: RowState, num_generated: int) -> bool:
         """Prepare a row for sampling on the device after `num_generated` tokens; `send` writes its bitmask if that has
         changed. False if its grammar has failed."""
         stage = state.stage(num_generated)
         if state.has_mask and (state.is_mask_late(num_generated) or self._stages.get(row) != stage):
-            try:
-                self._words[row] = state.words(num_generated, self._size)
-            except GrammarFailed:
+            words = self._computed.pop(row, None)
+            if words is None:
+                words = self._compute_mask((row, state, num_generated))
+            if isinstance(words, GrammarFailed):
                 return False
+            self._words[row] = words
             self._stages[row] = stage
         if row in self._miscounted:
             self._miscounted.discard(row)

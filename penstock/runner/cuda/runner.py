@@ -233,6 +233,16 @@ class CudaRunner:
         ):
             self._last.arrive()
         params = self._tensors.params
+        params.compute_masks(
+            [
+                (row.row, device.state, row.start + row.count - device.state.num_prompt)
+                for row, device, _, _ in others
+                if not row.draft
+                and device.state.next_chooser is not Chooser.HOST
+                and len(device.state.tokens) == row.start + row.count
+                and _is_late(row, device)
+            ]
+        )
         for row, device, result, place in others:
             state, length = device.state, row.start + row.count
             if (
