@@ -318,7 +318,7 @@ def _engine(
         capacity=settings.capacity,
         speculation=None if drafters is None else SpeculationController(),
         prompt_cap=_prompt_cap(settings),
-        exact_starts=settings.device != "cpu",
+        exact_starts=settings.device != "cpu" and drafters is not None,
     )
     if settings.device == "cpu":
         return Engine(scheduler, Runner(model, memory, grammars, drafters))
