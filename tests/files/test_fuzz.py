@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-COUNT = 4_000
+COUNT = 8_000
 
 
 def fuzz(*options: str) -> dict[str, Any]:

@@ -82,7 +82,6 @@ def test_engine_stopped_while_loading_is_replaced(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("start-*"))) == 4
 
 
-@pytest.mark.slow
 def test_hangs_with_answers_between_are_no_end(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path, hang_s=1.0) as engine:
@@ -226,7 +225,6 @@ def test_an_answer_that_cannot_be_told_ends_alone(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.slow
 def test_server_says_that_it_tries_again(tiny_model: Path) -> None:
     """An engine killed again and again while it loads: the server lives, says why it is not ready, and then answers."""
     with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1") as server:

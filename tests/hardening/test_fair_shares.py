@@ -197,7 +197,6 @@ def test_a_tenant_finds_a_row_beside_a_flood(tmp_path: Path) -> None:
 ARGUMENTS = ("--load-format", "dummy", "--threads", "1", "--max-num-seqs", "4", "--max-queued-requests", "8")
 
 
-@pytest.mark.slow
 def test_flood_of_one_key(tiny_model: Path) -> None:
     """40 clients of one key, with the best priority, that never wait; those of the other key are all served."""
 

@@ -51,7 +51,6 @@ def of(losses: list[float]) -> float:
     return math.exp(math.fsum(losses) / len(losses))
 
 
-@pytest.mark.slow
 def test_the_reference() -> None:
     found = of(teacher_forced(integer=False)[0])
     print(f"\n2000 tokens: float32 {found:.5f}")

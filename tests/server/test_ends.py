@@ -28,7 +28,6 @@ def settled(server: RunningServer, num_aborted: float | None = None) -> dict[str
     return stats
 
 
-@pytest.mark.slow
 def test_clients_that_leave_give_their_blocks_back(server: RunningServer) -> None:
     async def storm() -> list[Said | None]:
         bodies = chats(60, max_tokens=64)

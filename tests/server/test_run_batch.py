@@ -82,7 +82,6 @@ def test_another_file_is_left_alone(tmp_path: Path, text: str) -> None:
     assert path.read_text() == text
 
 
-@pytest.mark.slow
 def test_a_batch_goes_on_where_it_was(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [
@@ -116,7 +115,6 @@ def test_a_batch_goes_on_where_it_was(tmp_path: Path) -> None:
     assert missing.returncode == 1 and "/no/such/model" in missing.stderr and len(read(target)) == 11
 
 
-@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(

@@ -14,7 +14,7 @@ from tests.simulation.effort import QUICK
 from tests.simulation.run import main
 from tests.simulation.world import simulate
 
-SHARDS = 8  # `make test` runs one of them
+SHARDS = 8  # `make test` runs two of them
 STEPS = 25_600  # per shard
 WORLD_STEPS = 400
 QUICK_STEPS = 6_000
@@ -56,7 +56,7 @@ AT_LEAST = {
     "shard",
     [0]
     if QUICK
-    else [pytest.param(shard, marks=[pytest.mark.slow] * (shard >= SHARDS // 8)) for shard in range(SHARDS)],
+    else [pytest.param(shard, marks=[pytest.mark.slow] * (shard >= SHARDS // 4)) for shard in range(SHARDS)],
 )
 def test_every_invariant_holds(shard: int) -> None:
     census: Counter[str] = Counter()
