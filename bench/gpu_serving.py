@@ -121,7 +121,7 @@ class Run:
         )
 
     def _describe(self) -> Row:
-        """What every line says of the server and the run."""
+        """Fields that every line has: the server and the run."""
         chosen = self.chosen
         facts: Row = {
             "server": chosen.label or chosen.url or "penstock",

@@ -12,7 +12,7 @@ import torch
 from penstock.ops.triton.tuning import CAPTURE_AFTER, CAPTURED_TOKENS, MIXED_SEQUENCES, max_captured_tokens
 from penstock.runner.cuda.decode_graphs import VARIANTS, DecodeGraphs, SampledTokens
 from penstock.runner.cuda.graphs import Half
-from penstock.runner.cuda.packed import MixedShape, PackedRows, read_inputs
+from penstock.runner.cuda.packed import MixedShape, PackedRows, find_lengths, read_inputs
 from penstock.runner.cuda.staging import Staging
 from penstock.sampling.row import Chooser
 
@@ -50,7 +50,7 @@ class MixedGraphs:
         self.decode, self.pool = decode, decode.pool
         most = min(max_num_batched_tokens, max_captured_tokens(decode.model.spec.num_parameters))
         self.tokens, self.sequences = token_buckets(most), sequence_buckets(max_num_seqs)
-        self.num_wanted: Counter[Key] = Counter()  # and not captured
+        self.num_wanted: Counter[Key] = Counter()  # while it was not captured
         self._known: dict[Key, MixedStep] = {}
         self._by_tokens = {size: [key for key in self.buckets() if key[0] == size] for size in self.tokens}
         sizes = [self.make_shape(key).num_numbers for key in self.buckets()] if self.tokens else [0]
@@ -85,7 +85,7 @@ class MixedGraphs:
         self.num_wanted[roomy[0]] += 1
         if not self.pool.has_idle_moments and self.num_wanted[roomy[0]] > CAPTURE_AFTER:
             return roomy[0]
-        return next(filter(self._is_captured, roomy), roomy[0])
+        return next(filter(self._is_captured, roomy), roomy[0] if self.pool.can_capture else None)
 
     def _is_captured(self, key: Key) -> bool:
         return key in self._known and self._known[key].forward.graph is not None
@@ -94,10 +94,8 @@ class MixedGraphs:
         if key not in self._known:
             shape = self.make_shape(key)
             flat = self._flat[: shape.num_numbers]
-            lengths: list[torch.Tensor] = []
-            forward = Half(partial(self._forward, shape, flat, lengths), is_forward=True)
-            rows = shape.split(flat)[8]
-            sample = {chooser: Half(partial(self._sample, forward, lengths, rows, chooser)) for chooser in VARIANTS}
+            forward = Half(partial(self._forward, shape, flat), is_forward=True)
+            sample = {chooser: Half(partial(self._sample, forward, shape, flat, chooser)) for chooser in VARIANTS}
             self._known[key] = MixedStep(shape, flat, forward, sample)
         return self._known[key]
 
@@ -105,18 +103,24 @@ class MixedGraphs:
         """As for long contexts of half the sequences: decode rows are few or many, and their contexts short or long."""
         return self.decode.num_kv_splits(max(1, num_sequences // 2), self.decode.model.spec.max_model_len)
 
-    def _forward(self, shape: MixedShape, flat: torch.Tensor, lengths: list[torch.Tensor]) -> torch.Tensor:
-        """Compute logits; `lengths` keeps what sampling reads."""
+    def _forward(self, shape: MixedShape, flat: torch.Tensor) -> torch.Tensor:
         decode, num_kv_splits = self.decode, self._num_kv_splits(shape.num_single)
         inputs = read_inputs(flat, shape, decode.rows, decode.memory.block_size, num_kv_splits, None, None)
-        lengths[:] = [inputs.add_ends(num_kv_splits)]
+        inputs.add_ends(num_kv_splits)
         return decode.model.logits(decode.model.forward(inputs.step, decode.caches))
 
     def _sample(
-        self, forward: Half[torch.Tensor], lengths: list[torch.Tensor], rows: torch.Tensor, chooser: Chooser
+        self, forward: Half[torch.Tensor], shape: MixedShape, flat: torch.Tensor, chooser: Chooser
     ) -> SampledTokens:
         assert forward.made is not None
-        return self.decode.sample(forward.made, lengths[0], rows, chooser)
+        return self._sample_logits(forward.made, shape, flat, chooser)
+
+    def _sample_logits(
+        self, logits: torch.Tensor, shape: MixedShape, flat: torch.Tensor, chooser: Chooser
+    ) -> SampledTokens:
+        given = shape.split(flat)
+        lengths = find_lengths(given.positions.long(), given.at.long())
+        return self.decode.sample(logits, lengths, given.at_rows, chooser)
 
     def send(self, staging: Staging, packed: PackedRows, key: Key) -> MixedStep:
         """Send the rows as the inputs of a bucket."""
@@ -133,12 +137,11 @@ class MixedGraphs:
 
     def warm(self, key: Key, chooser: Chooser) -> None:
         """Run a bucket of padding rows, so that its kernels are compiled; safe to call from several threads."""
-        shape, lengths = self.make_shape(key), list[torch.Tensor]()
+        shape = self.make_shape(key)
         with torch.inference_mode():
             flat = torch.empty(shape.num_numbers, dtype=torch.int32, device=self.decode.rows.last.device)
             fill_padding(flat, shape, self.decode.rows.padding_row)
-            logits = self._forward(shape, flat, lengths)
-            self.decode.sample(logits, lengths[0], shape.split(flat)[8], chooser)
+            self._sample_logits(self._forward(shape, flat), shape, flat, chooser)
 
     def forget(self) -> None:
         self._known.clear()
@@ -147,5 +150,5 @@ class MixedGraphs:
 def fill_padding(flat: torch.Tensor, shape: MixedShape, padding_row: int) -> None:
     """Write the inputs of a step that has no rows."""
     flat.zero_()
-    _, positions, _, rows, _, _, _, at, at_rows, _, _ = shape.split(flat)
-    positions[:], rows[:], at[:], at_rows[:] = -1, padding_row, -1, padding_row
+    to = shape.split(flat)
+    to.positions[:], to.rows[:], to.at[:], to.at_rows[:] = -1, padding_row, -1, padding_row

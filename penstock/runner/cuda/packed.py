@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,18 +17,32 @@ from penstock.runner.cuda.rows import RowTensors
 from penstock.runner.rows import RunningRow
 from penstock.runner.step import Step, ends_of
 
-Numbers = TypeVar("Numbers", np.ndarray, torch.Tensor)
 PER_TOKEN = 3 + 2 + 2  # ids, positions, sequences; logits wanted and their rows; tiles
 PER_SEQUENCE = 4
 ALIGNED = 4  # numbers of 4 bytes
-NUM_PARTS = 11
 
 
 def max_numbers(num_tokens: int, num_sequences: int, num_groups: int) -> int:
     """Bound the numbers that any step sends."""
     single = (NUM_COMMON + 2 * num_groups + 2 + 4) * num_sequences + 4 * MAX_PREFIXES
-    padding = PER_SEQUENCE * (num_sequences + 2) + NUM_PARTS * ALIGNED
+    padding = PER_SEQUENCE * (num_sequences + 2) + len(MixedNumbers._fields) * ALIGNED
     return max(single, PER_TOKEN * num_tokens + 2 * num_sequences + padding)
+
+
+class MixedNumbers(NamedTuple):
+    """The parts of a mixed step's inputs, one after the other in one tensor or array; or their sizes."""
+
+    ids: Any  # of the tokens
+    positions: Any
+    owners: Any  # the sequence of each token
+    rows: Any  # of the sequences
+    lengths: Any
+    starts: Any  # the first token of each sequence, and the end
+    single_lengths: Any  # lengths of decode rows, 0 for others; empty unless padded
+    at: Any  # tokens that logits are wanted of
+    at_rows: Any  # the row of each
+    tiles: Any  # sequence and first query of each
+    num_tiles: Any  # how many of them have queries
 
 
 @dataclass(frozen=True)
@@ -43,30 +57,38 @@ class MixedShape:
     num_tiles: int
     is_padded: bool = False
 
-    def split(self, numbers: Numbers) -> list[Numbers]:
-        """Views of ids, positions and sequences of the tokens; rows, lengths, first tokens and lengths as decode rows
-        of the sequences; tokens and rows of the outputs; tiles, and how many of them have queries. Each begins where
-        kernels may read 16 bytes at once: they are compiled anew for any other place."""
-        sizes = [
-            *[self.num_tokens] * 3,
-            *[self.num_sequences] * 2,
-            self.num_sequences + 1,
-            self.num_sequences if self.is_padded else 0,
-            *[self.num_outputs] * 2,
-            2 * self.num_tiles,
-            1,
-        ]
+    @property
+    def _sizes(self) -> MixedNumbers:
+        return MixedNumbers(
+            ids=self.num_tokens,
+            positions=self.num_tokens,
+            owners=self.num_tokens,
+            rows=self.num_sequences,
+            lengths=self.num_sequences,
+            starts=self.num_sequences + 1,
+            single_lengths=self.num_sequences if self.is_padded else 0,
+            at=self.num_outputs,
+            at_rows=self.num_outputs,
+            tiles=2 * self.num_tiles,
+            num_tiles=1,
+        )
+
+    def split(self, numbers: np.ndarray | torch.Tensor) -> MixedNumbers:
+        """Views of each part. All begin where kernels may read 16 bytes at once: they are compiled anew for any other
+        place."""
         parts, begin = [], 0
-        for size in sizes:
+        for size in self._sizes:
             parts.append(numbers[begin : begin + size])
-            begin += -(-size // ALIGNED) * ALIGNED
-        return parts
+            begin += _align(size)
+        return MixedNumbers(*parts)
 
     @property
     def num_numbers(self) -> int:
-        sizes = 3 * [self.num_tokens] + 2 * [self.num_sequences] + [self.num_sequences + 1]
-        sizes += [self.num_sequences] * self.is_padded + 2 * [self.num_outputs] + [2 * self.num_tiles, 1]
-        return sum(-(-size // ALIGNED) * ALIGNED for size in sizes)
+        return sum(map(_align, self._sizes))
+
+
+def _align(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
 
 
 @dataclass(frozen=True)
@@ -82,11 +104,14 @@ class MixedInputs:
     def add_ends(self, num_kv_splits: int) -> torch.Tensor:
         """Let only the outputs pass the last layer; returns the lengths of their sequences."""
         at = self.at.clamp(min=0) if self.is_padded else self.at
-        lengths = (self.step.places[at] + 1).int()
-        if self.is_padded:
-            lengths = lengths.masked_fill(self.at < 0, 0)
+        lengths = find_lengths(self.step.places, self.at)
         self.step.ends = ends_of(self.step, at, self.owners, num_kv_splits, lengths)
         return lengths
+
+
+def find_lengths(places: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Lengths [M] of the sequences that end with the tokens at[M]; 0 for padding."""
+    return (places[at.clamp(min=0)] + 1).int().masked_fill(at < 0, 0)
 
 
 def read_inputs(
@@ -100,29 +125,28 @@ def read_inputs(
 ) -> MixedInputs:
     """Make a step of the numbers that `PackedRows.fill` has written; its tables have the first `used` blocks, and
     `longest` is the longest context with tiles."""
-    ids, positions, owners, rows, lengths, starts, single_lengths, at, at_rows, tiles, num_tiles = shape.split(flat)
-    rows, owners, places = rows.long(), owners.long(), positions.long()
+    given = shape.split(flat)
+    rows, owners, places, at = given.rows.long(), given.owners.long(), given.positions.long(), given.at.long()
     if shape.is_padded:
         places = places.clamp(min=0)
-    ids = torch.where(ids >= 0, ids.long(), tensors.last[rows[owners]].clamp(min=0))
+    ids = torch.where(given.ids >= 0, given.ids.long(), tensors.last[rows[owners]].clamp(min=0))
     tables = [
         table[:, : used if has_slots else None][rows] for table, has_slots in zip(tensors.tables, tensors.has_slots)
     ]
     slots: list[torch.Tensor | None] = []
     for table, has_slots in zip(tables, tensors.has_slots):
         found = table[owners, places // block_size].long() * block_size + places % block_size if has_slots else None
-        slots.append(found.masked_fill(positions < 0, -1) if found is not None and shape.is_padded else found)
+        slots.append(found.masked_fill(given.positions < 0, -1) if found is not None and shape.is_padded else found)
     work = ops.Work(
         shape.num_single,
-        tiles.view(-1, 2) if shape.num_tiles else None,
+        given.tiles.view(-1, 2) if shape.num_tiles else None,
         num_kv_splits,
-        single_lengths=single_lengths if shape.is_padded else None,
-        num_tiles=num_tiles,
+        single_lengths=given.single_lengths if shape.is_padded else None,
+        num_tiles=given.num_tiles,
         longest=longest,
     )
-    at = at.long()
-    step = Step(ids, places, slots, tables, starts, lengths, work)
-    return MixedInputs(step, at, owners[at.clamp(min=0) if shape.is_padded else at], at_rows, shape.is_padded)
+    step = Step(ids, places, slots, tables, given.starts, given.lengths, work)
+    return MixedInputs(step, at, owners[at.clamp(min=0) if shape.is_padded else at], given.at_rows, shape.is_padded)
 
 
 class PackedRows:
@@ -159,31 +183,31 @@ class PackedRows:
 
     def fill(self, numbers: np.ndarray, shape: MixedShape, padding_row: int) -> None:
         """Write the numbers of a step of this shape, which has room for the rows."""
-        ids, positions, owners, rows, lengths, starts, single_lengths, at, at_rows, tiles, tile_count = shape.split(
-            numbers
-        )
-        count, num_tokens = len(self.rows), self.num_tokens
+        to, count, num_tokens = shape.split(numbers), len(self.rows), self.num_tokens
         first = np.array([row.start for row in self.rows])
-        counts = np.array(self._counts)
-        ends = np.array(self.ends)
-        self._fill_ids(ids)
-        owners[:num_tokens] = np.repeat(np.arange(count), counts)
-        positions[:num_tokens] = np.arange(num_tokens) + np.repeat(first - (ends - counts), counts)
-        rows[:count] = [row.row for row in self.rows]
-        lengths[:count] = first + counts
-        starts[0], starts[1 : count + 1] = 0, ends
+        counts, ends = np.array(self._counts), np.array(self.ends)
+        self._fill_ids(to.ids)
+        to.owners[:num_tokens] = np.repeat(np.arange(count), counts)
+        to.positions[:num_tokens] = np.arange(num_tokens) + np.repeat(first - (ends - counts), counts)
+        to.rows[:count] = [row.row for row in self.rows]
+        to.lengths[:count] = first + counts
+        to.starts[0], to.starts[1 : count + 1] = 0, ends
         num_at, num_tiles = len(self.at), len(self.tiles)
-        tile_count[0] = num_tiles
-        at[:num_at], at_rows[:num_at] = self.at, self.at_rows
+        to.at[:num_at], to.at_rows[:num_at] = self.at, self.at_rows
+        to.num_tiles[0] = num_tiles
         if num_tiles:
-            tiles[: 2 * num_tiles] = np.array(self.tiles, dtype=np.int32).reshape(-1)
+            to.tiles[: 2 * num_tiles] = np.array(self.tiles, dtype=np.int32).reshape(-1)
         if shape.is_padded:
-            ids[num_tokens:], positions[num_tokens:], owners[num_tokens:] = 0, -1, 0
-            rows[count:], lengths[count:], starts[count + 1 :] = padding_row, 0, num_tokens
-            single_lengths[: self.num_single] = lengths[: self.num_single]
-            single_lengths[self.num_single :] = 0
-            at[num_at:], at_rows[num_at:] = -1, padding_row
-            tiles[2 * num_tiles :: 2], tiles[2 * num_tiles + 1 :: 2] = count, 0  # a sequence without queries
+            self._fill_padding(to, padding_row)
+
+    def _fill_padding(self, to: MixedNumbers, padding_row: int) -> None:
+        count, num_tokens, num_single = len(self.rows), self.num_tokens, self.num_single
+        num_at, num_tiles = len(self.at), len(self.tiles)
+        to.ids[num_tokens:], to.positions[num_tokens:], to.owners[num_tokens:] = 0, -1, 0
+        to.rows[count:], to.lengths[count:], to.starts[count + 1 :] = padding_row, 0, num_tokens
+        to.single_lengths[:num_single], to.single_lengths[num_single:] = to.lengths[:num_single], 0
+        to.at[num_at:], to.at_rows[num_at:] = -1, padding_row
+        to.tiles[2 * num_tiles :: 2], to.tiles[2 * num_tiles + 1 :: 2] = count, 0  # a sequence without queries
 
     def _fill_ids(self, ids: np.ndarray) -> None:
         """Tokens at the rows' positions; -1 for one that only the device knows yet."""
