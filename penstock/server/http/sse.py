@@ -30,7 +30,7 @@ class EventTemplate:
 
     def __init__(self, value: Any) -> None:
         """The text's place in `value` is `TEXT`."""
-        self._before, self._after = event(value).split(_encoder.encode(TEXT))
+        self._before, self._after = event(value).rsplit(_encoder.encode(TEXT), 1)  # a client may write it before
 
     def fill(self, text: str) -> bytes:
         return self._before + _encode(text) + self._after
