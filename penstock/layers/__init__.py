@@ -23,7 +23,7 @@ from penstock.layers.ffn import Ffn, GatedMlp, Mlp
 from penstock.layers.head import Head
 from penstock.layers.linear import Linear
 from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
-from penstock.layers.norm import LayerNorm, Norm, RmsNorm
+from penstock.layers.norm import GroupedRmsNorm, LayerNorm, Norm, RmsNorm
 from penstock.layers.recurrent import CausalConv, Mamba2, StateSpace
 from penstock.layers.rope import RopeTable
 from penstock.layers.step import Ends, StepInputs
@@ -43,6 +43,7 @@ __all__ = [
     "KvCache",
     "LatentCache",
     "LayerMemory",
+    "GroupedRmsNorm",
     "LayerNorm",
     "Linear",
     "Mamba2",

@@ -76,4 +76,5 @@ class Mamba2:
         shape = self.head_size, self.num_groups, self.state_size
         space = layers.StateSpace(build.ops, -a.exp(), d, dt_bias, shape)
         project, out = build.linear(f"{name}.in"), build.linear(f"{name}.out")
-        return layers.Mamba2(build.ops, project, conv, space, self.norm.build(build, f"{name}.norm"), out)
+        norm = layers.GroupedRmsNorm(build.ops, build.take(f"{name}.norm.weight"), self.eps, self.num_groups)
+        return layers.Mamba2(build.ops, project, conv, space, norm, out)
