@@ -22,6 +22,8 @@ from penstock.ops.matmul.product import is_skinny
 from penstock.ops.sampling.extras import make_extras
 from penstock.ops.sampling.row_params import make_row_params
 from penstock.ops.triton import launch
+from penstock.ops.triton.exact import product as exact_product
+from penstock.ops.triton.exact.attention import count_splits
 from penstock.ops.triton.tuning import INT_TILE_ROWS
 from tests.ops.examples import examples_of
 from tests.ops.examples.attention import paged
@@ -140,7 +142,7 @@ def _few_rows() -> Iterator[dict[str, Any]]:
 
 
 def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Products of few rows and of many, parts side by side and one after the other."""
+    """Products of few rows and of many, KV splits side by side and one after the other."""
     for num_rows, gated in ((1, False), (40, True), (70, False), (2000, True), (2000, False)):
         x, weight = torch.zeros(num_rows, 512, dtype=torch.bfloat16), torch.zeros(2048, 512, dtype=torch.bfloat16)
         after = {"activation": "silu", "gated": True} if gated else {"residual": torch.zeros_like(x).repeat(1, 4)}
@@ -149,14 +151,15 @@ def _exact_calls(has_fp8: bool) -> Iterator[tuple[str, dict[str, Any]]]:
             codes = weight.to(torch.float8_e4m3fn)
             yield "fp8_product", with_epilogue({"x": x, "weight": codes, "scale": torch.ones(2048), **after})
     yield "product", with_epilogue({"x": torch.zeros(3, 100), "weight": torch.zeros(64, 100), "bias": torch.zeros(64)})
-    work = Work(3, torch.tensor([[3, 0]], dtype=torch.int32))
     for length, size, extra in (
         (600, 128, {}),
         (100, 256, {"window": 33}),
         (100, 64, {"softcap": 20.0, "alibi": torch.linspace(0.1, 0.5, 8)}),
     ):
         example = paged(1, [(1, length), (1, 64), (1, 20), (9, 70)], 8, 2, size, dtype=torch.bfloat16, **extra)
-        yield "attention", example | {"q": example["q"].bfloat16(), "work": work}
+        for num_kv_splits in (1, count_splits(3, length, 2)):
+            work = Work(3, torch.tensor([[3, 0]], dtype=torch.int32), num_kv_splits)
+            yield "attention", example | {"q": example["q"].bfloat16(), "work": work}
 
 
 def _fits(name: str, example: dict[str, Any]) -> bool:
@@ -186,7 +189,13 @@ def main(capability: int, once: bool = False) -> None:
     def unmultiplied(codes: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype, **scales: Any) -> torch.Tensor:
         return torch.empty((codes.shape[0], weight.shape[1]), dtype=out_dtype)
 
+    def multiply_elsewhere(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, adds: bool) -> bool:
+        return True
+
     JITFunction.run = compile_only
+    if capability == 90:  # cuBLAS multiplies, and a kernel applies the epilogue
+        exact_product._can_use_cublas = lambda x, weight: x.shape[0] > 1000 and x.itemsize == 2
+        exact_product.UNSPLIT.multiply = multiply_elsewhere  # type: ignore[method-assign]
     torch._scaled_mm = unmultiplied  # type: ignore[assignment]
     usual = [(OPS[name].bodies["cuda"], example) for name, example in _calls(capability >= 89, not once)]
     exact = [(OPS[name].exact_bodies["cuda"], example) for name, example in _exact_calls(capability >= 89)]

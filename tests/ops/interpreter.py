@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+CHAIN_STEP = 16  # inputs of one instruction
+
 
 def hasten() -> None:
     """Where it is in use: the language is changed once for a launch, not again by each function that a kernel calls,
@@ -39,7 +41,8 @@ def hasten() -> None:
 
 @pytest.fixture
 def steady_dots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """numpy's products round differently for other numbers of columns: they are made in float64 here."""
+    """numpy's products round differently for other numbers of columns: they are made in float64 here, and rounded after
+    every CHAIN_STEP inputs, as a tensor core does."""
     import torch
 
     if torch.cuda.is_available():
@@ -56,7 +59,10 @@ def steady_dots(monkeypatch: pytest.MonkeyPatch) -> None:
         return x.data.astype(np.float64)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        sums = np.matmul(widened(a), widened(b)) + d.data
-        return interpreter.TensorHandle(sums.astype(np.float32), d.dtype.scalar)
+        left, right, sums = widened(a), widened(b), d.data
+        for first in range(0, left.shape[-1], CHAIN_STEP):
+            part = slice(first, first + CHAIN_STEP)
+            sums = (np.matmul(left[..., part], right[..., part, :]) + sums).astype(np.float32)
+        return interpreter.TensorHandle(sums, d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

@@ -24,10 +24,10 @@ class Product:
     def __init__(self, can: bool = True, names: bool = True) -> None:
         self.can, self.names = can, names
 
-    def find_algorithm(self) -> str | None:
+    def list_algorithms(self) -> list[str]:
         if not self.names:
             raise RuntimeError("cublasLtMatmulAlgoGetHeuristic failed with status 15")
-        return "kernel"
+        return ["first", "kernel"]
 
     def run(self, kernel: str, x: Tensor, weight: Tensor, out: Tensor) -> bool:
         assert kernel == "kernel"
@@ -39,6 +39,7 @@ class Product:
 def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
     monkeypatch.setattr(cublas, "_can_choose", lambda x, weight: True)
     monkeypatch.setattr(cublas, "_library", lambda: "found")
+    monkeypatch.setattr(cublas, "_read", lambda algorithm, attribute: cublas.TILE if algorithm == "kernel" else 1)
     cublas.find_algorithm.cache_clear()
     return normal(1, 12, 32), normal(2, 48, 32)
 
@@ -73,6 +74,23 @@ def test_what_the_library_cannot_torch_does(
 def test_without_the_library_torch_does_it(pair: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublas, "_library", lambda: None)
     assert torch.equal(cublas.gemm(*pair), torch.mm(pair[0], pair[1].t()))
+
+
+def test_those_that_split_or_are_slow_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the sizes that are asked for, the product's own comes first."""
+    listed = {40: ["slow", "good"], 48: ["splits", "better"], 56: []}
+    told = {"slow": (41, 1), "splits": (66, 2), "good": (66, 1), "better": (66, 0)}
+
+    def make(size: cublas.GemmSize) -> SimpleNamespace:
+        return SimpleNamespace(list_algorithms=lambda can_split: [] if can_split else listed[size.num_rows])
+
+    monkeypatch.setattr(cublas, "_library", lambda: "found")
+    monkeypatch.setattr(cublas, "_matmul", make)
+    monkeypatch.setattr(cublas, "_read", lambda algorithm, attribute: told[algorithm][attribute // 2])
+    size = cublas.GemmSize(40, 64, 64, torch.bfloat16, torch.device("cpu"))
+    assert list(cublas.list_unsplit(size)) == ["good", "better"]
+    monkeypatch.setattr(cublas, "_library", lambda: None)
+    assert list(cublas.list_unsplit(size)) == []
 
 
 def _on_gpu(rows: int, **other: Any) -> Any:

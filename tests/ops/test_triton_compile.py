@@ -13,9 +13,9 @@ import pytest
 KERNELS = (
     "_activation",
     "_add",
-    "_add_splits",
     "_block_move",
     "_cache_write",
+    "_chain_gemm",
     "_decode",
     "_decode_inputs",
     "_dequantize_rows",
@@ -23,7 +23,6 @@ KERNELS = (
     "_encoder_attention",
     "_exact_attention",
     "_fused_decode",
-    "_gemm",
     "_gemv",
     "_int_epilogue",
     "_int_gemm",
@@ -42,13 +41,12 @@ KERNELS = (
     "_shared_prefix",
     "_skinny_gemm",
     "_softcap",
-    "_split_gemm",
     "cut",
     "cut_sums",
     "merge_splits",
 )
 FP8_KERNELS = ("_fp8_epilogue", "_quantize_rows")  # not for Ampere
-HOPPER_KERNELS = ("_prefill_hopper",)
+HOPPER_KERNELS = ("_finish", "_prefill_hopper")
 SAMPLER_KERNELS = (  # of rare samplers, compiled with all variants
     "apply_dry",
     "apply_top_n_sigma",

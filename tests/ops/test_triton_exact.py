@@ -18,12 +18,13 @@ pytest.importorskip("triton")
 import penstock.ops.triton.bodies  # noqa: E402, F401  registers the bodies
 from penstock.ops import OPS, Op  # noqa: E402
 from penstock.ops.attention.attention import Work, attention  # noqa: E402
+from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue  # noqa: E402
 from penstock.ops.matmul.fp8_mlp import fp8_mlp  # noqa: E402
 from penstock.ops.matmul.fp8_product import fp8_product, quantize_fp8  # noqa: E402
 from penstock.ops.matmul.product import product  # noqa: E402
 from penstock.ops.triton import tuning  # noqa: E402
 from penstock.ops.triton.exact import attention as exact_attention  # noqa: E402
-from penstock.ops.triton.exact.product import split_inputs  # noqa: E402
+from penstock.ops.triton.exact import product as exact_product  # noqa: E402
 from tests.ops.check import exact_reference, same_bits  # noqa: E402
 from tests.ops.examples import example_of, examples_of, normal, rows_of  # noqa: E402
 from tests.ops.examples.attention import paged  # noqa: E402
@@ -43,6 +44,7 @@ CASES = [
 ]
 EXACT = [op for op in OPS.values() if "cuda" in op.exact_bodies and (ON_GPU or op not in OWN)]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+SMALL = (1, (40, 96)), (2, (48, 96)), (3, (40, 48))
 COUNTS = (1, 15, 16, 17, 33, 64, 65, 130)
 REAL = [
     (4096, 6144, False),
@@ -74,6 +76,8 @@ def test_near_reference(op: Op[..., Any], index: int) -> None:
     example = example_of(op, index)
     dtypes = [value.dtype for value in example.values() if torch.is_tensor(value) and value.dtype in TOLERANCE]
     tolerance = max(TOLERANCE[dtype] for dtype in dtypes) if op in (product, attention) else 0.1
+    if any(part is not None and part is not False for part in example.get("epilogue", ())):  # its sums are rounded too
+        tolerance *= 2
     found = run(op, on_device(example))
     torch.testing.assert_close(
         found.float().cpu(), exact_reference(op, example_of(op, index)).float(), rtol=tolerance, atol=tolerance
@@ -144,13 +148,44 @@ def test_products_of_any_number_of_rows(gated: bool, dtype: torch.dtype) -> None
     check_products(product, call, COUNTS if ON_GPU else (1, 16, 17, 33, 65))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("gated", [True, False])
-def test_parts_side_by_side_and_one_after_the_other(gated: bool, dtype: torch.dtype) -> None:
-    """Breaks if a program that goes through all parts adds them otherwise than a kernel that finds them made."""
-    num_rows, width = (100, 288) if dtype == torch.float32 else (520, 512)
-    assert split_inputs(1664, width, 128 // dtype.itemsize)[0] == 2
-    check_products(product, product_call(width, 1664, gated, dtype, num_rows), (1, 17, 66))
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_library_that_sums_otherwise_is_not_used(adds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the algorithms that are listed, the first that gives the bits of our own kernel is taken."""
+    asked = []
+
+    def multiply(algorithm: str, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, adds: bool) -> bool:
+        asked.append(algorithm)
+        if algorithm == "refused":
+            return False
+        epilogue = Epilogue(residual=out.clone()) if adds else NO_EPILOGUE
+        out.copy_(run(product, {"x": x, "weight": weight, "epilogue": epilogue}))
+        if algorithm == "splits":
+            out[-1, -1] = torch.nextafter(out[-1, -1].float(), torch.tensor(torch.inf, device=DEVICE)) * 1.01
+        return True
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(exact_product, "multiply", multiply)
+    monkeypatch.setattr(exact_product, "list_unsplit", lambda size: iter(("splits", "refused", "right", "later")))
+    x, weight, out = (on_device({"": normal(seed, *shape, dtype=torch.bfloat16)})[""] for seed, shape in SMALL)
+    unsplit = exact_product.Unsplit()
+    expected = run(product, {"x": x, "weight": weight, "epilogue": Epilogue(residual=out.clone() if adds else None)})
+    assert unsplit.multiply(x, weight, out, adds) and same_bits(out.cpu(), expected.cpu())
+    assert asked == ["splits", "refused", "right", "right"]
+    assert unsplit.multiply(x, weight, out, adds) and asked[4:] == ["right"]
+    monkeypatch.setattr(exact_product, "list_unsplit", lambda size: iter(("splits",)))
+    assert not exact_product.Unsplit().multiply(x, weight, out, adds)
+
+
+def test_few_sizes_are_asked_for() -> None:
+    assert [tuning.round_exact_rows(count) for count in (33, 48, 49, 1024, 1025, 16384)] == [
+        48,
+        48,
+        64,
+        1024,
+        1056,
+        16384,
+    ]
+    assert len({tuning.round_exact_rows(count) for count in range(33, 16385)}) < 250
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -171,14 +206,6 @@ def test_products_of_real_shapes(width: int, num_out: int, gated: bool, kind: st
         check_products(fp8_product, call | {"weight": weight, "scale": scale}, (*COUNTS, 256, 700, 2048))
     else:
         check_products(product, call, (*COUNTS, 256, 700, 2048))
-
-
-def test_parts_follow_from_the_shape() -> None:
-    assert split_inputs(6144, 4096, 64) == (3, 22 * 64) and split_inputs(128256, 4096, 64) == (1, 4096)
-    for num_out in (1, 64, 1000, 28672):
-        for width in (1, 63, 64, 65, 4096, 14336):
-            num_kv_splits, share = split_inputs(num_out, width, 64)
-            assert share % 64 == 0 and (num_kv_splits - 1) * share < width <= num_kv_splits * share
 
 
 EXTRAS: list[dict[str, Any]] = [
@@ -216,7 +243,7 @@ def chunks(example: dict[str, Any], s: int, cuts: list[int]) -> torch.Tensor:
     [*EXTRAS, *(pytest.param(extra, marks=pytest.mark.slow) for extra in MORE)],
     ids=lambda extra: "-".join(extra) or "plain",
 )
-def test_attention_along_any_road(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_along_any_road(extra: dict[str, Any]) -> None:
     """Tiles of a prompt, chunks of it cut anywhere, its queries one by one with their parts side by side or not: they
     get the same. Breaks if a part begins where a chunk does, or if keys that are not seen leave a trace."""
     example = on_device(paged(3, [(26, 1050), (9, 9), (3, 514)], 3, 1, 24, **extra))
@@ -224,10 +251,16 @@ def test_attention_along_any_road(extra: dict[str, Any], monkeypatch: pytest.Mon
     assert same_bits(chunks(example, 0, [1025, 1026, 1049]).cpu(), together[:26])
     assert same_bits(chunks(example, 1, [4]).cpu(), together[26:35])
     rows = [0, 1, 25, 26, 34, 36, 37]
-    single = on_device(rows_of(attention).take(example, rows)) | {"work": Work(len(rows))}
-    for programs in (tuning.MIN_EXACT_ATTENTION_PROGRAMS, 0):
-        monkeypatch.setattr(exact_attention, "MIN_EXACT_ATTENTION_PROGRAMS", programs)
-        assert same_bits(run(attention, single).cpu(), together[rows])
+    single = on_device(rows_of(attention).take(example, rows))
+    for num_kv_splits in (1, exact_attention.count_splits(len(rows), 1050, 1)):
+        work = Work(len(rows), None, num_kv_splits)
+        assert same_bits(run(attention, single | {"work": work}).cpu(), together[rows])
+
+
+def test_enough_splits_for_the_longest_sequence() -> None:
+    size, most = tuning.EXACT_SPLIT_POSITIONS, tuning.MIN_EXACT_ATTENTION_PROGRAMS
+    assert [exact_attention.count_splits(1, length, 8) for length in (1, size, size + 1, 9 * size)] == [1, 1, 2, 16]
+    assert exact_attention.count_splits(most // 8, 9 * size, 8) == 1
 
 
 def test_single_queries_and_tiles_in_one_step() -> None:
@@ -250,7 +283,7 @@ def test_what_lies_before_a_window_is_not_read() -> None:
     given["k_cache"] = torch.cat((given["k_cache"], others)).transpose(2, 3).contiguous().transpose(2, 3)
     given["v_cache"] = torch.cat((given["v_cache"], others.transpose(2, 3))).contiguous()
     given["table"] = torch.where(given["table"] < 0, len(given["k_cache"]) - 1, given["table"])
-    for work in (None, Work(3)):
+    for work in (None, Work(3), Work(3, None, exact_attention.count_splits(3, 1200, 2))):
         torch.testing.assert_close(
             run(attention, given | {"work": work}).cpu(), attention.reference(**example), rtol=2e-5, atol=2e-5
         )
@@ -258,16 +291,16 @@ def test_what_lies_before_a_window_is_not_read() -> None:
 
 @pytest.mark.skipif(not ON_GPU, reason="too much for the interpreter")
 @pytest.mark.parametrize("heads", [(32, 8, 128), (16, 8, 128), (9, 3, 64), (8, 1, 256)])
-def test_attention_of_real_shapes(heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_of_real_shapes(heads: tuple[int, int, int]) -> None:
     example = on_device(paged(5, [(300, 3000), (130, 130), (64, 1025)], *heads, dtype=torch.bfloat16))
     example["q"] = example["q"].bfloat16()
     together = run(attention, example).cpu()
     assert same_bits(chunks(example, 0, [2701, 2760, 2816, 2999]).cpu(), together[:300])
     rows = [*range(0, 300, 7), 299, 300, 429, 430, 493]
-    single = on_device(rows_of(attention).take(example, rows)) | {"work": Work(len(rows))}
-    for programs in (1 << 20, 0):
-        monkeypatch.setattr(exact_attention, "MIN_EXACT_ATTENTION_PROGRAMS", programs)
-        assert same_bits(run(attention, single).cpu(), together[rows])
+    single = on_device(rows_of(attention).take(example, rows))
+    for num_kv_splits in (1, exact_attention.count_splits(1, 3000, 1)):
+        work = Work(len(rows), None, num_kv_splits)
+        assert same_bits(run(attention, single | {"work": work}).cpu(), together[rows])
 
 
 def test_the_checks_can_fail() -> None:

@@ -7,7 +7,7 @@ passes may ask it on any machine.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,12 +43,13 @@ INT_STAGES = 3  # weight tiles in flight
 DEQUANTIZE_SPANS = 128  # spans per program
 DEQUANTIZE_SCRATCH_BYTES = 128 << 20  # of weights dequantized at a time
 
-# Deterministic GEMM: 2026-11-15, 1 to 2048 rows, the 8B's matrices.
+# Deterministic GEMM: 2026-11-18, 1 to 256 rows, the 8B's and the 0.6B's matrices.
 EXACT_TILE_ROWS = (16, 32, 64, 128)
-EXACT_TILE_OUTPUTS, EXACT_LARGE_TILE_OUTPUTS = 64, 128  # the larger with tiles of 128 rows
-MIN_EXACT_PROGRAMS = 256  # split the inputs until so many programs run, as far as MIN_SPLIT_BLOCKS allows
-MIN_SPLIT_BLOCKS = 4  # blocks of inputs in a split
+MAX_EXACT_TRITON_ROWS = 32  # of 16-bit weights on Hopper; beyond, cuBLAS without split-K is as fast as it ever is
+MIN_EXACT_TILES = 32  # of 64 outputs, of a few 16-bit rows; fewer leave most SMs idle
 EXACT_GROUP_TILES = 8  # output tiles that share rows in L2
+EXACT_ROWS_STEP, EXACT_ROWS_STEPS = 16, 64  # cuBLAS's algorithm is asked for by rows rounded up to a step
+CHECKED_ROWS = 256  # random rows that an algorithm is checked with
 
 # Attention: 2026-11-15 (decode) and 2026-11-16 (prefill, shared prefixes), contexts of 64 to 2304 tokens.
 ATTENTION_TILE_ROWS = 128  # prefill queries times query heads per KV head
@@ -66,7 +67,8 @@ QKV_WRITE_WARPS = 2
 
 # Deterministic attention: 2026-11-15, contexts of 256 to 4096 tokens.
 MIN_EXACT_ATTENTION_ROWS = 64  # tile rows: queries times query heads per KV head
-EXACT_SPLIT_POSITIONS = 512
+MIN_EXACT_SINGLE_ROWS = 16  # of a tile with one query, on Hopper
+EXACT_SPLIT_POSITIONS = 256
 MIN_EXACT_ATTENTION_PROGRAMS = 264  # with fewer, KV splits run side by side
 MAX_EXACT_SPLIT_BYTES = 1 << 28  # of their partial results
 
@@ -109,6 +111,40 @@ def gemv_shape(width: int, itemsize: int) -> tuple[int, int, int]:
     return 2, block, 8
 
 
+class ExactTile(NamedTuple):
+    """The shape of a program of the deterministic GEMM."""
+
+    num_outs: int
+    num_rows: int
+    num_inputs: int  # at a time
+    num_warps: int
+    num_stages: int
+
+
+def exact_tile(num_rows: int, num_out: int, itemsize: int, has_large_smem: bool) -> ExactTile:
+    """Return the tile for so many rows and outputs. An FP8 sum's order depends on `num_inputs`, which is fixed.
+    2026-11-18."""
+    largest = EXACT_TILE_ROWS[-1]
+    rows = next((size for size in EXACT_TILE_ROWS if size >= num_rows), largest)
+    if itemsize == 4:  # no tensor-core instruction
+        return ExactTile(64, min(rows, 32), 32, 4, 2)
+    if rows == largest:
+        return ExactTile(128, rows, 128 // itemsize, 8, 3)
+    if itemsize == 1 or rows > MAX_EXACT_TRITON_ROWS:
+        return ExactTile(64, rows, 128 // itemsize, 4, 5)
+    if rows == EXACT_TILE_ROWS[0] and num_out < MIN_EXACT_TILES * 64:
+        return ExactTile(16, rows, 512, 2, 3)
+    return ExactTile(64, rows, 128, 4, 3 if not has_large_smem else 6 if rows == EXACT_TILE_ROWS[0] else 5)
+
+
+def round_exact_rows(num_rows: int) -> int:
+    """Round up, so that few algorithms are asked for."""
+    step = EXACT_ROWS_STEP
+    while num_rows > EXACT_ROWS_STEPS * step:
+        step *= 2
+    return -(-num_rows // step) * step
+
+
 def skinny_stages(width: int, has_large_smem: bool) -> int:
     """Return the pipeline stages of the skinny GEMM; Ada's shared memory has room for three. 2026-11-15."""
     return 3 if not has_large_smem else 6 if width > 2048 else 4
@@ -132,16 +168,27 @@ def int_tile_shape(num_rows: int, num_out: int, num_pairs: int) -> tuple[int, in
     return 256, rows, 1, 8, 132 if rows == INT_TILE_ROWS[-1] else 170
 
 
+class DecodeRead(NamedTuple):
+    """The reads of a program of decode attention."""
+
+    num_keys: int  # at a time
+    num_stages: int
+    num_warps: int = 4
+
+
 def decode_read_shape(
-    num_sequences: int, head_block: int, dtype: torch.dtype, is_shared: bool = False
-) -> tuple[int, int]:
-    """Return keys read at a time and pipeline stages of decode attention. 2026-11-15."""
+    num_sequences: int, head_block: int, dtype: torch.dtype, cache_dtype: torch.dtype, is_shared: bool = False
+) -> DecodeRead:
+    """Return the reads of decode attention. 2026-11-15; FP8 2026-11-18, 256 to 1024 sequences of 300 to 2000 tokens."""
     if dtype == torch.float32:
-        return (64 if head_block <= MAX_FULL_TILE_HEAD_SIZE else 32), 1
+        return DecodeRead(64 if head_block <= MAX_FULL_TILE_HEAD_SIZE else 32, 1)
     if head_block > MAX_FULL_TILE_HEAD_SIZE:
-        return 32, 3
-    is_wide = MIN_WIDE_READ_ROWS <= num_sequences <= MAX_WIDE_READ_ROWS
-    return (32 if is_shared else 128 if is_wide else 64), 2
+        return DecodeRead(32, 3)
+    if is_shared:
+        return DecodeRead(32, 2)
+    if num_sequences > MAX_WIDE_READ_ROWS and cache_dtype.itemsize == 1:
+        return DecodeRead(128, 2, 2)
+    return DecodeRead(128 if MIN_WIDE_READ_ROWS <= num_sequences <= MAX_WIDE_READ_ROWS else 64, 2)
 
 
 def tile_options(head_block: int, dtype: torch.dtype, has_large_smem: bool) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from penstock.models.memory import KvMemory
 from penstock.ops.attention.inputs import NUM_COMMON, ROW
 from penstock.ops.sampling.extras import MU
 from penstock.ops.triton.attention.attention import tile_tokens
+from penstock.ops.triton.exact.attention import count_splits
 from penstock.ops.triton.exact.attention import tile_tokens as exact_tile_tokens
 from penstock.ops.triton.tuning import (
     CAPTURE_AFTER,
@@ -134,6 +135,8 @@ class DecodeGraphs:
             self.sample(self._forward(one.numbers, one.step), one.step.lengths, one.numbers[ROW], chooser)
 
     def num_kv_splits(self, num_single: int, longest: int) -> int:
+        if self.deterministic:
+            return count_splits(num_single, longest, self._kv_heads)
         return num_kv_splits(num_single, longest, self._kv_heads, self._num_sms)
 
     def num_prefix_splits(self, size: int) -> int:
@@ -209,11 +212,14 @@ class DecodeGraphs:
     def buckets(self) -> list[Key]:
         """All buckets, the largest first, those without shared prefixes before the others."""
         shared = (False, True) if self.rows.only_full and not self.deterministic else (False,)
-        longest = min(SHORT_CONTEXT, self.model.spec.max_model_len), self.model.spec.max_model_len
+        most = self.model.spec.max_model_len
+        lengths = [min(SHORT_CONTEXT, most), most]
+        if self.deterministic:  # as many splits as the longest sequence has
+            lengths = [length for power in range(most.bit_length() + 1) if (length := min(1 << power, most))]
         found = [
             (size, is_shared, self.num_kv_splits(size, length))
             for is_shared in shared
-            for length in longest
+            for length in lengths
             for size in reversed(self.sizes)
             if not is_shared or size >= MIN_PREFIX_SEQUENCES
         ]

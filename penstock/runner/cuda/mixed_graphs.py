@@ -100,7 +100,10 @@ class MixedGraphs:
         return self._known[key]
 
     def _num_kv_splits(self, num_sequences: int) -> int:
-        """As for long contexts of half the sequences: decode rows are few or many, and their contexts short or long."""
+        """As for long contexts of half the sequences: decode rows are few or many, and their contexts short or long.
+        Deterministic splits would have to be enough for the longest there can be."""
+        if self.decode.deterministic:
+            return 1
         return self.decode.num_kv_splits(max(1, num_sequences // 2), self.decode.model.spec.max_model_len)
 
     def _forward(self, shape: MixedShape, flat: torch.Tensor) -> torch.Tensor:

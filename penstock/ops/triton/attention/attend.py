@@ -145,7 +145,7 @@ def load_blocks(table, j, low, end, P: tl.constexpr, BESIDE: tl.constexpr):
 
 
 @triton.jit
-def _load_tile(place, d, block, SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, BESIDE: tl.constexpr):
+def load_tile(place, d, block, SIZE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, BESIDE: tl.constexpr):
     """Load keys or values [N, BLOCK]; 0 beyond the head's size and where there is no block."""
     if not WHOLE:
         wanted = (block >= 0)[:, None] & (d < SIZE)[None, :]
@@ -203,11 +203,11 @@ def attend(
                 next_blocks = load_blocks(table, j + NUM, low, end, P, BESIDE)
         keys = k_cache + (block * cache.k_block + (j % P) * cache.k_position)[:, None] + d[None, :]
         values = v_cache + (block * cache.v_block + (j % P) * cache.v_position)[:, None] + d[None, :]
-        k = _load_tile(keys, d, block, SIZE, BLOCK, WHOLE, BESIDE)
+        k = load_tile(keys, d, block, SIZE, BLOCK, WHOLE, BESIDE)
         s, factor = score_keys(q, k.to(q.dtype), j, position, slope, scoring, MASKED, PRECISION)
         if not WHOLE:
             s = tl.where(there[None, :], s, float("-inf"))
-        v = _load_tile(values, d, block, SIZE, BLOCK, WHOLE, BESIDE)
+        v = load_tile(values, d, block, SIZE, BLOCK, WHOLE, BESIDE)
         top, total, sums = update_softmax(s, factor, v.to(q.dtype), top, total, sums, PRECISION)
     return top, total, sums
 

@@ -297,7 +297,7 @@ def _body(
                 **options,
                 **pdl_options(q),
             )
-        at_once, num_stages = decode_read_shape(work.num_single, block, q.dtype, shared is not None)
+        read = decode_read_shape(work.num_single, block, q.dtype, k_cache.dtype, shared is not None)
         _decode[(num_kv_heads, work.num_single, work.num_kv_splits)](
             q,
             cache,
@@ -317,11 +317,11 @@ def _body(
             max(16, power_of_2(group)),
             size,
             block,
-            at_once,
+            read.num_keys,
             precision,
             BESIDE=shared is not None,
-            num_warps=4,
-            num_stages=num_stages,
+            num_warps=read.num_warps,
+            num_stages=read.num_stages,
             **pdl_options(q),
         )
         if splits.sums is not None:

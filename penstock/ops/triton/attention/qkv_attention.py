@@ -221,7 +221,7 @@ def _body(
     splits = Splits(None, None)
     if num_kv_splits > 1:
         splits = make_splits(num_sequences, num_kv_splits, num_heads, size, qkv.device)
-    at_once, num_stages = decode_read_shape(num_sequences, block, qkv.dtype)
+    read = decode_read_shape(num_sequences, block, qkv.dtype, k_cache.dtype)
     _fused_decode[(num_kv_heads, num_sequences, num_kv_splits)](
         qkv,
         cache_args(k_cache, v_cache),
@@ -244,11 +244,11 @@ def _body(
         0 if cos is None else cos.shape[1],
         size,
         block,
-        at_once,
+        read.num_keys,
         "ieee" if qkv.dtype == torch.float32 else "tf32",
         norm_block(0 if source is None else source.shape[1]),
         num_warps=4,
-        num_stages=num_stages,
+        num_stages=read.num_stages,
         **pdl_options(qkv),
     )
     if num_kv_splits > 1:

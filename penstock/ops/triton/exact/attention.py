@@ -1,7 +1,8 @@
 """Deterministic attention: splits of a fixed number of positions, merged in order.
 
-Splits and the tiles of keys in them begin at multiples of their size in every step. One query and a tile of queries use
-as many rows of the same instructions; keys that a query does not see change none of its bits.
+Splits and the tiles of keys in them begin at multiples of their size in every step. Keys are the first dimension of a
+product and queries the second, so that a few queries and many get the same bits; keys that a query does not see change
+none of them.
 """
 
 from __future__ import annotations
@@ -13,27 +14,91 @@ from torch import Tensor
 
 from penstock.ops.attention.attention import Work, attention
 from penstock.ops.triton.attention.attend import (
+    LOG2_E,
+    MIN_SCORE,
     Scoring,
     Splits,
-    attend,
     cache_args,
     can_read,
     cast_query,
     compact_heads,
-    init_softmax,
+    load_blocks,
     load_slopes,
+    load_tile,
     make_splits,
     make_work,
-    store_split,
 )
-from penstock.ops.triton.launch import pdl_options, wait_for_previous
+from penstock.ops.triton.launch import is_hopper, pdl_options, wait_for_previous
+from penstock.ops.triton.numbers import tanh
 from penstock.ops.triton.sizes import cdiv, power_of_2
 from penstock.ops.triton.tuning import (
     EXACT_SPLIT_POSITIONS,
     MAX_EXACT_SPLIT_BYTES,
+    MAX_FULL_TILE_HEAD_SIZE,
     MIN_EXACT_ATTENTION_PROGRAMS,
     MIN_EXACT_ATTENTION_ROWS,
+    MIN_EXACT_SINGLE_ROWS,
 )
+
+
+@triton.jit
+def _attend(
+    q,
+    top,
+    total,
+    sums,
+    start,
+    low,
+    end,
+    table,
+    cache,
+    h,
+    position,
+    slope,
+    scoring,
+    P: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Continue an online softmax of queries q[M, D], with sums[D, M], over the keys start … end - 1 of head h, NUM at a
+    time, leaving out those under `low`."""
+    d = tl.arange(0, BLOCK)
+    k_cache, v_cache = cache.k + h * cache.k_head, cache.v + h * cache.v_head
+    factor = LOG2_E * scoring.scale
+    if scoring.softcap is not None or slope is not None:
+        factor = LOG2_E * 1.0
+    for begin in range(start, end, NUM):
+        j = begin + tl.arange(0, NUM)
+        block = load_blocks(table, j, low, end, P, False).to(tl.int64)
+        keys = k_cache + (block * cache.k_block + (j % P) * cache.k_position)[:, None] + d[None, :]
+        values = v_cache + (block * cache.v_block + (j % P) * cache.v_position)[:, None] + d[None, :]
+        k = load_tile(keys, d, block, SIZE, BLOCK, False, False).to(q.dtype)
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        if scoring.softcap is not None:
+            s = scoring.softcap * tanh(s * scoring.scale / scoring.softcap)
+        if slope is not None:
+            if scoring.softcap is None:
+                s *= scoring.scale
+            s += slope[None, :] * (j[:, None] - position[None, :]).to(tl.float32)
+        seen = ((j >= low) & (j < end))[:, None] & (j[:, None] <= position[None, :])
+        if scoring.window > 0:
+            seen = seen & (j[:, None] > position[None, :] - scoring.window)
+        s = tl.where(seen, s, float("-inf"))
+        now = tl.maximum(top, tl.max(s, 0) * factor)
+        p = tl.exp2(s * factor - now[None, :])
+        kept = tl.exp2(top - now)
+        v = load_tile(values, d, block, SIZE, BLOCK, False, False).to(q.dtype)
+        sums = tl.dot(tl.trans(v), p.to(v.dtype), sums * kept[None, :], input_precision=PRECISION)
+        top, total = now, total * kept + tl.sum(p, 0)
+    return top, total, sums
+
+
+@triton.jit
+def _init(ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the maximum, total and sums of an online softmax before its first key."""
+    return tl.full((ROWS,), MIN_SCORE, tl.float32), tl.zeros((ROWS,), tl.float32), tl.zeros((BLOCK, ROWS), tl.float32)
 
 
 @triton.jit
@@ -42,13 +107,13 @@ def _merge(top, total, sums, new_top, new_total, new_sums):
     now = tl.maximum(top, new_top)
     base = tl.where(now == float("-inf"), 0.0, now)
     kept, new = tl.exp2(top - base), tl.exp2(new_top - base)
-    return now, total * kept + new_total * new, sums * kept[:, None] + new_sums * new[:, None]
+    return now, total * kept + new_total * new, sums * kept[None, :] + new_sums * new[None, :]
 
 
 @triton.jit
 def _divide(sums, total):
     """Divide, without the sign of zeros: keys that are not seen may have changed it."""
-    return sums / total[:, None] + 0.0
+    return sums / total[None, :] + 0.0
 
 
 @triton.jit(do_not_specialize=["num_kv_splits", "table_row"])
@@ -104,11 +169,11 @@ def _exact_attention(
     masks = Scoring(scoring.scale, scoring.softcap, WINDOW, None)
     query = tl.load(q + (row * q_row + head * SIZE)[:, None] + d[None, :], mask=inside, other=0.0)
     query = cast_query(query, cache.k)
-    top, total, sums = init_softmax(ROWS, BLOCK)
+    top, total, sums = _init(ROWS, BLOCK)
     if splits.sums is None:
         for split in range(low // SPLIT, tl.cdiv(end, SPLIT)):
-            new_top, new_total, new_sums = init_softmax(ROWS, BLOCK)
-            new_top, new_total, new_sums = attend(
+            new_top, new_total, new_sums = _init(ROWS, BLOCK)
+            new_top, new_total, new_sums = _attend(
                 query,
                 new_top,
                 new_total,
@@ -126,18 +191,17 @@ def _exact_attention(
                 SIZE,
                 BLOCK,
                 NUM,
-                True,
                 PRECISION,
             )
             top, total, sums = _merge(top, total, sums, new_top, new_total, new_sums)
-        y = _divide(sums, total)
-        tl.store(out + (row * num_heads + head)[:, None] * SIZE + d[None, :], y.to(out.dtype.element_ty), mask=inside)
+        y = _divide(sums, total).to(out.dtype.element_ty)
+        tl.store(out + (row * num_heads + head)[None, :] * SIZE + d[:, None], y, mask=tl.trans(inside))
     else:
         split = tl.program_id(2)
         start = tl.maximum(split * SPLIT, low // NUM * NUM)
         stop = tl.minimum(split * SPLIT + SPLIT, end)
         if start < stop:
-            top, total, sums = attend(
+            top, total, sums = _attend(
                 query,
                 top,
                 total,
@@ -155,11 +219,12 @@ def _exact_attention(
                 SIZE,
                 BLOCK,
                 NUM,
-                True,
                 PRECISION,
             )
             at = (s * num_kv_splits + split) * num_heads + head
-            store_split(splits, at, there, inside, top, total, sums, SIZE, BLOCK)
+            tl.store(splits.tops + 2 * at, top, mask=there)
+            tl.store(splits.tops + 2 * at + 1, total, mask=there)
+            tl.store(splits.sums + at[None, :] * SIZE + d[:, None], sums, mask=tl.trans(inside))
 
 
 @triton.jit(do_not_specialize=["num_kv_splits"])
@@ -179,20 +244,35 @@ def _merge_in_order(
     wait_for_previous(PDL)
     s, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + s)
-    one, d = tl.arange(0, 1), tl.arange(0, BLOCK)[None, :]
+    one, d = tl.arange(0, 1), tl.arange(0, BLOCK)[:, None]
     low = tl.maximum(0, length - WINDOW) if WINDOW else tl.minimum(0, length)
-    top, total, sums = init_softmax(1, BLOCK)
+    top, total, sums = _init(1, BLOCK)
     for split in tl.range(low // SPLIT, tl.cdiv(length, SPLIT), num_stages=3):
         at = (s * num_kv_splits + split) * num_heads + h + one
         new_top, new_total = tl.load(splits.tops + 2 * at), tl.load(splits.tops + 2 * at + 1)
-        new_sums = tl.load(splits.sums + at[:, None] * SIZE + d, mask=d < SIZE, other=0.0)
+        new_sums = tl.load(splits.sums + at[None, :] * SIZE + d, mask=d < SIZE, other=0.0)
         top, total, sums = _merge(top, total, sums, new_top, new_total, new_sums)
-    y = _divide(sums, total)
-    tl.store(out + (s * num_heads + h + one)[:, None] * SIZE + d, y.to(out.dtype.element_ty), mask=d < SIZE)
+    y = _divide(sums, total).to(out.dtype.element_ty)
+    tl.store(out + (s * num_heads + h + one)[None, :] * SIZE + d, y, mask=d < SIZE)
 
 
 def _tile_rows(num_heads: int, num_kv_heads: int) -> int:
     return max(MIN_EXACT_ATTENTION_ROWS, power_of_2(num_heads // num_kv_heads))
+
+
+def count_splits(num_sequences: int, longest: int, num_kv_heads: int) -> int:
+    """Return how many KV splits of single queries run side by side, a power of 2 so that few steps are captured; 1 if
+    each program reads all of its sequence's splits."""
+    if num_sequences * num_kv_heads >= MIN_EXACT_ATTENTION_PROGRAMS:
+        return 1
+    return power_of_2(cdiv(max(1, longest), EXACT_SPLIT_POSITIONS))
+
+
+def _single_rows(q: Tensor, num_heads: int, num_kv_heads: int) -> int:
+    """Rows of a tile with one query. Only Hopper's instructions, which want 64 keys, are the same for any number."""
+    if is_hopper(q.device) and q.itemsize == 2 and q.shape[2] <= MAX_FULL_TILE_HEAD_SIZE:
+        return max(MIN_EXACT_SINGLE_ROWS, power_of_2(num_heads // num_kv_heads))
+    return _tile_rows(num_heads, num_kv_heads)
 
 
 def tile_tokens(num_heads: int, num_kv_heads: int) -> int:
@@ -216,7 +296,8 @@ def _body(
     v_scale: Tensor | None = None,
     work: Work | None = None,
 ) -> Tensor:
-    """Each sequence reads a shared prefix for itself; a tile of the step has at most `tile_tokens` queries."""
+    """Each sequence reads a shared prefix for itself; a tile of the step has at most `tile_tokens` queries. More than
+    one KV split of `work` are enough for the longest sequence (`count_splits`)."""
     if not can_read(k_cache, v_cache, k_scale):
         raise ValueError("deterministic attention on a GPU needs keys stored as [N, K, P, D] without int8 scales")
     q = compact_heads(q)
@@ -229,28 +310,19 @@ def _body(
     is_float32 = q.dtype == torch.float32
     block = max(16, power_of_2(size))
     cache, scoring = cache_args(k_cache, v_cache), Scoring(scale, softcap or None, 0, alibi)
+    sizes = num_heads, window, block_size, num_heads // num_kv_heads
     shape = (
-        num_heads,
-        window,
-        block_size,
-        num_heads // num_kv_heads,
-        _tile_rows(num_heads, num_kv_heads),
         size,
         block,
-        32 if is_float32 or block > 128 else 64,
+        32 if is_float32 or block > MAX_FULL_TILE_HEAD_SIZE else 64,
         EXACT_SPLIT_POSITIONS,
         "ieee" if is_float32 else "tf32",
     )
     options = {"num_warps": 4, "num_stages": 1 if is_float32 else 2, "enable_fp_fusion": False, **pdl_options(q)}
     strides, no_splits = (q.stride(0), table.stride(0)), Splits(None, None)
     if work.num_single:
-        num_kv_splits = cdiv(table.shape[1] * block_size, EXACT_SPLIT_POSITIONS)
-        splits, grid = no_splits, (work.num_single, num_kv_heads)
-        if (
-            num_kv_splits > 1
-            and work.num_single * num_kv_heads < MIN_EXACT_ATTENTION_PROGRAMS
-            and 4 * work.num_single * num_kv_splits * num_heads * size <= MAX_EXACT_SPLIT_BYTES
-        ):
+        num_kv_splits, splits, grid = work.num_kv_splits, no_splits, (work.num_single, num_kv_heads)
+        if num_kv_splits > 1 and 4 * work.num_single * num_kv_splits * num_heads * size <= MAX_EXACT_SPLIT_BYTES:
             splits = make_splits(work.num_single, num_kv_splits, num_heads, size, q.device)
             grid = *grid, num_kv_splits  # type: ignore[assignment]
         _exact_attention[grid](
@@ -265,6 +337,8 @@ def _body(
             scoring,
             *strides,
             num_kv_splits,
+            *sizes,
+            _single_rows(q, num_heads, num_kv_heads),
             *shape,
             **options,
         )
@@ -284,7 +358,7 @@ def _body(
                 **pdl_options(q),
             )
     if work.tiles is not None and len(work.tiles):
-        _exact_attention[(len(work.tiles), num_kv_heads)](
-            q, cache, table, query_start, lengths, work.tiles, out, no_splits, scoring, *strides, 0, *shape, **options
-        )
+        rows = _tile_rows(num_heads, num_kv_heads)
+        tiles, given = (len(work.tiles), num_kv_heads), (q, cache, table, query_start, lengths, work.tiles)
+        _exact_attention[tiles](*given, out, no_splits, scoring, *strides, 0, *sizes, rows, *shape, **options)
     return out

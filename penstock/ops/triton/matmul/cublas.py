@@ -1,4 +1,4 @@
-"""GEMM of many rows by a cuBLASLt kernel that torch does not choose, since the heuristic does not list it first.
+"""GEMMs by cuBLASLt kernels that torch does not choose: a faster one for many rows, and those that do not split K.
 
 The library is the one that torch has loaded, called through ctypes.
 """
@@ -6,6 +6,7 @@ The library is the one that torch has loaded, called through ctypes.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import lru_cache
@@ -21,12 +22,14 @@ TILE = 201  # 176 outputs by 128 rows
 FLOAT32, COMPUTE_FLOAT32 = 0, 68
 TYPES = {torch.float16: 2, torch.bfloat16: 14}
 TRANSPOSE_A = 3  # of a matmul descriptor
-MAX_WORKSPACE, MIN_ALIGNMENTS = 1, (5, 6, 7, 8)  # of a preference
-TILE_ID = 1  # of an algorithm
+MAX_WORKSPACE, REDUCTIONS, MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # of a preference
+ALGORITHM_ID, TILE_ID, NUM_SPLITS = 0, 1, 2  # of an algorithm
+HOPPER_ALGORITHM = 66  # the kernels for compute capability 9.x; others that the library lists there are far slower
 
 WORKSPACE_BYTES = 32 << 20
 ALIGNMENT = 16  # bytes
 MAX_ALGORITHMS = 16
+UNSPLIT_ROWS = (0, 8, 16)  # more than the product has, for which the heuristic is asked
 ONE, ZERO = c_float(1.0), c_float(0.0)
 
 
@@ -116,11 +119,11 @@ class _Matmul:
     def __del__(self) -> None:
         for layout in getattr(self, "_layouts", ()):
             self._library.cublasLtMatrixLayoutDestroy(layout)
-        if hasattr(self, "_how"):
+        if hasattr(self, "_descriptor"):
             self._library.cublasLtMatmulDescDestroy(self._descriptor)
 
-    def find_algorithm(self) -> Any:
-        """Return the algorithm with TILE, or None if the heuristic does not list it."""
+    def list_algorithms(self, can_split: bool = True) -> list[Any]:
+        """Return the heuristic's algorithms, the best first; those that split K only if `can_split`."""
         weight, x, out = self._layouts
         preference, found, count = c_void_p(), (_HeuristicResult * MAX_ALGORITHMS)(), c_int()
         _call("cublasLtMatmulPreferenceCreate", byref(preference))
@@ -128,6 +131,7 @@ class _Matmul:
             for name, value in [
                 (MAX_WORKSPACE, c_uint64(WORKSPACE_BYTES)),
                 *((name, c_uint32(ALIGNMENT)) for name in MIN_ALIGNMENTS),
+                *([] if can_split else [(REDUCTIONS, c_uint32(0))]),
             ]:
                 _call(
                     "cublasLtMatmulPreferenceSetAttribute",
@@ -151,11 +155,10 @@ class _Matmul:
             )
         finally:
             self._library.cublasLtMatmulPreferenceDestroy(preference)
-        usable = (result.algorithm for result in found[: count.value] if result.status == 0)
-        return next((algorithm for algorithm in usable if _tile_id(algorithm) == TILE), None)
+        return [result.algorithm for result in found[: count.value] if result.status == 0]
 
-    def run(self, algorithm: Any, x: Tensor, weight: Tensor, out: Tensor) -> bool:
-        """Multiply with this algorithm; return False if the library refuses."""
+    def run(self, algorithm: Any, x: Tensor, weight: Tensor, out: Tensor, adds: bool = False) -> bool:
+        """Multiply with this algorithm, and add what `out` holds if `adds`; return False if the library refuses."""
         of_weight, of_x, of_out = self._layouts
         stream = torch._C._cuda_getCurrentRawStream(x.get_device())
         status: int = self._library.cublasLtMatmul(
@@ -166,7 +169,7 @@ class _Matmul:
             of_weight,
             x.data_ptr(),
             of_x,
-            ctypes.addressof(ZERO),
+            ctypes.addressof(ONE if adds else ZERO),
             out.data_ptr(),
             of_out,
             out.data_ptr(),
@@ -179,9 +182,11 @@ class _Matmul:
         return status == 0
 
 
-def _tile_id(algorithm: Any) -> int:
+def _read(algorithm: Any, attribute: int) -> int:
     value, written = c_uint32(), c_size_t()
-    _call("cublasLtMatmulAlgoConfigGetAttribute", byref(algorithm), TILE_ID, byref(value), c_size_t(4), byref(written))
+    _call(
+        "cublasLtMatmulAlgoConfigGetAttribute", byref(algorithm), attribute, byref(value), c_size_t(4), byref(written)
+    )
     return value.value
 
 
@@ -194,18 +199,26 @@ def _matmul(size: GemmSize) -> _Matmul:
 def find_algorithm(size: GemmSize) -> Any:
     """Return the algorithm with TILE for this size, or None to use torch's choice."""
     with suppress(RuntimeError):
-        return None if _library() is None else _matmul(size).find_algorithm()
+        listed = [] if _library() is None else _matmul(size).list_algorithms()
+        return next((algorithm for algorithm in listed if _read(algorithm, TILE_ID) == TILE), None)
     return None
 
 
+def _can_take(*tensors: Tensor) -> bool:
+    """Return True if cuBLASLt takes these tensors as they are."""
+    return all(
+        one.is_cuda
+        and one.dtype == tensors[0].dtype in TYPES
+        and one.is_contiguous()
+        and not one.data_ptr() % ALIGNMENT
+        and not one.shape[1] * one.dtype.itemsize % ALIGNMENT
+        for one in tensors
+    )
+
+
 def _can_choose(x: Tensor, weight: Tensor) -> bool:
-    return (
-        x.shape[0] >= MIN_CHOSEN_ROWS
-        and x.shape[0] * weight.numel() >= MIN_CHOSEN_MACS
-        and x.is_cuda
-        and x.dtype in TYPES
-        and weight.dtype == x.dtype
-    ) and all(one.is_contiguous() and not one.data_ptr() % ALIGNMENT for one in (x, weight))
+    is_large = x.shape[0] >= MIN_CHOSEN_ROWS and x.shape[0] * weight.numel() >= MIN_CHOSEN_MACS
+    return is_large and _can_take(x, weight)
 
 
 def gemm(x: Tensor, weight: Tensor) -> Tensor:
@@ -219,3 +232,21 @@ def gemm(x: Tensor, weight: Tensor) -> Tensor:
             if _matmul(size).run(algorithm, x, weight, out):
                 return out
     return torch.mm(x, weight.t())
+
+
+def list_unsplit(size: GemmSize) -> Iterator[Any]:
+    """List Hopper's algorithms that sum each output in one chain over K. For some numbers of rows, such as 64, the
+    heuristic knows none of them, but does for a few rows more."""
+    if _library() is None:
+        return
+    with suppress(RuntimeError):
+        for more in UNSPLIT_ROWS:
+            for algorithm in _matmul(size._replace(num_rows=size.num_rows + more)).list_algorithms(can_split=False):
+                if _read(algorithm, ALGORITHM_ID) == HOPPER_ALGORITHM and _read(algorithm, NUM_SPLITS) <= 1:
+                    yield algorithm
+
+
+def multiply(algorithm: Any, x: Tensor, weight: Tensor, out: Tensor, adds: bool) -> bool:
+    """Write x · weightᵀ, plus what `out` holds if `adds`, to `out`; return False if it cannot be done."""
+    size = GemmSize(x.shape[0], weight.shape[0], weight.shape[1], x.dtype, x.device)
+    return _can_take(x, weight, out) and _matmul(size).run(algorithm, x, weight, out, adds)
