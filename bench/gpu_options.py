@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_sets import KINDS, SHAPES
+from bench.gpu_sets import KINDS, LARGE, SHAPES
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -35,8 +35,8 @@ def parser() -> argparse.ArgumentParser:
         "--kind",
         dest="kinds",
         action="append",
-        choices=KINDS,
-        help="request set; may be repeated (default: all)",
+        choices=(*KINDS, *LARGE),
+        help="request set; may be repeated (default: all but the large ones, which need --option max_num_seqs=1024)",
     )
     add("--quantization", choices=("fp8", "int8", "int4"), help="of the weights at load (default: none)")
     add("--kv-cache-dtype", metavar="DTYPE", help="how keys and values are stored (default: as the weights)")
