@@ -9,12 +9,14 @@ from __future__ import annotations
 from penstock.ops import cpu
 from penstock.ops.attention.attention import Shared, Work, attention
 from penstock.ops.attention.block_move import block_move
+from penstock.ops.attention.cache_move import cache_move
 from penstock.ops.attention.cache_write import cache_write
 from penstock.ops.attention.encoder_attention import encoder_attention
 from penstock.ops.attention.inputs import single_inputs
 from penstock.ops.attention.qkv_attention import is_joined, qkv_attention
 from penstock.ops.attention.qkv_write import qkv_write
 from penstock.ops.attention.rope import rope
+from penstock.ops.attention.tree_attention import Tail, tree_attention
 from penstock.ops.elementwise import activation, add, gated_activation, gather, scale, softcap
 from penstock.ops.embedding import embedding
 from penstock.ops.experts import add_rows, route
@@ -45,6 +47,7 @@ __all__ = [
     "OpTable",
     "PackedWeight",
     "Shared",
+    "Tail",
     "Work",
     "above",
     "activation",
@@ -53,6 +56,7 @@ __all__ = [
     "argmax",
     "attention",
     "block_move",
+    "cache_move",
     "cache_write",
     "causal_conv",
     "cpu",
@@ -85,6 +89,7 @@ __all__ = [
     "single_inputs",
     "softcap",
     "state_scan",
+    "tree_attention",
     "unpack_panels",
     "weight_sums",
 ]

@@ -8,7 +8,15 @@ threads share it, and a fused op the bits of the ops it joins. Without the compi
 from __future__ import annotations
 
 from penstock.ops.cpu import elementwise, embedding, norm
-from penstock.ops.cpu.attention import attention, block_move, cache_write, encoder_attention, qkv_write, rope
+from penstock.ops.cpu.attention import (
+    attention,
+    block_move,
+    cache_move,
+    cache_write,
+    encoder_attention,
+    qkv_write,
+    rope,
+)
 from penstock.ops.cpu.matmul import linear, packed
 from penstock.ops.cpu.runtime.library import override_path, path, paths, use_path
 from penstock.ops.cpu.runtime.threads import available_cores, limit_torch, num_threads, set_num_threads
@@ -18,6 +26,7 @@ __all__ = [
     "attention",
     "available_cores",
     "block_move",
+    "cache_move",
     "cache_write",
     "choose",
     "elementwise",

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.ops import Op
 from penstock.ops.registry import Example
-from tests.ops.examples import attention, elementwise, experts, matmul, recurrent, sampling
+from tests.ops.examples import attention, elementwise, experts, matmul, recurrent, sampling, trees
 from tests.ops.examples.case import CASES, integers, normal, permutation
 from tests.ops.examples.rows import Rows
 
@@ -25,6 +25,7 @@ __all__ = [
     "recurrent",
     "rows_of",
     "sampling",
+    "trees",
 ]
 
 

@@ -74,6 +74,18 @@ class EachQuery:
         return rows
 
 
+class EachNode(EachQuery):
+    """Query tokens of trees: each alone still finds its path."""
+
+    def take(self, example: Example, keep: list[int]) -> Example:
+        tail, counts = example["tail"], example["query_start"].diff()
+        owner = torch.arange(len(counts)).repeat_interleave(counts)
+        own = tail._replace(
+            begins=tail.begins[owner[keep]], positions=tail.positions[keep], nodes=tail.nodes[keep].contiguous()
+        )
+        return super().take(example, keep) | {"tail": own}
+
+
 class EachSequence:
     """Whole sequences of a packed batch, for ops in which the tokens of a sequence see each other."""
 

@@ -53,6 +53,20 @@ int64_t chunks_per_piece(const Job& job, const Span& span) {
     return count <= kSplitRows ? max(kMinChunks, ceil_div(job.piece_chunks, count)) : span.num_chunks;
 }
 
+// The positions that the queries [begin, end) of a sequence see: from `first` to `last`.
+struct Range {
+    int64_t first, last;
+};
+
+Range find_range(const Call& call, int64_t sequence, int64_t begin, int64_t end) {
+    Range range = {call.first_of(sequence, begin), call.position_of(sequence, end - 1)};
+    for (int64_t t = begin; call.tail && t < end; t++) {  // in a tree a later query may be at an earlier position
+        range.first = min(range.first, call.first_of(sequence, t));
+        range.last = max(range.last, call.position_of(sequence, t));
+    }
+    return range;
+}
+
 // Calls body(span) for every span, the last one first: it sees the most positions.
 template <class Body>
 void each_span(const Job& job, const Body& body) {
@@ -61,7 +75,8 @@ void each_span(const Job& job, const Body& body) {
         const int64_t from = call.query_start[s], to = call.query_start[s + 1];
         for (int64_t n = ceil_div(to - from, job.tokens) - 1; n >= 0; n--) {
             const int64_t begin = from + n * job.tokens, end = min(begin + job.tokens, to);
-            const int64_t first = call.first_of(s, begin) / kChunk, last = call.position_of(s, end - 1) / kChunk;
+            const Range range = find_range(call, s, begin, end);
+            const int64_t first = range.first / kChunk, last = range.last / kChunk;
             Span span = {int32_t(s), int32_t(begin), int32_t(end), int32_t(first), int32_t(last + 1 - first), 1, 0, 0};
             span.num_pieces = int32_t(ceil_div(span.num_chunks, chunks_per_piece(job, span)));
             body(span);
@@ -118,6 +133,46 @@ void write_outputs(const Call& call, const Span& span, int64_t kv_head, const Ro
     }
 }
 
+// Bytes that attend_tail() needs beside the room of a chunk.
+int64_t count_tail_bytes(const Call& call, int64_t count) {
+    if (!call.tail) return 0;
+    return Rows::bytes(call.group(), call.cache.head_size, call.size()) +
+           count_chunk_floats(call, count) * int64_t(sizeof(float));
+}
+
+// Attends to the chunk at `base`, which holds nodes of a tree: each query by itself to its own path, laid out as a
+// line.
+template <class T>
+bool attend_tail(const Call& call, const Span& span, int64_t kv_head, const Source<T>& source, const Range& range,
+                 int64_t base, Rows& rows, float* room, char* memory, const Partials& parts) {
+    const int64_t group = call.group(), begin = call.tail->begins[span.sequence];
+    const int64_t least = max(range.first - base, 0), most = min(range.last + 1 - base, kChunk);
+    Chunk<float> wide;
+    if (!source.find_widened(base, least, min(most, begin - base), rows.size, room, wide)) return false;
+    int64_t held[kChunk];  // nodes whose keys and values are in the room
+    for (int64_t j = 0; j < kChunk; j++) held[j] = -1;
+    for (int64_t t = 0; t < span.end - span.begin; t++) {
+        const int64_t token = span.begin + t, row = t * group;
+        const int32_t* nodes = call.tail->nodes + token * call.tail->stride;
+        Rows one(group, rows.head_size, rows.size, memory);
+        one.pack([&](int64_t i) { return call.q + token * call.q_stride + (kv_head * group + i) * rows.head_size; });
+        for (int64_t i = 0; i < group; i++) {
+            one.first[i] = rows.first[row + i], one.last[i] = rows.last[row + i];
+            one.slope[i] = rows.slope[row + i];
+        }
+        one.set_visible(base);
+        if (!one.can_see(0)) continue;
+        for (int64_t j = max(begin - base, one.begin[0]); j < one.end[0]; j++) {
+            const int64_t node = nodes[base + j - begin];
+            if (held[j] != node && !source.widen_place(begin + node, j, rows.size, room)) return false;
+            held[j] = node;
+        }
+        const Partials own = {parts.max + row, parts.sum + row, parts.values + row * rows.size};
+        attend_chunk(one, wide, base, call.rule, &own);
+    }
+    return true;
+}
+
 // Attends to the chunks [from, to) of a span; partials of a split span are stored for later.
 template <class T>
 bool attend_chunks(const Job& job, const Span& span, int64_t kv_head, int64_t from, int64_t to, Rows& rows,
@@ -129,31 +184,42 @@ bool attend_chunks(const Job& job, const Span& span, int64_t kv_head, int64_t fr
     const bool direct = call.is_in_groups() && (sizeof(T) == 4 || rows.count <= kDirectRows);
     const bool later = span.num_pieces > 1;
     const bool more = !later && kv_head + 1 < call.cache.num_heads;
-    const int64_t first = rows.first[0], last = rows.last[rows.count - 1];
+    const Range range = find_range(call, span.sequence, span.begin, span.end);
+    const int64_t tail = max(from, min(to, call.tail_chunk(span.sequence) - span.first_chunk));
     Chunk<T> chunks[2];
     Chunk<float> wide;
     const auto find = [&](int64_t c, const Source<T>& where, Chunk<T>& chunk) {
-        const int64_t base = (span.first_chunk + c) * kChunk, least = max(first - base, 0);
-        const int64_t most = min(last + 1 - base, kChunk);
+        const int64_t base = (span.first_chunk + c) * kChunk, least = max(range.first - base, 0);
+        const int64_t most = min(range.last + 1 - base, kChunk);
         return direct ? where.find(base, least, most, chunk)
                       : where.find_widened(base, least, most, rows.size, room, wide);
     };
-    if (direct && !find(from, source, chunks[from % 2])) return false;
-    for (int64_t c = from; c < to; c++) {
+    if (direct && from < tail && !find(from, source, chunks[from % 2])) return false;
+    for (int64_t c = from; c < tail; c++) {
         const int64_t base = (span.first_chunk + c) * kChunk;
         const Partials parts = find_partials(job, span, kv_head, c);
         rows.set_visible(base);
         if (direct) {
             Chunk<T>& chunk = chunks[c % 2];
             Chunk<T>& next = chunks[(c + 1) % 2];
-            if (c + 1 < to && !find(c + 1, source, next)) return false;
-            if (c + 1 == to && more && !find(from, beside, next)) return false;
-            chunk.next = c + 1 < to || more ? &next : &chunk;
+            if (c + 1 < tail && !find(c + 1, source, next)) return false;
+            if (c + 1 == tail && more && !find(from, beside, next)) return false;
+            chunk.next = c + 1 < tail || more ? &next : &chunk;
             attend_chunk(rows, chunk, base, call.rule, later ? &parts : nullptr);
         } else {
             if (!find(c, source, chunks[0])) return false;
             attend_chunk(rows, wide, base, call.rule, later ? &parts : nullptr);
         }
+    }
+    for (int64_t c = tail; c < to; c++) {
+        const int64_t base = (span.first_chunk + c) * kChunk, padded = Rows::pad(rows.count);
+        float* own = room + Source<T>::room_floats(rows.head_size, rows.size);
+        char* memory = reinterpret_cast<char*>(own + count_chunk_floats(call, rows.count));
+        const Partials parts =
+            later ? find_partials(job, span, kv_head, c) : Partials{own, own + padded, own + 2 * padded};
+        rows.set_visible(base);
+        if (!attend_tail(call, span, kv_head, source, range, base, rows, room, memory, parts)) return false;
+        if (!later) merge(rows, parts);
     }
     return true;
 }
@@ -165,7 +231,8 @@ bool attend_item(const Job& job, int64_t index, int64_t item) {
     const int64_t kv_head = (item - span.item) / span.num_pieces, piece = (item - span.item) % span.num_pieces;
     const int64_t count = (span.end - span.begin) * call.group(), head_size = call.cache.head_size;
     const int64_t bytes = Rows::bytes(count, head_size, call.size());
-    char* memory = static_cast<char*>(scratch(bytes + Source<T>::room_floats(head_size, call.size()) * sizeof(float)));
+    const int64_t room = Source<T>::room_floats(head_size, call.size()) * sizeof(float);
+    char* memory = static_cast<char*>(scratch(bytes + room + count_tail_bytes(call, count)));
     Rows rows(count, head_size, call.size(), memory);
     take_queries(call, span, kv_head, rows);
     const int64_t length = chunks_per_piece(job, span), from = piece * length;
@@ -209,6 +276,23 @@ int64_t tokens_per_span(const Call& call, int64_t longest) {
     return min(tokens, longest);
 }
 
+// True if every query of a tree's step lies in its sequence, and its path in the tail.
+bool is_tail_valid(const Call& call) {
+    for (int64_t s = 0; s < call.num_sequences; s++) {
+        const int64_t begin = call.tail->begins[s], length = call.lengths[s];
+        if (begin < 0) return false;
+        for (int64_t t = call.query_start[s]; t < call.query_start[s + 1]; t++) {
+            const int64_t position = call.tail->positions[t];
+            if (position < 0 || position >= length || position - begin >= call.tail->width) return false;
+            for (int64_t i = 0; i <= position - begin; i++) {
+                const int64_t node = call.tail->nodes[t * call.tail->stride + i];
+                if (node < 0 || node >= length - begin) return false;
+            }
+        }
+    }
+    return true;
+}
+
 int32_t attend_step(const Call& call, int32_t type) {
     int64_t longest = 0;
     for (int64_t s = 0; s < call.num_sequences; s++) {
@@ -217,6 +301,7 @@ int32_t attend_step(const Call& call, int32_t type) {
         longest = max(longest, num);
     }
     if (longest == 0) return kDone;
+    if (call.tail && !is_tail_valid(call)) return kBadIndex;
     const Job job = plan_job(call, tokens_per_span(call, longest));
     return with_cache_type(type, [&](auto* typed) {
         using Stored = typename Pointee<decltype(typed)>::Type;
@@ -240,8 +325,27 @@ KERNEL(attention)(const float* q, int64_t q_stride, void* k_cache, int64_t k_str
                               k_scale_stride, v_scale_stride, num_blocks, num_kv_heads, block_size, head_size};
     const Rule rule = {scale, softcap};
     const Call call = {cache,         q,         q_stride, table,  table_stride, table_width, query_start, lengths,
-                       num_sequences, num_heads, rule,     window, alibi,        out};
+                       num_sequences, num_heads, rule,     window, alibi,        out,         nullptr};
+    return attend_step(call, type);
+}
+
+KERNEL(tree_attention)(const float* q, int64_t q_stride, void* k_cache, int64_t k_stride, void* v_cache,
+                       int64_t v_stride, float* k_scale, int64_t k_scale_stride, float* v_scale, int64_t v_scale_stride,
+                       int32_t type, int64_t num_blocks, const int32_t* table, int64_t table_stride,
+                       int64_t table_width, const int32_t* query_start, const int32_t* lengths, int64_t num_sequences,
+                       int64_t num_heads, int64_t num_kv_heads, int64_t block_size, int64_t head_size, float scale,
+                       int64_t window, float softcap, const float* alibi, const int32_t* begins,
+                       const int64_t* positions, const int32_t* nodes, int64_t node_stride, int64_t num_nodes,
+                       float* out) {
+    using namespace penstock::PENSTOCK_PATH;
+    const PagedCache cache = {k_cache,        v_cache,        k_stride,   v_stride,     k_scale,    v_scale,
+                              k_scale_stride, v_scale_stride, num_blocks, num_kv_heads, block_size, head_size};
+    const Rule rule = {scale, softcap};
+    const Tail tail = {begins, positions, nodes, node_stride, num_nodes};
+    const Call call = {cache,         q,         q_stride, table,  table_stride, table_width, query_start, lengths,
+                       num_sequences, num_heads, rule,     window, alibi,        out,         &tail};
     return attend_step(call, type);
 }
 
 EXPORT(attention)
+EXPORT(tree_attention)

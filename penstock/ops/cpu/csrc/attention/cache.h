@@ -140,5 +140,25 @@ inline void write_head(const PagedCache& cache, int64_t slot, int64_t head, cons
     }
 }
 
+// Copies one head's key and value from one slot to another, as they are stored.
+template <class T>
+inline void move_head(const PagedCache& cache, int64_t source, int64_t target, int64_t head) {
+    const int64_t size = cache.head_size, width = cache.block_size;
+    const auto keys = [&](int64_t slot) {
+        return static_cast<T*>(cache.k) + slot / width * cache.k_stride + head * size * width + slot % width;
+    };
+    const auto values = [&](int64_t slot) {
+        return static_cast<T*>(cache.v) + slot / width * cache.v_stride + (head * width + slot % width) * size;
+    };
+    for (int64_t d = 0; d < size; d++) keys(target)[d * width] = keys(source)[d * width];
+    std::memmove(values(target), values(source), size * sizeof(T));
+    if (cache.k_scale == nullptr) return;
+    const auto scale = [&](float* scales, int64_t stride, int64_t slot) -> float& {
+        return scales[slot / width * stride + head * width + slot % width];
+    };
+    scale(cache.k_scale, cache.k_scale_stride, target) = scale(cache.k_scale, cache.k_scale_stride, source);
+    scale(cache.v_scale, cache.v_scale_stride, target) = scale(cache.v_scale, cache.v_scale_stride, source);
+}
+
 }  // namespace PENSTOCK_PATH
 }  // namespace penstock

@@ -6,6 +6,15 @@
 namespace penstock {
 namespace PENSTOCK_PATH {
 
+// Draft tokens that form a tree: of sequence s from position begins[s] on, position begins[s] + i of query t lies at
+// place begins[s] + nodes[t][i]. A sequence without a tree begins at its length or later.
+struct Tail {
+    const int32_t* begins;
+    const int64_t* positions;  // of the queries
+    const int32_t* nodes;
+    int64_t stride, width;  // of nodes
+};
+
 struct Call {
     PagedCache cache;
     const float* q;
@@ -18,11 +27,16 @@ struct Call {
     int64_t window;
     const float* alibi;
     float* out;
+    const Tail* tail;  // null: positions are places
 
     int64_t group() const { return num_heads / cache.num_heads; }
     int64_t size() const { return ceil_div(cache.head_size, kLanes) * kLanes; }
     int64_t position_of(int64_t sequence, int64_t token) const {
-        return lengths[sequence] - (query_start[sequence + 1] - token);
+        return tail ? tail->positions[token] : lengths[sequence] - (query_start[sequence + 1] - token);
+    }
+    // The first chunk that holds nodes of a tree.
+    int64_t tail_chunk(int64_t sequence) const {
+        return tail && tail->begins[sequence] < lengths[sequence] ? tail->begins[sequence] / kChunk : INT32_MAX;
     }
     int64_t first_of(int64_t sequence, int64_t token) const {  // the first position the token sees
         return window > 0 ? max(0, position_of(sequence, token) - window + 1) : 0;
@@ -102,7 +116,7 @@ struct Source {
         float *k = room, *v = k + kChunk * cache.head_size, *k_scale = v + kChunk * size, *v_scale = k_scale + kChunk;
         chunk.k_stride = kLanes, chunk.v_row = kLanes, chunk.v_stride = kChunk * kLanes;
         chunk.scaled = cache.k_scale != nullptr, chunk.next = &chunk;
-        for (int64_t g = least / kLanes; g * kLanes < most; g++) {
+        for (int64_t g = 0; g < kGroups; g++) {
             chunk.k[g] = k + g * kLanes * cache.head_size, chunk.v[g] = v + g * kLanes * kLanes;
             chunk.k_scale[g] = k_scale + g * kLanes, chunk.v_scale[g] = v_scale + g * kLanes;
         }
@@ -118,6 +132,18 @@ struct Source {
             }
             j += count;
         }
+        return true;
+    }
+
+    // Widens what lies at `place` into position `j` of a chunk that find_widened() pointed into `room`.
+    bool widen_place(int64_t place, int64_t j, int64_t size, float* room) const {
+        float *k = room, *v = k + kChunk * cache.head_size, *k_scale = v + kChunk * size, *v_scale = k_scale + kChunk;
+        const int64_t block = block_at(place / cache.block_size), offset = place % cache.block_size;
+        if (block < 0) return false;
+        widen_keys(keys(block, offset), 1, k + j / kLanes * kLanes * cache.head_size + j % kLanes);
+        widen_values(values(block, offset), 1, cache.head_size, v + j * kLanes);
+        if (cache.k_scale != nullptr)
+            k_scale[j] = *key_scales(block, offset), v_scale[j] = *value_scales(block, offset);
         return true;
     }
 

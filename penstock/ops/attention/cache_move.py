@@ -1,0 +1,23 @@
+"""Copying keys and values from slot to slot of the paged cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.ops.registry import op
+
+
+@op(tolerance={torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}, rowwise=True)
+def cache_move(
+    k_cache: Tensor, v_cache: Tensor, moves: Tensor, k_scale: Tensor | None = None, v_scale: Tensor | None = None
+) -> None:
+    """Copy what the caches [N, K, D, P] and [N, K, P, D] hold at slot moves[i, 0] to slot moves[i, 1], one i after the
+    other, as it is stored; with int8 the scales [N, K, P] too."""
+    size = k_cache.shape[3]
+    for source, target in moves.tolist():
+        (block, place), (to_block, to_place) = divmod(source, size), divmod(target, size)
+        k_cache[to_block, :, :, to_place] = k_cache[block, :, :, place]
+        for cache in (v_cache, k_scale, v_scale):
+            if cache is not None:
+                cache[to_block, :, to_place] = cache[block, :, place]
