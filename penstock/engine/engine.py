@@ -25,6 +25,7 @@ class Engine:
         faster, and each call is short."""
         self.scheduler = scheduler
         self.executor = executor
+        scheduler.plan_trees(executor.verifies_trees)
         self.overlap = overlap
         self.prepare = prepare
         self.watch: Callable[[Plan], None] | None = None  # is told of each plan before it is started

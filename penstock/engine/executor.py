@@ -54,6 +54,10 @@ class Ticket(Protocol[Out]):
 
 
 class Executor(Protocol):
+    @property
+    def verifies_trees(self) -> bool:
+        """True if drafts may be trees; otherwise plans have lines of draft tokens alone."""
+
     def start(self, plan: Plan) -> Ticket[Result]:
         """Begin a plan. Plans run in the order they were started."""
 

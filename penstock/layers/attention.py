@@ -71,6 +71,12 @@ class Attention:
     def attend(self, q: Tensor, step: StepInputs, memory: KvCache) -> Tensor:
         """Attention of q[T, H, D] over the cache → [T, H · D]."""
         table = step.tables[memory.group]
+        if step.tail is not None:
+            y = self.ops.tree_attention(
+                q, memory.k, memory.v, table, step.query_start, step.lengths, step.tail, self.scale, self.window,
+                self.softcap, self.alibi, memory.k_scale, memory.v_scale,
+            )  # fmt: skip
+            return y.flatten(1)
         y = self.ops.attention(
             q, memory.k, memory.v, table, step.query_start, step.lengths, self.scale, self.window, self.softcap,
             self.alibi, memory.k_scale, memory.v_scale, step.work,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from penstock.ops import Work
+from penstock.ops import Tail, Work
 
 
 class StepInputs(Protocol):
@@ -27,6 +27,8 @@ class StepInputs(Protocol):
     def lengths(self) -> Tensor: ...  # [S] int32
     @property
     def work(self) -> Work | None: ...
+    @property
+    def tail(self) -> Tail | None: ...  # paths of draft tokens that form trees
     @property
     def ends(self) -> Ends | None: ...  # the tokens that logits are wanted of; None: not known
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from penstock.layers import Ends
-from penstock.ops import Work
+from penstock.ops import Tail, Work
 
 
 @dataclass
@@ -25,6 +25,7 @@ class Step:
     lengths: torch.Tensor  # [S] int32: places up to and including this step's
     work: Work | None = None  # how attention is split, where a device needs it
     places: torch.Tensor = None  # type: ignore[assignment]  # [T] int64
+    tail: Tail | None = None  # paths of draft tokens that form trees
     ends: Ends | None = None  # tokens that logits are wanted of, where all others may stop early
 
     def __post_init__(self) -> None:
@@ -41,6 +42,7 @@ class Step:
             self.query_start[: num_sequences + 1],
             self.lengths[:num_sequences],
             places=self.places[:num_tokens],
+            tail=None if self.tail is None else self.tail.cut(num_tokens, num_sequences),
         )
 
 
@@ -48,7 +50,7 @@ def ends_of(
     step: Step, at: torch.Tensor, owners: torch.Tensor, num_kv_splits: int = 1, lengths: torch.Tensor | None = None
 ) -> Ends:
     """Make a step of the tokens at[M], each the last query of its sequence owners[M]; padding has length 0."""
-    count = len(at)
+    count, tail = len(at), step.tail
     places = step.places[at]
     alone = Step(
         step.ids[at],
@@ -59,5 +61,6 @@ def ends_of(
         (places + 1).int() if lengths is None else lengths,
         None if step.work is None else Work(count, None, num_kv_splits),
         places,
+        None if tail is None else Tail(tail.begins[owners], tail.positions[at], tail.nodes[at]),
     )
     return Ends(at, alone)

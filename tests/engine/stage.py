@@ -47,7 +47,9 @@ class Stage:
         lazy: bool = True,
         stateless: bool = False,
         prompt_cap: PromptCap | None = None,
+        trees: bool = False,
     ) -> None:
+        self.verifies_trees = trees
         self.cache = KVCache(
             num_blocks, block_size, () if stateless else groups or (FULL,), caching, min_snapshot_stride=1
         )
@@ -67,6 +69,7 @@ class Stage:
             faults=faults,
             drafting=drafting,
             lazy=lazy,
+            trees=trees,
         )
         self.engine = Engine(self.scheduler, self, overlap)
         self.ledger = Ledger(self.model)

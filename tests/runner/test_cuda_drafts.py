@@ -26,6 +26,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 class Drafting:
     """Hands drafts to the scheduler with every token: the right continuation, its third token spoilt."""
 
+    verifies_trees = False
+
     def __init__(self, executor: Any, known: dict[tuple[int, ...], Sequence[int]]) -> None:
         self.executor, self.known = executor, known
         self.errors: list[str] = []

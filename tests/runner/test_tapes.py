@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams, ops
+from penstock.engine.plan import Draft, RowResult
 from penstock.models.spec import FAMILIES
 from penstock.ops import cpu
+from penstock.ops.cpu.runtime.tape import Tape
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.cpu.tapes import Tapes
 from penstock.text.prompt_encoder import Encoded
-from tests.same_tokens.roads import answer, tiny_llm, tiny_model
+from tests.same_tokens.roads import Guessing, alone, answer, drafted, tiny_llm, tiny_model
 
 VARIANTS = [
     (name, variant) for name, family in FAMILIES.items() for variant in range(len(family.like)) if name != "BertModel"
@@ -60,6 +62,32 @@ def test_every_family_is_replayed(architecture: str, variant: int, tmp_path: Pat
             return
         assert tapes.num_recorded >= 3 and tapes.num_replayed > tapes.num_recorded
         assert tapes.obstacles == []
+
+
+class Trees(Guessing):
+    """Guesses trees of one shape: the right line behind a wrong one, so that it is moved."""
+
+    verifies_trees = True
+
+    def _guess(self, state: Any, outcome: RowResult) -> tuple[Draft, ...]:
+        ahead = list(self.known[tuple(state.request.tokens)])[state.num_generated :]
+        if len(ahead) < 4:
+            return ()
+        return tuple(Draft(*one) for one in ((1, -1), (2, 0), (ahead[0], -1), (1, 2), (ahead[1], 2)))
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "BloomForCausalLM"])
+def test_steps_that_verify_trees_are_replayed(architecture: str, tmp_path: Path) -> None:
+    """Breaks when torch computes in such a step, or when a replay reads the paths of the step that was recorded."""
+    with tiny_llm(tiny_model(tmp_path, architecture)) as llm:
+        params = [one.clone(max_tokens=40) for one in PARAMS]
+        expected = alone(llm, PROMPTS, params)
+        for prompt, one, wanted in zip(PROMPTS, params, expected):
+            assert drafted(llm, [prompt], [one], [wanted], Trees) == [wanted]
+        tapes: Any = runner(llm).tapes
+        shapes = [shape for shape, tape in tapes._known.items() if shape.has_trees and isinstance(tape, Tape)]
+        assert shapes == [(6, 1, 6, True)] and tapes.obstacles == []
+        assert llm.stats()["num_accepted_tokens"] > 80
 
 
 def test_every_path_and_number_of_threads(llama: LLM) -> None:

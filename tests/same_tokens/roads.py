@@ -106,6 +106,8 @@ def always(llm: LLM) -> LLM:
 class Guessing:
     """An executor that hands guesses to the scheduler: the right continuation, spoilt here and there."""
 
+    verifies_trees = False
+
     def __init__(self, executor: Runner, known: dict[tuple[int, ...], Sequence[int]], seed: int) -> None:
         self.executor = executor
         self.known = known
@@ -131,12 +133,46 @@ class Guessing:
         self.executor.close()
 
 
-def drafted(llm: LLM, prompts: Prompts, params: Sequence[SamplingParams], known: Sequence[Answer]) -> list[Answer]:
+class Branching(Guessing):
+    """Guesses trees: the right continuation among wrong branches, first, last or in the middle, down to any depth."""
+
+    verifies_trees = True
+
+    def _guess(self, state: Any, outcome: RowResult) -> tuple[Draft, ...]:
+        if not outcome.tokens:
+            return ()
+        rng = self.rng
+        ahead = list(self.known[tuple(state.request.tokens)])[state.num_generated :][: rng.randint(0, 6)]
+        nodes: list[tuple[int, int]] = []  # token and parent
+        self._branch(nodes, -1, ahead if rng.random() < 0.9 else [1, *ahead])
+        return tuple(Draft(token, parent, 0.3 + 0.6 * rng.random()) for token, parent in nodes)
+
+    def _branch(self, nodes: list[tuple[int, int]], parent: int, ahead: Sequence[int]) -> None:
+        """Add children of a node: the right one, if any, at a random place among up to two wrong ones."""
+        if len(nodes) > 16:
+            return
+        children = [*ahead[:1], *(self.rng.sample(range(3, 60), self.rng.choice((0, 0, 1, 2))))]
+        self.rng.shuffle(children)
+        for token in dict.fromkeys(children):
+            nodes.append((token, parent))
+            if ahead and token == ahead[0]:
+                self._branch(nodes, len(nodes) - 1, ahead[1:])
+            elif self.rng.random() < 0.3:
+                self._branch(nodes, len(nodes) - 1, ())
+
+
+def drafted(
+    llm: LLM,
+    prompts: Prompts,
+    params: Sequence[SamplingParams],
+    known: Sequence[Answer],
+    guessing: type[Guessing] = Guessing,
+) -> list[Answer]:
     """Together, each step verifying guesses."""
     engine = llm.service.engine
     plain = engine.executor
     assert isinstance(plain, Runner)
-    engine.executor = Guessing(plain, {tuple(p): a[0] for p, a in zip(prompts, known)}, seed=3)
+    engine.executor = guessing(plain, {tuple(p): a[0] for p, a in zip(prompts, known)}, seed=3)
     try:
         return together(llm, prompts, params)
     finally:

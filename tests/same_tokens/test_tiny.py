@@ -17,6 +17,7 @@ from penstock.errors import InvalidConfig
 from penstock.passes.lower import LoweredBlock
 from tests.same_tokens.roads import (
     Answer,
+    Branching,
     alone,
     always,
     answer,
@@ -181,6 +182,20 @@ def test_drafted(known: Known) -> None:
         assert accepted == checked == 0
     else:
         assert 0 < accepted < checked
+
+
+def test_drafted_trees(known: Known) -> None:
+    """Trees of guesses with the right branch first, last or in the middle: accepted paths are moved to their places."""
+    known.llm.reset_prefix_cache()
+    runner: Any = known.llm.service.engine.executor
+    before, obstacles = known.llm.stats(), runner.tapes.obstacles
+    assert drafted(known.llm, prompts(), params(), known.answers, Branching) == known.answers
+    after = known.llm.stats()
+    accepted, checked = (after[name] - before[name] for name in ("num_accepted_tokens", "num_draft_tokens"))
+    if known.llm.service.engine.scheduler.cache.recurrent:
+        assert accepted == checked == 0 and not runner.verifies_trees
+    else:
+        assert 100 < accepted < checked and runner.tapes.obstacles == obstacles
 
 
 def test_speculation(known: Known) -> None:

@@ -483,4 +483,38 @@ ACCOUNTS = [
     bug("the length penalty is ignored", "engine/scheduling/beam.py", " / len(one.tokens) ** penalty", ""),
 ]
 
-BUGS = [*POOL, *TREE, *BLOCKS, *ROSTER, *SCHEDULER, *ACCOUNTS]
+DRAFT_TREE = [
+    bug("an accepted path is not moved to its places", "engine/draft_tree.py", "if source != target]", "if False]"),
+    bug(
+        "an accepted path is moved from its end",
+        "engine/draft_tree.py",
+        "for target, source in enumerate(follow(draft, tokens[:-1])) if",
+        "for target, source in [*enumerate(follow(draft, tokens[:-1]))][::-1] if",
+    ),
+    bug(
+        "a guess in a tree sees another branch",
+        "engine/draft_tree.py",
+        "paths[one.parent] if one.parent >= 0 else ()",
+        "paths[i - 1] if one.parent >= 0 else ()",
+    ),
+    bug(
+        "a guess is kept without its parent",
+        "engine/draft_tree.py",
+        "key=lambda i: -chances[i])[:count]",
+        "key=lambda i: -draft[i].chance)[:count]",
+    ),
+    bug(
+        "a tree is planned while a plan of its sequence is open",
+        "engine/scheduling/plan_builder.py",
+        "if self.trees and not sequence.flights:",
+        "if self.trees:",
+    ),
+    bug(
+        "a tree is planned where the device verifies lines",
+        "engine/scheduling/plan_builder.py",
+        "if self.trees and not sequence.flights:",
+        "if not sequence.flights:",
+    ),
+]
+
+BUGS = [*POOL, *TREE, *BLOCKS, *ROSTER, *SCHEDULER, *ACCOUNTS, *DRAFT_TREE]

@@ -111,3 +111,5 @@ class Tally:
     num_failed_rows: int = 0
     num_void: int = 0  # rows that ran although their last step had failed
     num_rejected: int = 0  # guesses
+    num_trees: int = 0  # drafts that were no line
+    num_path_moves: int = 0  # positions of accepted paths that did not lie in order

@@ -39,11 +39,13 @@ class FakeExecutor:
         drafting: Drafting | None = None,
         lazy: bool = True,
         strict: bool = True,
+        trees: bool = False,
     ) -> None:
         self.cache = cache
         self.limits = limits
         self.faults = faults or Faults()
         self.lazy = lazy
+        self.verifies_trees = trees
         self.memory = Memory(cache.pool.num_blocks, cache.block_size)
         self.rows: dict[int, DeviceRow] = {}
         self.unfinished: deque[Work] = deque()
@@ -104,6 +106,10 @@ class FakeExecutor:
             for index, block in changes.items():
                 table.extend([-1] * (index + 1 - len(table)))
                 table[index] = block
+        if any(draft.parent != i - 1 for i, draft in enumerate(row.draft)):
+            self.tally.num_trees += 1
+            is_open = any(task.device is device for work in self.unfinished for task in work.tasks)
+            require(self.verifies_trees and not is_open, "a tree that the device does not verify", row)
         task = Task(
             row,
             device,

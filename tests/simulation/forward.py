@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from penstock.cache.kv import KVCache
+from penstock.engine.draft_tree import find_moves, find_paths
 from penstock.engine.plan import Draft, Output, Plan, Row, RowResult
 from tests.simulation.device import DeviceRow, Memory, Tally, Task, require
 from tests.simulation.model import Chain, Model, chance, extend
@@ -18,6 +20,22 @@ class Drafting:
     rate: float = 0.0
     longest: int = 4
     accuracy: float = 0.7
+
+
+def branch(line: Seq[Draft], seed: int) -> list[Draft]:
+    """Hang wrong guesses beside those of a line: before them, after them, or both."""
+    nodes: list[Draft] = []
+    parent = -1
+    for i, draft in enumerate(line):
+        if chance(seed, i, 7) < 0.5:
+            nodes.append(Draft(2, parent, chance(seed, i, 8)))
+            if chance(seed, i, 9) < 0.3:
+                nodes.append(Draft(3, len(nodes) - 1, chance(seed, i, 10)))
+        nodes.append(Draft(draft.token, parent, chance(seed, i, 11)))
+        if chance(seed, i, 12) < 0.3:
+            nodes.append(Draft(4, parent, chance(seed, i, 13)))
+        parent = next(j for j in range(len(nodes) - 1, -1, -1) if nodes[j].token == draft.token)
+    return nodes
 
 
 class Forward:
@@ -52,10 +70,14 @@ class Forward:
         require(row.output is not Output.POOL or row.count == len(device.request.tokens), "a pooled row in parts", row)
         extend(device.chain, device.tokens[len(device.chain) :], device.request.salt)
         values = list(device.chain)
-        extend(values, guesses, device.request.salt)
+        for draft in row.draft:  # by place: each follows its parent, wherever that lies
+            path = [values[known + draft.parent] if draft.parent >= 0 else device.chain[-1]]
+            extend(path, [draft.token], device.request.salt)
+            values.append(path[-1])
         self._count(device, start, end)
         views = [self._forward(task, g, values, start, end) for g in range(len(self.cache.groups))]
         outcome = self._output(row, device, views, values, start, end)
+        self._move_path(task, known, outcome)
         device.computed = end - len(guesses) + max(0, len(outcome.tokens) - 1)
         self.tally.num_rejected += len(guesses) - max(0, len(outcome.tokens) - 1)
         if outcome.tokens:
@@ -90,18 +112,31 @@ class Forward:
                 task.tables[g],
             )
 
-    def _digest(self, views: list[tuple[int, Chain]], values: Chain, position: int) -> int:
+    def _move_path(self, task: Task, begin: int, outcome: RowResult) -> None:
+        """Copy the cells of accepted guesses to the places that a line would have put them at."""
+        moves = find_moves(task.row.draft, outcome.tokens)
+        self.tally.num_path_moves += len(moves)
+        for table in task.tables if moves else ():
+            for source, target in moves:
+                self.memory.write(table, begin + target, self.memory.read(table, begin + source, begin + source + 1))
+
+    def _digest(self, views: list[tuple[int, Chain]], values: Chain, places: Seq[int]) -> int:
+        """Join what each group reads at these places, one per position, of which the last is the query's own."""
         parts = []
         for (first, cells), group in zip(views, self.cache.groups):
-            low = position if group.spec.kind == "recurrent" else group.spec.find_first_needed(position)
-            parts.append(hash(tuple(cells[low - first : position + 1 - first])))
-        return self.model.join(parts or [values[position]])
+            last = len(places) - 1
+            low = last if group.spec.kind == "recurrent" else group.spec.find_first_needed(last)
+            parts.append(hash(tuple(cells[place - first] for place in places[low:])))
+        return self.model.join(parts or [values[places[-1]]])
 
     def _output(
         self, row: Row, device: DeviceRow, views: list[tuple[int, Chain]], values: Chain, start: int, end: int
     ) -> RowResult:
-        request, outcome = device.request, RowResult()
-        digests = {q: self._digest(views, values, q) for q in self._wanted(row, device, start, end)}
+        request, outcome, begin = device.request, RowResult(), end - len(row.draft)
+        seen = {begin + path[-1]: [*range(begin), *(begin + i for i in path)] for path in find_paths(row.draft)}
+        digests = {
+            q: self._digest(views, values, seen.get(q) or range(q + 1)) for q in self._wanted(row, device, start, end)
+        }
         if row.prompt_logprobs:
             outcome.prompt_logprobs = tuple(
                 self.model.described(digests[q], request.tokens[q + 1])
@@ -112,12 +147,10 @@ class Forward:
         elif row.output is Output.SAMPLE and request.beam:
             outcome.candidates = self.model.candidates(request, digests[end - 1])
         elif row.output is Output.SAMPLE:
-            first = end - 1 - len(row.draft)
-            outcome.tokens = tuple(self._verify(device, row, [digests[q] for q in range(first, end)]))
+            verified = list(self._verify(device, row, [digests[q] for q in range(begin - 1, end)]))
+            outcome.tokens = tuple(token for _, token in verified)
             if request.sampling.logprobs is not None:
-                outcome.logprobs = tuple(
-                    self.model.described(digests[first + i], token) for i, token in enumerate(outcome.tokens)
-                )
+                outcome.logprobs = tuple(self.model.described(digest, token) for digest, token in verified)
         return outcome
 
     def _wanted(self, row: Row, device: DeviceRow, start: int, end: int) -> Iterator[int]:
@@ -127,13 +160,13 @@ class Forward:
         if row.output is not Output.NONE:
             yield from range(end - 1 - len(row.draft), end)
 
-    def _verify(self, device: DeviceRow, row: Row, digests: list[int]) -> Iterator[int]:
-        """The model's own token after each position, as long as the guess before it was right."""
-        for i, digest in enumerate(digests):
-            token = self.model.token(device.request, device.sibling, digest)
-            yield token
-            if i < len(row.draft) and row.draft[i].token != token:
-                return
+    def _verify(self, device: DeviceRow, row: Row, digests: list[int]) -> Iterator[tuple[int, int]]:
+        """The model's own token after each position, and the digest there, as long as a guess was right."""
+        last: int | None = -1
+        while last is not None:
+            token = self.model.token(device.request, device.sibling, digests[last + 1])
+            yield digests[last + 1], token
+            last = next((i for i, one in enumerate(row.draft) if (one.parent, one.token) == (last, token)), None)
 
     def _guess(self, plan: Plan, device: DeviceRow) -> tuple[Draft, ...]:
         drafting, seed = self.drafting, self.seed
@@ -148,9 +181,8 @@ class Forward:
                 token = 1
             drafts.append(Draft(token, i - 1))
             extend(chain, [token], device.request.salt)
-        if chance(seed, plan.number, number, 6) < 0.1:
-            drafts.insert(1, Draft(2, -1))  # a tree: the scheduler takes a line out of it
-        return tuple(drafts)
+        is_tree = chance(seed, plan.number, number, 6) < 0.5  # where trees are not verified, a line is taken out of it
+        return tuple(branch(drafts, seed + plan.number + number) if is_tree else drafts)
 
     def _count(self, device: DeviceRow, start: int, end: int) -> None:
         reach = self.reach.get(device.name, 0)

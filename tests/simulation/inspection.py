@@ -27,8 +27,8 @@ def inspect_size(plan: Plan, limits: Limits) -> None:
     require(len(set(admitted)) == len(admitted), "a row admitted twice", admitted)
     require(set(admitted) <= set(numbers), "a row admitted without work", admitted, numbers)
     for row in plan.rows:
-        draft = [guess.parent for guess in row.draft]
-        require(draft == list(range(-1, len(draft) - 1)), "a draft that is no line", row)
+        draft = row.draft
+        require(all(-1 <= one.parent < i for i, one in enumerate(draft)), "a guess without its parent", row)
         require(len(draft) < row.count or row.count == 0, "more draft than work", row)
         require(not draft or row.output is Output.SAMPLE, "a draft without a sample", row)
 

@@ -85,6 +85,8 @@ class TimedTicket:
 class LoadRun:
     """A load on one engine; also the engine's executor. Plans run one after the other."""
 
+    verifies_trees = False
+
     def __init__(self, load: Load, device: Device, prompt_cap: PromptCap | None, max_num_seqs: int = 256) -> None:
         self.load, self.device = load, device
         cache = KVCache(30_000, 16, (FULL,), enable_prefix_caching=False)

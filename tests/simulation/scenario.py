@@ -31,6 +31,7 @@ class Scenario:
     draft_rate: float = 0.0
     draft_accuracy: float = 0.7
     draft_longest: int = 4
+    trees: bool = False  # of drafts are verified
     step_fault_rate: float = 0.0
     row_fault_rate: float = 0.0
     poison_rate: float = 0.0  # of requests
@@ -82,11 +83,12 @@ def draw_scenario(seed: int) -> Scenario:
         policy=rng.choice(POLICIES),
         capacity=CAPACITIES[rng.random() < 0.25],
         enable_prefix_caching=rng.random() < 0.85,
-        overlap=rng.randint(0, 3),
+        overlap=min(rng.randint(0, 3), 3 * (seed % 3 != 1)),  # a tree waits for its sequence's plans
         lazy=rng.random() < 0.7,
-        draft_rate=rng.choice([0, 0.5, 0.9]),
+        draft_rate=max(rng.choice([0, 0.5, 0.9]), 0.5 * (seed % 3 == 1)),
         draft_accuracy=rng.choice([0.3, 0.7, 0.9]),
         draft_longest=rng.choice([2, 4, 8]),
+        trees=seed % 3 > 0,
         step_fault_rate=rng.choice([0, 0, 0.005, 0.02]),
         row_fault_rate=rng.choice([0, 0, 0.002]),
         poison_rate=rng.choice([0, 0, 0.02]),

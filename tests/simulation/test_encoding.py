@@ -25,7 +25,7 @@ class Remote:
     """An executor behind a wire: the device sees decoded plans, the scheduler decoded results."""
 
     def __init__(self, world: World) -> None:
-        self.world = world
+        self.world, self.verifies_trees = world, world.verifies_trees
         self.seen: Counter[str] = Counter()
 
     def start(self, plan: Plan) -> Any:

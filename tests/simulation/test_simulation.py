@@ -34,6 +34,8 @@ AT_LEAST = {
     "num_void": 50,
     "num_accepted_tokens": 100,
     "num_rejected": 200,
+    "num_trees": 100,
+    "num_path_moves": 50,
     "num_recomputed": 500,
     "end_stop": 150,
     "end_length": 700,

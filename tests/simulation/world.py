@@ -77,6 +77,7 @@ class World:
             Limits(scenario.max_num_seqs, scenario.max_num_batched_tokens),
             faults=Faults(scenario.seed, scenario.step_fault_rate, scenario.row_fault_rate),
             lazy=scenario.lazy,
+            trees=self.verifies_trees,
             drafting=Drafting(scenario.draft_rate, scenario.draft_longest, scenario.draft_accuracy),
         )
         self.engine = Engine(self.scheduler, self, scenario.overlap)
@@ -92,6 +93,10 @@ class World:
     @property
     def num_steps(self) -> int:
         return self.scheduler.stats.num_steps
+
+    @property
+    def verifies_trees(self) -> bool:
+        return self.scenario.trees
 
     def start(self, plan: Plan) -> Ticket[Result]:
         self.fairness.observe(plan)

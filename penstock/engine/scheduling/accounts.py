@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from penstock.cache.holding import Holding
 from penstock.cache.kv import KVCache
 from penstock.cache.radix import Place
+from penstock.engine.draft_tree import follow
 from penstock.engine.plan import PREDICTION, Output, Plan, Result, Row, RowResult
 from penstock.engine.scheduling.beam import BeamGroup
 from penstock.engine.scheduling.fast_path import DecodeFastPath
@@ -113,7 +114,7 @@ class Accounts:
         sequence.computed -= max(0, flight.expected - len(outcome.tokens))
         self._take_prompt_logprobs(sequence, row, outcome)
         taken, finish_reason, stop_reason = self._accept(sequence, outcome.tokens, outcome.complete)
-        num_accepted = self._count_accepted(row, taken) if row.draft else 0
+        accepted = self._count_accepted(row, taken) if row.draft else []
         sequence.mu = outcome.mu if outcome.mu is not None else sequence.mu
         sequence.draft = list(outcome.draft) if outcome.draft else []
         self._insert(sequence, plan)
@@ -147,23 +148,20 @@ class Accounts:
             forced_closing=outcome.forced,
             mu=outcome.mu,
             num_predicted=sum(draft.drafter == PREDICTION for draft in row.draft),
-            num_accepted=sum(draft.drafter == PREDICTION for draft in row.draft[:num_accepted]),
+            num_accepted=sum(row.draft[i].drafter == PREDICTION for i in accepted),
         )
         if finish_reason:
             self.roster.finish(sequence)
         return [delta]
 
-    def _count_accepted(self, row: Row, taken: tuple[int, ...]) -> int:
-        """Count the draft tokens that the answer took."""
-        pairs = zip(row.draft, taken)
-        num_accepted = next((i for i, (draft, token) in enumerate(pairs) if draft.token != token), None)
-        if num_accepted is None:
-            num_accepted = min(len(row.draft), len(taken))
+    def _count_accepted(self, row: Row, taken: tuple[int, ...]) -> list[int]:
+        """Count the draft tokens that the answer took; returns their indices."""
+        accepted = follow(row.draft, taken)
         self.stats.num_drafts += 1
-        self.stats.num_accepted_tokens += num_accepted
-        for place in range(min(num_accepted, NUM_PLACES)):
+        self.stats.num_accepted_tokens += len(accepted)
+        for place in range(min(len(accepted), NUM_PLACES)):
             self.stats.num_accepted_at[place] += 1
-        return num_accepted
+        return accepted
 
     def _accept(
         self, sequence: Sequence, tokens: tuple[int, ...], complete: bool

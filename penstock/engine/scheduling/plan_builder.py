@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.cache.kv import KVCache
+from penstock.engine.draft_tree import keep_likeliest, take_line
 from penstock.engine.plan import Admission, Draft, Move, Output, Plan, Row
 from penstock.engine.scheduling.accounts import Entry, Started, Stats
 from penstock.engine.scheduling.capacity import Capacity
@@ -32,6 +33,7 @@ class PlanBuilder:
 
     def __init__(self, cache: KVCache, roster: Roster, capacity: Capacity, stats: Stats) -> None:
         self.cache, self.roster, self.capacity, self.stats = cache, roster, capacity, stats
+        self.trees = False  # the executor verifies trees of draft tokens
         self.number = 0  # of the plan being made
         self.clear()
 
@@ -51,12 +53,14 @@ class PlanBuilder:
         return self.cut_at_snapshot(sequence, known - sequence.computed + len(self._find_drafts(sequence)))
 
     def _find_drafts(self, sequence: Sequence) -> tuple[Draft, ...]:
-        """Drafts after what unfinished plans may append: a line only, and none with a recurrent state."""
+        """Drafts after what unfinished plans may append: a tree if there are none, else a line. None with a recurrent
+        state."""
         if not sequence.draft or self.cache.recurrent:
             return ()
         most = max(0, sequence.limit - len(sequence.tokens) - sequence.expected - 1)
-        line = [draft for i, draft in enumerate(sequence.draft) if draft.parent == i - 1]
-        wanted = line[sequence.expected :][:most]
+        if self.trees and not sequence.flights:
+            return tuple(keep_likeliest(sequence.draft, most))
+        wanted = take_line(sequence.draft)[sequence.expected :][:most]
         return tuple(Draft(draft.token, i - 1, draft.chance, draft.drafter) for i, draft in enumerate(wanted))
 
     def cut_at_snapshot(self, sequence: Sequence, count: int) -> int:

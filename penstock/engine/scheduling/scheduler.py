@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from penstock.cache.kv import KVCache
+from penstock.engine.draft_tree import keep_likeliest
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.accounts import Accounts, Entry, Started, Stats
 from penstock.engine.scheduling.beam import BeamGroup
@@ -61,6 +62,10 @@ class Scheduler:
         self._exact_starts = exact_starts
         self._arrivals = 0
         self._started: dict[int, Started] = {}
+
+    def plan_trees(self, can_verify: bool) -> None:
+        """Plan trees of draft tokens from now on, or a line of each where the executor cannot verify trees."""
+        self._builder.trees = can_verify
 
     @property
     def has_work(self) -> bool:
@@ -166,7 +171,7 @@ class Scheduler:
         is_mixed = bool(self.roster.waiting and self.roster.rows) or any(s.remaining > 1 for s in running)
         counts = speculation.choose([s.draft for s in drafting], len(running), max(0, room), is_mixed)
         for sequence, count in zip(drafting, counts):
-            del sequence.draft[count:]
+            sequence.draft = keep_likeliest(sequence.draft, count)
 
     def _schedule_running(self, budget: int) -> int:
         """Best rank first for memory; what decoding rows need is kept back from longer ones. Returns what is left."""

@@ -7,8 +7,9 @@ answers come, and never a token of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from penstock.engine.draft_tree import compute_path_chances
 from penstock.engine.plan import Draft, Plan, Result
 from penstock.engine.scheduling.step_costs import StepCosts
 
@@ -44,10 +45,11 @@ class SpeculationController:
         return max(MIN_CHANCE, SLACK * rows * (more - base) / base)
 
     def choose(self, drafts: Sequence[Sequence[Draft]], num_rows: int, room: int, is_mixed: bool) -> list[int]:
-        """Return how many tokens of each line to verify in a step of `num_rows` sequences: `room` in all at most, the
-        likeliest first."""
+        """Return how many tokens of each draft to verify in a step of `num_rows` sequences: `room` in all at most, the
+        likeliest first, so that none comes without its parent."""
         ranked = sorted(
-            ((-path, index) for index, line in enumerate(drafts) for path in _paths(line)), key=lambda one: one[0]
+            ((-path, index) for index, draft in enumerate(drafts) for path in compute_path_chances(draft)),
+            key=lambda one: one[0],
         )[:room]
         if is_mixed:
             wanted = sum(-path >= MIXED_CHANCE for path, _ in ranked)
@@ -73,12 +75,3 @@ class SpeculationController:
     def _rate(self, num_rows: int, num_tokens: int, gained: float) -> float | None:
         cost = self.costs.estimate(num_rows, num_tokens)
         return None if cost is None else (num_rows + gained) / cost
-
-
-def _paths(line: Iterable[Draft]) -> list[float]:
-    """The chance of each token with all before it."""
-    paths, path = [], 1.0
-    for draft in line:
-        path *= draft.chance
-        paths.append(path)
-    return paths

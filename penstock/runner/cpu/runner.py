@@ -14,11 +14,14 @@ import torch
 
 from penstock.cache.group import Group
 from penstock.draft.drafters import Drafters
+from penstock.engine.draft_tree import find_child
 from penstock.engine.executor import Answer, Describe, Done, Values, obey
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
+from penstock.layers.memory import KvCache
 from penstock.models.decoder import Decoder, Encoder
 from penstock.ops import argmax, cpu
 from penstock.runner.cpu.tapes import Tapes
+from penstock.runner.cpu.trees import TreeBuffers, has_trees, move_paths
 from penstock.runner.memory import BlockMemory
 from penstock.runner.rows import RunningRow, RunningRows, add_prompt_logprobs, add_sampled, make_embedding
 from penstock.runner.step import Step, ends_of
@@ -34,6 +37,7 @@ class Shape(NamedTuple):
     num_tokens: int
     num_sequences: int
     num_logits: int  # rows of logits wanted
+    has_trees: bool = False
 
 
 class Buffers:
@@ -61,6 +65,7 @@ class Buffers:
             torch.from_numpy(self.lengths),
         )
         self._entered: list[tuple[RunningRow, int] | None] = [None] * num_sequences  # rows and versions of tables
+        self._trees: TreeBuffers | None = None  # from the first on
 
     def fill(self, plan: Plan, rows: Sequence[RunningRow], at: Sequence[int]) -> Shape:
         """Write the plan's rows, one after the other, and the tokens `at` whose logits are wanted."""
@@ -86,7 +91,13 @@ class Buffers:
         self.at[: len(at)] = at
         self.query_start[: num_sequences + 1] = starts
         self.lengths[:num_sequences] = [row.start + row.count for row in plan.rows]
-        return Shape(num_tokens, num_sequences, len(at))
+        if not has_trees(plan):
+            return Shape(num_tokens, num_sequences, len(at))
+        if self._trees is None:
+            width = max(MAX_TAPED_TOKENS, *(len(row.draft) for row in plan.rows))
+            self._trees = TreeBuffers(len(self.ids), len(self.lengths), width)
+        self._trees.fill(plan, self.positions, self.lengths)
+        return Shape(num_tokens, num_sequences, len(at), has_trees=True)
 
     def _enter(self, s: int, device: RunningRow) -> None:
         """Write the row's tables, unless they are there already."""
@@ -99,7 +110,11 @@ class Buffers:
         self._entered[s] = (device, device.version)
 
     def step(self, shape: Shape) -> Step:
-        return self._whole.cut(shape.num_tokens, shape.num_sequences)
+        step = self._whole.cut(shape.num_tokens, shape.num_sequences)
+        if shape.has_trees:
+            assert self._trees is not None
+            self._trees.enter(step)
+        return step
 
     def tokens_at(self, shape: Shape) -> torch.Tensor | None:
         """Return the tokens [M] whose logits are wanted; None for all."""
@@ -148,6 +163,7 @@ class Runner:
         self.sampler = Sampler()
         self.tapes: Tapes[StepOutput] = Tapes()
         self._caches = memory.views(model.spec.memories())
+        self.verifies_trees = all(isinstance(cache, KvCache | None) for cache in self._caches)
         self._buffers = self._make_buffers(MAX_TAPED_TOKENS, MAX_TAPED_TOKENS, model.spec.max_model_len)
 
     def start(self, plan: Plan) -> Done[Result]:
@@ -205,6 +221,9 @@ class Runner:
                 first = last
                 if drafters is not None and plan.min_chance is not None and plan.min_chance < 1:
                     device.propose(result, drafters.max_tokens, plan.min_chance)
+        if has_trees(plan):
+            with _torch():
+                move_paths(plan, rows, results, self._caches, self.memory.block_size)
         now = time.perf_counter()
         return Result(plan.number, results, forward_s=middle - begin, sampling_s=now - middle, step_s=now - begin)
 
@@ -242,7 +261,7 @@ class Runner:
             return StepOutput(hidden, logits, argmax(logits))
 
     def _sample_row(self, row: Row, state: RowState, logits: Array, likeliest: list[int], result: RowResult) -> None:
-        """Sample the row's tokens from its logits [1 + k, V], those of a line of k draft tokens included."""
+        """Sample the row's tokens from its logits [1 + k, V], those of k draft tokens included."""
         taken: tuple[int, ...] = ()
         if state.chooser is Chooser.ARGMAX and not result.error:
             taken = _verify_greedy(row, state, logits, likeliest)
@@ -264,12 +283,15 @@ class Runner:
 def _verify_greedy(row: Row, state: RowState, logits: Array, likeliest: list[int]) -> tuple[int, ...]:
     """Return the likeliest tokens as far as the draft has them, and one more; none if the first logit is not finite."""
     taken: list[int] = []
-    for place, token in enumerate(likeliest):
-        if not math.isfinite(logits[place, token]):
+    last: int | None = -1
+    while last is not None:
+        token = likeliest[last + 1]
+        if not math.isfinite(logits[last + 1, token]):
             break
         taken.append(token)
-        if token in state.stops or place < len(row.draft) and row.draft[place].token != token:
+        if token in state.stops:
             break
+        last = find_child(row.draft, last, token)
     return tuple(taken)
 
 

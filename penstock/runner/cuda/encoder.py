@@ -47,6 +47,8 @@ class EncoderTicket:
 
 
 class EncoderRunner:
+    verifies_trees = False
+
     def __init__(
         self,
         model: Encoder,

@@ -14,6 +14,7 @@ import torch
 
 import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock.draft.drafters import Drafters
+from penstock.engine.draft_tree import is_line
 from penstock.engine.executor import Answer, Describe, Done, Values, obey
 from penstock.engine.plan import Output, Plan, Row, RowResult
 from penstock.models.decoder import Decoder
@@ -41,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 
 class CudaRunner:
+    verifies_trees = False  # where tensor cores add in the order of places, a path's sums differ from a line's
+
     def __init__(
         self,
         model: Decoder,
@@ -170,6 +173,7 @@ class CudaRunner:
         else:
             ticket.verifying = frozenset(row.row for row in plan.rows if row.draft)
             if ticket.verifying:
+                _require_lines(plan)
                 self._verifying.append(ticket)
             self._tensors.enter(plan)
             self._run_mixed(plan, devices, ticket)
@@ -345,6 +349,15 @@ def _to_host(values: torch.Tensor) -> torch.Tensor:
 def _is_late(row: Row, device: RunningRow) -> bool:
     """True if a row's mask, or the check of its draft, depends on tokens that may not have come back."""
     return bool(row.draft) or device.state.is_mask_late(row.start + row.count - device.state.num_prompt)
+
+
+def _require_lines(plan: Plan) -> None:
+    for row in plan.rows:
+        if not is_line(row.draft):
+            raise RuntimeError(
+                f"row {row.row} of plan {plan.number} verifies a tree of {len(row.draft)} draft tokens, and a GPU "
+                "verifies lines: plan one path of it"
+            )
 
 
 def _is_single(row: Row) -> bool:
