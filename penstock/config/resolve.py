@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
-from penstock.config.speculation import AUTO, OFF
+from penstock.config.speculation import AUTO, OFF, parse_speculation
 from penstock.errors import InvalidConfig
 
 GIB = 1 << 30
@@ -213,6 +213,15 @@ def _aims(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> tuple[boo
     return False, {name: (None, why) for name in left_open}
 
 
+def _require_lines(config: EngineConfig) -> None:
+    speculation = parse_speculation(config.speculative_config)
+    if speculation is not None and speculation.tree:
+        raise InvalidConfig(
+            "speculative_config: tree=true cannot be used on a GPU, which verifies lines of draft tokens: leave tree "
+            "out, or set device=cpu"
+        )
+
+
 def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> str | None:
     """Return why nothing is drafted although the user did not say so; None if it is, or the user said so."""
     is_left_open = gpu is not None and config.speculative_config == AUTO
@@ -270,6 +279,8 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
             if config.dtype == "auto"
             else (config.dtype, "as dtype says")
         )
+    if gpu is not None:
+        _require_lines(config)
     if (why := _why_no_drafts(config, facts, gpu)) is not None:
         derived["speculative_config"] = OFF, why
     caps_prompts, aims = _aims(config, facts, gpu)

@@ -23,6 +23,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int = 8  # of a draft at most; the controller verifies as many as pay
     prompt_lookup_min: int = MIN_LOOKUP  # tokens that must agree with an earlier place
     prompt_lookup_max: int = MAX_LOOKUP  # tokens that are compared
+    tree: bool = False  # verify the drafts of all drafters at once, merged into a tree
 
 
 _RANGES = {
@@ -62,6 +63,10 @@ def _check(name: str, value: Any) -> None:
     if name == "method":
         if value not in METHODS:
             raise InvalidConfig(f"{OPTION}: method={quote(value)} is unknown: choose one of {', '.join(METHODS)}")
+        return
+    if name == "tree":
+        if not isinstance(value, bool):
+            raise InvalidConfig(f"{OPTION}: tree={quote(value)} is not valid: give true or false")
         return
     least, most = _RANGES[name]
     if type(value) is not int or not least <= value <= most:

@@ -10,6 +10,7 @@ from penstock.config.speculation import SpeculativeConfig
 from penstock.draft.acceptance import Acceptance, Share
 from penstock.draft.drafter import Drafter, Proposal, RowDrafter
 from penstock.draft.grammar import GrammarDrafter
+from penstock.draft.merge import merge_lines
 from penstock.draft.ngram import NgramDrafter
 from penstock.draft.prediction import PredictionDrafter
 from penstock.draft.suffix import SuffixDrafter
@@ -39,15 +40,17 @@ class RowDrafts:
     """The drafters of one row. Catches up with the row's tokens when it is asked, so that it costs nothing while
     speculation does not pay."""
 
-    def __init__(self, state: RowState, drafters: Sequence[Drafter], acceptance: Acceptance) -> None:
-        self._state, self._acceptance = state, acceptance
+    def __init__(
+        self, state: RowState, drafters: Sequence[Drafter], acceptance: Acceptance, merges: bool = False
+    ) -> None:
+        self._state, self._acceptance, self._merges = state, acceptance, merges
         self._num_known = len(state.tokens)
         parts = [(drafter, drafter.start(state)) for drafter in drafters]
         self._followed = [Followed(drafter, part, Share()) for drafter, part in parts if part is not None]
 
     def propose(self, most: int, min_chance: float) -> tuple[Draft, ...]:
-        """Return the line of the drafter that promises most, as far as each token is wanted: its chance, with all
-        before it, is at least `min_chance`."""
+        """Return the line of the drafter that promises most, or all lines merged into a tree, as far as each token is
+        wanted: its chance, with all before it, is at least `min_chance`."""
         state = self._state
         if state.has_stopped or state.num_generated >= state.request.max_tokens:
             self._followed = []  # the row may wait long for its next sequence
@@ -55,8 +58,7 @@ class RowDrafts:
         new = state.tokens[self._num_known :]
         self._num_known = len(state.tokens)
         most = min(most, state.request.max_tokens - state.num_generated - 1)
-        best: tuple[Draft, ...] = ()
-        best_value = 0.0
+        lines: list[tuple[float, tuple[Draft, ...]]] = []
         for one in self._followed:
             self._judge(one)
             one.part.append(new)
@@ -66,9 +68,11 @@ class RowDrafts:
             if one.pending is None:
                 one.pending, one.at, one.num_right = proposal, self._num_known, 0
             line, value = self._estimate(one, proposal, min_chance)
-            if value > best_value:
-                best, best_value = line, value
-        return best
+            if line:
+                lines.append((value, line))
+        if self._merges:
+            return merge_lines([line for _, line in lines])
+        return max(lines, key=lambda one: one[0])[1] if lines else ()
 
     def _judge(self, one: Followed) -> None:
         """Compare the pending proposal with the tokens that have come."""
@@ -112,14 +116,16 @@ def make_drafters(config: SpeculativeConfig | None) -> Drafters | None:
         "ngram": [ngram],
         "suffix": [suffix],
     }
-    return Drafters([PredictionDrafter(), *drafters[config.method]], config.num_speculative_tokens)
+    chosen = [PredictionDrafter(), *drafters[config.method]]
+    return Drafters(chosen, config.num_speculative_tokens, config.tree)
 
 
 class Drafters:
     """Starts and ends the drafters of rows."""
 
-    def __init__(self, drafters: Sequence[Drafter], max_tokens: int) -> None:
+    def __init__(self, drafters: Sequence[Drafter], max_tokens: int, merges: bool = False) -> None:
         self.drafters, self.max_tokens = tuple(drafters), max_tokens  # of one line
+        self.merges = merges  # the lines of all drafters into a tree
         self.acceptance = Acceptance()
 
     def start(self, state: RowState) -> RowDrafts | None:
@@ -127,7 +133,7 @@ class Drafters:
         if state.request.beam is not None:
             return None
         try:
-            return RowDrafts(state, self.drafters, self.acceptance)
+            return RowDrafts(state, self.drafters, self.acceptance, self.merges)
         except Exception:
             _log.exception(FAILED)
             return None

@@ -112,6 +112,7 @@ def test_a_proposal_is_judged_once_per_place() -> None:
         ('{"method": "eagle"}', "'eagle' is unknown: choose one of auto, ngram, suffix"),
         ('{"model": "x"}', "has no 'model': give method, num_speculative_tokens"),
         ('{"num_speculative_tokens": 0}', "num_speculative_tokens=0 is out of range: it must be 1 to 32"),
+        ('{"tree": 1}', "tree=1 is not valid: give true or false"),
         ('{"prompt_lookup_min": true}', "prompt_lookup_min=True is out of range: it must be 2 to 16"),
         ('{"prompt_lookup_min": 9, "prompt_lookup_max": 4}', "prompt_lookup_min=9 is over prompt_lookup_max=4"),
     ],
@@ -126,6 +127,7 @@ def test_what_is_taken() -> None:
     assert parse_speculation("auto") == parse_speculation("{}") == SpeculativeConfig()
     found = parse_speculation('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}')
     assert found == SpeculativeConfig("ngram", 4, 2, 5)
+    assert parse_speculation('{"tree": true}') == SpeculativeConfig(tree=True)
 
 
 def test_a_prediction_is_followed_and_found_again() -> None:

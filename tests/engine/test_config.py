@@ -288,3 +288,12 @@ def test_prompts_are_capped_on_a_gpu_that_serves_and_where_an_aim_is_given() -> 
     for name, value in (("tpot_slo_ms", 0), ("ttft_slo_ms", -1), ("ttft_slo_ms", 1e12)):
         with pytest.raises(InvalidConfig, match=f"{name}=.* is out of range"):
             EngineConfig.from_options(**{name: value})
+
+
+def test_trees_are_refused_on_a_gpu() -> None:
+    """Deterministic or not: breaks when the option is taken and ignored."""
+    for text in ('{"tree": true}', '{"method": "ngram", "tree": true}'):
+        for deterministic in (False, True):
+            with pytest.raises(InvalidConfig, match="tree=true cannot be used on a GPU.*leave tree out"):
+                resolved(on_gpu(), speculative_config=text, deterministic=deterministic)
+    assert resolved(on_gpu(), speculative_config='{"tree": false}').speculative_config == '{"tree": false}'

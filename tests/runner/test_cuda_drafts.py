@@ -17,6 +17,7 @@ from penstock.config.speculation import SpeculativeConfig  # noqa: E402
 from penstock.draft.drafters import make_drafters  # noqa: E402
 from penstock.engine.plan import Draft, Plan, Result, RowResult  # noqa: E402
 from penstock.engine.scheduling.speculation import SpeculationController  # noqa: E402
+from penstock.errors import PenstockError  # noqa: E402
 from tests.llm.tiny import write_config  # noqa: E402
 from tests.runner.test_cuda_runner import PROMPTS, answers, asking, engines, no_gpu  # noqa: E402, F401  a fixture
 
@@ -101,6 +102,37 @@ def test_scripted_drafts_change_no_answer_and_are_never_refused(
         stats = other.stats()
     assert not drafting.errors and drafting.num_unknown == 0
     assert stats["num_accepted_tokens"] > 60 and stats["num_draft_tokens"] > stats["num_accepted_tokens"]
+
+
+class Branching(Drafting):
+    """A wrong token beside each right one."""
+
+    def finish(self, plan: Plan, result: Result) -> Result:
+        result = super().finish(plan, result)
+        for outcome in result.rows:
+            assert isinstance(outcome, RowResult)
+            if outcome.draft:
+                outcome.draft = (*outcome.draft, Draft(2, -1, 0.1))
+        return result
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_trees_are_cut_to_lines_or_refused(tmp_path: Path, no_gpu: None, trees: bool) -> None:
+    """Breaks when a tree is verified as if it were a line."""
+    params = [asking(max_tokens=20)]
+    with engines(write_config(tmp_path, "LlamaForCausalLM")) as (usual, other):
+        expected = answers(usual, PROMPTS[:1], params)
+        engine: Any = other.service.engine
+        wait_for_drafts(engine)
+        assert not engine.executor.verifies_trees
+        engine.scheduler.plan_trees(trees)
+        drafting = engine.executor = Branching(engine.executor, {tuple(PROMPTS[0]): expected[0][0][0]})
+        if trees:
+            with pytest.raises(PenstockError, match="verifies a tree of 5 draft tokens, and a GPU verifies lines"):
+                other.generate(PROMPTS[:1], params, use_tqdm=False)
+        else:
+            assert answers(other, PROMPTS[:1], params) == expected and not drafting.errors
+            assert other.stats()["num_accepted_tokens"] > 4
 
 
 def test_drafts_of_rows_that_give_way(tmp_path: Path, no_gpu: None) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.engine.draft_tree import is_line
+from penstock.engine.plan import Plan
 from tests.same_tokens.roads import Answer, alone, always, answer, chunked, displaced, tiny_llm, tiny_model, together
 
 FAMILIES = ["LlamaForCausalLM", "Gemma3ForCausalLM", "BloomForCausalLM"]  # rope, windows, ALiBi
-METHODS = ["auto", "ngram", "suffix"]
+METHODS = ["auto", "ngram", "suffix", "tree"]
 FEW = [3, 5, 8, 13]  # tokens: so that pairs repeat and drafts come
 KINDS: list[dict[str, Any]] = [
     dict(temperature=0.0),
@@ -49,7 +51,8 @@ def known(
 
 
 def make(model: str, method: str, **options: Any) -> LLM:
-    return always(tiny_llm(model, speculative_config={"method": method, "num_speculative_tokens": 5}, **options))
+    merged = {"method": "auto", "tree": True} if method == "tree" else {"method": method}
+    return always(tiny_llm(model, speculative_config={**merged, "num_speculative_tokens": 5}, **options))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -73,6 +76,18 @@ def test_chunked_and_preempted(known: tuple[str, list[Answer]], method: str) -> 
     with make(model, method, scheduling_policy="priority", max_num_seqs=3) as llm:
         assert displaced(llm, prompts(), params()) == answers
         assert llm.stats()["num_preemptions"] > 10 and llm.stats()["num_accepted_tokens"] > 50
+
+
+def test_lines_are_merged(known: tuple[str, list[Answer]]) -> None:
+    """What the prompt and earlier answers propose is verified at once where it differs."""
+    model, answers = known
+    with make(model, "tree") as llm:
+        together(llm, prompts(), params())
+        plans: list[Plan] = []
+        llm.service.engine.watch = plans.append
+        assert together(llm, prompts(), params()) == answers
+        trees = [row.draft for plan in plans for row in plan.rows if not is_line(row.draft)]
+        assert trees and {one.drafter for draft in trees for one in draft} == {"ngram", "suffix"}
 
 
 def test_siblings(known: tuple[str, list[Answer]]) -> None:
