@@ -9,11 +9,11 @@ from penstock.engine.plan import PREDICTION, Draft
 
 
 @dataclass(slots=True)
-class Node:
+class DraftNode:
     token: int
     chance: float
     drafter: str
-    children: dict[int, Node] = field(default_factory=dict)  # by token
+    children: dict[int, DraftNode] = field(default_factory=dict)  # by token
 
 
 def merge_lines(lines: Sequence[Sequence[Draft]]) -> tuple[Draft, ...]:
@@ -22,13 +22,13 @@ def merge_lines(lines: Sequence[Sequence[Draft]]) -> tuple[Draft, ...]:
     lines = [line for line in lines if line]
     if len(lines) < 2:
         return tuple(lines[0]) if lines else ()
-    root = Node(-1, 1.0, "")
+    root = DraftNode(-1, 1.0, "")
     for line in lines:
         node = root
         for draft in line:
             child = node.children.get(draft.token)
             if child is None:
-                child = node.children[draft.token] = Node(draft.token, draft.chance, draft.drafter)
+                child = node.children[draft.token] = DraftNode(draft.token, draft.chance, draft.drafter)
             else:
                 child.chance = max(child.chance, draft.chance)
                 child.drafter = draft.drafter if draft.drafter == PREDICTION else child.drafter
@@ -38,7 +38,7 @@ def merge_lines(lines: Sequence[Sequence[Draft]]) -> tuple[Draft, ...]:
     return tuple(tree)
 
 
-def _append(node: Node, index: int, tree: list[Draft]) -> None:
+def _append(node: DraftNode, index: int, tree: list[Draft]) -> None:
     """Append what follows a node. Only one of its children can come true, so each has its chance of what the likelier
     ones leave."""
     left = 1.0
