@@ -10,7 +10,7 @@ import pytest
 from penstock import LLM, SamplingParams
 from tests.agreement.reference import PROMPTS as SHORT
 from tests.agreement.reference import model_path
-from tests.same_tokens.roads import Answer, alone, answer, chunked, displaced, drafted, together
+from tests.same_tokens.roads import Answer, Branching, alone, answer, chunked, displaced, drafted, together
 
 NUM_TOKENS = 10
 SYSTEM = "You are a careful assistant that answers in one short sentence and never guesses. "
@@ -67,6 +67,7 @@ def test_siblings_and_guesses(known: Known) -> None:
     outputs = known.llm.generate(known.prompts[:4], [one.clone(n=3) for one in params()[:4]], use_tqdm=False)
     assert [answer(output) for output in outputs] == known.answers[:4]
     assert drafted(known.llm, known.prompts, params(), known.answers) == known.answers
+    assert drafted(known.llm, known.prompts, params(), known.answers, Branching) == known.answers
 
 
 @pytest.mark.parametrize("block_size", [8, 32])
