@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -96,3 +97,20 @@ def test_all_nodes_count(trees: bool) -> None:
     assert any(not is_line(draft) for draft in drafts) == trees
     assert max(plan.num_tokens for plan in stage.plans) == 12
     assert (stage.device.tally.num_path_moves > 0) == trees
+
+
+@pytest.mark.parametrize("trees", [True, False])
+def test_the_controller_is_shown_what_can_be_verified(trees: bool) -> None:
+    """Breaks when it pays for branches that are then cut away."""
+    seen: list[list[Draft]] = []
+
+    class Watching(SpeculationController):
+        def choose(self, drafts: Sequence[Sequence[Draft]], num_rows: int, room: int, is_mixed: bool) -> list[int]:
+            seen.extend(map(list, drafts))
+            return [len(draft) for draft in drafts]
+
+    stage = Stage(num_blocks=400, drafting=Drafting(1.0, 8, 0.9), trees=trees)
+    stage.scheduler._speculation = Watching()
+    stage.add(5, max_tokens=60)
+    stage.run()
+    assert seen and all(map(is_line, seen)) != trees

@@ -506,14 +506,14 @@ DRAFT_TREE = [
     bug(
         "a tree is planned while a plan of its sequence is open",
         "engine/scheduling/plan_builder.py",
-        "if self.trees and not sequence.flights:",
-        "if self.trees:",
+        "return self.trees and not sequence.flights",
+        "return self.trees",
     ),
     bug(
         "a tree is planned where the device verifies lines",
         "engine/scheduling/plan_builder.py",
-        "if self.trees and not sequence.flights:",
-        "if not sequence.flights:",
+        "return self.trees and not sequence.flights",
+        "return not sequence.flights",
     ),
 ]
 

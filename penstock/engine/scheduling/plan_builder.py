@@ -52,13 +52,16 @@ class PlanBuilder:
             return 0
         return self.cut_at_snapshot(sequence, known - sequence.computed + len(self._find_drafts(sequence)))
 
+    def can_plan_tree(self, sequence: Sequence) -> bool:
+        return self.trees and not sequence.flights
+
     def _find_drafts(self, sequence: Sequence) -> tuple[Draft, ...]:
         """Drafts after what unfinished plans may append: a tree if there are none, else a line. None with a recurrent
         state."""
         if not sequence.draft or self.cache.recurrent:
             return ()
         most = max(0, sequence.limit - len(sequence.tokens) - sequence.expected - 1)
-        if self.trees and not sequence.flights:
+        if self.can_plan_tree(sequence):
             return tuple(keep_likeliest(sequence.draft, most))
         wanted = take_line(sequence.draft)[sequence.expected :][:most]
         return tuple(Draft(draft.token, i - 1, draft.chance, draft.drafter) for i, draft in enumerate(wanted))

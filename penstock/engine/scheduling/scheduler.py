@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from penstock.cache.kv import KVCache
-from penstock.engine.draft_tree import keep_likeliest
+from penstock.engine.draft_tree import keep_likeliest, take_line
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.accounts import Accounts, Entry, Started, Stats
 from penstock.engine.scheduling.beam import BeamGroup
@@ -166,6 +166,9 @@ class Scheduler:
         drafting = [s for s in running if s.draft]
         if not drafting:
             return
+        for sequence in drafting:
+            if not self._builder.can_plan_tree(sequence):
+                sequence.draft = take_line(sequence.draft)
         is_scarce = self.cache.num_available < 2 * self._capacity.growth() + MAX_DRAFT_TOKENS
         room = 0 if is_scarce else min(MAX_DRAFT_TOKENS, self.max_num_batched_tokens - len(running))
         is_mixed = bool(self.roster.waiting and self.roster.rows) or any(s.remaining > 1 for s in running)
