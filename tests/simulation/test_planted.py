@@ -21,6 +21,8 @@ REQUIRED = [
     "sjf starves the long ones",
     "a window's usable prefix is off by one",
     "every draft is accepted",
+    "an accepted path is not moved to its places",
+    "a guess in a tree sees another branch",
 ]
 
 
