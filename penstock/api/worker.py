@@ -44,7 +44,10 @@ class Task(msgspec.Struct, frozen=True):
 def main() -> int:
     die_with_parent()
     hold_few_heaps()
-    task = msgspec.json.decode(_first_line(), type=Task)
+    line = _first_line()
+    if not line.endswith(b"\n"):
+        return ORPHANED
+    task = msgspec.json.decode(line, type=Task)
     threading.Thread(target=_watch_parent, name="penstock-parent", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the API process, which then stops us
     wire = Wire(task.endpoint)

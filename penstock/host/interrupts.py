@@ -1,4 +1,4 @@
-"""Let Ctrl-C take effect between steps only, never inside one or inside an import."""
+"""Let signals take effect between steps only, never inside one or inside an import."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
 
-INTERRUPTED = 130  # the shell's exit code for Ctrl-C
+EXIT_BASE = 128  # plus the signal's number: the shell's exit code for a signal
+INTERRUPTED = EXIT_BASE + signal.SIGINT
 
 
 @contextmanager
 def final_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end the process at once while importing large packages, which swallow the exception."""
+    """Let SIGINT and SIGTERM end the process at once while importing: an exception raised inside an import may be
+    swallowed, or leave the import system's locks held."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+    handlers = {number: signal.signal(number, _end_at_once) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    os._exit(EXIT_BASE + number)
 
 
 class _Watch:

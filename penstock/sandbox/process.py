@@ -193,10 +193,15 @@ class Sandbox:
         """End the process and its lanes; the next call restarts them."""
         if self.is_foreign:
             self.adopt()
+        self._kill()  # another thread may hold the lock while it waits for a reply
         with self._lock:
-            if self._process is not None:
-                self._process.kill()
+            self._kill()
             self._end()
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def close(self) -> None:
         """End the process and its lanes for good; idempotent."""

@@ -230,7 +230,8 @@ class ServedModel:
             except BaseException:
                 await engine.close()  # useless without its tokenizer
                 raise
-            assert self._sandbox is not None
+            if self._sandbox is None:
+                raise EngineFailed(f"{self.name} was unloaded before it was ready")
             self.tokenizer = Tokenizer.from_info(found, SandboxedProgram(self._sandbox), str(self.path))
             self._service = TextService(self._sandbox)
         found_defaults = self.found_defaults = from_wire(facts.defaults, facts.defaults_recommended)
@@ -279,14 +280,14 @@ class ServedModel:
             sandbox.close()
 
     async def close(self) -> None:
-        engine, self.engine, self._ready = self.engine, None, None
-        task, self._task = self._task, None
+        engine, self.engine = self.engine, None
+        tasks = [task for task in (self._task, self._ready) if task is not None]
+        self._task = self._ready = None
         self.is_unloaded = True
         self._close_text()
         if engine is not None:
             await engine.close()
-        if task is not None:
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def num_bytes(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.errors import InvalidConfig, PenstockError, quote
 from penstock.host.files import MIB, UnreadableFile, read_regular
+from penstock.host.interrupts import EXIT_BASE
 from penstock.host.machine import hold_few_heaps, settle_collector
 from penstock.server.catalog import Catalog, make_catalog
 from penstock.server.config import ServerConfig
@@ -28,7 +29,6 @@ from penstock.server.state import Server
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 RELOADING = signal.SIGHUP
-EXIT_BASE = 128  # plus the signal's number: exit status before serving
 MAX_PEM_BYTES = MIB
 log = logging.getLogger("penstock.server")
 BACKLOG = 2048  # connections waiting to be accepted
@@ -36,20 +36,19 @@ REPORT_S = 5.0
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
-def exit_on_signals() -> None:
-    """Exit cleanly on signals until the event loop handles them; nothing can be reloaded yet."""
-    for number in STOPPING[1:]:
-        signal.signal(number, _exit)
+def record_signals() -> list[int]:
+    """Record signals in the returned list until the event loop handles them. An exception raised here could be
+    swallowed by a callback, or leave the import system's locks held. Nothing can be reloaded yet."""
+    caught: list[int] = []
+    for number in STOPPING:
+        signal.signal(number, lambda number, frame: caught.append(number))
     signal.signal(RELOADING, signal.SIG_IGN)
+    return caught
 
 
 def ignore_signals() -> None:
     """Block signals during the final clean-up: a closing event loop restores handlers that kill the process."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (*STOPPING, RELOADING))
-
-
-def _exit(number: int, frame: object) -> None:
-    raise SystemExit(EXIT_BASE + number)
 
 
 def make_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | None:
@@ -90,7 +89,7 @@ def serve(
     context = make_context(config.ssl_certfile, config.ssl_keyfile)
     ring = make_ring(config)
     Hosts(config.host, config.allowed_hosts), read_origins(config.allowed_origins)  # fail before the engine starts
-    exit_on_signals()
+    caught = record_signals()
     with (
         _listen(config) as listener,
         private_folder() as folder,
@@ -103,7 +102,7 @@ def serve(
             import uvloop
 
             uvloop.install()
-        return asyncio.run(_Run(config, catalog, ring, listener, context, data).main())
+        return asyncio.run(_Run(config, catalog, ring, listener, context, data).main(caught))
 
 
 class _Run:
@@ -125,7 +124,8 @@ class _Run:
         self._uvicorn: Any = None
         self._stop_task: asyncio.Task[None] | None = None
 
-    async def main(self) -> int:
+    async def main(self, caught: Sequence[int] = ()) -> int:
+        """Serve until stopped; `caught` has the signals that came before the event loop's handlers."""
         loading = asyncio.ensure_future(self.catalog.start())
         await asyncio.sleep(0)  # start the engine process before the slow imports below
         await asyncio.sleep(0)
@@ -133,6 +133,9 @@ class _Run:
         for number in STOPPING:
             loop.add_signal_handler(number, self._handle_signal)
         loop.add_signal_handler(RELOADING, self._reload)
+        if caught:
+            ignore_signals()
+            return EXIT_BASE + caught[0]  # asyncio.run ends the tasks, and with them the engine
         self._uvicorn = self._make_uvicorn()
         serving = asyncio.ensure_future(self._uvicorn.serve([self.listener]))
         busy = asyncio.ensure_future(self._report_load())

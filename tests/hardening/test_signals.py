@@ -70,6 +70,44 @@ def test_a_signal_while_loading_leaves_nothing(tiny_model: Path, place: Path) ->
     assert list(place.iterdir()) == []
 
 
+SWALLOWED = """
+import signal, sys
+
+class Swallow:
+    def __del__(self):  # Python ignores exceptions here, as in the callbacks of an import
+        signal.raise_signal({number})
+        print("signalled", file=sys.stderr)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            Swallow()
+
+sys.meta_path.insert(0, Finder())
+from penstock.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "module, number",
+    [("uvloop", signal.SIGQUIT), ("uvloop", signal.SIGINT), ("penstock.server.run", signal.SIGTERM)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_signal_where_exceptions_are_swallowed(tiny_model: Path, place: Path, module: str, number: int) -> None:
+    program = SWALLOWED.format(module=module, number=int(number))
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve", str(tiny_model), *TINY, "--port", "0"],
+        env={**os.environ, "TMPDIR": str(place)},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert done.returncode == 128 + number
+    assert done.stderr == ("signalled\n" if module == "uvloop" else "")  # before that one the process ends at once
+    assert list(place.iterdir()) == []
+
+
 def status(running: RunningServer, key: str) -> int:
     return httpx.get(f"{running.url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
 

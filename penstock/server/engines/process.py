@@ -55,7 +55,7 @@ def _make() -> tuple[Path, int]:
             continue
         _remove_leftovers(place)
         folder = Path(place, FOLDER + secrets.token_hex(4))
-        atexit.register(_remove, folder, os.getpid())  # before it exists: a signal may come at any line
+        atexit.register(_remove, folder, os.getpid())  # before it exists: SIGTERM may raise SystemExit at any line
         try:
             folder.mkdir(mode=0o700)
             return folder, _lock(folder)
