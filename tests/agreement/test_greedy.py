@@ -2,7 +2,7 @@
 
 Both sides compute in float32 but sum in different orders: two tokens whose logits are within rounding of each other
 may come out either way, and the answers part there. Such a tie is the only difference allowed, and only in 2 of 32
-(none of the 8 that are asked by default).
+(none of the 4 that are asked by default).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.agreement.reference import NUM_TOKENS, PROMPTS, first_difference, loa
 TIE = 2e-3  # of logit; float32 rounding through 30 layers
 
 
-@pytest.mark.parametrize(("step", "most"), [(4, 0), pytest.param(1, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("step", "most"), [(8, 0), pytest.param(1, 2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
 def test_greedy_agrees_with_transformers(name: str, step: int, most: int) -> None:
     path, prompts = model_path(name), PROMPTS[::step]

@@ -43,7 +43,9 @@ def test_the_compiled_library_is_there() -> None:
     assert "generic" in cpu.paths() and cpu.path() in cpu.paths()
 
 
-@pytest.mark.parametrize("name", cpu.paths())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "generic")) for name in cpu.paths()]
+)
 def test_the_environment_chooses(name: str) -> None:
     answer = _python(SHOW, PENSTOCK_CPU=name, PENSTOCK_THREADS="3")
     assert answer.stdout.split() == [name, "3", "30"], answer.stderr
@@ -55,7 +57,12 @@ def test_the_best_path_and_all_cores_are_the_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("PENSTOCK_CPU", "sse9"), ("PENSTOCK_THREADS", "0"), ("PENSTOCK_THREADS", "many")]
+    ("name", "value"),
+    [
+        ("PENSTOCK_CPU", "sse9"),
+        ("PENSTOCK_THREADS", "0"),
+        pytest.param("PENSTOCK_THREADS", "many", marks=pytest.mark.slow),
+    ],
 )
 def test_an_impossible_choice_is_named(name: str, value: str) -> None:
     answer = _python(SHOW, **{name: value})

@@ -19,13 +19,10 @@ ROOT = Path(__file__).parents[2]
 DIFFERENT = ("FalconForCausalLM.1", "GPTNeoXForCausalLM.0", "OPTForCausalLM.1")
 DEFAULT = (
     "cpu/LlamaForCausalLM.0/int8/",
-    "cpu/Qwen3ForCausalLM.0/float32/",
     "cpu/Gemma2ForCausalLM.0/int4/",
-    "cpu/GPT2LMHeadModel.0/bfloat16/",
     "gpu/LlamaForCausalLM.0/bfloat16/",
     "gpu/Qwen3-0.6B/fp8/",
     "gpu/Qwen3-0.6B/bfloat16,exact/",
-    "gpu/Llama-3.1-8B/int4/",
     "gpu/Gemma2ForCausalLM.0/bfloat16,kv=fp8/",
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.models import decoder, load  # noqa: E402
 from penstock.models.decoder import Decoder  # noqa: E402
 from penstock.models.memory import KvMemory  # noqa: E402
 from penstock.ops.triton.attention.attention import tile_tokens  # noqa: E402
-from penstock.passes.lower import RULES, products  # noqa: E402
+from penstock.passes.lower import RULES, Rule, products  # noqa: E402
 from penstock.quant.dense import Matrix  # noqa: E402
 from penstock.runner.step import Step  # noqa: E402
 from tests.models.paged import Paged, Row  # noqa: E402
@@ -82,6 +83,22 @@ def answer(model: Decoder) -> torch.Tensor:
     return torch.stack([logits for row in rows for logits in row.logits])
 
 
+_answers: dict[Any, tuple[torch.Tensor, list[str]]] = {}  # of a family without rules and with all of them
+
+
+def remember(
+    name: str, rules: Sequence[Rule], monkeypatch: pytest.MonkeyPatch, deep: bool
+) -> tuple[torch.Tensor, list[str]]:
+    """The answer of the family of rule `name` and the ops that it calls, computed once for all rules of that family."""
+    architecture, options = WHERE[name]
+    key = architecture, tuple(options.items()), tuple(rule.name for rule in rules)
+    if key not in _answers:
+        with trace(deep) as calls:
+            found = answer(make(describe(architecture, **SMALL), rules, monkeypatch, "cuda", **options))
+        _answers[key] = found, calls
+    return _answers[key]
+
+
 def near(found: torch.Tensor, expected: torch.Tensor, fp8: bool) -> bool:
     bound = 0.1 if fp8 else 2e-4
     return bool((found - expected).abs().max() <= bound * expected.abs().max())
@@ -97,15 +114,15 @@ def test_a_rule_and_its_absence(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     architecture, options = WHERE[name]
     config, fp8 = describe(architecture, **SMALL), "quantization" in options
     base = only("fold_norm") if fp8 else []  # other weights are rounded where norms are folded in
-    plain = answer(make(config, base, monkeypatch, "cuda", **options))
+    plain, _ = remember(name, base, monkeypatch, False)
     assert plain.std() > 0.02
     chosen = [rule for rule in RULES if rule in base or rule.name in (name, *NEEDS.get(name, ()))]
     with trace() as alone:
         assert near(answer(make(config, chosen, monkeypatch, "cuda", **options)), plain, fp8)
     with trace(True) as missing:
         assert near(answer(make(config, without(name), monkeypatch, "cuda", **options)), plain, fp8)
-    with trace(True) as whole:
-        assert near(answer(make(config, RULES, monkeypatch, "cuda", **options)), plain, fp8)
+    found, whole = remember(name, RULES, monkeypatch, True)
+    assert near(found, plain, fp8)
     if name not in ("attend_ends", "fold_norm"):  # no ends here; the same ops with other weights
         assert alone and missing != whole
 

@@ -60,8 +60,15 @@ def captures(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F8
     monkeypatch.setattr(mixed_graphs, "MIXED_SEQUENCES", (2,))
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "architecture, deterministic",
+    [
+        ("LlamaForCausalLM", False),
+        ("Gemma2ForCausalLM", True),
+        pytest.param("LlamaForCausalLM", True, marks=pytest.mark.slow),
+        pytest.param("Gemma2ForCausalLM", False, marks=pytest.mark.slow),
+    ],
+)
 def test_no_step_of_a_request_is_new(
     tmp_path: Path, captures: None, monkeypatch: pytest.MonkeyPatch, architecture: str, deterministic: bool
 ) -> None:

@@ -4,6 +4,7 @@ interpreter, a paged cache with keys beside each other, against the same model w
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,8 +33,15 @@ from penstock.runner.step import Step  # noqa: E402
 from tests.models.paged import Paged, Row  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real one")
+# The others are these with other numbers; tests/models and tests/passes run every one.
+DEFAULT = ("Llama", "Qwen3", "Gemma3", "GPT2LMHead", "Bloom", "Falcon")
 CASES = [
-    pytest.param(name, number, id=f"{name}-{number}", marks=[pytest.mark.slow] if number else [])
+    pytest.param(
+        name,
+        number,
+        id=f"{name}-{number}",
+        marks=[pytest.mark.slow] * (number > 0 or not re.match(f"({'|'.join(DEFAULT)})(For|Model)", name)),
+    )
     for name, family in FAMILIES.items()
     for number in range(len(family.like))
     if name in CHECKED and name != "BertModel"
@@ -113,7 +121,11 @@ def loaded(
 
 
 @pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", pytest.param("Gemma2ForCausalLM", marks=pytest.mark.slow)]
+    "architecture",
+    [
+        "LlamaForCausalLM",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("Qwen3ForCausalLM", "Gemma2ForCausalLM")),
+    ],
 )
 def test_norms_left_to_whoever_reads_the_product(
     architecture: str, kernels: None, monkeypatch: pytest.MonkeyPatch

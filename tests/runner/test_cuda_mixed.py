@@ -169,7 +169,9 @@ def num_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return nums
 
 
-@pytest.mark.parametrize("seed, family", [(0, "LlamaForCausalLM"), (1, "Gemma2ForCausalLM")])
+@pytest.mark.parametrize(
+    "seed, family", [pytest.param(0, "LlamaForCausalLM", marks=pytest.mark.slow), (1, "Gemma2ForCausalLM")]
+)
 def test_the_same_answers_in_any_company(
     tmp_path: Path, no_gpu: None, num_counted: list[int], seed: int, family: str
 ) -> None:

@@ -70,7 +70,7 @@ def test_siblings_and_guesses(known: Known) -> None:
     assert drafted(known.llm, known.prompts, params(), known.answers, Branching) == known.answers
 
 
-@pytest.mark.parametrize("block_size", [8, 32])
+@pytest.mark.parametrize("block_size", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_preempted_with_other_blocks(known: Known, block_size: int) -> None:
     with make(block_size=block_size, kv_cache_tokens=512, scheduling_policy="priority", max_num_seqs=3) as small:
         assert displaced(small, known.prompts, params()) == known.answers

@@ -13,8 +13,12 @@ from penstock.engine.draft_tree import is_line
 from penstock.engine.plan import Plan
 from tests.same_tokens.roads import Answer, alone, always, answer, chunked, displaced, tiny_llm, tiny_model, together
 
-FAMILIES = ["LlamaForCausalLM", "Gemma3ForCausalLM", "BloomForCausalLM"]  # rope, windows, ALiBi
-METHODS = ["auto", "ngram", "suffix", "tree"]
+FAMILIES = [  # rope, windows, ALiBi
+    "LlamaForCausalLM",
+    "Gemma3ForCausalLM",
+    pytest.param("BloomForCausalLM", marks=pytest.mark.slow),
+]
+METHODS = ["auto", pytest.param("ngram", marks=pytest.mark.slow), "suffix", "tree"]
 FEW = [3, 5, 8, 13]  # tokens: so that pairs repeat and drafts come
 KINDS: list[dict[str, Any]] = [
     dict(temperature=0.0),

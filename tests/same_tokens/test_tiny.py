@@ -32,18 +32,14 @@ from tests.same_tokens.roads import (
 
 FAMILIES = [
     "LlamaForCausalLM",
-    "MistralForCausalLM",
     "MixtralForCausalLM",
     "Mamba2ForCausalLM",
-    "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "GPT2LMHeadModel",
     "BloomForCausalLM",
     "FalconForCausalLM",
-    "GPTNeoXForCausalLM",
-    "Qwen3ForCausalLM",
-    "Olmo2ForCausalLM",
 ]
+ALIKE = ["MistralForCausalLM", "Gemma2ForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM"]
 NUM_PROMPTS, NUM_TOKENS, VOCABULARY = 32, 20, 64
 
 
@@ -84,7 +80,11 @@ class Known:
 
 @pytest.fixture(
     scope="module",
-    params=[(name, "auto") for name in FAMILIES] + [("Gemma3ForCausalLM", "int8")],
+    params=[
+        *((name, "auto") for name in FAMILIES),
+        ("Gemma3ForCausalLM", "int8"),
+        *(pytest.param((name, "auto"), marks=pytest.mark.slow) for name in ALIKE),
+    ],
     ids=lambda param: param[0] if param[1] == "auto" else "-".join(param),
 )
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:

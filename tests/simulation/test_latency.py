@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pytest
 
 from penstock.engine.scheduling.prompt_cap import PromptCap
-from tests.simulation.latency import Device, Load, LoadRun, run_loads
+from tests.simulation.latency import Device, Latency, Load, LoadRun, run_loads
 
 NUM_REQUESTS = 400  # of each of two loads
 
 
-@pytest.mark.parametrize(("per_s", "num_requests"), [(10, 700), (20, 700), (28, 1000)])
+@lru_cache
+def run_capped() -> Latency:
+    return run_loads(20, Device(), PromptCap, NUM_REQUESTS)
+
+
+@pytest.mark.parametrize(
+    ("per_s", "num_requests"),
+    [pytest.param(10, 700, marks=pytest.mark.slow), (20, 700), pytest.param(28, 1000, marks=pytest.mark.slow)],
+)
 def test_the_cap_shortens_the_tails(per_s: float, num_requests: int) -> None:
     """On a device fitted to what was measured on an H200: each p99 falls, TPOT throughout."""
     before = run_loads(per_s, Device(), lambda: None, num_requests)
@@ -24,14 +34,19 @@ def test_the_cap_shortens_the_tails(per_s: float, num_requests: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("per_s", "aims"), [(10, (30, 80, 5.8, 7.5)), (20, (50, 130, 10, 14)), (28, (110, 350, 22, 32))]
+    ("per_s", "aims"),
+    [
+        (10, (30, 80, 5.8, 7.5)),
+        pytest.param(20, (50, 130, 10, 14), marks=pytest.mark.slow),
+        pytest.param(28, (110, 350, 22, 32), marks=pytest.mark.slow),
+    ],
 )
 def test_the_aims_where_weights_hide_200_tokens(per_s: float, aims: tuple[float, ...]) -> None:
     latency = run_loads(per_s, Device(27.5e-6, 200), PromptCap, 700)
     assert all(value < 1.1 * aim for value, aim in zip(latency.percentiles(), aims))
 
 
-@pytest.mark.parametrize("device", [Device(25.5e-6, 0), Device(24e-6, 0, 2e-3)])
+@pytest.mark.parametrize("device", [pytest.param(Device(25.5e-6, 0), marks=pytest.mark.slow), Device(24e-6, 0, 2e-3)])
 def test_little_is_lost_where_chunks_save_nothing(device: Device) -> None:
     before = run_loads(20, device, lambda: None, NUM_REQUESTS).percentiles()
     after = run_loads(20, device, PromptCap, NUM_REQUESTS).percentiles()
@@ -39,7 +54,7 @@ def test_little_is_lost_where_chunks_save_nothing(device: Device) -> None:
 
 
 def test_noise_changes_little() -> None:
-    calm = run_loads(20, Device(), PromptCap, NUM_REQUESTS).percentiles()
+    calm = run_capped().percentiles()
     noisy = run_loads(20, Device(token_s=24e-6, noise=0.15), PromptCap, NUM_REQUESTS).percentiles()
     assert all(new < 1.25 * old for new, old in zip(noisy, calm))
 
@@ -47,7 +62,7 @@ def test_noise_changes_little() -> None:
 def test_a_tpot_aim_is_kept_while_first_tokens_may_wait() -> None:
     """At 20 requests a second answers of 7 ms a token leave prompts enough time."""
     strict = run_loads(20, Device(), lambda: PromptCap(tpot_s=7e-3, ttft_s=2.0), NUM_REQUESTS).percentiles()
-    free = run_loads(20, Device(), PromptCap, NUM_REQUESTS).percentiles()
+    free = run_capped().percentiles()
     assert strict[3] < 1.1 * 7 < free[3] and strict[0] > free[0]
 
 

@@ -24,13 +24,19 @@ REQUIRED = [
     "an accepted path is not moved to its places",
     "a guess in a tree sees another branch",
 ]
+DEFAULT = [  # of `make test`: one each of the cache, the tree, the scheduler and the drafts
+    "a window's usable prefix is off by one",
+    "a locked node is evicted",
+    "the budget is one token too large",
+    "`computed` is not rolled back after rejected drafts",
+]
 
 
 @pytest.mark.parametrize(
     "planted",
     [
         pytest.param(
-            planted, id=planted.name.replace(" ", "-"), marks=[pytest.mark.slow] * (planted.name not in REQUIRED)
+            planted, id=planted.name.replace(" ", "-"), marks=[pytest.mark.slow] * (planted.name not in DEFAULT)
         )
         for planted in BUGS
     ],
@@ -56,7 +62,7 @@ def test_every_bug_can_be_planted(tmp_path: Path) -> None:
 def test_there_are_enough_and_all_differ() -> None:
     assert len(BUGS) >= 28
     assert len({planted.name for planted in BUGS}) == len({planted.edits for planted in BUGS}) == len(BUGS)
-    assert set(REQUIRED) <= {planted.name for planted in BUGS}
+    assert set(DEFAULT) < set(REQUIRED) <= {planted.name for planted in BUGS}
 
 
 @pytest.mark.parametrize("old", ["no such text", "self"])
