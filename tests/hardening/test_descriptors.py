@@ -58,7 +58,8 @@ def num_closed(connections: list[socket.socket]) -> int:
     return count
 
 
-@pytest.mark.parametrize("is_tls", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["http", "https"])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
 def test_an_engine_that_dies_while_connections_are_at_their_limit(
     tiny_model: Path, tmp_path: Path, is_tls: bool
 ) -> None:

@@ -37,7 +37,13 @@ def check(server: CountedServer, name: str) -> None:
     assert server.rss_bytes(peak=True) - before < MAX_GROWTH
 
 
-@pytest.mark.parametrize("name", sorted(set(ATTACKS) - set(LONG)))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("unknown keys", "wrong types")))
+        for name in sorted(set(ATTACKS) - set(LONG))
+    ],
+)
 def test_nobody_notices_an_attack(counted: CountedServer, name: str) -> None:
     check(counted, name)
 

@@ -49,12 +49,14 @@ def test_metrics_count(used: RunningServer) -> None:
     assert found['penstock:request_generation_tokens_sum{model_name="tiny"}'] == 16
 
 
-def test_series_are_there_before_the_first_request(tiny_model: Path) -> None:
-    with RunningServer(
-        str(tiny_model), "--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny"
-    ) as running:
+def test_series_before_the_first_request_and_json_log(tiny_model: Path) -> None:
+    flags = ("--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny", "--log-format", "json")
+    with RunningServer(str(tiny_model), *flags) as running:
         found = samples(httpx.get(f"{running.url}/metrics").text)
+        assert running.stop() == 0
     assert found['penstock:inter_token_latency_seconds_count{model_name="tiny"}'] == 0
+    lines = [json.loads(line) for line in running.log]
+    assert {"time", "level", "logger", "message"} <= set(lines[0])
 
 
 def test_dashboard_asks_only_for_metrics_that_exist(used: RunningServer) -> None:
@@ -88,24 +90,24 @@ def test_banner_and_idle_silence(used: RunningServer) -> None:
     assert any("listening on" in line for line in used.log)
 
 
-def test_json_log(tiny_model: Path) -> None:
-    with RunningServer(str(tiny_model), "--load-format", "dummy", "--threads", "1", "--log-format", "json") as running:
-        assert running.stop() == 0
-    lines = [json.loads(line) for line in running.log]
-    assert {"time", "level", "logger", "message"} <= set(lines[0])
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("a.yaml", "model: {}\nload-format: dummy\nthreads: 1\nserved-model-name: filed\n"),
+        pytest.param(
+            "b.toml",
+            'model = "{}"\nload_format = "dummy"\nthreads = 1\nserved_model_name = "filed"\n',
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_config_file(tiny_model: Path, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text.format(tiny_model))
+    with RunningServer("--config", str(tmp_path / name)) as running:
+        assert httpx.get(f"{running.url}/v1/models").json()["data"][0]["id"] == "filed"
 
 
-def test_config_file(tiny_model: Path, tmp_path: Path) -> None:
-    for name, text in (
-        ("a.yaml", f"model: {tiny_model}\nload-format: dummy\nthreads: 1\nserved-model-name: filed\n"),
-        ("b.toml", f'model = "{tiny_model}"\nload_format = "dummy"\nthreads = 1\nserved_model_name = "filed"\n'),
-    ):
-        (tmp_path / name).write_text(text)
-        with RunningServer("--config", str(tmp_path / name)) as running:
-            assert httpx.get(f"{running.url}/v1/models").json()["data"][0]["id"] == "filed"
-
-
-def test_idle_models_make_room(tiny_model: Path) -> None:
+def test_idle_models_make_room(used: RunningServer, tiny_model: Path) -> None:
     arguments = (
         "--model",
         f"second={tiny_model}",
@@ -120,8 +122,9 @@ def test_idle_models_make_room(tiny_model: Path) -> None:
         "--kv-cache-tokens",
         "4096",
     )
-    with RunningServer(str(tiny_model), *arguments) as running:
-        cache = httpx.get(f"{running.url}/info").json()["models"][0]["kv_cache_bytes"]
+    model = httpx.get(f"{used.url}/info").json()["models"][0]
+    num_tokens = next(one["value"] for one in model["settings"] if one["name"] == "kv_cache_tokens")
+    cache = model["kv_cache_bytes"] * 4096 / num_tokens
     with RunningServer(str(tiny_model), *arguments, "--memory-budget-gb", str(2.5 * cache / 2**30)) as running:
 
         def ask(model: str) -> int:

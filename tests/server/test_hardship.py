@@ -96,6 +96,7 @@ def test_full_disk(tiny_model: Path, tmp_path: Path) -> None:
     assert status == 0
 
 
+@pytest.mark.slow  # `make test` reloads certificates of a server in tests/hardening/test_signals.py
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
 def test_https(tiny_model: Path, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,9 @@ from tests.server.running import RunningServer
 ROUTES: dict[str, Sequence[tuple[Any, ...]]] = {"GET": READS, "POST": WRITES, "DELETE": DELETES}
 
 
-@pytest.fixture(scope="module")
-def closed(tiny_model: Path) -> Iterator[RunningServer]:
-    arguments = (
-        "--load-format",
-        "dummy",
-        "--threads",
-        "1",
-        "--api-key",
-        "one",
-        "--api-key",
-        "two",
-        "--admin-key",
-        "root",
-    )
-    with RunningServer(str(tiny_model), *arguments) as running:
-        yield running
+@pytest.fixture
+def closed(keeping: RunningServer) -> RunningServer:
+    return keeping
 
 
 @pytest.mark.parametrize("path", sorted({one[0] for table in ROUTES.values() for one in table}))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -38,12 +36,6 @@ class City(BaseModel):
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def shared(tiny_model: Path) -> Iterator[RunningServer]:
-    with RunningServer(str(tiny_model), "--load-format", "dummy", "--api-key", "one", "--api-key", "two") as running:
-        yield running
 
 
 def test_response(client: openai.OpenAI) -> None:
@@ -113,9 +105,9 @@ def test_responses_are_kept_and_forgotten(client: openai.OpenAI) -> None:
             client.responses.create(model="smollm2", input=ASK, previous_response_id=id)
 
 
-def test_tenants_do_not_see_each_others_responses(shared: RunningServer) -> None:
+def test_tenants_do_not_see_each_others_responses(keeping: RunningServer) -> None:
     one, two = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
-    url = f"{shared.url}/v1/responses"
+    url = f"{keeping.url}/v1/responses"
     made = httpx.post(url, json={"input": "Hello", "max_output_tokens": 2}, headers=one).json()
     assert httpx.get(f"{url}/{made['id']}", headers=two).status_code == 404
     assert httpx.delete(f"{url}/{made['id']}", headers=two).status_code == 404
