@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import InvalidModel
+from penstock.sandbox.process import Sandbox
 from penstock.sandbox.program import SandboxedProgram, load_sandboxed
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from tests.llm import tiny
@@ -53,6 +56,28 @@ def test_it_rests_and_is_started_again(tokenizer: Tokenizer) -> None:
     wait_gone(first)
     assert tokenizer.encode(TEXT) == ids and zygote(tokenizer) != first
     tokenizer.rest()
+
+
+def test_it_is_closed_while_it_loads(tmp_path: Path) -> None:
+    """Whoever closes it does not wait for the reply that the loading thread waits for."""
+    tiny.write_tokenizer(tmp_path)
+    sandbox, errors = Sandbox(), []
+    pid = sandbox.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+
+    def load() -> None:
+        with pytest.raises(InvalidModel) as caught:
+            sandbox.load(tmp_path)
+        errors.append(caught.value)
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    while sandbox._lock.acquire(blocking=False):  # until the thread holds it
+        sandbox._lock.release()
+    sandbox.close()
+    loading.join(20)
+    assert errors and not Path(f"/proc/{pid}").exists()
 
 
 def test_it_goes_with_its_owner(tmp_path: Path) -> None:

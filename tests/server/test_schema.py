@@ -111,7 +111,7 @@ def test_embedding_routes_at_length(encoder: RunningServer, mode: GenerationMode
 
 @pytest.mark.parametrize("path, body", EMBEDS, ids=[path for path, _ in EMBEDS])
 def test_the_encoder_answers(encoder: RunningServer, path: str, body: dict[str, Any]) -> None:
-    answer = httpx.post(encoder.url + path, json=body)
+    answer = httpx.post(encoder.url + path, json=body, timeout=60)
     assert answer.status_code == 200, answer.text
 
 
