@@ -16,7 +16,10 @@ TIE = 2e-3  # of logit; float32 rounding through 30 layers
 
 
 @pytest.mark.parametrize(("step", "most"), [(8, 0), pytest.param(1, 2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("smollm2", marks=pytest.mark.slow), "gemma3-270m"],  # tests/quality compares smollm2's perplexity
+)
 def test_greedy_agrees_with_transformers(name: str, step: int, most: int) -> None:
     path, prompts = model_path(name), PROMPTS[::step]
     with LLM(str(path), progress=False, max_model_len=512, activation_dtype="float32", kv_cache_dtype="float32") as llm:
@@ -51,13 +54,10 @@ def _prompt_logprobs(path: str, texts: list[str], kv_cache_dtype: str) -> list[f
     ("name", "bounds"),
     [
         ("smollm2", {"float16": (0.03, 0.002), "bfloat16": (0.2, 0.02), "int8": (1.5, 0.1)}),
-        pytest.param(
-            "gemma3-270m",
-            {"float16": (0.03, 0.002), "bfloat16": (0.2, 0.02), "int8": (3.0, 0.25)},
-            marks=pytest.mark.slow,
-        ),
+        ("gemma3-270m", {"float16": (0.03, 0.002), "bfloat16": (0.2, 0.02), "int8": (3.0, 0.25)}),
     ],
 )
+@pytest.mark.slow
 def test_how_near_smaller_caches_are(name: str, bounds: dict[str, tuple[float, float]]) -> None:
     """What a token's log probability differs by from that over float32 keys and values, at most and on average."""
     path, texts = str(model_path(name)), [" ".join(PROMPTS[i : i + 8]) for i in range(0, 32, 8)]

@@ -197,6 +197,7 @@ def test_a_tenant_finds_a_row_beside_a_flood(tmp_path: Path) -> None:
 ARGUMENTS = ("--load-format", "dummy", "--threads", "1", "--max-num-seqs", "4", "--max-queued-requests", "8")
 
 
+@pytest.mark.slow
 def test_flood_of_one_key(tiny_model: Path) -> None:
     """40 clients of one key, with the best priority, that never wait; those of the other key are all served."""
 
@@ -232,6 +233,7 @@ def test_flood_of_one_key(tiny_model: Path) -> None:
     assert set(statuses) == {200, 429}
 
 
+@pytest.mark.slow
 def test_bodies_larger_than_the_queue(tiny_model: Path) -> None:
     async def storm(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:

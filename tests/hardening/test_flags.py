@@ -218,6 +218,7 @@ def test_hosts(refuse: Refuse) -> None:
         assert "in use" in refuse("--port", str(taken.getsockname()[1]))
 
 
+@pytest.mark.slow
 def test_two_servers_race_for_one_port(tiny_model: Path) -> None:
     """Both may bind to it before either listens; the one that loses says so before it starts an engine."""
     arguments = [sys.executable, "-m", "penstock", "serve", str(tiny_model), *TINY, "--port", str(free_port())]

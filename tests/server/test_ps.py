@@ -92,6 +92,7 @@ def test_ps_and_stop(home: Path, tiny_model: Path, capsys: pytest.CaptureFixture
         assert list((home / "run").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_stop_says_how_to_force_it(home: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunningServer(str(tiny_model), "--load-format", "dummy", env={"PENSTOCK_HOME": str(home)}) as server:
         server.process.send_signal(signal.SIGSTOP)
