@@ -82,11 +82,7 @@ def test_a_burst_of_different_schemas_is_answered(counted: CountedServer) -> Non
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in ("requires itself", "a million items")))
-        for name in sorted(NEVER)
-    ],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "requires itself")) for name in sorted(NEVER)]
 )
 def test_a_schema_that_never_ends_is_answered(counted: CountedServer, name: str) -> None:
     """Refused, or left to its budget; what it took is free again."""

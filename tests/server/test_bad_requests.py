@@ -56,7 +56,14 @@ def beside(server: RunningServer, token: int) -> tuple[list[Said], httpx.Respons
     return said, answers[0]
 
 
-@pytest.mark.parametrize("token, word", [(NAN, "NaN"), (RAISE, "a step that raises"), (DEATH, "crashed the engine")])
+@pytest.mark.parametrize(
+    "token, word",
+    [
+        (NAN, "NaN"),
+        (RAISE, "a step that raises"),
+        pytest.param(DEATH, "crashed the engine", marks=pytest.mark.slow),  # tests/hardening/test_comes_back.py has it
+    ],
+)
 def test_only_the_culprit_fails(faulty: RunningServer, token: int, word: str) -> None:
     undisturbed = asyncio.run(run_all(faulty.url, stories(6)))
     assert all(len(one.token_ids) == 300 for one in undisturbed)

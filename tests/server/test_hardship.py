@@ -38,6 +38,7 @@ NASTY: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_nasty_constraints_hold_nobody_up(server: RunningServer) -> None:
     bodies = chats(4, max_tokens=120)
     undisturbed = asyncio.run(run_all(server.url, bodies))

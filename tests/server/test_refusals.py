@@ -73,6 +73,7 @@ def test_nul_bytes_are_text(server: RunningServer) -> None:
     assert answer.status_code == 200
 
 
+@pytest.mark.slow
 def test_streams_do_not_notice(server: RunningServer) -> None:
     bodies = chats(6, max_tokens=100)
     undisturbed = asyncio.run(run_all(server.url, bodies))

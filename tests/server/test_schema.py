@@ -17,7 +17,7 @@ from tests.llm import tiny
 from tests.server.running import RunningServer
 from tests.server.shapes import check_answer
 
-NUM_EXAMPLES = 4
+NUM_EXAMPLES = 2
 MOST_EXAMPLES = 1500
 POOLING = ("embed", "score", "rerank")
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
