@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
+from penstock.api.draft_sources import read_sources
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
 from penstock.cache.group import LAYOUTS, Grouping, group_layers
 from penstock.cache.kv import KVCache
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.config.speculation import parse_speculation
+from penstock.draft.drafter import Drafter
 from penstock.draft.drafters import Drafters, make_drafters
+from penstock.draft.function import DraftFunction
 from penstock.engine.engine import Engine
 from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -97,10 +100,12 @@ def assemble(
     progress: Progress | None = None,
     offline: bool = False,
     with_text: bool = True,
+    draft_fn: DraftFunction | None = None,
 ) -> Assembly:
     """Build everything for one model. Without text there is no tokenizer: another process has it."""
     text = with_text and not config.skip_tokenizer_init
     template = read_template(config.chat_template) if text and config.chat_template is not None else None
+    sources = read_sources(config, draft_fn)
     path = find_model(model, config.revision, show_progress)
     dummy = config.load_format == "dummy"
     checkpoint = None if dummy and path.is_dir() else open_checkpoint(path)
@@ -112,6 +117,7 @@ def assemble(
         ahead = _compile_ahead(spec, described, config, offline)
         spec, settings = _resolve_settings(spec, described, config, _gpu(spec, described, config), offline)
         settings = _tell_idle(settings, config, checkpoint, spec)
+        sources.require_drafts(settings)
         tokenizer = _aside(_tokenizer, path, checkpoint, config, template) if text else None
         cpu.set_num_threads(settings.threads)
         loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress)
@@ -120,13 +126,14 @@ def assemble(
             checkpoint.close()
     made = tokenizer.result() if tokenizer else None
     grammars = _grammars(path, config, made)
+    others = sources.make(spec.vocab_size, lambda: made or _tokenizer(path, None, config, None))
     return Assembly(
         path,
         spec,
         settings,
         generation,
         made,
-        _engine(loaded, settings, grammars, ahead),
+        _engine(loaded, settings, grammars, ahead, others),
         checkpoint.quantization if checkpoint else "dummy",
         checkpoint.num_bytes if checkpoint else 0,
         grammars,
@@ -302,14 +309,18 @@ def _memory(num_blocks: int, spec: ModelSpec, settings: Resolved, device: torch.
 
 
 def _engine(
-    model: Decoder | Encoder, settings: Resolved, grammars: GrammarCompiler | None, ahead: AheadCompiler | None
+    model: Decoder | Encoder,
+    settings: Resolved,
+    grammars: GrammarCompiler | None,
+    ahead: AheadCompiler | None,
+    others: Sequence[Drafter] = (),
 ) -> Engine:
     """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
     grouping = _make_grouping(model.spec, settings)
     num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
     memory = _memory(num_blocks, model.spec, settings, torch.device(settings.device))
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
-    drafters = make_drafters(parse_speculation(settings.speculative_config))
+    drafters = make_drafters(parse_speculation(settings.speculative_config), others)
     scheduler = Scheduler(
         cache,
         max_num_seqs=settings.max_num_seqs,

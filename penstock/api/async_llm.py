@@ -143,9 +143,9 @@ class _Loop(threading.Thread):
 class AsyncLLM:
     """A model that serves many tasks at once. `options` are those of LLM."""
 
-    def __init__(self, model: str, *, progress: bool = False, **options: Any) -> None:
+    def __init__(self, model: str, *, progress: bool = False, draft_fn: Any = None, **options: Any) -> None:
         config = EngineConfig.from_options(**port_options(options))
-        service = Service(assemble(str(model), config, show_progress=progress))
+        service = Service(assemble(str(model), config, show_progress=progress, draft_fn=draft_fn))
         try:
             check_task(options, service.assembly.spec.is_encoder, str(model))
         except PenstockError:

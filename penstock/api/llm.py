@@ -50,8 +50,9 @@ class LLM:
     """A model in this process. `options` are the fields of EngineConfig, or vLLM's if they change nothing. Use it
     from one thread at a time."""
 
-    def __init__(self, model: str, *, progress: bool = True, **options: Any) -> None:
-        self.model = str(model)
+    def __init__(self, model: str, *, progress: bool = True, draft_fn: Any = None, **options: Any) -> None:
+        """`draft_fn`: from token ids so far to draft token ids, see docs/speculation.md."""
+        self.model, self._draft_fn = str(model), draft_fn
         self._config = EngineConfig.from_options(**port_options(options))
         self._progress = progress
         self._service: Service | None = None
@@ -66,7 +67,14 @@ class LLM:
     def _load(self) -> None:
         with loading_bar(self._progress) as report:
             self._service = Service(
-                assemble(self.model, self._config, show_progress=self._progress, progress=report, offline=True)
+                assemble(
+                    self.model,
+                    self._config,
+                    show_progress=self._progress,
+                    progress=report,
+                    offline=True,
+                    draft_fn=self._draft_fn,
+                )
             )
 
     if not TYPE_CHECKING:

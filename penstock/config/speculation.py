@@ -7,23 +7,24 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.errors import InvalidConfig, quote
+from penstock.types.speculation import AUTO as AUTO
+from penstock.types.speculation import MAX_DRAFT, METHODS
 
 OPTION = "speculative_config"
-AUTO, OFF = "auto", "off"
-METHODS = (AUTO, "ngram", "suffix")
+OFF = "off"
 MIN_LOOKUP, MAX_LOOKUP = 2, 16  # tokens
-MAX_DRAFT = 32  # tokens
 
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """`auto` drafts from grammars, the request's own text and earlier answers; the others from one of them."""
+    """`auto` drafts from grammars, the request's own text and earlier answers; the others from one source."""
 
     method: str = AUTO
     num_speculative_tokens: int = 8  # of a draft at most; the controller verifies as many as pay
     prompt_lookup_min: int = MIN_LOOKUP  # tokens that must agree with an earlier place
     prompt_lookup_max: int = MAX_LOOKUP  # tokens that are compared
     tree: bool = False  # verify the drafts of all drafters at once, merged into a tree
+    corpus: str | None = None  # a text file whose passages are drafted, whatever the method
 
 
 _RANGES = {
@@ -67,6 +68,10 @@ def _check(name: str, value: Any) -> None:
     if name == "tree":
         if not isinstance(value, bool):
             raise InvalidConfig(f"{OPTION}: tree={quote(value)} is not valid: give true or false")
+        return
+    if name == "corpus":
+        if value is not None and (not isinstance(value, str) or not value or "\0" in value):
+            raise InvalidConfig(f"{OPTION}: corpus={quote(value)} is not valid: give the path of a text file")
         return
     least, most = _RANGES[name]
     if type(value) is not int or not least <= value <= most:

@@ -10,12 +10,14 @@ from penstock.config.speculation import SpeculativeConfig
 from penstock.draft.acceptance import Acceptance, Share
 from penstock.draft.drafter import Drafter, Proposal, RowDrafter
 from penstock.draft.grammar import GrammarDrafter
+from penstock.draft.lookahead import LookaheadDrafter, Trajectory
 from penstock.draft.merge import merge_lines
 from penstock.draft.ngram import NgramDrafter
 from penstock.draft.prediction import PredictionDrafter
 from penstock.draft.suffix import SuffixDrafter
-from penstock.engine.plan import Draft
+from penstock.engine.plan import PREDICTION, Draft
 from penstock.sampling.row import RowState
+from penstock.types.speculation import AUTO, SpeculationParams, count_most
 
 _log = logging.getLogger(__name__)
 FAILED = "a drafter failed; the request goes on without drafts"
@@ -45,8 +47,10 @@ class RowDrafts:
     ) -> None:
         self._state, self._acceptance, self._merges = state, acceptance, merges
         self._num_known = len(state.tokens)
+        self._most = count_most(state.request.sampling.speculation)
         parts = [(drafter, drafter.start(state)) for drafter in drafters]
         self._followed = [Followed(drafter, part, Share()) for drafter, part in parts if part is not None]
+        self._trajectories = [part for _, part in parts if isinstance(part, Trajectory)]
 
     def propose(self, most: int, min_chance: float) -> tuple[Draft, ...]:
         """Return the line of the drafter that promises most, or all lines merged into a tree, as far as each token is
@@ -55,13 +59,10 @@ class RowDrafts:
         if state.has_stopped or state.num_generated >= state.request.max_tokens:
             self._followed = []  # the row may wait long for its next sequence
             return ()
-        new = state.tokens[self._num_known :]
-        self._num_known = len(state.tokens)
-        most = min(most, state.request.max_tokens - state.num_generated - 1)
+        self._catch_up()
+        most = min(most, self._most, state.request.max_tokens - state.num_generated - 1)
         lines: list[tuple[float, tuple[Draft, ...]]] = []
         for one in self._followed:
-            self._judge(one)
-            one.part.append(new)
             proposal = one.part.propose(most) if most > 0 else None
             if proposal is None or not proposal.tokens:
                 continue
@@ -73,6 +74,21 @@ class RowDrafts:
         if self._merges:
             return merge_lines([line for _, line in lines])
         return max(lines, key=lambda one: one[0])[1] if lines else ()
+
+    def watch(self, answers: Sequence[int], num_taken: int) -> None:
+        """Take note of the model's answer at each place of a draft, of which the row took the first `num_taken`."""
+        if self._trajectories:
+            self._catch_up()
+            for part in self._trajectories:
+                part.watch(answers, num_taken)
+
+    def _catch_up(self) -> None:
+        """Judge pending proposals by the tokens that have come, and tell the drafters of them."""
+        new = self._state.tokens[self._num_known :]
+        self._num_known = len(self._state.tokens)
+        for one in self._followed:
+            self._judge(one)
+            one.part.append(new)
 
     def _judge(self, one: Followed) -> None:
         """Compare the pending proposal with the tokens that have come."""
@@ -106,8 +122,9 @@ class RowDrafts:
         return tuple(line), value
 
 
-def make_drafters(config: SpeculativeConfig | None) -> Drafters | None:
-    """Make the drafters of a method, and that of predicted outputs; None if nothing is to be drafted."""
+def make_drafters(config: SpeculativeConfig | None, others: Sequence[Drafter] = ()) -> Drafters | None:
+    """Make the drafters of a method, and that of predicted outputs, beside `others`; None if nothing is to be
+    drafted."""
     if config is None:
         return None
     ngram, suffix = NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max), SuffixDrafter()
@@ -115,8 +132,9 @@ def make_drafters(config: SpeculativeConfig | None) -> Drafters | None:
         "auto": [GrammarDrafter(), ngram, suffix],
         "ngram": [ngram],
         "suffix": [suffix],
+        "lookahead": [LookaheadDrafter()],
     }
-    chosen = [PredictionDrafter(), *drafters[config.method]]
+    chosen = [PredictionDrafter(), *others, *drafters[config.method]]
     return Drafters(chosen, config.num_speculative_tokens, config.tree)
 
 
@@ -129,14 +147,22 @@ class Drafters:
         self.acceptance = Acceptance()
 
     def start(self, state: RowState) -> RowDrafts | None:
-        """Follow a row; None for a beam, which gets no drafts, or if a drafter fails."""
-        if state.request.beam is not None:
+        """Follow a row; None for a beam or a request that wants no drafts, or if a drafter fails."""
+        asked = state.request.sampling.speculation
+        if state.request.beam is not None or asked is False:
             return None
         try:
-            return RowDrafts(state, self.drafters, self.acceptance, self.merges)
+            return RowDrafts(state, self._choose(asked), self.acceptance, self.merges)
         except Exception:
             _log.exception(FAILED)
             return None
+
+    def _choose(self, asked: SpeculationParams | bool | None) -> Sequence[Drafter]:
+        """Return the drafters of a request that may name one; its own prediction is used with each."""
+        method = asked.method if isinstance(asked, SpeculationParams) else None
+        if method in (None, AUTO):
+            return self.drafters
+        return [drafter for drafter in self.drafters if drafter.name in (method, PREDICTION)]
 
     def finish(self, state: RowState) -> None:
         """Let drafters learn from a row that has ended."""

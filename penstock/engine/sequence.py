@@ -10,6 +10,7 @@ from penstock.cache.holding import Holding
 from penstock.cache.radix import Root
 from penstock.engine.plan import Draft
 from penstock.types import Request, TokenLogprobs
+from penstock.types.speculation import count_most
 
 if TYPE_CHECKING:
     from penstock.engine.scheduling.beam import BeamGroup
@@ -62,6 +63,7 @@ class Sequence:
     root: Root = field(init=False)  # of its prefixes in the cache
     limit: int = field(init=False)  # tokens that the sequence can have
     stops: frozenset[int] = field(init=False)  # ids that may end it
+    max_drafts: int = field(init=False)  # draft tokens of a step that the request takes
     special: bool = field(init=False)  # a beam, pooled, or with log probabilities of its prompt
 
     def __post_init__(self) -> None:
@@ -69,6 +71,7 @@ class Sequence:
         self.root = Root(self.request.salt, self.request.num_public)
         self.limit = self.num_prompt + (0 if self.request.pool else self.request.max_tokens)
         self.stops = frozenset(self.request.stop_token_ids)
+        self.max_drafts = count_most(self.request.sampling.speculation)
         self.special = self.request.pool or bool(self.request.beam) or self.request.sampling.prompt_logprobs is not None
 
     @property

@@ -58,6 +58,15 @@ class RunningRow:
         known = self.state.tokens[row.start : row.start + num_known]
         return known + [-1] * (num_known - len(known)) + [draft.token for draft in row.draft]
 
+    def watch(self, answers: Sequence[int], result: RowResult) -> None:
+        """Tell the drafters what the model would say after each token of the draft that the result is of."""
+        if self.drafts is not None and result.tokens:
+            try:
+                self.drafts.watch(answers, len(result.tokens))
+            except Exception:
+                self.drafts = None
+                _log.exception(FAILED)
+
     def propose(self, result: RowResult, max_tokens: int, min_chance: float) -> None:
         """Add draft tokens for the row's next step, unless its answer ends here. A drafter that fails costs the row
         its drafts, and nobody an answer."""

@@ -35,6 +35,7 @@ from penstock.types.sampling import (
     RequestOutputKind,
     SamplingParams,
 )
+from penstock.types.speculation import SpeculationParams
 from penstock.types.structure import MAX_STRUCTURE_BYTES, STRUCTURES, GrammarFacts, StructuredOutputsParams
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "SpeculationParams",
     "StreamDelta",
     "StructuredOutputsParams",
     "TokenLogprobs",

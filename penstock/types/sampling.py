@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from penstock.errors import InvalidRequest
+from penstock.types.speculation import SpeculationParams, read_speculation
 from penstock.types.structure import StructuredOutputsParams
 from penstock.types.values import (
     PORTED,
@@ -120,6 +121,9 @@ class SamplingParams:
     guided_decoding: StructuredOutputsParams | None = None  # vLLM's older name of structured_outputs; None afterwards
     logits_processors: Seq[Any] | None = None  # callables, see sampling/processors.py; in this process only
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE  # of LLMEngine and AsyncLLMEngine
+    speculation: SpeculationParams | bool | None = (
+        None  # a dict limits drafts, False is none, None as the engine is set
+    )
     # From here on: llama-server's names, defaults and meanings.
     repeat_last_n: int | None = None  # tokens that penalties look back on; None or -1: all, 0: no penalties
     dry_multiplier: float = 0.0  # 0: off
@@ -185,6 +189,7 @@ class SamplingParams:
         require(isinstance(self.output_kind, RequestOutputKind), "output_kind", self.output_kind, "a RequestOutputKind")
         self._check_structure()
         self._check_lists()
+        object.__setattr__(self, "speculation", read_speculation(self.speculation))
         if self.thinking_token_budget == -1:
             object.__setattr__(self, "thinking_token_budget", None)
 

@@ -109,7 +109,7 @@ def test_a_proposal_is_judged_once_per_place() -> None:
     [
         ("fast", "give auto, off or a JSON object"),
         ("[1]", "give auto, off or a JSON object"),
-        ('{"method": "eagle"}', "'eagle' is unknown: choose one of auto, ngram, suffix"),
+        ('{"method": "eagle"}', "'eagle' is unknown: choose one of auto, ngram, suffix, lookahead"),
         ('{"model": "x"}', "has no 'model': give method, num_speculative_tokens"),
         ('{"num_speculative_tokens": 0}', "num_speculative_tokens=0 is out of range: it must be 1 to 32"),
         ('{"tree": 1}', "tree=1 is not valid: give true or false"),

@@ -60,7 +60,7 @@ class PlanBuilder:
         state."""
         if not sequence.draft or self.cache.recurrent:
             return ()
-        most = max(0, sequence.limit - len(sequence.tokens) - sequence.expected - 1)
+        most = min(sequence.max_drafts, max(0, sequence.limit - len(sequence.tokens) - sequence.expected - 1))
         if self.can_plan_tree(sequence):
             return tuple(keep_likeliest(sequence.draft, most))
         wanted = take_line(sequence.draft)[sequence.expected :][:most]

@@ -1,0 +1,49 @@
+"""Speculation as one request asks for it: a part of what the engine drafts, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from penstock.errors import InvalidRequest, quote
+from penstock.types.values import is_count, require
+
+AUTO = "auto"
+METHODS = (AUTO, "ngram", "suffix", "lookahead")
+MAX_DRAFT = 32  # tokens
+
+
+@dataclass(frozen=True)
+class SpeculationParams:
+    """Limits of one request: drafts of one method alone, of so many tokens at most. None: as the engine is set."""
+
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.method is None or self.method in METHODS, "method", self.method, f"one of {', '.join(METHODS)}")
+        most = self.num_speculative_tokens
+        is_valid = most is None or is_count(most) and 1 <= most <= MAX_DRAFT
+        require(is_valid, "num_speculative_tokens", most, f"1 to {MAX_DRAFT}, or None; speculation=False is none")
+
+
+def read_speculation(value: Any) -> SpeculationParams | bool | None:
+    """Read a request's `speculation`: None is the engine's setting, False none, an object limits it."""
+    if value is None or value is False or isinstance(value, SpeculationParams):
+        return value
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"speculation={quote(value)} is not valid: give an object, or False for none")
+    known = [field.name for field in fields(SpeculationParams)]
+    for name in value:
+        if name not in known:
+            raise InvalidRequest(f"speculation has no {quote(name)}: give {' or '.join(known)}")
+    return SpeculationParams(**value)
+
+
+def count_most(asked: SpeculationParams | bool | None) -> int:
+    """Return the most draft tokens of a step that a request takes."""
+    if asked is False:
+        return 0
+    most = asked.num_speculative_tokens if isinstance(asked, SpeculationParams) else None
+    return MAX_DRAFT if most is None else most
