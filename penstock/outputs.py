@@ -121,6 +121,7 @@ class OutputStream:
             self._num_cached,
             self._collector.error,
             self._collector.metrics,
+            self._collector.list_applied() if self.finished else (),
         )
 
 

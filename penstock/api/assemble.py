@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from penstock.api.applied import list_static
 from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
@@ -40,6 +41,7 @@ from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sandbox.lexicon import make_lexicon
 from penstock.text.chat.template import read_template
 from penstock.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from penstock.types import Applied
 
 if TYPE_CHECKING:
     from penstock.runner.compile.ahead import AheadCompiler
@@ -69,6 +71,7 @@ class Assembly:
     num_bytes: int = 0  # of all weights as stored
     grammars: GrammarCompiler | None = None
     defaults: Defaults = Defaults(())
+    applied: tuple[Applied, ...] = ()  # to every request: the ledger's entries
 
 
 def find_model(name: str, revision: str | None, progress: bool) -> Path:
@@ -118,6 +121,8 @@ def assemble(
         spec, settings = _resolve_settings(spec, described, config, _gpu(spec, described, config), offline)
         settings = _tell_idle(settings, config, checkpoint, spec)
         sources.require_drafts(settings)
+        stored = checkpoint.quantization if checkpoint else "dummy"
+        applied = list_static(settings, stored, packed_share(checkpoint), not spec.is_encoder)
         tokenizer = _aside(_tokenizer, path, checkpoint, config, template) if text else None
         cpu.set_num_threads(settings.threads)
         loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress)
@@ -134,10 +139,11 @@ def assemble(
         generation,
         made,
         _engine(loaded, settings, grammars, ahead, others),
-        checkpoint.quantization if checkpoint else "dummy",
+        stored,
         checkpoint.num_bytes if checkpoint else 0,
         grammars,
         defaults,
+        applied,
     )
 
 

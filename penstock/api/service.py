@@ -93,6 +93,7 @@ class Service:
         collector = Collector(request, encoded.prompt, self.tokenizer)
         collector.held = self.intake.compile_grammar(request.sampling)
         collector.metrics = RequestMetrics(_now())
+        collector.engine_applied = self.assembly.applied
         self.collectors[request.id] = collector
         return collector
 

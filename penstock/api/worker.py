@@ -93,6 +93,7 @@ def _work(task: Task, wire: Wire) -> int:
             held_gpu_bytes(settings.device),
             [(one.name, one.value, one.why) for one in assembly.defaults.settings],
             assembly.defaults.is_recommended,
+            list(assembly.applied),
         )
     )
     pulse.tell(engine.stats)

@@ -134,6 +134,8 @@ def _measure(model: str, tests: list[Test], repetitions: int, as_json: bool, opt
         facts = _facts(llm)
     write_text(_document(facts, outcomes) if as_json else _table(facts, outcomes))
     write_note(_host_note(facts["stats"]))
+    if facts["stats"]["num_draft_tokens"]:
+        write_note(describe_drafts(facts["stats"]))
     if preempted := facts["stats"].get("num_preemptions"):
         write_note(f"note: {preempted} preemptions; a larger --kv-cache-tokens avoids them")
 
@@ -144,6 +146,22 @@ def _host_note(stats: dict[str, Any]) -> str:
     return (
         f"host time: {1e6 * host / steps:.0f} µs of {1e3 * stats['step_s'] / steps:.2f} ms a step, "
         f"{1e6 * stats['sampling_s'] / steps:.0f} µs of it sampling"
+    )
+
+
+def describe_drafts(stats: dict[str, Any]) -> str:
+    """Describe acceptance over all steps, warm-up included: in all, by place and by drafter."""
+    drafted, drafts = stats["num_draft_tokens"], max(1, stats["num_drafts"])
+    places = [stats[f"num_accepted_at_{place}"] for place in range(8)]
+    shares = " ".join(f"{count / drafts:.0%}" for count in places if count)
+    prefix = "num_draft_tokens_of_"
+    names = sorted(name.removeprefix(prefix) for name in stats if name.startswith(prefix))
+    by_drafter = ", ".join(
+        f"{name} {stats[f'num_accepted_tokens_of_{name}']} of {stats[prefix + name]}" for name in names
+    )
+    return (
+        f"drafts: {stats['num_accepted_tokens']} of {drafted} tokens accepted "
+        f"({stats['num_accepted_tokens'] / drafted:.0%}; by place {shares or '0%'}); {by_drafter}"
     )
 
 

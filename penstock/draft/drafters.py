@@ -15,9 +15,9 @@ from penstock.draft.merge import merge_lines
 from penstock.draft.ngram import NgramDrafter
 from penstock.draft.prediction import PredictionDrafter
 from penstock.draft.suffix import SuffixDrafter
-from penstock.engine.plan import PREDICTION, Draft
+from penstock.engine.plan import Draft
 from penstock.sampling.row import RowState
-from penstock.types.speculation import AUTO, SpeculationParams, count_most
+from penstock.types.speculation import AUTO, PREDICTION, SpeculationParams, count_most
 
 _log = logging.getLogger(__name__)
 FAILED = "a drafter failed; the request goes on without drafts"

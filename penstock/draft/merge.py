@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine.plan import PREDICTION, Draft
+from penstock.engine.plan import Draft
+from penstock.types.speculation import PREDICTION
 
 
 @dataclass(slots=True)

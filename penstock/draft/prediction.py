@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from penstock.draft.drafter import Proposal
 from penstock.draft.text_index import MAX_MATCH, TextIndex
-from penstock.engine.plan import PREDICTION
 from penstock.sampling.row import RowState
+from penstock.types.speculation import PREDICTION
 
 PRIORS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95)  # by grade: after no token that agrees, 1, up to 3, 7, 15, more
 

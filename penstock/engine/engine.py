@@ -74,10 +74,12 @@ class Engine:
         """Counters since the start, and what runs now."""
         roster, cache = self.scheduler.roster, self.scheduler.cache
         counters = asdict(self.scheduler.stats)
-        accepted = counters.pop("num_accepted_at")
+        accepted, drafters = counters.pop("num_accepted_at"), counters.pop("drafters")
         return {
             **counters,
             **{f"num_accepted_at_{place}": count for place, count in enumerate(accepted)},
+            **{f"num_draft_tokens_of_{name}": verified for name, (verified, _) in drafters.items()},
+            **{f"num_accepted_tokens_of_{name}": right for name, (_, right) in drafters.items()},
             "num_running": len(roster.running),
             "num_waiting": len(roster.waiting),
             "num_evicted_blocks": cache.tree.num_evicted,

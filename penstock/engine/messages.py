@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.engine.executor import Answer
-from penstock.types import Delta, Request
+from penstock.types import Applied, Delta, Request
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
@@ -67,6 +67,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     gpu_bytes: int = 0  # that the engine holds of a GPU's memory
     defaults: list[tuple[str, Any, str]] = []  # sampling values: (name, value, why)
     defaults_recommended: bool = False  # by the model's makers, or with its short name
+    applied: list[Applied] = []  # to every request: the ledger's entries
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -15,9 +15,6 @@ class Output(Enum):
     POOL = "pool"  # one embedding of the whole row
 
 
-PREDICTION = "prediction"  # the drafter of a request's predicted output
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A draft token and the index of the draft token it follows; -1 follows the last known token."""

@@ -144,5 +144,7 @@ class Sequence:
         runs = self.status is Status.RUNNING
         if (self.holding is not None) != runs or (self.row >= 0) != runs:
             raise AssertionError(f"sequence {self.number}: {self.status} with row {self.row}")
+        if self.draft and not runs:
+            raise AssertionError(f"sequence {self.number}: {self.status} with a draft of before")
         if len(self.tokens) > self.limit:
             raise AssertionError(f"sequence {self.number}: {len(self.tokens)} tokens, the limit is {self.limit}")

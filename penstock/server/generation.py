@@ -7,12 +7,13 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DeadlinePassed, PenstockError
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.model import ServedModel
 from penstock.server.openai.logprobs import count_prompt_logprobs
+from penstock.text.ledger import format_ledger
 from penstock.types import SamplingParams, StreamDelta
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Generation:
     """One or more requests as a single stream of (prompt number, deltas). Closing it early aborts them."""
 
     flights: Sequence[InFlightRequest] = ()
+    includes_applied = False  # the response has the ledger
 
     def __init__(
         self,
@@ -90,6 +92,14 @@ class Generation:
             for one in flight.request.grammar.relaxed
         )
         return {"relaxed": list(named)} if named else {}
+
+    @property
+    def ledger(self) -> dict[str, Any]:
+        """The response's field of the ledger; empty unless it was asked for."""
+        if not self.includes_applied:
+            return {}
+        applied = (one for flight in self.flights for one in flight.collector.list_applied())
+        return {"penstock": format_ledger(applied)}
 
     @property
     def num_logprobs(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from penstock.server.engines.engine import sum_totals
 from penstock.server.histogram import LoopHistogram
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ COUNTERS = {
     "penstock:spec_decode_num_accepted_tokens": ("Draft tokens that were accepted.", "num_accepted_tokens"),
 }
 PER_POSITION = "penstock:spec_decode_num_accepted_tokens_per_pos"
+PER_DRAFTER = {
+    "penstock:spec_decode_num_draft_tokens_per_drafter": ("Draft tokens that were verified.", "num_draft_tokens_of_"),
+    "penstock:spec_decode_num_accepted_tokens_per_drafter": (
+        "Draft tokens that were accepted.",
+        "num_accepted_tokens_of_",
+    ),
+}
 NUM_POSITIONS = 8  # of a draft that the engine counts by
 
 
@@ -157,6 +165,12 @@ class _EngineCollector:
             for place in range(NUM_POSITIONS):
                 accepted.add_metric([model, str(place)], engine.total(f"num_accepted_at_{place}"))
         yield accepted
+        for name, (help, prefix) in PER_DRAFTER.items():
+            counter = CounterMetricFamily(name, help, labels=["model_name", "drafter"])
+            for model, engine in engines.items():
+                for drafter, count in sum_totals(engine, prefix).items():
+                    counter.add_metric([model, drafter], count)
+            yield counter
         waiting = GaugeMetricFamily("penstock:num_requests_waiting", "Waiting requests.", labels=["model_name"])
         restarts = CounterMetricFamily("penstock:engine_restarts", "Engine restarts.", labels=["model_name"])
         for model, engine in engines.items():

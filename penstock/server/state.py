@@ -73,6 +73,8 @@ class Server:
             InFlightRequest(request, encoded.prompt, model.tokenizer, tenant=client.tenant, deadline_s=deadline_s)
             for request, (encoded, _) in zip(requests, prompts)
         ]
+        for flight in flights:
+            flight.collector.engine_applied = model.facts.applied
         model.touch()
         model.running.submit(*flights)
         generation = Generation(model, flights, self.metrics, self.generations.discard)

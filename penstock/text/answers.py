@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from penstock.text.ledger import DraftCounts, list_applied
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import (
+    Applied,
     CompletionOutput,
     Delta,
     Logprob,
@@ -253,6 +255,8 @@ class Collector:
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._num_cached = 0
+        self.engine_applied: Sequence[Applied] = ()  # the engine's entries of the ledger
+        self.drafts = DraftCounts()
         self._answers: dict[int, AnswerBuilder] = {}
         self._open = request.num_siblings
 
@@ -268,6 +272,8 @@ class Collector:
     def push(self, delta: Delta) -> bool:
         """Add a delta; return True if the engine must stop this sibling. A listener hears of one token at a time, so
         that it can tell which tokens spell what."""
+        if delta.drafts:
+            self.drafts.add(delta.drafts)
         if self.listener is not None and len(delta.tokens) > 1:
             return any(self._push(one) for one in split_delta(delta))
         return self._push(delta)
@@ -305,6 +311,7 @@ class Collector:
                     prompt_logprobs,
                     answer.so_far.forced_closing,
                     answer.so_far.relaxed if answer.so_far.finish_reason else (),
+                    () if self._open else self.list_applied(),
                 )
             )
         return answer.stopped and not delta.finish_reason
@@ -325,4 +332,10 @@ class Collector:
             self._num_cached,
             self.error,
             self.metrics,
+            self.list_applied(),
         )
+
+    def list_applied(self) -> tuple[Applied, ...]:
+        """List the ledger's entries so far."""
+        forced = [sibling for sibling, answer in sorted(self._answers.items()) if answer.so_far.forced_closing]
+        return list_applied(self.engine_applied, self.request, self.drafts.list_all(), forced)

@@ -101,6 +101,8 @@ class Intake(PromptEncoder):
             tenant=tenant,
             reasoning=encoded.reasoning if _needs_guide(sampling) and not pool else None,
             prediction=encoded.prediction,
+            num_truncated_tokens=len(encoded.tokens) - len(tokens),
+            num_dropped_messages=encoded.num_dropped_messages,
         )
 
     def prepare(self, params: SamplingParams, num_prompt: int) -> object:

@@ -30,6 +30,7 @@ class Encoded:
     salt: str = ""
     reasoning: ReasoningBlock | None = None
     prediction: tuple[int, ...] = ()
+    num_dropped_messages: int = 0  # that did not fit
 
 
 @dataclass(kw_only=True)

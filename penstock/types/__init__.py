@@ -5,6 +5,7 @@ In: values from anywhere, each checked when it is set. Out: valid params and req
 
 from __future__ import annotations
 
+from penstock.types.applied import Applied, DraftCount
 from penstock.types.output import (
     CompletionOutput,
     Delta,
@@ -49,11 +50,13 @@ __all__ = [
     "MAX_STOP_STRINGS",
     "MAX_STRUCTURE_BYTES",
     "STRUCTURES",
+    "Applied",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
     "Delta",
+    "DraftCount",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "GrammarFacts",

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from penstock.types.applied import Applied, DraftCount
+
 
 class Logprob(NamedTuple):
     """Log probability and rank (1 = likeliest) of one token under the raw distribution. A plain tuple: there may be
@@ -39,8 +41,7 @@ class Delta:
     complete: bool = False  # the last token is text: it completes all that the grammar allows
     forced_closing: bool = False  # a token was replaced to end the answer validly within its budget
     mu: float | None = None  # mirostat's, after the last token, to continue in another engine
-    num_predicted: int = 0  # tokens of the request's prediction that were verified
-    num_accepted: int = 0  # of those, accepted
+    drafts: tuple[DraftCount, ...] = ()  # draft tokens that were verified
 
 
 @dataclass
@@ -93,9 +94,15 @@ class RequestOutput:
     num_cached_tokens: int = 0
     error: str | None = None  # the reason for finish_reason="error"
     metrics: RequestMetrics | None = None
+    applied: tuple[Applied, ...] = ()  # the ledger, see docs/ledger.md
     lora_request: ClassVar[None] = None  # vLLM's: there are no adapters and no encoder
     encoder_prompt: ClassVar[None] = None
     encoder_prompt_token_ids: ClassVar[None] = None
+
+    @property
+    def exact(self) -> bool:
+        """True if the same request gives the same bits again."""
+        return all(one.exact for one in self.applied)
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,7 @@ class StreamDelta:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # with the first tokens, if asked for
     forced_closing: bool = False  # from here on; see CompletionOutput
     relaxed: tuple[str, ...] = ()  # with the last of an answer; see CompletionOutput
+    applied: tuple[Applied, ...] = ()  # with the last of a request; see RequestOutput
 
 
 @dataclass

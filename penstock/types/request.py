@@ -81,6 +81,8 @@ class Request:
     grammar: GrammarFacts | None = None  # of sampling.structured_outputs, if tried earlier
     reasoning: ReasoningBlock | None = None  # reasoning before the answer, if sampling depends on it
     prediction: tuple[int, ...] = ()  # tokens that the client expects in the answer: drafts
+    num_truncated_tokens: int = 0  # of the prompt's beginning
+    num_dropped_messages: int = 0  # of the conversation's beginning
     priority: int = 0  # lower runs first
     salt: str = ""  # part of the prefix cache's root: prefixes are shared only within it
     num_public: int = 0  # leading tokens shared across salts

@@ -10,6 +10,7 @@ from penstock.errors import InvalidRequest, quote
 from penstock.types.values import is_count, require
 
 AUTO = "auto"
+PREDICTION = "prediction"  # the drafter of a request's predicted output
 METHODS = (AUTO, "ngram", "suffix", "lookahead")
 MAX_DRAFT = 32  # tokens
 

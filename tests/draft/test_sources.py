@@ -159,7 +159,11 @@ def test_a_function_that_behaves() -> None:
 
 
 def test_a_function_that_hangs_is_left_alone() -> None:
-    caller = FunctionCaller(lambda tokens: time.sleep(60) or [1], 100, max_call_s=0.05)
+    def hang(tokens: list[int]) -> list[int]:
+        time.sleep(60)
+        return [1]
+
+    caller = FunctionCaller(hang, 100, max_call_s=0.05)
     assert caller.call([1], 4) == caller.call([1], 4) == [] and "took longer" in (caller.failure or "")
 
 
@@ -186,7 +190,9 @@ def test_no_function_harms_an_answer(model: str) -> None:
 
 
 def test_a_function_needs_drafts(model: str) -> None:
-    with pytest.raises(InvalidConfig, match="never called with speculative_config=off.*set by the user.*leave draft_fn"):
+    with pytest.raises(
+        InvalidConfig, match="never called with speculative_config=off.*set by the user.*leave draft_fn"
+    ):
         make(model, speculative_config=None, draft_fn=len)
     with pytest.raises(InvalidConfig, match="draft_fn=5 is not callable"):
         make(model, draft_fn=5)

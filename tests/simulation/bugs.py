@@ -517,4 +517,54 @@ DRAFT_TREE = [
     ),
 ]
 
-BUGS = [*POOL, *TREE, *BLOCKS, *ROSTER, *SCHEDULER, *ACCOUNTS, *DRAFT_TREE]
+DRAFTS = [
+    bug(
+        "a place too few is taken for drafts",
+        "engine/scheduling/plan_builder.py",
+        "self.cache.grow(holding, sequence.certain, end, self.number)",
+        "self.cache.grow(holding, sequence.certain, end - bool(sequence.draft), self.number)",
+    ),
+    bug("a draft of before a preemption stays", "engine/sequence.py", "        self.draft.clear()\n", ""),
+    bug(
+        "a request gets more drafts than it takes",
+        "engine/scheduling/plan_builder.py",
+        "most = min(sequence.max_drafts, max(0, ",
+        "most = min(99, max(0, ",
+    ),
+]
+
+# in the drafters themselves, which the tests in tests/draft must catch
+DRAFTERS = [
+    bug(
+        "another tenant's answers are drafted",
+        "draft/suffix.py",
+        "return state.request.tenant, state.request.salt",
+        'return "", state.request.salt',
+    ),
+    bug(
+        "another salt's answers are drafted",
+        "draft/suffix.py",
+        "return state.request.tenant, state.request.salt",
+        'return state.request.tenant, ""',
+    ),
+    bug(
+        "a request that wants no drafts gets some",
+        "draft/drafters.py",
+        "if state.request.beam is not None or asked is False:",
+        "if state.request.beam is not None:",
+    ),
+    bug(
+        "drafts go past the answer's end",
+        "draft/drafters.py",
+        "state.request.max_tokens - state.num_generated - 1)",
+        "state.request.max_tokens - state.num_generated + 3)",
+    ),
+    bug(
+        "answers at rejected places are a place late",
+        "draft/lookahead.py",
+        "self._moved = answers[num_taken:]",
+        "self._moved = answers[num_taken + 1 :]",
+    ),
+    bug("a function's ids are not checked", "draft/function.py", "or not 0 <= id < vocab_size", ""),
+]
+BUGS = [*POOL, *TREE, *BLOCKS, *ROSTER, *SCHEDULER, *ACCOUNTS, *DRAFT_TREE, *DRAFTS]

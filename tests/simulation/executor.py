@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from penstock.cache.kv import KVCache
 from penstock.engine.executor import Answer, Describe, Done, obey
 from penstock.engine.plan import Plan, Result, Row, RowResult
+from penstock.types.speculation import count_most
 from tests.simulation.device import GARBAGE, DeviceRow, Memory, Tally, Task, Work, require
 from tests.simulation.faults import Faults
 from tests.simulation.forward import Drafting, Forward
@@ -102,6 +103,8 @@ class FakeExecutor:
         device = self.rows[row.row]
         last = len(device.request.tokens) + (0 if device.request.pool else device.request.max_tokens - 1)
         require(row.start + row.count <= last, "a position past the end of the answer", row, last)
+        most = count_most(device.request.sampling.speculation)
+        require(len(row.draft) <= most, "more drafts than the request takes", row, most)
         for table, changes in zip(device.tables, row.blocks, strict=bool(row.blocks)):
             for index, block in changes.items():
                 table.extend([-1] * (index + 1 - len(table)))

@@ -58,6 +58,21 @@ def copy_core(target: Path, suites: Sequence[str] = SUITES) -> None:
     (target / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
 
 
+def copy_drafters(target: Path) -> None:
+    """Everything but the drafters and their tests is a link."""
+    for folder, copied in (("penstock", ("draft", "__init__.py")), ("tests", ("draft",))):
+        (target / folder).mkdir(parents=True)
+        for source in (ROOT / folder).iterdir():
+            place = target / folder / source.name
+            if source.name not in copied:
+                place.symlink_to(source)
+            elif source.is_dir():
+                shutil.copytree(source, place, ignore=_passing)
+            else:
+                shutil.copy2(source, place)
+    (target / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+
+
 def plant(bug: Bug, target: Path) -> None:
     """Apply every edit; one whose old text is not there exactly once is out of date."""
     for edit in bug.edits:
@@ -119,6 +134,14 @@ def trial(bug: Bug | None, folder: Path, suites: Sequence[str] = SUITES) -> str:
     if bug is not None:
         plant(bug, target)
     return run_suites(target, suites)
+
+
+def trial_of_drafters(bug: Bug, folder: Path) -> str:
+    """Plant a bug in the drafters and run their tests: the first that fails."""
+    target = folder / "copy"
+    copy_drafters(target)
+    plant(bug, target)
+    return run_suites(target, ("draft",))
 
 
 def suite_of(test: str) -> str:

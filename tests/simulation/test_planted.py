@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.bugs import BUGS, Bug, bug
-from tests.simulation.planted import copy_core, plant, suite_of, trial
+from tests.simulation.bugs import BUGS, DRAFTERS, Bug, bug
+from tests.simulation.planted import copy_core, copy_drafters, plant, suite_of, trial, trial_of_drafters
 
 REQUIRED = [
     "an abort in the middle of a prompt releases nothing",
@@ -23,6 +23,7 @@ REQUIRED = [
     "every draft is accepted",
     "an accepted path is not moved to its places",
     "a guess in a tree sees another branch",
+    "a place too few is taken for drafts",
 ]
 DEFAULT = [  # of `make test`: of the cache, its tree, the scheduler, drafts and trees of them
     "a window's usable prefix is off by one",
@@ -50,6 +51,13 @@ def test_is_caught(planted: Bug, tmp_path: Path, record_property: Callable[[str,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("planted", DRAFTERS, ids=lambda planted: planted.name.replace(" ", "-"))
+def test_bugs_in_drafters_are_caught(planted: Bug, tmp_path: Path) -> None:
+    test = trial_of_drafters(planted, tmp_path)
+    assert test.startswith("tests/draft/"), f"{planted.name}: {test or 'nobody noticed'}"
+
+
+@pytest.mark.slow
 def test_the_suites_pass_without_a_bug(tmp_path: Path) -> None:
     assert trial(None, tmp_path) == ""
 
@@ -59,6 +67,9 @@ def test_every_bug_can_be_planted(tmp_path: Path) -> None:
     for number, planted in enumerate(BUGS):
         copy_core(tmp_path / str(number), suites=())
         plant(planted, tmp_path / str(number))
+    for number, planted in enumerate(DRAFTERS):
+        copy_drafters(tmp_path / f"draft{number}")
+        plant(planted, tmp_path / f"draft{number}")
 
 
 def test_there_are_enough_and_all_differ() -> None:

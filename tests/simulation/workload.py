@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from penstock.types import BeamSearchParams, Request, SamplingParams
+from penstock.types import BeamSearchParams, Request, SamplingParams, SpeculationParams
 from tests.simulation.model import VOCABULARY
 from tests.simulation.scenario import Scenario
 
@@ -77,7 +77,7 @@ class Workload:
         return Request(
             id=f"r{self.num_made}",
             tokens=tuple(self._prompt(text, room)),
-            sampling=SamplingParams(**options),
+            sampling=SamplingParams(**options, speculation=self._speculation()),
             beam=beam,
             pool=special == "pool",
             max_tokens=beam.max_tokens if beam else max_tokens,
@@ -87,6 +87,12 @@ class Workload:
             salt=rng.choice(SALTS),
             tenant=self._tenant(),
         )
+
+    def _speculation(self) -> SpeculationParams | bool | None:
+        """Some take no drafts, some few. By number, so that worlds are as they were."""
+        if self.num_made % 5 == 1:
+            return SpeculationParams(num_speculative_tokens=1 + self.num_made % 3)
+        return False if self.num_made % 7 == 3 else None
 
     def _tenant(self) -> str:
         """One asks for more than the others. Drawn apart, so that worlds of one tenant are as they were."""

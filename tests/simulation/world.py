@@ -262,6 +262,7 @@ class World:
         require(
             sum(told.pop("num_accepted_at")) <= stats.num_accepted_tokens <= stats.num_draft_tokens, "more accepted"
         )
+        told.pop("drafters")
         census = Counter(told)
         census.update({name: getattr(tally, name) for name in tally.__dataclass_fields__})
         census["num_failed_steps"] = tally.num_failed_steps

@@ -8,12 +8,12 @@ from penstock.cache.holding import Holding
 from penstock.cache.kv import KVCache
 from penstock.cache.radix import Place
 from penstock.engine.draft_tree import follow
-from penstock.engine.plan import PREDICTION, Output, Plan, Result, Row, RowResult
+from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.engine.scheduling.beam import BeamGroup
 from penstock.engine.scheduling.fast_path import DecodeFastPath
 from penstock.engine.scheduling.roster import Roster
 from penstock.engine.sequence import Sequence, Status
-from penstock.types import Delta, TokenLogprobs
+from penstock.types import Delta, DraftCount, TokenLogprobs
 
 NUM_PLACES = 8  # of a line that accepted tokens are counted by
 
@@ -35,6 +35,7 @@ class Stats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_at: list[int] = field(default_factory=lambda: [0] * NUM_PLACES)  # by place in the line
+    drafters: dict[str, list[int]] = field(default_factory=dict)  # name → tokens verified, and accepted
     num_preemptions: int = 0
     num_forks: int = 0  # sequences that began with another's blocks
     step_s: float = 0.0  # in steps, from the queue to the text
@@ -147,8 +148,7 @@ class Accounts:
             complete=whole,
             forced_closing=outcome.forced,
             mu=outcome.mu,
-            num_predicted=sum(draft.drafter == PREDICTION for draft in row.draft),
-            num_accepted=sum(row.draft[i].drafter == PREDICTION for i in accepted),
+            drafts=self._count_by_drafter(row, accepted) if row.draft else (),
         )
         if finish_reason:
             self.roster.finish(sequence)
@@ -162,6 +162,19 @@ class Accounts:
         for place in range(min(len(accepted), NUM_PLACES)):
             self.stats.num_accepted_at[place] += 1
         return accepted
+
+    def _count_by_drafter(self, row: Row, accepted: list[int]) -> tuple[DraftCount, ...]:
+        """Count the row's draft tokens, and those `accepted` by their indices, by drafter."""
+        names = [draft.drafter for draft in row.draft]
+        right = [names[i] for i in accepted]
+        found = tuple(DraftCount(name, names.count(name), right.count(name)) for name in dict.fromkeys(names))
+        for one in found:
+            if one.drafter not in self.stats.drafters:  # another thread may be reading it
+                self.stats.drafters = {**self.stats.drafters, one.drafter: [0, 0]}
+            totals = self.stats.drafters[one.drafter]
+            totals[0] += one.num_verified
+            totals[1] += one.num_accepted
+        return found
 
     def _accept(
         self, sequence: Sequence, tokens: tuple[int, ...], complete: bool

@@ -8,7 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.errors import quote
-from penstock.server.common.fields import MAX_INT32, MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, RequestBody, StopString
+from penstock.server.common.fields import (
+    MAX_INT32,
+    MAX_MESSAGES,
+    MAX_STOPS,
+    MAX_TOOLS,
+    RequestBody,
+    Speculation,
+    StopString,
+)
 from penstock.server.openai.chat_body import EchoedModel
 
 REFUSED_BLOCKS = {
@@ -224,6 +232,9 @@ class MessagesBody(PromptBody):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=MAX_INT32)
+    # Penstock's
+    speculation: Speculation = None
+    include_applied: bool = False
     # no effect
     diagnostics: Any = None
     fallback_credit_token: Any = None

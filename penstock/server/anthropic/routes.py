@@ -70,6 +70,7 @@ class MessageAnswer:
             **self._format_end(),
             "usage": self._format_usage(),
             **self.generation.relaxed,
+            **self.generation.ledger,
         }
 
     def _format_item(self, output_item: OutputItem) -> dict[str, Any]:
@@ -125,6 +126,7 @@ class MessageAnswer:
                     "delta": self._format_end(),
                     "usage": self._format_usage(),
                     **self.generation.relaxed,
+                    **self.generation.ledger,
                 },
                 {"type": "message_stop"},
             ]
@@ -203,6 +205,8 @@ def to_chat(body: PromptBody) -> ChatBody:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": body.top_k,
+            "speculation": body.speculation,
+            "include_applied": body.include_applied,
         }
     return make_chat_body(values)
 

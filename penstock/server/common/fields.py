@@ -20,7 +20,8 @@ from pydantic import (
 from penstock.errors import InvalidRequest, quote
 from penstock.server.http.decode import BoundedModel, JsonBudget
 from penstock.server.http.unknown_keys import DECISIVE, UnknownKeys, refuse_unknown
-from penstock.types import MAX_BREAKER_CHARS, MAX_BREAKERS, MAX_DRY_LENGTH, SamplingParams
+from penstock.types import MAX_BREAKER_CHARS, MAX_BREAKERS, MAX_DRY_LENGTH, SamplingParams, SpeculationParams
+from penstock.types.speculation import MAX_DRAFT, METHODS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -140,6 +141,20 @@ def hide_fields(schema: dict[str, Any], names: Iterable[str]) -> None:
         schema["properties"].pop(name, None)
 
 
+class SpeculationBody(RequestBody):
+    """Limits of drafts, for one request."""
+
+    method: Annotated[str, Field(max_length=32, json_schema_extra={"enum": list(METHODS)})] | None = None
+    num_speculative_tokens: int | None = Field(None, ge=1, le=MAX_DRAFT)
+
+
+Speculation = SpeculationBody | Literal[False] | None  # false: no drafts; null: as the server is set
+
+
+def read_speculation_body(asked: Speculation) -> SpeculationParams | bool | None:
+    return SpeculationParams(**asked.model_dump()) if isinstance(asked, SpeculationBody) else asked
+
+
 class StreamOptions(RequestBody):
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -206,6 +221,9 @@ class SamplingBody(RequestBody):
         | Annotated[list[Annotated[str, Field(max_length=MAX_SAMPLERS)]], Field(max_length=MAX_SAMPLERS)]
         | None
     ) = None
+    # Penstock's
+    speculation: Speculation = None
+    include_applied: bool = False  # the ledger with the answer
     # no effect: prefixes are always cached
     cache_prompt: bool | None = None
     id_slot: int | None = None
@@ -297,6 +315,8 @@ def make_sampling_params(
         del given["seed"]
     if max_tokens is not None and max_tokens < 0:
         max_tokens = None
+    if body.speculation is not None:
+        given["speculation"] = read_speculation_body(body.speculation)
     bias = {_parse_token_id(key): value for key, value in (body.logit_bias or {}).items()}
     return defaults.clone(max_tokens=max_tokens, logprobs=logprobs, logit_bias=bias or None, **{**given, **more})
 

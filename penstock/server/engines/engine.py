@@ -318,3 +318,9 @@ class RemoteEngine:
         if self._process is not None:
             with contextlib.suppress(Exception):
                 await self._process.stop()
+
+
+def sum_totals(engine: RemoteEngine, prefix: str) -> dict[str, float]:
+    """Sum all counters whose names begin with `prefix`, by the rest of the name."""
+    names = sorted(name for name in engine._past_stats | engine.stats if name.startswith(prefix))
+    return {name.removeprefix(prefix): engine.total(name) for name in names}

@@ -86,7 +86,6 @@ class InFlightRequest:
         self.begun_s = time.monotonic()
         self._items: asyncio.Queue[StreamDelta | PenstockError | None] = asyncio.Queue()
         self._num_cached: int | None = None
-        self.num_predicted = self.num_accepted = 0  # tokens of its prediction: verified, and accepted
 
     @property
     def is_open(self) -> bool:
@@ -114,8 +113,6 @@ class InFlightRequest:
             tokens += delta.tokens
         else:
             self.outputs[delta.sibling] = list(delta.tokens)
-        self.num_predicted += delta.num_predicted
-        self.num_accepted += delta.num_accepted
         if delta.mu is not None:
             self.mus[delta.sibling] = delta.mu
         ends_here = self.collector.push(delta)

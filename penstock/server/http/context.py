@@ -185,6 +185,7 @@ async def start_generation(
     work = server_of(request).generate(model, client_of(request), body, prompts, pool=pool)
     generation = await cancel_on_disconnect(request, work)
     request.scope[USAGE] = generation.usage
+    generation.includes_applied = body.include_applied
     await release_body(request.scope)
     if relaxed := generation.relaxed.get("relaxed"):
         warn(request, f"the schema is relaxed: {', '.join(relaxed)}")

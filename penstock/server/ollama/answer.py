@@ -152,6 +152,7 @@ class OllamaAnswer:
             "eval_count": usage.num_output,
             "eval_duration": _ns(end - first),
             **self._generation.relaxed,
+            **self._generation.ledger,
         }
 
 

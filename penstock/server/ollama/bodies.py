@@ -10,7 +10,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from penstock.errors import quote
-from penstock.server.common.fields import MAX_INT32, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS, RequestBody, StopString
+from penstock.server.common.fields import (
+    MAX_INT32,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    MAX_TOP_LOGPROBS,
+    RequestBody,
+    Speculation,
+    StopString,
+)
 from penstock.server.model import ServedModel
 from penstock.server.openai.chat_body import ChatTool, EchoedModel
 from penstock.types import SamplingParams
@@ -198,6 +206,9 @@ class OllamaAnswerBody(OllamaModelBody):
     think: Think | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    # Penstock's
+    speculation: Speculation = None
+    include_applied: bool = False
     # no effect: a prompt that is too long is refused
     truncate: bool | None = None
     shift: bool | None = None
@@ -209,6 +220,7 @@ class OllamaAnswerBody(OllamaModelBody):
     def to_common(self) -> dict[str, Any]:
         """Translate the fields that do not depend on the prompt."""
         values = self.options_or_default.to_sampling()
+        values |= {"speculation": self.speculation, "include_applied": self.include_applied}
         if self.format == "json":
             values["response_format"] = {"type": "json_object"}
         elif self.format:

@@ -32,6 +32,7 @@ from penstock.server.model import ServedModel
 from penstock.server.openai.chat_body import ChatBody
 from penstock.server.openai.logprobs import add_token_texts, format_chat_logprobs, format_prompt_logprobs
 from penstock.types import StreamDelta
+from penstock.types.speculation import PREDICTION
 
 
 async def chat_completions(request: Request) -> Response:
@@ -96,6 +97,7 @@ class ChatAnswer:
             "system_fingerprint": self.generation.model.fingerprint,
             "timings": self.generation.times.format_timings(usage),
             **self.generation.relaxed,
+            **self.generation.ledger,
             "prompt_logprobs": None,
             "prompt_token_ids": None,
         }
@@ -121,9 +123,9 @@ class ChatAnswer:
         if self.chat_prompt.reasoning is not None:
             details["reasoning_tokens"] = sum(builder.num_reasoning_tokens for builder in self.builders)
         if self.chat_prompt.encoded.prediction:
-            flights = self.generation.flights
-            details["accepted_prediction_tokens"] = accepted = sum(flight.num_accepted for flight in flights)
-            details["rejected_prediction_tokens"] = sum(flight.num_predicted for flight in flights) - accepted
+            predicted = [flight.collector.drafts.of(PREDICTION) for flight in self.generation.flights]
+            details["accepted_prediction_tokens"] = accepted = sum(one.num_accepted for one in predicted)
+            details["rejected_prediction_tokens"] = sum(one.num_verified for one in predicted) - accepted
         if details:
             usage["completion_tokens_details"] = details
         return usage
@@ -244,6 +246,8 @@ class ChatAnswer:
             chunk["usage"] = self._format_usage() if options.continuous_usage_stats else None
         if choice["finish_reason"] is not None:
             chunk |= self.generation.relaxed
+            if all(builder.finish_reason is not None for builder in self.builders):
+                chunk |= self.generation.ledger
         if choice["finish_reason"] is not None and not (options and options.include_usage):
             chunk["timings"] = self.generation.times.format_timings(self.generation.usage)
         return chunk

@@ -177,6 +177,7 @@ class CompletionAnswer:
             and not (body.stream_options is not None and body.stream_options.continuous_usage_stats)
         )
         self._templates: dict[tuple[int, int], sse.EventTemplate] = {}
+        self._num_open = self.num_each * len(prompts)  # choices of a stream
 
     async def collect(self) -> Any:
         await self.generation.wait()
@@ -199,6 +200,7 @@ class CompletionAnswer:
             "usage": usage.to_openai(),
             "timings": self.generation.times.format_timings(usage),
             **self.generation.relaxed,
+            **self.generation.ledger,
         }
 
     def _format_choice(
@@ -279,6 +281,8 @@ class CompletionAnswer:
     def _make_chunk(self, number: int, item: StreamDelta, *, first: bool, offset: int = 0) -> dict[str, Any]:
         choice = self._format_choice(number, item, first=first, offset=offset)
         chunk = {**self.head, "choices": [choice], **(self.generation.relaxed if item.finish_reason else {})}
+        self._num_open -= item.finish_reason is not None
+        chunk |= {} if self._num_open else self.generation.ledger
         options = self.body.stream_options
         if options is not None and options.include_usage:
             chunk["usage"] = self.generation.usage.to_openai() if options.continuous_usage_stats else None

@@ -229,6 +229,7 @@ class InfillAnswer:
             "tokens_cached": usage.num_prompt + usage.num_output,
             "timings": generation.times.format_timings(usage),
             **generation.relaxed,
+            **generation.ledger,
         }
 
     def _format_logprobs(self, ids: list[int], positions: list[TokenLogprobs]) -> list[dict[str, Any]]:

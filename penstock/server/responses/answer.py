@@ -176,7 +176,7 @@ class ResponseAnswer:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "completed_at": time.time() if status == "completed" else None,
             "usage": self._format_usage() if ends else None,
-            **(self.generation.relaxed if ends else {}),
+            **(self.generation.relaxed | self.generation.ledger if ends else {}),
         }
 
     def _format_usage(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from penstock.server.common.fields import (
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
     RequestBody,
+    Speculation,
     StreamOptions,
 )
 from penstock.server.http.context import new_id
@@ -353,6 +354,9 @@ class ResponsesBody(InputBody):
     temperature: float | None = Field(None, ge=0, le=2)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     top_p: float | None = Field(None, gt=0, le=1)
+    # Penstock's
+    speculation: Speculation = None
+    include_applied: bool = False
     # no effect
     access_programs: Any = None
     image: Any = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, cast
 
@@ -74,6 +75,8 @@ def to_chat(body: InputBody, earlier: Sequence[Item] = ()) -> ChatBody:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "user": body.user,
+            "speculation": body.speculation,
+            "include_applied": body.include_applied,
         }
         if body.wants_logprobs:
             values |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
@@ -88,9 +91,10 @@ async def fit_prompt(chat: ChatBody, model: ServedModel, tenant: str = "") -> Ch
 
     async def prepare_from(start: int) -> ChatPrompt:
         messages = [*chat.messages[:num_head], *chat.messages[start:]]
-        return await ChatPrompt.prepare(
+        made = await ChatPrompt.prepare(
             chat.model_copy(update={"messages": messages, "truncate_prompt_tokens": MAX_INT32}), model, tenant
         )
+        return replace(made, encoded=replace(made.encoded, num_dropped_messages=start - num_head))
 
     best = await prepare_from(num_head)
     first, last = 1, len(starts) - 1  # the shortest cut lies between them

@@ -12,7 +12,15 @@ from pydantic import BaseModel, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server.common.fields import MAX_INT32, MAX_STOPS, RequestBody, SamplingBody, StopString
+from penstock.server.common.fields import (
+    MAX_INT32,
+    MAX_STOPS,
+    RequestBody,
+    SamplingBody,
+    Speculation,
+    StopString,
+    read_speculation_body,
+)
 from penstock.server.common.structured_outputs import Source
 from penstock.server.generation import Generation
 from penstock.server.http.context import (
@@ -77,6 +85,9 @@ class TgiParameters(RequestBody):
     seed: int | None = Field(None, ge=0, lt=2**64)
     top_n_tokens: int | None = Field(None, ge=0, le=MAX_TOP_TOKENS)
     grammar: TgiJson | TgiRegex | TgiJsonSchema | None = None
+    # Penstock's
+    speculation: Speculation = None
+    include_applied: bool = False
     # refused if set
     watermark: bool = False
     adapter_id: str | None = None
@@ -114,6 +125,7 @@ class TgiParameters(RequestBody):
             "seed": self.seed,
             "truncate_prompt_tokens": self.truncate,
             "structured_outputs": self._make_constraint(),
+            "speculation": read_speculation_body(self.speculation),
         }
         values = {name: value for name, value in given.items() if value is not None}
         if self.decoder_input_details:
@@ -190,7 +202,11 @@ class TgiAnswer:
     def _format(self) -> dict[str, Any]:
         output = self._flight.collector.output()
         best, *others = sorted(output.outputs, key=lambda one: one.cumulative_logprob or 0.0, reverse=True)
-        answer: dict[str, Any] = {"generated_text": self._add_prompt(best.text), **self._generation.relaxed}
+        answer: dict[str, Any] = {
+            "generated_text": self._add_prompt(best.text),
+            **self._generation.relaxed,
+            **self._generation.ledger,
+        }
         if self._parameters.details or self._parameters.decoder_input_details:
             details = self._format_details(best)
             details["prefill"] = self._format_prefill(output.prompt_logprobs or ())
@@ -274,7 +290,7 @@ class TgiAnswer:
             if self._parameters.top_n_tokens:
                 events[-1]["top_tokens"] = self._format_top(position)
         if item.finish_reason is not None and events:
-            events[-1] |= {**self._format_end(item), **self._generation.relaxed}
+            events[-1] |= {**self._format_end(item), **self._generation.relaxed, **self._generation.ledger}
         return [encode_event(one) for one in events]
 
     def _format_end(self, item: StreamDelta) -> dict[str, Any]:
@@ -323,7 +339,9 @@ async def _start(request: Request, body: TgiBody) -> TgiAnswer:
     )
     num_prompt = min(len(encoded.tokens), parameters.truncate or len(encoded.tokens))
     params = parameters.to_sampling(model.text.intake.longest - num_prompt)
-    return TgiAnswer(body, await start_generation(request, model, NO_SAMPLING_FIELDS, [(encoded, params)]))
+    generation = await start_generation(request, model, NO_SAMPLING_FIELDS, [(encoded, params)])
+    generation.includes_applied = parameters.include_applied
+    return TgiAnswer(body, generation)
 
 
 TAG = "TGI"

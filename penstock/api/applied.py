@@ -1,0 +1,29 @@
+"""The engine's own entries of the ledger: how weights and cache are stored, and which kernels compute."""
+
+from __future__ import annotations
+
+from penstock.config import Resolved
+from penstock.ops import cpu
+from penstock.types import Applied
+
+
+def list_static(settings: Resolved, stored: str, packed: float, has_cache: bool) -> tuple[Applied, ...]:
+    """List the entries of every request. `stored` is the format of the checkpoint's weights, `packed` the quantized
+    share of its matrices."""
+    on_cpu = settings.device == "cpu"
+    stays_packed = packed > 0 and settings.dtype == "auto" and on_cpu
+    found = [Applied("weights", _name_weights(settings, stored, stays_packed and packed == 1))]
+    if on_cpu and settings.activation_dtype == "int8" and (stays_packed or settings.quantization):
+        found.append(Applied("activations", "int8"))
+    if has_cache:
+        found.append(Applied("kv_cache", settings.kv_cache_dtype))
+    if on_cpu:
+        return (*found, Applied("kernels", f"cpu {cpu.path()}"))
+    mode = "deterministic" if settings.deterministic else "fast"
+    return (*found, Applied("kernels", f"gpu {mode}", exact=settings.deterministic))
+
+
+def _name_weights(settings: Resolved, stored: str, is_packed: bool) -> str:
+    if settings.quantization and not is_packed:
+        return f"{stored} as {settings.quantization}"
+    return stored if settings.dtype == "auto" else f"{stored} as {settings.dtype}"

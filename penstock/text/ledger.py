@@ -1,0 +1,68 @@
+"""The ledger of a request: entries of the engine, of the request itself and of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from penstock.types import Applied, DraftCount, Request
+
+
+def list_applied(
+    static: Sequence[Applied], request: Request, drafts: Iterable[DraftCount], forced: Sequence[int]
+) -> tuple[Applied, ...]:
+    """List the entries of a request. `static` are the engine's; `forced` the answers that were closed by force."""
+    return (*static, *_list_of_request(request), *_list_of_answers(drafts, forced))
+
+
+def _list_of_request(request: Request) -> list[Applied]:
+    sampling, found = request.sampling, []
+    if request.num_dropped_messages or request.num_truncated_tokens:
+        dropped = {"tokens": request.num_truncated_tokens, "messages": request.num_dropped_messages}
+        found.append(Applied("truncation", dropped))
+    if request.grammar is not None and request.grammar.relaxed:
+        found.append(Applied("relaxed_schema", list(request.grammar.relaxed)))
+    if sampling.logits_processors:
+        found.append(Applied("logits_processors", len(sampling.logits_processors), exact=False))
+    if sampling.seed is None and not sampling.greedy and not request.beam and not request.pool:
+        signed = request.seed - (1 << 64) if request.seed >= 1 << 63 else request.seed  # as a request may send it
+        found.append(Applied("seed", signed, exact=False))
+    return found
+
+
+def _list_of_answers(drafts: Iterable[DraftCount], forced: Sequence[int]) -> list[Applied]:
+    found = [
+        Applied("drafts", {"drafter": one.drafter, "verified": one.num_verified, "accepted": one.num_accepted})
+        for one in drafts
+    ]
+    return [*found, Applied("forced_closing", list(forced))] if forced else found
+
+
+def format_ledger(applied: Iterable[Applied]) -> dict[str, Any]:
+    """Format for a response; equal entries of several prompts are listed once."""
+    entries: list[dict[str, Any]] = []
+    is_exact = True
+    for one in applied:
+        is_exact &= one.exact
+        entry = {"kind": one.kind, "value": one.value, **({} if one.exact else {"exact": False})}
+        if entry not in entries:
+            entries.append(entry)
+    return {"exact": is_exact, "applied": entries}
+
+
+class DraftCounts:
+    """Adds up what became of each drafter's tokens."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, DraftCount] = {}
+
+    def add(self, counts: Iterable[DraftCount]) -> None:
+        for drafter, verified, accepted in counts:
+            before = self.of(drafter)
+            self._counts[drafter] = DraftCount(drafter, before.num_verified + verified, before.num_accepted + accepted)
+
+    def of(self, drafter: str) -> DraftCount:
+        return self._counts.get(drafter) or DraftCount(drafter, 0, 0)
+
+    def list_all(self) -> list[DraftCount]:
+        return [self._counts[drafter] for drafter in sorted(self._counts)]

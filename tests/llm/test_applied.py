@@ -1,0 +1,104 @@
+"""The ledger in Python: what was applied to a request, and if the same request gives the same bits again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock import LLM, SamplingParams, StructuredOutputsParams
+from penstock.api.applied import list_static
+from penstock.config import EngineConfig, Facts, GpuFacts, resolve
+from penstock.text.ledger import DraftCounts, format_ledger
+from penstock.types import Applied, DraftCount, RequestOutput
+from tests.llm import tiny
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny.write_config(folder, vocab_size=320, max_position_embeddings=512)
+    tiny.write_tokenizer(folder)
+    with LLM(str(folder), load_format="dummy", threads=1, progress=False, draft_fn=lambda tokens: tokens[-2:]) as made:
+        yield made
+
+
+def ask(llm: LLM, prompt: str = "one two one two", **more: Any) -> RequestOutput:
+    params = SamplingParams(**{"max_tokens": 8, "temperature": 0, **more})
+    return llm.generate(prompt, params, use_tqdm=False)[0]
+
+
+def values(output: RequestOutput) -> dict[str, Any]:
+    return {one.kind: one.value for one in output.applied}
+
+
+def test_a_greedy_answer_is_exact(llm: LLM) -> None:
+    output = ask(llm, ignore_eos=True)
+    found = values(output)
+    assert output.exact and found["weights"] == "dummy" and found["kv_cache"] == "float16"
+    assert found["kernels"].startswith("cpu ") and not found.keys() & {"truncation", "seed", "forced_closing"}
+    drafts = [one.value for one in output.applied if one.kind == "drafts"]
+    assert drafts and all(0 <= one["accepted"] <= one["verified"] > 0 for one in drafts)
+
+
+def test_a_drawn_seed_is_told_and_gives_the_same_again(llm: LLM) -> None:
+    first = ask(llm, temperature=1.0, ignore_eos=True)
+    assert not first.exact
+    again = ask(llm, temperature=1.0, ignore_eos=True, seed=values(first)["seed"])
+    assert again.exact and "seed" not in values(again)
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_what_a_request_brings_is_told(llm: LLM) -> None:
+    assert values(ask(llm, truncate_prompt_tokens=3))["truncation"] == {"tokens": 6, "messages": 0}
+    processed = ask(llm, logits_processors=[lambda tokens, logits: logits])
+    assert not processed.exact and values(processed)["logits_processors"] == 1
+    assert not [one for one in ask(llm, speculation=False).applied if one.kind == "drafts"]
+    closed = ask(llm, structured_outputs=StructuredOutputsParams(json={"type": "string", "minLength": 5}))
+    assert closed.outputs[0].forced_closing and values(closed)["forced_closing"] == [0]
+
+
+def test_a_stream_ends_with_it(llm: LLM) -> None:
+    *before, last = llm.stream("one two", SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
+    assert last.applied and not any(one.applied for one in before)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_fast_kernels_of_a_gpu_are_not_exact(deterministic: bool) -> None:
+    gpu = GpuFacts("a GPU", 80 * GIB, 80 * GIB, GIB, 1 << 16, 1000)
+    facts = Facts(4096, 1024, 8 * GIB, 2, gpu=gpu)
+    settings = resolve(EngineConfig(device="cuda", deterministic=deterministic), facts)
+    *_, kernels = list_static(settings, "bfloat16", 0.0, True)
+    assert kernels.exact is deterministic and kernels.value.endswith("deterministic" if deterministic else "fast")
+
+
+@pytest.mark.parametrize(
+    ("options", "packed", "weights", "rounds"),
+    [
+        ({}, 0.0, "Q4_1", False),
+        ({}, 1.0, "Q4_1", True),
+        ({"activation_dtype": "float32"}, 1.0, "Q4_1", False),
+        ({"dtype": "float32"}, 1.0, "Q4_1 as float32", False),
+        ({"quantization": "int8"}, 0.0, "Q4_1 as int8", True),
+        ({"quantization": "int8"}, 1.0, "Q4_1", True),
+    ],
+)
+def test_storage_is_named(options: dict[str, Any], packed: float, weights: str, rounds: bool) -> None:
+    settings = resolve(EngineConfig(device="cpu", **options), Facts(4096, 1024, 8 * GIB, 2))
+    found = {one.kind: one.value for one in list_static(settings, "Q4_1", packed, True)}
+    assert found["weights"] == weights and ("activations" in found) is rounds
+
+
+def test_entries_of_several_prompts_are_joined() -> None:
+    found = format_ledger([Applied("a", 1), Applied("a", 1), Applied("b", [2], exact=False)])
+    assert found == {
+        "exact": False,
+        "applied": [{"kind": "a", "value": 1}, {"kind": "b", "value": [2], "exact": False}],
+    }
+    counts = DraftCounts()
+    counts.add([DraftCount("x", 3, 1)])
+    counts.add([DraftCount("x", 2, 2), DraftCount("a", 1, 0)])
+    assert counts.list_all() == [("a", 1, 0), ("x", 5, 3)]
