@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock.cli import main
-from penstock.commands.bench import fresh_prompts
+from penstock.commands.bench import describe_drafts, fresh_prompts
 from penstock.commands.output import Table
 
 QUICK = ("--prompt-tokens=20", "--output-tokens=4", "--repetitions=2", "--load-format=dummy", "--threads=1")
@@ -23,6 +23,17 @@ def test_the_table(plain_model: str, capsys: pytest.CaptureFixture[str]) -> None
         mean, deviation = row[6].split(" ± ")
         assert float(mean) > 0 and float(deviation) >= 0
     assert err.startswith("host time: ") and len(err.splitlines()) == 1
+
+
+def test_acceptance_is_told(plain_model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--speculative-config", '{"method": "lookahead"}', "--output-tokens=40"]
+    assert main(["bench", "latency", plain_model, *QUICK[:1], *QUICK[2:], *options]) == 0
+    assert "tokens accepted" in (err := capsys.readouterr().err) and "lookahead" in err
+    stats = {"num_draft_tokens": 10, "num_accepted_tokens": 4, "num_drafts": 5, "num_draft_tokens_of_x": 10}
+    stats |= {"num_accepted_tokens_of_x": 4} | {f"num_accepted_at_{place}": 3 - place for place in range(8)}
+    stats |= {f"num_accepted_at_{place}": 0 for place in range(2, 8)}
+    told = describe_drafts(stats)
+    assert told == "drafts: 4 of 10 tokens accepted (40%; by place 60% 40%); x 4 of 10"
 
 
 def test_json_and_nothing_found_in_the_cache(plain_model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import time
 from typing import Any
 
@@ -41,6 +44,34 @@ def test_a_prediction_changes_nothing_but_the_count(server: RunningServer) -> No
     assert long["choices"][0]["message"] == plain["choices"][0]["message"]
 
 
+def test_an_engine_killed_among_drafts_loses_no_token(server: RunningServer) -> None:
+    """Accepted drafts are kept by the API process like all tokens; the next engine goes on after them."""
+    plain = answer(server, speculation=False, return_token_ids=True)["choices"][0]
+    text = plain["message"]["content"]
+    body = ASK | {
+        "stream": True,
+        "return_token_ids": True,
+        "include_applied": True,
+        "prediction": {"type": "content", "content": text},
+    }
+    ids: list[int] = []
+    told: dict[str, Any] = {}
+    killed = False
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=120) as response:
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            ids += event["choices"][0].get("token_ids") or []
+            told = event.get("penstock", told)
+            if len(ids) > 8 and not killed:
+                os.kill(server.engine_pid(), signal.SIGKILL)
+                killed = True
+    assert killed and ids == plain["token_ids"]
+    drafts = [one["value"] for one in told["applied"] if one["kind"] == "drafts"]
+    assert {"prediction"} <= {one["drafter"] for one in drafts} and told["exact"] is True
+
+
 def test_streams_tell_one_token_at_a_time(server: RunningServer) -> None:
     with httpx.stream(
         "POST", f"{server.url}/v1/chat/completions", json=ASK | {"stream": True, "logprobs": True}, timeout=120
@@ -68,3 +99,5 @@ def test_metrics(server: RunningServer) -> None:
     totals = {name.removeprefix(PREFIX).split("_total")[0]: value for name, value in found.items()}
     assert totals["accepted_tokens"] <= totals["draft_tokens"] and totals["drafts"] <= totals["draft_tokens"]
     assert sum('position="' in name for name in found) % 8 == 0 and len(found) >= 11
+    of_drafters = [value for name, value in found.items() if name.startswith(f"{PREFIX}draft_tokens_per_drafter")]
+    assert of_drafters and sum(of_drafters) == totals["draft_tokens"]
