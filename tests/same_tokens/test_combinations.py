@@ -129,8 +129,8 @@ def make_drafter(drafter: str, known: dict[tuple[int, ...], tuple[int, ...]]) ->
 
 
 def read(output: CompletionOutput) -> tuple[tuple[int, ...], str, Any]:
-    logprobs = output.logprobs and [[(id, one.logprob) for id, one in place.items()] for place in output.logprobs]
-    return tuple(output.token_ids), output.text, (logprobs, output.finish_reason, output.stop_reason)
+    places = [[(id, one.logprob) for id, one in place.items()] for place in output.logprobs or ()]
+    return tuple(output.token_ids), output.text, (places, output.finish_reason, output.stop_reason)
 
 
 def run(llm: LLM, encoded: list[Encoded], params: Any, column: str) -> list[Answer]:
