@@ -21,7 +21,7 @@ PROMPT = "Why is the sky blue?"
 IMPORTS = "commands", "torch", "engine"
 PARTS = [  # what a part is called, and the function that does it
     ("files", "penstock.api.assemble.open_checkpoint"),
-    ("tokenizer", "penstock.api.assemble._tokenizer"),
+    ("tokenizer", "penstock.api.assemble.load_in_sandbox"),
     ("weights", "penstock.api.assemble.load_lowered"),
     ("cache", "penstock.api.assemble._engine"),
     ("prompt", "penstock.text.intake.Intake.encode"),

@@ -17,6 +17,7 @@ from penstock.api.applied import list_static
 from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
+from penstock.api.model_files import find_model, load_in_sandbox, make_grammars
 from penstock.cache.group import LAYOUTS, Grouping, group_layers
 from penstock.cache.kv import KVCache
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
@@ -38,9 +39,8 @@ from penstock.passes.load import load_lowered
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.memory import BlockMemory
 from penstock.sampling.grammar.compiler import GrammarCompiler
-from penstock.sandbox.lexicon import make_lexicon
 from penstock.text.chat.template import read_template
-from penstock.text.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import Applied
 
 if TYPE_CHECKING:
@@ -72,13 +72,6 @@ class Assembly:
     grammars: GrammarCompiler | None = None
     defaults: Defaults = Defaults(())
     applied: tuple[Applied, ...] = ()  # to every request: the ledger's entries
-
-
-def find_model(name: str, revision: str | None, progress: bool) -> Path:
-    """Return the folder or file of that name; download it if it is missing."""
-    from penstock.hub import resolve_model
-
-    return resolve_model(name, revision=revision, progress=progress)
 
 
 def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
@@ -123,15 +116,15 @@ def assemble(
         sources.require_drafts(settings)
         stored = checkpoint.quantization if checkpoint else "dummy"
         applied = list_static(settings, stored, packed_share(checkpoint), not spec.is_encoder)
-        tokenizer = _aside(_tokenizer, path, checkpoint, config, template) if text else None
+        tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
         cpu.set_num_threads(settings.threads)
         loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress)
     finally:
         if checkpoint:
             checkpoint.close()
     made = tokenizer.result() if tokenizer else None
-    grammars = _grammars(path, config, made)
-    others = sources.make(spec.vocab_size, lambda: made or _tokenizer(path, None, config, None))
+    grammars = make_grammars(path, config, made)
+    others = sources.make(spec.vocab_size, lambda: made or load_in_sandbox(path, None, config, None))
     return Assembly(
         path,
         spec,
@@ -216,18 +209,6 @@ def _load(
         device=device,
         exact=settings.deterministic,
     )
-
-
-def _grammars(path: Path, config: EngineConfig, tokenizer: Tokenizer | None) -> GrammarCompiler | None:
-    """Make the grammar compiler; trials run in the tokenizer's process, or arrive with the request."""
-    if config.skip_tokenizer_init:
-        return None
-    if tokenizer is None:
-        return GrammarCompiler(lambda: make_lexicon(_with_source(path, None, config, load_tokenizer)))
-    from penstock.sandbox.program import SandboxedProgram
-
-    assert isinstance(tokenizer.program, SandboxedProgram)
-    return GrammarCompiler(partial(make_lexicon, tokenizer), tokenizer.program.try_grammar)
 
 
 def _may_use_gpu(config: EngineConfig) -> bool:
@@ -374,26 +355,3 @@ def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:
     begun = thread.submit(function, *values)
     thread.shutdown(wait=False)
     return begun
-
-
-def _tokenizer(path: Path, checkpoint: Checkpoint | None, config: EngineConfig, template: str | None) -> Tokenizer:
-    """Load the tokenizer in a process of its own, which starts before the files are read."""
-    from penstock.sandbox.process import Sandbox
-    from penstock.sandbox.program import load_sandboxed
-
-    return _with_source(path, checkpoint, config, partial(load_sandboxed, sandbox=Sandbox(), template=template))
-
-
-def _with_source(
-    path: Path, checkpoint: Checkpoint | None, config: EngineConfig, load: Callable[[Any, str], Tokenizer]
-) -> Tokenizer:
-    """Load the tokenizer from its folder or from a GGUF file's metadata."""
-    if config.tokenizer:
-        path, checkpoint = find_model(config.tokenizer, None, progress=False), None
-    if checkpoint is not None or path.is_dir():
-        return load(checkpoint.tokenizer_source() if checkpoint else path, str(path))
-    source = open_checkpoint(path)
-    try:
-        return load(source.tokenizer_source(), str(path))
-    finally:
-        source.close()

@@ -65,7 +65,8 @@ def _work(task: Task, wire: Wire) -> int:
     begin = time.perf_counter()
     pulse = Heartbeat(task.beat_endpoint)
     pulse.start()  # while loading, too
-    from penstock.api.assemble import assemble, bytes_per_token, find_model, held_gpu_bytes
+    from penstock.api.assemble import assemble, bytes_per_token, held_gpu_bytes
+    from penstock.api.model_files import find_model
 
     config = EngineConfig.from_options(**task.options)
     path = find_model(task.model, config.revision, progress=sys.stderr.isatty())
@@ -114,7 +115,7 @@ def _prepare(grammars: GrammarCompiler | None, request: Request) -> object:
 
 def _describe_model(path: Path, config: EngineConfig) -> Found:
     """Describe the model before its weights are loaded, so that the API process loads its tokenizer meanwhile."""
-    from penstock.api.assemble import find_model
+    from penstock.api.model_files import find_model
     from penstock.models.files import open_checkpoint
 
     source = find_model(config.tokenizer, None, progress=False) if config.tokenizer else path

@@ -58,9 +58,10 @@ class RunningRow:
         known = self.state.tokens[row.start : row.start + num_known]
         return known + [-1] * (num_known - len(known)) + [draft.token for draft in row.draft]
 
-    def watch(self, answers: Sequence[int], result: RowResult) -> None:
-        """Tell the drafters what the model would say after each token of the draft that the result is of."""
-        if self.drafts is not None and result.tokens:
+    def watch(self, row: Row, answers: Sequence[int], result: RowResult) -> None:
+        """Tell the drafters what the model would say after each token of the row's draft, if that is a line."""
+        is_line = all(draft.parent == place - 1 for place, draft in enumerate(row.draft))
+        if self.drafts is not None and result.tokens and is_line:
             try:
                 self.drafts.watch(answers, len(result.tokens))
             except Exception:

@@ -11,7 +11,8 @@ from penstock.draft.merge import merge_lines
 from penstock.draft.ngram import NgramDrafter
 from penstock.draft.prediction import PredictionDrafter
 from penstock.engine.draft_tree import compute_path_chances, find_paths, follow, is_line
-from penstock.engine.plan import PREDICTION, Draft
+from penstock.engine.plan import Draft
+from penstock.types.speculation import PREDICTION
 from penstock.sampling.row import RowState
 from penstock.types import Request
 

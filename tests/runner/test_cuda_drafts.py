@@ -151,7 +151,8 @@ def test_drafts_of_rows_that_give_way(tmp_path: Path, no_gpu: None) -> None:
     assert stats["num_preemptions"] > 0 and stats["num_accepted_tokens"] > 20 and not drafting.errors
 
 
-def test_drafters_follow_the_rows_of_a_gpu(tmp_path: Path, no_gpu: None) -> None:
+@pytest.mark.parametrize("method", ["ngram", "lookahead"])
+def test_drafters_follow_the_rows_of_a_gpu(tmp_path: Path, no_gpu: None, method: str) -> None:
     """The engine's own drafters: a text that repeats itself is verified several tokens at a time."""
     prompts = [[7, 8, 9, 10, 11, 12] * 6, [20, 21, 22, 23] * 8]
     params = [asking(max_tokens=40, logit_bias={token: 80.0 for token in prompt[:4]}) for prompt in prompts]
@@ -159,7 +160,7 @@ def test_drafters_follow_the_rows_of_a_gpu(tmp_path: Path, no_gpu: None) -> None
         expected = answers(usual, prompts, params)
         engine: Any = other.service.engine
         wait_for_drafts(engine)
-        drafters = make_drafters(SpeculativeConfig("ngram"))
+        drafters = make_drafters(SpeculativeConfig(method))
         engine.executor.rows.drafters, engine.scheduler._speculation = drafters, SpeculationController()
         engine.scheduler._speculation._count_paying = lambda paths, num_rows: len(paths)
         assert answers(other, prompts, params) == expected

@@ -220,7 +220,7 @@ class Runner:
                 self._sample_row(row, device.state, computed.values[first:last], likeliest[first:last], result)
                 first = last
                 if row.draft:
-                    device.watch(likeliest[last - 1 - len(row.draft) : last], result)
+                    device.watch(row, likeliest[last - 1 - len(row.draft) : last], result)
                 if drafters is not None and plan.min_chance is not None and plan.min_chance < 1:
                     device.propose(result, drafters.max_tokens, plan.min_chance)
         if has_trees(plan):

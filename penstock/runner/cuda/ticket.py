@@ -54,7 +54,7 @@ class DraftRow:
                 report.read(self.first + place, token, count) for place, token in enumerate(taken)
             )
         state.tokens += taken
-        self.device.watch(tokens[self.first : self.first + 1 + len(draft)], self.result)
+        self.device.watch(self.row, tokens[self.first : self.first + 1 + len(draft)], self.result)
 
 
 @dataclass(frozen=True)
