@@ -23,18 +23,20 @@ class SpeculationParams:
     num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.method is None or self.method in METHODS, "method", self.method, f"one of {', '.join(METHODS)}")
+        is_known = self.method is None or self.method in METHODS
+        require(is_known, "speculation.method", self.method, f"one of {', '.join(METHODS)}")
         most = self.num_speculative_tokens
         is_valid = most is None or is_count(most) and 1 <= most <= MAX_DRAFT
-        require(is_valid, "num_speculative_tokens", most, f"1 to {MAX_DRAFT}, or None; speculation=False is none")
+        require(
+            is_valid, "speculation.num_speculative_tokens", most, f"1 to {MAX_DRAFT}, or speculation False for none"
+        )
 
 
 def read_speculation(value: Any) -> SpeculationParams | bool | None:
     """Read a request's `speculation`: None is the engine's setting, False none, an object limits it."""
     if value is None or value is False or isinstance(value, SpeculationParams):
         return value
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"speculation={quote(value)} is not valid: give an object, or False for none")
+    require(isinstance(value, Mapping), "speculation", value, "an object, False for none, or None")
     known = [field.name for field in fields(SpeculationParams)]
     for name in value:
         if name not in known:

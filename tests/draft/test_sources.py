@@ -88,8 +88,8 @@ def test_a_request_limits_drafts() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (True, "speculation=True is not valid: give an object, or False for none"),
-        ("ngram", "give an object, or False"),
+        (True, "speculation=True is out of range: it must be an object, False for none, or None"),
+        ("ngram", "it must be an object"),
         ({"model": "x"}, "speculation has no 'model': give method or num_speculative_tokens"),
         ({"method": "eagle9"}, "method='eagle9' is out of range: it must be one of auto, ngram"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens=0 is out of range: it must be 1 to 32"),

@@ -197,6 +197,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "mirostat_tau": [*NUMBERS, -1],
     "mirostat_eta": [*NUMBERS, -1],
     "dry_sequence_breakers": [5, [5], [""], b"x"],
+    "speculation": [True, 5, "ngram", [1], {"method": "x"}, {"num_speculative_tokens": 0}],
 }
 
 

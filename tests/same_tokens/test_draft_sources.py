@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from penstock.draft.lookahead import LookaheadDrafter
 from penstock.draft.ngram import NgramDrafter
 from penstock.draft.prediction import PredictionDrafter
 from penstock.draft.suffix import SuffixDrafter
+from penstock.draft.text_index import END
 from penstock.text.prompt_encoder import Encoded
 from tests.llm import tiny
 from tests.same_tokens.roads import Answer, alone, always, answer, chunked, displaced, tiny_llm, tiny_model, together
+from tests.same_tokens.test_smollm2 import Known
+from tests.same_tokens.test_smollm2 import make as make_smollm2
+from tests.same_tokens.test_smollm2 import params as smollm2_params
 from tests.same_tokens.test_speculation import FAMILIES, params, prompts
+from tests.same_tokens.test_tiny import FAMILIES as ALL_FAMILIES
 
 SOURCES = ["lookahead", "function"]
 # One pair in the default run; the grid is for `make test-all`.
@@ -72,6 +78,56 @@ def test_chunked_and_preempted(tmp_path: Path, family: str, source: str) -> None
         assert llm.stats()["num_preemptions"] > 10
         outputs = llm.generate(prompts(), [one.clone(n=3) for one in params()], use_tqdm=False)
         assert [answer(output) for output in outputs] == answers
+
+
+def every_drafter(texts: Sequence[Sequence[int]], vocabulary: int) -> list[Drafter]:
+    """All of the host's, those of texts from known answers."""
+
+    def continue_known(tokens: list[int]) -> Sequence[int]:
+        return next((text[len(tokens) :] for text in texts if list(text[: len(tokens)]) == tokens), ())
+
+    host: list[Drafter] = [GrammarDrafter(), NgramDrafter(), SuffixDrafter(), PredictionDrafter(), LookaheadDrafter()]
+    known = [token for text in texts for token in (*text, END)]
+    return [*host, CorpusDrafter(known), FunctionDrafter(continue_known, vocabulary)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [family for family in ALL_FAMILIES if family != "Mamba2ForCausalLM"])
+@pytest.mark.parametrize("at", range(7))
+def test_every_drafter_on_every_family(tmp_path: Path, family: str, at: int) -> None:
+    model = tiny_model(tmp_path, family)
+    with tiny_llm(model) as llm:
+        answers = alone(llm, prompts(), params())
+        vocabulary = llm.service.assembly.spec.vocab_size
+    texts = [[*prompt, *found[0]] for prompt, found in zip(prompts(), answers)]
+    with always(tiny_llm(model, speculative_config="auto")) as llm:
+        drafter = every_drafter(texts, vocabulary)[at]
+        tiny.runner(llm.service).rows.drafters = Drafters([drafter], 5)
+        for _ in range(2):
+            assert together(llm, prompts(), params()) == answers
+        drafted = llm.stats().get(f"num_draft_tokens_of_{drafter.name}", 0)
+        assert drafted > 20 or drafter.name in ("grammar", "prediction")  # which these requests do not have
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", range(1, 7))
+def test_every_drafter_on_smollm2(known_smollm2: Known, at: int) -> None:
+    llm, answers = known_smollm2.llm, known_smollm2.answers
+    texts = [[*prompt, *found[0]] for prompt, found in zip(known_smollm2.prompts, answers)]
+    drafter = every_drafter(texts, llm.service.assembly.spec.vocab_size)[at]
+    tiny.runner(llm.service).rows.drafters = Drafters([drafter], 5)
+    for _ in range(2):
+        assert together(llm, known_smollm2.prompts, smollm2_params()) == answers
+    drafted = llm.stats().get(f"num_draft_tokens_of_{drafter.name}", 0)
+    assert drafted > 20 or drafter.name in ("ngram", "prediction")  # short texts that do not repeat
+
+
+@pytest.fixture(scope="module")
+def known_smollm2() -> Iterator[Known]:
+    with make_smollm2() as llm:
+        known = Known(llm)
+        always(llm)
+        yield known
 
 
 def test_64_sequences_with_different_methods(tmp_path: Path) -> None:

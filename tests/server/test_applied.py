@@ -28,10 +28,12 @@ STREAMS = {path: path for path in APIS} | {"/generate": "/generate_stream"}
 
 
 @pytest.fixture(scope="module")
-def tiny_server(tiny_model: Path) -> Iterator[RunningServer]:
-    with RunningServer(
-        str(tiny_model), "--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny"
-    ) as running:
+def tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    corpus = tmp_path_factory.mktemp("texts") / "corpus.txt"
+    corpus.write_text(TEXT)
+    drafts = json.dumps({"method": "auto", "corpus": str(corpus)})
+    options = ["--load-format", "dummy", "--threads", "1", "--served-model-name", "tiny"]
+    with RunningServer(str(tiny_model), *options, "--speculative-config", drafts) as running:
         yield running
 
 
