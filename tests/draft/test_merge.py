@@ -12,9 +12,9 @@ from penstock.draft.ngram import NgramDrafter
 from penstock.draft.prediction import PredictionDrafter
 from penstock.engine.draft_tree import compute_path_chances, find_paths, follow, is_line
 from penstock.engine.plan import Draft
-from penstock.types.speculation import PREDICTION
 from penstock.sampling.row import RowState
 from penstock.types import Request
+from penstock.types.speculation import PREDICTION
 
 
 def line(tokens: list[int], chance: float, drafter: str = "a") -> tuple[Draft, ...]:

@@ -15,7 +15,7 @@ NONE = "no drafts"  # works, and drafts nothing
 REFUSED = "refused"  # if asked for; off otherwise
 DEVICE = "on the device"  # drafts are verified there
 
-DRAFTERS = ("ngram", "suffix", "prediction", "lookahead", "corpus", "draft_fn", "grammar")
+DRAFTERS = ("ngram", "suffix", "prediction", "lookahead", "corpus", "draft_fn", "grammar", "tree")
 COLUMNS = (
     "sampling with a seed",
     "penalties",
@@ -44,6 +44,7 @@ EXCEPTIONS = {
     **{(drafter, "embedding models"): REFUSED for drafter in DRAFTERS},
     **{(drafter, "GPU"): DEVICE for drafter in DRAFTERS},
     ("grammar", "GPU"): NONE,
+    ("tree", "GPU"): REFUSED,
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams, StructuredOutputsParams
+from penstock.config import EngineConfig, Facts, GpuFacts, resolve
 from penstock.draft.corpus import CorpusDrafter
 from penstock.draft.drafter import Drafter
 from penstock.draft.drafters import Drafters
@@ -109,6 +110,12 @@ def make_prompts() -> list[list[int]]:
     return [[rng.choice(FEW) for _ in range(24 + 3 * i)] for i in range(3)]
 
 
+def make_all(drafter: str, known: dict[tuple[int, ...], tuple[int, ...]]) -> Drafters:
+    if drafter == "tree":
+        return Drafters([make_drafter(name, known) for name in ("ngram", "suffix", "corpus", "lookahead")], 4, True)
+    return Drafters([make_drafter(drafter, known)], 4)
+
+
 def make_drafter(drafter: str, known: dict[tuple[int, ...], tuple[int, ...]]) -> Drafter:
     """`known`: prompts and their answers."""
     texts = [[*prompt, *answer] for prompt, answer in known.items()]
@@ -158,7 +165,7 @@ def cells() -> list[Any]:
     found = []
     for column in COLUMNS:
         for at, drafter in enumerate(DRAFTERS):
-            is_quick = drafter == "ngram" or (COLUMNS.index(column) + 2) % 7 == at
+            is_quick = drafter == "ngram" or (COLUMNS.index(column) + 2) % 8 == at
             found.append(pytest.param(drafter, column, marks=[] if is_quick else [pytest.mark.slow]))
     return found
 
@@ -175,6 +182,13 @@ def test_cell(models: Models, tmp_path: Path, drafter: str, column: str) -> None
 
 def check_refusal(folder: Path, drafter: str, column: str) -> None:
     """Asked for, drafts are refused with the reason; left out, there are none."""
+    if column == "GPU":
+        gpu = GpuFacts("a GPU", 80 << 30, 80 << 30, 1 << 30, 1 << 16, 1000)
+        with pytest.raises(InvalidConfig, match="tree=true cannot be used on a GPU"):
+            resolve(
+                EngineConfig(device="cuda", speculative_config='{"tree": true}'), Facts(4096, 1024, 8 << 30, 2, gpu=gpu)
+            )
+        return
     architecture, why = {
         "recurrent models": ("Mamba2ForCausalLM", "recurrent state cannot go back"),
         "embedding models": ("BertModel", "the model makes embeddings"),
@@ -217,19 +231,20 @@ def check_same(models: Models, drafter: str, column: str) -> None:
     if drafter == "prediction":
         encoded = [Encoded(one.tokens, prediction=(1, *known[tuple(one.tokens)])) for one in encoded]
     rows = tiny.runner(drafting.service).rows
-    rows.drafters = Drafters([made := make_drafter(drafter, known)], 4)
+    rows.drafters = make_all(drafter, known)
     before = drafting.stats()
     for _ in range(2):  # prompts are cached the second time, and `suffix` knows the answers
         assert run(drafting, encoded, params, column) == expected
         for row in range(len(rows._rows)):
             rows.drafters.finish(rows[row].state)
     after = drafting.stats()
-    names = [f"num_{kind}_tokens_of_{NAMES.get(drafter, drafter)}" for kind in ("draft", "accepted")]
+    ending = "" if drafter == "tree" else f"_of_{NAMES.get(drafter, drafter)}"
+    names = [f"num_{kind}_tokens{ending}" for kind in ("draft", "accepted")]
     drafted, accepted = (after.get(name, 0) - before.get(name, 0) for name in names)
     if find_word(drafter, column) == NONE:
         assert drafted == 0
         return
-    assert drafted > 0 and (accepted > 0 or drafter == "lookahead"), made
+    assert drafted > 0 and (accepted > 0 or drafter == "lookahead")
     if column == "prefix cache":
         assert after["num_cached_tokens"] > before["num_cached_tokens"]
     if column == "preemption":
