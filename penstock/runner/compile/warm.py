@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from penstock import ops
-from penstock.ops.triton.tuning import CAPTURED_TOKENS, MIN_HOPPER_TOKENS, SHORT_CONTEXT
+from penstock.ops.triton.tuning import CAPTURED_TOKENS, EXACT_SPLIT_POSITIONS, MIN_HOPPER_TOKENS, SHORT_CONTEXT
 from penstock.passes.lower import row_limits
 from penstock.runner.cuda.decode_graphs import DecodeGraphs
 from penstock.runner.cuda.mixed_graphs import Key, MixedGraphs
@@ -19,15 +19,18 @@ from penstock.sampling.row import Chooser
 DEVICE, DEVICE_FILTERED, DEVICE_EXTRAS = Chooser.DEVICE, Chooser.DEVICE_FILTERED, Chooser.DEVICE_EXTRAS
 Work = Callable[[], None]
 FIRST_PROMPT = 100  # tokens of a typical first request
-MANY_ROWS = 8192  # so many that the deterministic GEMM does not split
+MANY_ROWS = 8192  # for the deterministic GEMM's largest tiles
 
 
 def first_steps(singles: DecodeGraphs) -> list[Work]:
     """Return the warm-up steps for the first request; they may run side by side."""
     chooser = DEVICE_FILTERED if singles.deterministic else DEVICE
     sizes = singles.sizes[:2] if singles.deterministic else singles.sizes[:1]
+    mixed = MixedGraphs(singles, singles.sizes[-1], CAPTURED_TOKENS[0])
     return [
         *(partial(singles.warm, size, False, chooser) for size in sizes),
+        *([partial(singles.warm, 1, False, chooser, EXACT_SPLIT_POSITIONS + 1)] if singles.deterministic else []),
+        *(partial(mixed.warm, key, chooser) for key in _least_keys(mixed)[:1]),  # the first prompt, padded
         *(partial(_run_mixed, singles, count, chooser, used) for count, used in ((FIRST_PROMPT, 1), (2, None))),
     ]
 
@@ -93,7 +96,7 @@ def _run_move(singles: DecodeGraphs) -> None:
 
 def _run_mixed(singles: DecodeGraphs, num_tokens: int = 2, chooser: Chooser = DEVICE, used: int | None = None) -> None:
     """Run a mixed step: one 2-token prompt padded to `num_tokens`, with `used` blocks per table, by default all there
-    can be, which deterministic attention reads in splits, and which other attention takes for a long prompt."""
+    can be, which attention takes for a long prompt."""
     rows, model = singles.rows, singles.model
     with torch.inference_mode():
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=rows.last.device)
