@@ -19,8 +19,10 @@ START_S = 120.0
 class ServerUnderTest:
     """`penstock serve` on a free port: started on entry and ready, stopped on exit."""
 
-    def __init__(self, model: str, options: Sequence[str] = ()) -> None:
-        self._command = [sys.executable, "-m", "penstock", "serve", model, "--port", "0", *options]
+    def __init__(self, model: str, options: Sequence[str] = (), module: str | None = None) -> None:
+        """`module` is run in place of the command, on a port that it chooses."""
+        command = [module, model] if module else ["penstock", "serve", model, "--port", "0"]
+        self._command = [sys.executable, "-m", *command, *options]
         self.url = ""
 
     def __enter__(self) -> ServerUnderTest:
@@ -40,6 +42,10 @@ class ServerUnderTest:
             found = re.search(r"listening on (http://[\w.:\[\]-]+)", line)
             if found:
                 self.url = found[1]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def rss_bytes(self) -> int:
         """Memory of the API process."""
