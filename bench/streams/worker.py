@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from bench.streams.trace import stamp
-from penstock.api.assemble import find_model
+from penstock.api.model_files import find_model
 from penstock.api.worker import Task, _describe_model, _first_line
 from penstock.config import EngineConfig
 from penstock.engine.engine import Engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 
 from penstock.errors import quote
 from penstock.host.version import VERSION
@@ -94,6 +95,7 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     *ollama.WRITES,
     *tgi.WRITES,
 ]
+BODY_HANDLERS = {path: handler for path, handler, body, _ in WRITES if body is not None and "{" not in path}
 DELETES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/responses/{id}", delete_response, None, "OpenAI"),
     ("/v1/files/{id}", delete_file, None, "OpenAI"),
@@ -142,6 +144,7 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
     app.openapi = lambda: make_document(app, bodies)  # type: ignore[method-assign]
     app.add_exception_handler(404, status.refuse_path)
     app.add_exception_handler(405, status.refuse_method)
+    app.add_middleware(_BodyRoutes, handlers=BODY_HANDLERS)
     app.add_middleware(_Errors, server=server)
     app.add_middleware(WarningHeaders)
     app.add_middleware(AuthMiddleware, ring=ring, routes=app.routes)
@@ -160,6 +163,21 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
     app.add_middleware(AnthropicErrors)
     app.add_middleware(AccessLogMiddleware, access=server.access, routes=app.routes)
     return app
+
+
+class _BodyRoutes:
+    """Innermost middleware: calls the handler of a POST with a body past the router, which tries all routes in turn."""
+
+    def __init__(self, app: Any, handlers: Mapping[str, Handler]) -> None:
+        self._app, self._handlers = app, handlers
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        handler = self._handlers.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if handler is None:
+            await self._app(scope, receive, send)
+        else:
+            response = await handler(Request(scope, receive, send))
+            await response(scope, receive, send)
 
 
 class _Errors:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DeadlinePassed, PenstockError
+from penstock.server.engines.direct import DirectWriter, Encode, OpenBody
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.model import ServedModel
 from penstock.server.openai.logprobs import count_prompt_logprobs
@@ -81,6 +82,7 @@ class Generation:
         self.flights = list(flights)
         self.usage = Usage(num_prompt=sum(len(flight.request.tokens) for flight in flights))
         self.times = Times(min(flight.begun_s for flight in flights))
+        self._last_s = 0.0  # of the last delta
 
     @property
     def relaxed(self) -> dict[str, list[str]]:
@@ -121,26 +123,37 @@ class Generation:
         return num_prompt + sum(len(item.logprobs) for item in batch) * ((sampling.logprobs or 0) + 1)
 
     async def stream(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
-        metrics, name, last = self._metrics, self.model.name, 0.0
         try:
             async with contextlib.aclosing(self._merge()) as items:
                 async for index, batch in items:
-                    now = time.monotonic()
-                    if self.times.first_s is None:
-                        self.times.first_s = now
-                        self.usage.num_cached = sum(flight.num_cached for flight in self.flights)
-                    else:
-                        metrics.observe_gap(name, now - last)
-                    last = now
-                    for item in batch:
-                        self.usage.num_output += len(item.token_ids)
-                        if item.finish_reason is not None:
-                            metrics.count_end(name, item.finish_reason)
-                            self.times.end_s = now
+                    self._record(batch, time.monotonic())
                     yield index, batch
             self.times.end_s = time.monotonic()
         finally:
             self.close()
+
+    def _record(self, batch: Sequence[StreamDelta], now_s: float) -> None:
+        """Count a batch of deltas, and the time since the one before."""
+        if self.times.first_s is None:
+            self.times.first_s = now_s
+            self.usage.num_cached = sum(flight.num_cached for flight in self.flights)
+        else:
+            self._metrics.observe_gap(self.model.name, now_s - self._last_s)
+        self._last_s = now_s
+        usage = self.usage
+        for item in batch:
+            usage.num_output += len(item.token_ids)
+            if item.finish_reason is not None:
+                self._metrics.count_end(self.model.name, item.finish_reason)
+                self.times.end_s = now_s
+
+    def write_to(self, body: OpenBody, encode: Encode) -> None:
+        """Write deltas to `body` as they come, while who reads `stream` waits for the next; `stream` yields the rest.
+        Only for one prompt: the order of several is that of `stream`."""
+        engine = self.model.engine
+        if len(self.flights) == 1 and engine is not None:
+            flight = self.flights[0]
+            flight.writer = DirectWriter(body, encode, self._record, self.fail, engine.dispatcher.unwritten)
 
     async def wait(self) -> None:
         """Run to the end; the output is in the flights' collectors."""
@@ -158,7 +171,7 @@ class Generation:
             self._metrics.count_end(self.model.name, "abort")
         self.abort()
         for flight in self.flights:
-            flight.collector.listener = None  # else only the garbage collector frees them
+            flight.collector.listener = flight.writer = None  # else only the garbage collector frees them
         self._metrics.observe(self.model.name, self)
 
     async def _merge(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:

@@ -21,9 +21,11 @@ class LoopHistogram:
         self._sums.setdefault(model, 0.0)
 
     def observe(self, model: str, seconds: float) -> None:
-        if model not in self._counts:
+        counts = self._counts.get(model)
+        if counts is None:
             self.add_model(model)
-        self._counts[model][bisect_left(self._buckets, seconds)] += 1
+            counts = self._counts[model]
+        counts[bisect_left(self._buckets, seconds)] += 1
         self._sums[model] += seconds
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

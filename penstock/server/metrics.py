@@ -75,6 +75,7 @@ class Metrics:
         )
         self._between = LoopHistogram("penstock:inter_token_latency_seconds", "Time between tokens.", SECONDS)
         self.registry.register(self._between)
+        self.observe_gap = self._between.observe  # of a model: seconds between tokens
         self._whole = self._make_histogram(
             "penstock:e2e_request_latency_seconds", "Time from arrival to the last token."
         )
@@ -118,9 +119,6 @@ class Metrics:
 
     def count_end(self, model: str, finish_reason: str) -> None:
         self._ended.labels(model, finish_reason).inc()
-
-    def observe_gap(self, model: str, seconds: float) -> None:
-        self._between.observe(model, seconds)
 
     def observe(self, model: str, generation: Generation) -> None:
         """Record the latencies and token counts of a finished request."""

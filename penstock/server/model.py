@@ -69,7 +69,9 @@ class ModelText:
     async def encode_all(
         self, prompts: Sequence[Prompt], *, cut: bool = False, add_special_tokens: bool = True, tenant: str = ""
     ) -> list[Encoded]:
-        """Encode many prompts, a few at a time."""
+        """Encode many prompts, a few at a time; token ids at once."""
+        if not any(isinstance(prompt, str) for prompt in prompts):
+            return [self.intake.encode(prompt, cut=cut) for prompt in prompts]
         encoded: list[Encoded] = []
         for at in range(0, len(prompts), MAX_CONCURRENT_PROMPTS):
             some = prompts[at : at + MAX_CONCURRENT_PROMPTS]
@@ -127,6 +129,10 @@ class ModelText:
             await asyncio.sleep(0)
         return "".join([*parts, stream.finish()])
 
+    def has_to_prepare(self, params: SamplingParams) -> bool:
+        """True if `prepare` waits for other processes or threads."""
+        return bool(params.bad_words) or params.structured_outputs is not None or params.has_dry
+
     async def prepare(self, encoded: Encoded, params: SamplingParams, tenant: str = "") -> Prepared:
         """Run what a request needs before it is queued: encode bad words, try the grammar."""
         words = await self.service.encode_words(params.bad_words, tenant) if params.bad_words else ()
@@ -179,6 +185,7 @@ class ServedModel:
         self.admission = admission
         self.engine: RemoteEngine | None = None
         self.path: Path | None = None
+        self._fingerprint: tuple[Ready, str] | None = None  # and what it was made of
         self._seed = options.get("seed")
         self._task: asyncio.Task[None] | None = None
         self._sandbox: Sandbox | None = None
@@ -325,8 +332,10 @@ class ServedModel:
     def fingerprint(self) -> str:
         """A hash of weights and settings, as far as the API process knows them."""
         facts = self.facts
-        identity = f"{VERSION}:{self.path}:{facts.num_bytes}:{facts.settings}"
-        return "fp_" + hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+        if self._fingerprint is None or self._fingerprint[0] is not facts:
+            identity = f"{VERSION}:{self.path}:{facts.num_bytes}:{facts.settings}"
+            self._fingerprint = facts, "fp_" + hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+        return self._fingerprint[1]
 
     def make_request(
         self,

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from penstock.text.ledger import DraftCounts, list_applied
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import (
@@ -70,6 +72,7 @@ class StopStrings:
     def __init__(self, stop: Sequence[str] = (), include: bool = False) -> None:
         self.include = include
         self.matched: str | None = None
+        self.is_active = bool(stop)
         self._trie = _Trie(stop) if stop else None
         self._node, self._held = 0, ""
 
@@ -109,6 +112,9 @@ class Detokenizer:
 
     def push(self, ids: Iterable[int]) -> str:
         return self._stream.push([id for id in ids if id not in self._hidden])
+
+    def push_one(self, id: int) -> str:
+        return "" if id in self._hidden else self._stream.push_one(id)
 
     def finish(self) -> str:
         """Return what remains at the end: U+FFFD for an incomplete character."""
@@ -176,6 +182,19 @@ class AnswerBuilder:
         self.so_far.token_ids.extend(delta.tokens)
         return True
 
+    def add_token(self, token: int) -> str | None:
+        """Add one token that does not end the answer; return its text. None, changing nothing, if it may match a stop
+        string."""
+        if self._stop.is_active:
+            return None
+        self.so_far.token_ids.append(token)
+        if self._detokenizer is None:
+            return ""
+        text = self._detokenizer.push_one(token)
+        if text:
+            self._texts.append(text)
+        return text
+
     def push(self, delta: Delta) -> Part:
         """Add a step's delta; return the part that belongs to the answer."""
         if self.extend(delta):
@@ -238,7 +257,9 @@ def split_delta(delta: Delta) -> Iterator[Delta]:
             delta.prompt_logprobs if place == 0 else None,
             num_cached_tokens=delta.num_cached_tokens,
         )
-    yield replace(delta, tokens=delta.tokens[last:], logprobs=delta.logprobs[last:], prompt_logprobs=None)
+    yield msgspec.structs.replace(
+        delta, tokens=delta.tokens[last:], logprobs=delta.logprobs[last:], prompt_logprobs=None
+    )
 
 
 class Collector:
@@ -268,6 +289,16 @@ class Collector:
     def failed(self) -> bool:
         """True if no answer came of it."""
         return self.error is not None and all(one.so_far.finish_reason == "error" for one in self._answers.values())
+
+    def add_token(self, sibling: int, token: int) -> StreamDelta | None:
+        """Add one token to an answer that has begun; return what a listener would hear, without calling it. None,
+        changing nothing, if it takes a `push`."""
+        answer = self._answers.get(sibling)
+        text = None if answer is None else answer.add_token(token)
+        if text is None:
+            return None
+        request = self.request
+        return StreamDelta(request.id, sibling, text, (token,), (), None, None, len(request.tokens), self._num_cached)
 
     def push(self, delta: Delta) -> bool:
         """Add a delta; return True if the engine must stop this sibling. A listener hears of one token at a time, so

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+import msgspec
+
 from penstock.types.applied import Applied, DraftCount
 
 
@@ -22,9 +24,10 @@ class Logprob(NamedTuple):
 TokenLogprobs = dict[int, Logprob]  # one position: the sampled (or prompt) token first, then the likeliest ones
 
 
-@dataclass(slots=True)
-class Delta:
-    """The tokens that one step added to one sibling of a request. Immutable."""
+class Delta(msgspec.Struct, omit_defaults=True, gc=False):
+    """The tokens that one step added to one sibling of a request. Immutable.
+
+    A struct: it is sent between processes for every token, with the fields that are set alone."""
 
     request_id: str
     sibling: int
@@ -42,6 +45,18 @@ class Delta:
     forced_closing: bool = False  # a token was replaced to end the answer validly within its budget
     mu: float | None = None  # mirostat's, after the last token, to continue in another engine
     drafts: tuple[DraftCount, ...] = ()  # draft tokens that were verified
+
+    @property
+    def is_token(self) -> bool:
+        """True for one token and nothing else."""
+        return (
+            len(self.tokens) == 1
+            and self.finish_reason is None
+            and self.error is None
+            and self.mu is None
+            and self.prompt_logprobs is None
+            and not (self.logprobs or self.forced_closing or self.drafts)
+        )
 
 
 @dataclass
@@ -105,8 +120,7 @@ class RequestOutput:
         return all(one.exact for one in self.applied)
 
 
-@dataclass(frozen=True)
-class StreamDelta:
+class StreamDelta(msgspec.Struct, frozen=True, gc=False):
     """One item of a stream: the new text and tokens of one answer."""
 
     request_id: str

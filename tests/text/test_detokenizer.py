@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import sentencepiece
 from hypothesis import assume, given, settings
@@ -116,6 +118,18 @@ def test_a_character_in_many_tokens_comes_at_once(tokenizers):
     assert deltas(tokenizers["bytes"], ids, True, []) == ["", "", "", "\U00040000", ""]
     assert deltas(tokenizers["bytes"], ids[2:], True, ids[:2]) == ["", "\U00040000", ""]
     assert deltas(tokenizers["bytes"], ids[:3], True, []) == ["", "", "", "\ufffd"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_id_by_itself_gives_the_same_text(tokenizers, kind):
+    """Characters cut in two included: whatever waits is completed either way."""
+    tokenizer = tokenizers[kind]
+    one, many = Detokenizer(tokenizer), Detokenizer(tokenizer)
+    source = random.Random(0)
+    halves = tokenizer.encode("\U00040000ä", add_special_tokens=False)
+    for id in [source.choice([source.randrange(700), *halves]) for _ in range(3000)]:
+        assert one.push_one(id) == many.push((id,))
+    assert one.finish() == many.finish()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -70,6 +70,16 @@ class MessageBuilder:
     def _is_cut(self) -> bool:
         return self._forced_closing and self._chat_prompt.is_open and not self.calls
 
+    @property
+    def is_plain(self) -> bool:
+        """True if all text is content: no reasoning and no calls are looked for."""
+        return self._splitter is None and self._parser is None
+
+    def add_text(self, item: StreamDelta) -> None:
+        """Add a delta that is content alone and does not end the message; only if `is_plain`."""
+        self.token_ids += item.token_ids
+        self._texts.append(item.text)
+
     def push(self, item: StreamDelta) -> list[dict[str, Any]]:
         """Add a delta; return the message's deltas in OpenAI's format."""
         self.token_ids += item.token_ids

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from penstock.errors import quote
 from penstock.server.anthropic.errors import PATH as ANTHROPIC_PATH
 from penstock.server.anthropic.errors import make_error_body
-from penstock.server.http.context import new_id
+from penstock.server.http.context import OPEN_BODY, new_id
 from penstock.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -89,6 +89,23 @@ def encode_refusal(error: ApiError, path: str) -> bytes:
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return STATUS_LINE[status] + lines.encode("latin-1") + b"\r\n" + body
+
+
+class CycleBody:
+    """The body of a cycle's response, written without its task."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._flow = cycle, cycle.flow
+
+    @property
+    def is_ready(self) -> bool:
+        cycle = self._cycle
+        return cycle.response_started and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
+
+    def write(self, data: bytes) -> None:
+        cycle = self._cycle
+        if not cycle.disconnected and not cycle.response_complete:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
 
 
 class CheckMiddleware:
@@ -336,6 +353,7 @@ class RequestParser(HttpToolsProtocol):
         if authority is not None:
             self.scope["authority"] = authority  # type: ignore[typeddict-unknown-key]
         self.cycle.transport = LingeringTransport(self.transport, self.leave)  # type: ignore[assignment]
+        self.scope[OPEN_BODY] = CycleBody(self.cycle)  # type: ignore[literal-required]
         self._enter(BODY)
 
     def _take_authority(self) -> bytes | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from penstock.engine.messages import Abort, Add
 from penstock.errors import EngineFailed, InvalidRequest, PenstockError
 from penstock.server.engines.admission import AdmissionQueue
+from penstock.server.engines.direct import UnwrittenDeltas
 from penstock.server.engines.in_flight import STARTED_COST, InFlightRequest, Occupancy, RequestPart
 from penstock.types import Delta
 
@@ -42,6 +43,10 @@ class Quarantine:
 
     def __contains__(self, part: RequestPart) -> bool:
         return part in self._tried
+
+    @property
+    def has_trials(self) -> bool:
+        return bool(self._tried)
 
     def open(self, now: float) -> None:
         """Start over with a new engine."""
@@ -112,6 +117,11 @@ def _clear(part: RequestPart) -> None:
     part.max_group = 1 << 30
 
 
+def _report_output(error: Exception) -> EngineFailed:
+    log.exception("cannot detokenize an output")
+    return EngineFailed(f"cannot detokenize the output ({type(error).__name__}): see the server's log")
+
+
 class Dispatcher:
     """Requests between admission queue and engine; `send` sends a command. Everything waits until `open`."""
 
@@ -120,6 +130,7 @@ class Dispatcher:
         self.quarantine = Quarantine()
         self.parts = Occupancy()  # sent to the engine
         self.flights: dict[str, InFlightRequest] = {}  # with at least one part started
+        self.unwritten = UnwrittenDeltas()
         self._lost: deque[RequestPart] = deque()  # lost in a crash, not yet resent
         self._max_rows: int | None = None  # of the present engine
         self._send = send
@@ -146,10 +157,25 @@ class Dispatcher:
         self.dispatch()
 
     def handle_deltas(self, deltas: Iterable[Delta]) -> None:
+        find, has_trials = self.parts.get, self.quarantine.has_trials
+        num_written: dict[str, int] = {}  # tokens by tenant
         for delta in deltas:
-            part = self.parts.get(delta.request_id)
-            if part is not None and delta.sibling in part.siblings:
+            part = find(delta.request_id)
+            if part is None or delta.sibling not in part.siblings:
+                continue
+            flight = part.flight
+            try:
+                is_taken = delta.is_token and not has_trials and flight.push_token(delta)
+            except Exception as error:
+                self._fail(flight, _report_output(error))
+                continue
+            if is_taken:
+                part.num_tokens += 1
+                num_written[flight.tenant] = num_written.get(flight.tenant, 0) + 1
+            else:
                 self._handle_delta(part, delta)
+        for tenant, num_tokens in num_written.items():
+            self.admission.fair_shares.charge(tenant, num_output=num_tokens)
         self.dispatch()
 
     def _handle_delta(self, part: RequestPart, delta: Delta) -> None:
@@ -176,10 +202,7 @@ class Dispatcher:
             if part.flight.push(delta):
                 self._send(Abort(part.id, delta.sibling, "stop"))
         except Exception as error:
-            log.exception("cannot detokenize an output")
-            part.flight.fail(
-                EngineFailed(f"cannot detokenize the output ({type(error).__name__}): see the server's log")
-            )
+            part.flight.fail(_report_output(error))
             return False
         return delta.error is None
 

@@ -201,7 +201,7 @@ class RemoteEngine:
             self._process = await EngineProcess.start(self.model, self.options, self._folder, self._command)
             try:
                 if not self._closing.is_set():  # it may have been set meanwhile
-                    await self._process.watch(self._handle)
+                    await self._process.watch(self._handle, self.dispatcher.unwritten.flush)
             finally:
                 self._process.kill()
                 self._process.close()

@@ -8,7 +8,10 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import msgspec
+
 from penstock.errors import InvalidRequest, PenstockError
+from penstock.server.engines.direct import DirectWriter
 from penstock.server.engines.queues import PromptQueue
 from penstock.text.answers import Collector
 from penstock.text.tokenizers.tokenizer import Tokenizer
@@ -84,7 +87,9 @@ class InFlightRequest:
         self.prefix_keys: tuple[int, ...] | None = None  # block hashes of its prompt, computed on demand
         self.is_charged = False  # its prompt is paid for
         self.begun_s = time.monotonic()
-        self._items: asyncio.Queue[StreamDelta | PenstockError | None] = asyncio.Queue()
+        self.writer: DirectWriter | None = None  # of a response that has begun
+        self._items: deque[StreamDelta | PenstockError | None] = deque()
+        self._waiter: asyncio.Future[None] | None = None  # of `items`: all before is sent
         self._num_cached: int | None = None
 
     @property
@@ -100,6 +105,18 @@ class InFlightRequest:
     def timeout_s(self) -> float:
         return (self.deadline_s or self.begun_s) - self.begun_s
 
+    def push_token(self, delta: Delta) -> bool:
+        """Add a delta that is one token, if a writer takes it; False, changing nothing, if it takes a `push`."""
+        writer, tokens = self.writer, self.outputs.get(delta.sibling)
+        if self._waiter is None or writer is None or not tokens or not writer.body.is_ready:
+            return False
+        item = self.collector.add_token(delta.sibling, delta.tokens[0])
+        if item is None:
+            return False
+        tokens.append(delta.tokens[0])
+        writer.add(item)
+        return True
+
     def push(self, delta: Delta) -> bool:
         """Add a step's delta; True if the engine must be told to stop this sibling."""
         if delta.sibling not in self.outputs:
@@ -107,7 +124,7 @@ class InFlightRequest:
         if self._num_cached is None:
             self._num_cached = delta.num_cached_tokens
         elif delta.num_cached_tokens != self._num_cached:
-            delta = replace(delta, num_cached_tokens=self._num_cached)
+            delta = msgspec.structs.replace(delta, num_cached_tokens=self._num_cached)
         tokens = self.outputs[delta.sibling]
         if tokens:
             tokens += delta.tokens
@@ -121,24 +138,43 @@ class InFlightRequest:
         if delta.error is not None:
             self.fail(InvalidRequest(delta.error) if delta.unfit else PenstockError(f"the model failed: {delta.error}"))
         elif self.request.pool and not self.outputs:
-            self._items.put_nowait(None)
+            self._put(None)
         return ends_here
 
     def _push(self, item: StreamDelta) -> None:
+        if self._waiter is not None and self.writer is not None and self.writer.take(item):
+            return
         if not self.request.pool:
-            self._items.put_nowait(item)
+            self._put(item)
 
     def fail(self, error: PenstockError) -> None:
         self.outputs.clear()
-        self._items.put_nowait(error)
+        self._put(error)
+
+    def _put(self, item: StreamDelta | PenstockError | None) -> None:
+        if self.writer is not None:
+            self.writer.flush(time.monotonic())  # what came before
+        self._items.append(item)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        """Wait for an item. Who asks for the next one has sent those before, so a writer may write meanwhile."""
+        while not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
 
     async def items(self) -> AsyncIterator[list[StreamDelta]]:
-        """Yield batches of deltas until every sibling has ended."""
+        """Yield batches of deltas until every sibling has ended; a `writer` takes some of them instead."""
         num_open = self.request.num_siblings
         while num_open:
-            batch = [await self._items.get()]
-            while not self._items.empty():
-                batch.append(self._items.get_nowait())
+            await self._wait()
+            batch = list(self._items)
+            self._items.clear()
             ready: list[StreamDelta] = []
             for item in batch:
                 if isinstance(item, PenstockError):

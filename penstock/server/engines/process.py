@@ -32,7 +32,8 @@ STOP_S = 5.0
 _serial_numbers = itertools.count(1)
 DRAIN_MS = 20  # for reports left after its death
 MAX_LOOP_BYTES = 256 * 1024  # of a report decoded on the event loop
-YIELD_BYTES = 16 * 1024  # after a larger report, yield to the event loop
+MAX_TURN_BYTES = 128 * 1024  # of reports, after which the next is not handled with them
+YIELD_BYTES = 16 * 1024  # after more, yield to the event loop
 
 
 @contextlib.contextmanager
@@ -156,8 +157,9 @@ class EngineProcess:
     def send(self, command: Command) -> None:
         self._sockets[0].send(self._encoder.encode(command))
 
-    async def watch(self, take: Callable[[Report], None]) -> None:
-        readers = [asyncio.ensure_future(self._read(socket, take)) for socket in self._sockets]
+    async def watch(self, take: Callable[[Report], None], end_turn: Callable[[], None]) -> None:
+        """Pass on its reports until it dies; `end_turn` is called after those that had come together."""
+        readers = [asyncio.ensure_future(self._read(socket, take, end_turn)) for socket in self._sockets]
         try:
             dead = asyncio.ensure_future(self._process.wait())
             await asyncio.wait([dead, *readers], return_when=asyncio.FIRST_COMPLETED)
@@ -171,12 +173,23 @@ class EngineProcess:
         for socket in self._sockets:
             while await socket.poll(DRAIN_MS):
                 take(await self._decode(await socket.recv()))
+        end_turn()
 
-    async def _read(self, socket: zmq.asyncio.Socket, take: Callable[[Report], None]) -> None:
+    async def _read(
+        self, socket: zmq.asyncio.Socket, take: Callable[[Report], None], end_turn: Callable[[], None]
+    ) -> None:
         while True:
             raw = await socket.recv()
-            take(await self._decode(raw))
-            if len(raw) > YIELD_BYTES:
+            num_bytes = len(raw)
+            try:
+                take(await self._decode(raw))
+                while num_bytes < MAX_TURN_BYTES and int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                    raw = await socket.recv()
+                    num_bytes += len(raw)
+                    take(await self._decode(raw))
+            finally:
+                end_turn()
+            if num_bytes > YIELD_BYTES:
                 await asyncio.sleep(0)  # the next may already be queued
 
     async def _decode(self, raw: bytes) -> Report:

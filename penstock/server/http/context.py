@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from pydantic import BaseModel
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from penstock.errors import PenstockError
 from penstock.server.connections.body_memory import (
@@ -24,6 +27,7 @@ from penstock.server.connections.body_memory import (
     BodyReservation,
     run_without_gc,
 )
+from penstock.server.engines.direct import OpenBody
 from penstock.server.http import sse
 from penstock.server.http.decode import decode
 from penstock.server.http.errors import ApiError, to_api_error, warn
@@ -42,6 +46,7 @@ RESERVATION = "body_reservation"  # scope key: the memory held by the body
 IDENTITY = "client_identity"  # scope key: the request's Client
 USAGE = "usage"  # scope key: the request's token counts
 SEND = "send_past_middleware"  # scope key: the outermost `send`
+OPEN_BODY = "open_body"  # scope key: the response's body as the connection writes it
 POLL_S = 0.25
 MAX_LOOP_LOGPROBS = 5_000  # max logprobs formatted on the event loop
 Typed = TypeVar("Typed", bound=BaseModel)
@@ -95,6 +100,8 @@ async def _receive(request: Request, reservation: BodyReservation) -> bytearray:
 
 
 async def _next_message(request: Request, reservation: BodyReservation) -> Message:
+    if not reservation.num_bytes:  # a small body is never overdue
+        return await request.receive()
     waiting = asyncio.ensure_future(request.receive())
     try:
         while True:
@@ -183,7 +190,8 @@ async def start_generation(
 ) -> Generation:
     """Queue a request's prompts unless the client disconnects meanwhile, and release its body."""
     work = server_of(request).generate(model, client_of(request), body, prompts, pool=pool)
-    generation = await cancel_on_disconnect(request, work)
+    waits = any(model.text.has_to_prepare(params) for _, params in prompts)
+    generation = await (cancel_on_disconnect(request, work) if waits else work)
     request.scope[USAGE] = generation.usage
     generation.includes_applied = body.include_applied
     await release_body(request.scope)
@@ -209,17 +217,49 @@ async def _wait_disconnect(request: Request) -> None:
         pass
 
 
+async def run_until_disconnect(receive: Receive, work: Awaitable[Made]) -> Made:
+    """Await `work` in this task, without the detour over one of its own; ClientDisconnect if the client disconnects."""
+    task, is_gone = asyncio.current_task(), False
+    assert task is not None
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        task.cancel()
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        made = await work
+    except asyncio.CancelledError:
+        if not is_gone:
+            raise
+        if sys.version_info >= (3, 11):
+            task.uncancel()
+        raise ClientDisconnect from None
+    finally:
+        watching.cancel()
+    return made
+
+
 async def event_stream(
     request: Request,
     events: AsyncGenerator[bytes, None],
     failed: Callable[[ApiError], bytes] = lambda error: sse.event(error.body()) + sse.DONE,
     media_type: str = sse.MEDIA_TYPE,
+    begin: Callable[[OpenBody], None] | None = None,
 ) -> Response:
-    """Stream `events`. An error before the first is an ordinary response; a later one becomes an event."""
+    """Stream `events`. An error before the first is an ordinary response; a later one becomes an event. `begin` gets
+    the response when the first event is sent, to write others itself."""
     try:
-        first = await cancel_on_disconnect(request, _next_event(events))
-    except BaseException:
+        first = await run_until_disconnect(request.receive, _next_event(events))
+    except BaseException as error:
         await events.aclose()
+        if isinstance(error, ClientDisconnect):
+            raise ApiError(499, "the client disconnected") from None
+        if isinstance(error, (ApiError, PenstockError)):
+            error.__traceback__ = None  # its frames hold the body
         raise
 
     async def body() -> AsyncIterator[bytes]:
@@ -232,21 +272,40 @@ async def event_stream(
         finally:
             await events.aclose()
 
-    return EventResponse(body(), request.scope.get(SEND), media_type)
+    open_body: OpenBody | None = request.scope.get(OPEN_BODY)
+    return EventResponse(
+        body(),
+        request.scope.get(SEND),
+        media_type,
+        None if begin is None or open_body is None else partial(begin, open_body),
+    )
 
 
 class EventResponse(StreamingResponse):
     """Sends events past the middleware, which reads the start and the end of a response alone."""
 
-    def __init__(self, events: AsyncIterator[bytes], send_event: Send | None, media_type: str) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        send_event: Send | None,
+        media_type: str,
+        begin: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(events, media_type=media_type, headers=sse.HEADERS)
-        self._send_event = send_event
+        self._send_event, self._begin = send_event, begin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ClientDisconnect):
+            await run_until_disconnect(receive, self.stream_response(send))
 
     async def stream_response(self, send: Send) -> None:
         send_event = self._send_event or send
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for event in self.body_iterator:
             await send_event({"type": "http.response.body", "body": event, "more_body": True})
+            if self._begin is not None:
+                self._begin()
+                self._begin = None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

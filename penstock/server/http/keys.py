@@ -194,11 +194,12 @@ class AuthMiddleware:
 
     def __init__(self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute]) -> None:
         self._app, self._ring, self._routes = app, ring, routes
+        self._known: set[str] = set()  # paths that are a route's own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or IDENTITY in scope:  # an internal batch request has its tenant's identity
             return await self._app(scope, receive, send)
-        route = scope[ROUTE] = find_route(self._routes, scope)
+        route = scope[ROUTE] = self._find_route(scope)
         if route not in OPEN:
             local = is_local(scope)
             client = self._ring.identify(_read_key(scope), is_local=local)
@@ -208,6 +209,16 @@ class AuthMiddleware:
             scope[IDENTITY] = client
             scope[SEES_ALL] = client is not None and client.is_admin or local and not self._ring.closed
         await self._app(scope, receive, send)
+
+    def _find_route(self, scope: Scope) -> str | None:
+        """Return the declared path of the route; the search takes as long as there are routes."""
+        path: str = scope["path"]
+        if path in self._known:
+            return path
+        route = find_route(self._routes, scope)
+        if route == path:
+            self._known.add(path)
+        return route
 
     def _find_error(self, client: Client | None, route: str | None) -> ApiError | None:
         if client is None:

@@ -33,12 +33,16 @@ class EventTemplate:
         self._before, self._after = event(value).rsplit(_encoder.encode(TEXT), 1)  # a client may write it before
 
     def fill(self, text: str) -> bytes:
-        return self._before + _encode(text) + self._after
+        line = _encoder.encode(text)
+        return b"%b%b%b" % (self._before, line if line.isascii() else _escape(line), self._after)
 
 
 def _encode(value: Any) -> bytes:
     line = _encoder.encode(value)
-    if not line.isascii():
-        for end, escaped in _LINE_BREAKS.items():
-            line = line.replace(end, escaped)
+    return line if line.isascii() else _escape(line)
+
+
+def _escape(line: bytes) -> bytes:
+    for end, escaped in _LINE_BREAKS.items():
+        line = line.replace(end, escaped)
     return line

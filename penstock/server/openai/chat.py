@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from penstock.server.common.chat_prompt import ChatPrompt, warn_of_unused_budget
 from penstock.server.common.message_builder import MessageBuilder
+from penstock.server.engines.direct import OpenBody, join_deltas
 from penstock.server.generation import Generation
 from penstock.server.http import sse
 from penstock.server.http.context import (
@@ -45,7 +46,7 @@ async def chat_completions(request: Request) -> Response:
     generation = await start_generation(request, model, body, [(chat_prompt.encoded, chat_prompt.params)])
     answer = ChatAnswer(body, chat_prompt, generation)
     if body.stream:
-        return await event_stream(request, answer.events())
+        return await event_stream(request, answer.events(), begin=answer.write_to)
     return json_response(await cancel_on_disconnect(request, answer.collect()))
 
 
@@ -76,7 +77,17 @@ class ChatAnswer:
         count = body.n or 1
         self.builders = [MessageBuilder(chat_prompt) for _ in range(count)]
         self._has_usage_chunks = body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
+        self._is_plain = self.builders[0].is_plain and not (
+            body.logprobs or body.return_token_ids or self._has_usage_chunks
+        )
         self._templates: dict[int, sse.EventTemplate] = {}  # of chunks with content alone
+        self._chunk_head = {
+            **self.head,
+            "object": "chat.completion.chunk",
+            "system_fingerprint": generation.model.fingerprint,
+            **({"prompt_token_ids": None} if body.return_token_ids else {}),
+        }
+        self._has_begun = [False] * count
 
     async def collect(self) -> Any:
         async with contextlib.aclosing(self.generation.stream()) as items:
@@ -157,25 +168,16 @@ class ChatAnswer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         options = self.body.stream_options
-        head = {
-            **self.head,
-            "object": "chat.completion.chunk",
-            "system_fingerprint": self.generation.model.fingerprint,
-            **({"prompt_token_ids": None} if self.body.return_token_ids else {}),
-        }
-        has_begun = [False] * len(self.builders)
         async with contextlib.aclosing(self.generation.stream()) as items:
             async for _, batch in items:
-                chunks = await run_formatting(
-                    self.generation.count_logprobs(batch), partial(self._encode_batch, head, batch, has_begun)
-                )
+                chunks = await run_formatting(self.generation.count_logprobs(batch), partial(self._encode_batch, batch))
                 if chunks:
                     yield chunks
         usage = self.generation.usage
         if options is not None and options.include_usage:
             yield sse.event(
                 {
-                    **head,
+                    **self._chunk_head,
                     "choices": [],
                     "usage": self._format_usage(),
                     "timings": self.generation.times.format_timings(usage),
@@ -183,19 +185,38 @@ class ChatAnswer:
             )
         yield sse.DONE
 
-    def _encode_batch(self, head: dict[str, Any], batch: list[StreamDelta], has_begun: list[bool]) -> bytes:
+    def write_to(self, body: OpenBody) -> None:
+        self.generation.write_to(body, self._encode_directly)
+
+    def _encode_directly(self, batch: list[StreamDelta], join: bool) -> bytes:
+        """Encode a batch; only content is joined: a part of a message may end within a joined delta."""
+        if not self._is_plain:
+            return self._encode_batch(batch)
+        if join:
+            batch = join_deltas(batch)
+        chunks = []
+        for item in batch:
+            if item.text and self._has_begun[item.index]:
+                self.builders[item.index].add_text(item)
+                chunks.append(self._encode_content(self._chunk_head, item.index, item.text))
+            else:
+                chunks.append(self._encode_batch([item]))
+        return b"".join(chunks)
+
+    def _encode_batch(self, batch: list[StreamDelta]) -> bytes:
         chunks: list[bytes] = []
         for item in batch:
-            if not has_begun[item.index]:
-                first = {**head, "prompt_token_ids": self._list_prompt_ids()} if self.body.return_token_ids else head
-                chunks.append(
-                    self._encode_chunk(
-                        head if any(has_begun) else first, item.index, {"role": "assistant", "content": ""}
-                    )
-                )
-                has_begun[item.index] = True
-            chunks += self._encode_delta(head, item)
+            if not self._has_begun[item.index]:
+                chunks.append(self._encode_begin(item.index))
+                self._has_begun[item.index] = True
+            chunks += self._encode_delta(self._chunk_head, item)
         return b"".join(chunks)
+
+    def _encode_begin(self, index: int) -> bytes:
+        head = self._chunk_head
+        if self.body.return_token_ids and not any(self._has_begun):
+            head = {**head, "prompt_token_ids": self._list_prompt_ids()}
+        return self._encode_chunk(head, index, {"role": "assistant", "content": ""})
 
     def _encode_delta(self, head: dict[str, Any], item: StreamDelta) -> list[bytes]:
         builder = self.builders[item.index]

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from penstock.server.common.fields import MAX_INT32, MAX_TOP_LOGPROBS, SamplingBody, make_sampling_params
 from penstock.server.common.structured_outputs import StructuredOutputsBody, read_constraint
+from penstock.server.engines.direct import OpenBody, join_deltas
 from penstock.server.generation import Generation
 from penstock.server.http import sse
 from penstock.server.http.context import (
@@ -101,16 +102,16 @@ async def completions(request: Request) -> Response:
         prompts = await cancel_on_disconnect(request, _encode_infills(body, model, tenant))
     else:
         cut = body.truncate_prompt_tokens is not None
-        prompts = await cancel_on_disconnect(
-            request,
-            model.text.encode_all(body.prompts(), cut=cut, tenant=tenant, add_special_tokens=body.add_special_tokens),
-        )
+        asked = body.prompts()
+        work = model.text.encode_all(asked, cut=cut, tenant=tenant, add_special_tokens=body.add_special_tokens)
+        has_text = any(isinstance(one, str) for one in asked)
+        prompts = await (cancel_on_disconnect(request, work) if has_text else work)
     if params.thinking_token_budget is not None:
         prompts = await _find_reasoning(request, model, params, prompts)
     generation = await start_generation(request, model, body, [(encoded, params) for encoded in prompts])
     answer = CompletionAnswer(body, prompts, generation)
     if body.stream:
-        return await event_stream(request, answer.events())
+        return await event_stream(request, answer.events(), begin=answer.write_to)
     return json_response(await cancel_on_disconnect(request, answer.collect()))
 
 
@@ -178,6 +179,7 @@ class CompletionAnswer:
         )
         self._templates: dict[tuple[int, int], sse.EventTemplate] = {}
         self._num_open = self.num_each * len(prompts)  # choices of a stream
+        self._begun: dict[tuple[int, int], int] = {}  # characters sent so far
 
     async def collect(self) -> Any:
         await self.generation.wait()
@@ -252,12 +254,11 @@ class CompletionAnswer:
         return [tokenizer.token_text(id) if tokenizer else f"token_id:{id}" for id in ids]
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        begun: dict[tuple[int, int], int] = {}  # characters sent so far
         async with contextlib.aclosing(self.generation.stream()) as items:
             async for number, batch in items:
-                num_first = sum((number, item.index) not in begun for item in batch)
+                num_first = sum((number, item.index) not in self._begun for item in batch)
                 yield await run_formatting(
-                    self.generation.count_logprobs(batch, num_first), partial(self._encode_batch, number, batch, begun)
+                    self.generation.count_logprobs(batch, num_first), partial(self._encode_batch, number, batch)
                 )
         options = self.body.stream_options
         usage = self.generation.usage
@@ -272,11 +273,24 @@ class CompletionAnswer:
             )
         yield sse.DONE
 
+    def write_to(self, body: OpenBody) -> None:
+        self.generation.write_to(body, self._encode_directly)
+
+    def _encode_directly(self, batch: list[StreamDelta], join: bool) -> bytes:
+        """Encode what comes between the first and the last delta of a choice."""
+        if join:
+            batch = join_deltas(batch)
+        template = self._templates.get((0, batch[0].index))
+        if template is not None and len(batch) == 1:
+            return template.fill(batch[0].text)
+        return self._encode_batch(0, batch)
+
     def _find_template(self, number: int, index: int) -> sse.EventTemplate:
-        if (number, index) not in self._templates:
+        template = self._templates.get((number, index))
+        if template is None:
             item = StreamDelta("", index, sse.TEXT, ())
-            self._templates[number, index] = sse.EventTemplate(self._make_chunk(number, item, first=False))
-        return self._templates[number, index]
+            template = self._templates[number, index] = sse.EventTemplate(self._make_chunk(number, item, first=False))
+        return template
 
     def _make_chunk(self, number: int, item: StreamDelta, *, first: bool, offset: int = 0) -> dict[str, Any]:
         choice = self._format_choice(number, item, first=first, offset=offset)
@@ -288,11 +302,11 @@ class CompletionAnswer:
             chunk["usage"] = self.generation.usage.to_openai() if options.continuous_usage_stats else None
         return chunk
 
-    def _encode_batch(self, number: int, batch: list[StreamDelta], begun: dict[tuple[int, int], int]) -> bytes:
-        return b"".join([self._encode_chunk(number, item, begun) for item in batch])
+    def _encode_batch(self, number: int, batch: list[StreamDelta]) -> bytes:
+        return b"".join([self._encode_chunk(number, item) for item in batch])
 
-    def _encode_chunk(self, number: int, item: StreamDelta, begun: dict[tuple[int, int], int]) -> bytes:
-        key = number, item.index
+    def _encode_chunk(self, number: int, item: StreamDelta) -> bytes:
+        key, begun = (number, item.index), self._begun
         first = key not in begun
         if not first and self._is_plain and item.finish_reason is None and not item.forced_closing:
             begun[key] += len(item.text)

@@ -36,6 +36,8 @@ class DecodeStream(Protocol):
 
     def push(self, ids: Iterable[int]) -> str: ...
 
+    def push_one(self, id: int) -> str: ...
+
     def finish(self) -> str: ...
 
 
@@ -162,13 +164,20 @@ class TokenSpelling:
 class ByteStream:
     def __init__(self, spelling: TokenSpelling) -> None:
         self._spelling = spelling
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8: Any = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Iterable[int]) -> str:
-        return self._utf8.decode(b"".join([self._spelling[id] for id in ids]))  # type: ignore[misc]
+        text: str = self._utf8.decode(b"".join([self._spelling[id] for id in ids]))  # type: ignore[misc]
+        return text
+
+    def push_one(self, id: int) -> str:
+        spelled: Any = self._spelling[id]
+        text: str = spelled.decode() if spelled.isascii() and not self._utf8.buffer else self._utf8.decode(spelled)
+        return text
 
     def finish(self) -> str:
-        return self._utf8.decode(b"", final=True)
+        rest: str = self._utf8.decode(b"", final=True)
+        return rest
 
 
 class PieceStream:
@@ -192,6 +201,9 @@ class PieceStream:
             return text.removeprefix(" ")
         return text
 
+    def push_one(self, id: int) -> str:
+        return self.push((id,))
+
     def finish(self) -> str:
         rest = self._utf8.decode(b"", final=True).translate(_ESCAPED)
         self._utf8.reset()
@@ -213,6 +225,9 @@ class PairStream:
             parts.append(text[len(decode(before, skip_special_tokens=False)) :])
             self._last = id
         return "".join(parts)
+
+    def push_one(self, id: int) -> str:
+        return self.push((id,))
 
     def finish(self) -> str:
         return ""
