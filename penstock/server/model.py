@@ -254,6 +254,7 @@ class ServedModel:
             parse_special=self._parse_special,
             max_output_tokens=found_defaults.max_tokens,
         )
+        self.touch()  # loaded from here on: it must not count as idle before who waits for it has used it
         self._text = ModelText(self.name, intake, self.tokenizer, self._service)
         self._public = [tokens for text in self._public_texts for tokens in await self._encode_public(text)]
 
