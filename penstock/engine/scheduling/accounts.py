@@ -115,7 +115,7 @@ class Accounts:
         sequence.computed -= max(0, flight.expected - len(outcome.tokens))
         self._take_prompt_logprobs(sequence, row, outcome)
         taken, finish_reason, stop_reason = self._accept(sequence, outcome.tokens, outcome.complete)
-        accepted = self._count_accepted(row, taken) if row.draft else []
+        drafts = self._count_drafts(row, taken) if row.draft else ()
         sequence.mu = outcome.mu if outcome.mu is not None else sequence.mu
         sequence.draft = list(outcome.draft) if outcome.draft else []
         self._insert(sequence, plan)
@@ -148,24 +148,20 @@ class Accounts:
             complete=whole,
             forced_closing=outcome.forced,
             mu=outcome.mu,
-            drafts=self._count_by_drafter(row, accepted) if row.draft else (),
+            drafts=drafts,
         )
         if finish_reason:
             self.roster.finish(sequence)
         return [delta]
 
-    def _count_accepted(self, row: Row, taken: tuple[int, ...]) -> list[int]:
-        """Count the draft tokens that the answer took; returns their indices."""
-        accepted = follow(row.draft, taken)
+    def _count_drafts(self, row: Row, taken: tuple[int, ...]) -> tuple[DraftCount, ...]:
+        """Count the row's draft tokens, and those that the answer took; returns them by drafter."""
+        accepted, names = follow(row.draft, taken), [draft.drafter for draft in row.draft]
         self.stats.num_drafts += 1
+        self.stats.num_draft_tokens += len(names)
         self.stats.num_accepted_tokens += len(accepted)
         for place in range(min(len(accepted), NUM_PLACES)):
             self.stats.num_accepted_at[place] += 1
-        return accepted
-
-    def _count_by_drafter(self, row: Row, accepted: list[int]) -> tuple[DraftCount, ...]:
-        """Count the row's draft tokens, and those `accepted` by their indices, by drafter."""
-        names = [draft.drafter for draft in row.draft]
         right = [names[i] for i in accepted]
         found = tuple(DraftCount(name, names.count(name), right.count(name)) for name in dict.fromkeys(names))
         for one in found:

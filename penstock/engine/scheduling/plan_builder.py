@@ -110,7 +110,6 @@ class PlanBuilder:
         if count > 1 + len(draft):
             self._num_prompt_rows += 1
             self._num_prompt_tokens += count
-        self.stats.num_draft_tokens += len(draft)
         self.entries.append(Entry(sequence, row, sequence.epoch))
         self._shared.append(sequence)
 
