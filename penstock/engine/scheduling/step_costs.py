@@ -27,11 +27,11 @@ class StepCosts:
         self._now += 1
         samples = self._samples.setdefault((num_sequences, num_tokens), deque(maxlen=NUM_SAMPLES))
         samples.append((self._now, seconds))
-        fastest = self._find_fastest(num_sequences, num_tokens)
+        fastest = self.find_fastest(num_sequences, num_tokens)
         if fastest is not None:
             self._by_tokens[num_tokens], self._curve = (self._now, fastest), None
 
-    def _find_fastest(self, num_sequences: int, num_tokens: int) -> float | None:
+    def find_fastest(self, num_sequences: int, num_tokens: int) -> float | None:
         """The fastest of the last steps of this kind; None if there were too few, or all are old."""
         samples = self._samples.get((num_sequences, num_tokens))
         if samples is None or len(samples) < MIN_SAMPLES or self._now - samples[-1][0] > MAX_AGE:
@@ -40,10 +40,10 @@ class StepCosts:
 
     def estimate(self, num_sequences: int, num_tokens: int) -> float | None:
         """Seconds of a step of so many sequences and tokens; None before anything was measured."""
-        exact = self._find_fastest(num_sequences, num_tokens)
+        exact = self.find_fastest(num_sequences, num_tokens)
         if exact is not None:
             return exact
-        base = self._find_fastest(num_sequences, num_sequences)
+        base = self.find_fastest(num_sequences, num_sequences)
         if base is None or num_tokens <= num_sequences:
             return self._interpolate(num_tokens)
         there, here = self._interpolate(num_tokens), self._interpolate(num_sequences)
