@@ -11,15 +11,26 @@ import torch
 
 from penstock.cache.group import LAYOUTS, Grouping, group_layers
 from penstock.config import EngineConfig, Resolved
-from penstock.config.speculation import DRAFT_MODEL, MODEL_METHODS, OPTION, SELF, SpeculativeConfig, parse_speculation
+from penstock.config.speculation import (
+    DRAFT_MODEL,
+    EXACT,
+    MODEL_METHODS,
+    OPTION,
+    REJECTION,
+    SELF,
+    SpeculativeConfig,
+    parse_speculation,
+)
 from penstock.draft.net.decoder import DecoderNet
 from penstock.draft.net.feature import FeatureNet
 from penstock.draft.net.feature_spec import read_spec
 from penstock.draft.net.medusa import MedusaHeads
+from penstock.draft.net.vocabulary import map_vocabularies
 from penstock.errors import InvalidConfig
 from penstock.host.machine import free_memory_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.files import open_checkpoint, read_config
+from penstock.models.files.vocabulary import read_vocabulary
 from penstock.models.memory import Memory
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.passes.load import load_lowered
@@ -41,7 +52,9 @@ def find_draft(config: EngineConfig, spec: ModelSpec, path: Path, find: Find) ->
     folder = find(speculation.model, speculation.revision or None) if speculation.model else path
     speculation = _infer_method(speculation, folder)
     parts: dict[str, type[DraftPart]] = {DRAFT_MODEL: WholeModel, SELF: SkippedLayers, "medusa": Heads}
-    return parts.get(speculation.method, FeatureLayer)(speculation, folder, spec)
+    part = parts.get(speculation.method, FeatureLayer)(speculation, folder, spec)
+    part.target_path = path
+    return part
 
 
 HEADS = {  # architectures of published heads → the method that reads them
@@ -64,6 +77,8 @@ def _infer_method(speculation: SpeculativeConfig, folder: Path) -> SpeculativeCo
 
 class DraftPart:
     """The drafting model, as far as assembling an engine is concerned."""
+
+    target_path: Path
 
     def __init__(self, speculation: SpeculativeConfig, path: Path, target: ModelSpec) -> None:
         self.speculation, self.path, self.target = speculation, path, target
@@ -133,6 +148,11 @@ class WholeModel(DraftPart):
         return self.spec.memories()
 
     def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+        if self.speculation.verification == REJECTION and settings.deterministic:
+            raise InvalidConfig(
+                f"{OPTION}: verification={REJECTION} gives other tokens than the model alone, and deterministic asks "
+                f"for the same: leave one of them out, or set verification={EXACT}"
+            )
         is_dummy = settings.load_format == "dummy"
         checkpoint = None if is_dummy and self.path.is_dir() else open_checkpoint(self.path)
         dtype = DTYPES.get(settings.dtype)
@@ -152,7 +172,13 @@ class WholeModel(DraftPart):
             if checkpoint:
                 checkpoint.close()
         assert isinstance(model, Decoder)
-        runner.drafter = NetDrafter(runner, DecoderNet(model))
+        net = DecoderNet(model)
+        if self.speculation.use_heterogeneous_vocab:
+            own, target = read_vocabulary(self.path), read_vocabulary(self.target_path)
+            sizes = self.spec.vocab_size, self.target.vocab_size
+            net.target_ids, net.own_ids = map_vocabularies(own, target, *sizes)
+        drafter = runner.drafter = NetDrafter(runner, net)
+        drafter.lines.rejects = self.speculation.verification == REJECTION
 
 
 class SkippedLayers(DraftPart):

@@ -266,3 +266,57 @@ def test_a_draft_model_that_does_not_fit_says_by_how_much(tmp_path: Path, monkey
     monkeypatch.setattr("penstock.api.drafting.free_memory_bytes", lambda: 1 << 10)
     with pytest.raises(InvalidConfig, match=r"0.00 GiB are free: 0.0\d GiB too little"):
         open_llm(tmp_path, {"model": str(tmp_path / "target")})
+
+
+def write_tokenizer(folder: Path, ids: dict[str, int]) -> None:
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": ids, "merges": []}}))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_another_vocabulary_with_the_same_tokens(tmp_path: Path, temperature: float) -> None:
+    """The same model under other ids, and with more tokens: its drafts are all accepted once the ids are mapped."""
+    target = oracle.make("LlamaForCausalLM", LIKE)
+    oracle.save(target, tmp_path / "target")
+    other, order = oracle.make("LlamaForCausalLM", {**LIKE, "vocab_size": 300}), torch.randperm(VOCAB)
+    weights = {**target.state_dict()}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        rows = torch.full((300, WIDTH), 0.5)
+        rows[order + 40] = weights[name]
+        weights[name] = rows
+    other.load_state_dict(weights)
+    oracle.save(other, tmp_path / "draft")
+    write_tokenizer(tmp_path / "target", {f"t{i}": i for i in range(VOCAB)})
+    write_tokenizer(tmp_path / "draft", {f"t{i}": int(order[i]) + 40 for i in range(VOCAB)} | {"other": 3})
+    speculation = {"model": str(tmp_path / "draft"), "use_heterogeneous_vocab": True}
+    with open_llm(tmp_path, speculation) as llm:
+        scheduler: Any = llm.service.engine.scheduler
+        scheduler._speculation = AlwaysAhead()
+        asked = SamplingParams(max_tokens=20, temperature=temperature, seed=1, ignore_eos=True, detokenize=False)
+        llm.generate(make_prompts(), asked, use_tqdm=False)
+        assert llm.stats()["num_accepted_tokens"] == llm.stats()["num_draft_tokens"] > 50
+    write_tokenizer(tmp_path / "draft", {f"other{i}": i for i in range(VOCAB)})
+    with pytest.raises(InvalidConfig, match="have only 0 in common, under 50%"):
+        open_llm(tmp_path, speculation)
+
+
+def test_rejection_sampling(tmp_path: Path) -> None:
+    """A draft model equal to the target is never rejected; another one's answers are others, and repeat with a seed."""
+    oracle.save(oracle.make("LlamaForCausalLM", LIKE), tmp_path / "target")
+    oracle.save(oracle.make("LlamaForCausalLM", LIKE, seed=1), tmp_path / "other")
+    asked = SamplingParams(max_tokens=30, temperature=1.0, seed=4, ignore_eos=True, detokenize=False)
+    shares = []
+    for name in ("target", "other"):
+        speculation = {"model": str(tmp_path / name), "verification": "rejection"}
+        with open_llm(tmp_path, speculation, enable_prefix_caching=False) as llm:
+            scheduler: Any = llm.service.engine.scheduler
+            scheduler._speculation = AlwaysAhead()
+            found = [
+                [output.outputs[0].token_ids for output in llm.generate(make_prompts(), asked, use_tqdm=False)]
+                for _ in range(2)
+            ]
+            stats = llm.stats()
+            shares.append(stats["num_accepted_tokens"] / stats["num_draft_tokens"])
+        assert found[0] == found[1]
+    assert shares[0] == 1.0 and 0 < shares[1] < 0.9
+    with pytest.raises(InvalidConfig, match="verification=rejection gives other tokens than the model alone"):
+        open_llm(tmp_path, speculation, deterministic=True)

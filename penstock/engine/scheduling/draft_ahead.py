@@ -11,6 +11,7 @@ from penstock.engine.scheduling.step_costs import MIN_SAMPLES, StepCosts
 
 TRIED = 2 * (MIN_SAMPLES + 3)  # steps of the first trial, of two lengths; on a CPU the first two of a shape are slow
 TRIED_AGAIN = 4  # of later ones
+TRIED_EVERY = 512  # tokens: places that are not drafted are not judged
 FIRST_REST = 32  # tokens
 MAX_REST = 4096
 PRIOR, PRIOR_WEIGHT = 0.6, 4.0  # of acceptance, before anything was verified
@@ -23,7 +24,9 @@ class DraftAhead:
         self.costs, self.most, self.max_draft_tokens = costs, most, max_draft_tokens
         self.draft_costs = StepCosts()  # by sequences, and draft tokens of all of them
         self._accepted, self._judged = [0.0] * most, [0.0] * most  # by place, given that those before were right
-        self._tries, self._rest, self._next_rest = TRIED, 0, FIRST_REST
+        self._tries, self._next_rest = TRIED, FIRST_REST
+        self._rest = 0  # tokens that it still rests; below 0: that have come since
+        self.is_trial = False  # draft tokens that wait are verified in any case, to measure that
 
     def note(self, plan: Plan, result: Result, is_decode: bool) -> None:
         """Take note of a step: time that the model took, draft tokens that were accepted."""
@@ -48,17 +51,20 @@ class DraftAhead:
 
     def choose(self, num_rows: int) -> int:
         """Return the tokens to draft for each of `num_rows` sequences of the step that is planned."""
+        self.is_trial = False
         most = min(self.most, self.max_draft_tokens // num_rows) if num_rows else 0
         if not most or self._rest > 0 or self.costs.find_fastest(num_rows, num_rows) is None:
             return 0
+        if self._tries:
+            self._tries -= 1
+            self.is_trial = True
+            return 1 if self._tries % 2 else most
         best = self._find_best(num_rows, most)
         if best:
             self._next_rest = FIRST_REST
-            self._tries = 0
+            if best < most and self._rest < -TRIED_EVERY:
+                self._tries, self._rest = TRIED_AGAIN, 0
             return best
-        if self._tries:
-            self._tries -= 1
-            return 1 if self._tries % 2 else most
         self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, MAX_REST)
         self._tries = TRIED_AGAIN
         return 0

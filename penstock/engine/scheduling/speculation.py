@@ -61,6 +61,8 @@ class SpeculationController:
         )[:room]
         if is_mixed:
             wanted = sum(-path >= MIXED_CHANCE for path, _ in ranked)
+        elif self.ahead.is_trial:
+            wanted = len(ranked)
         else:
             wanted = self._count_paying([-path for path, _ in ranked], num_rows)
         counts = [0] * len(drafts)

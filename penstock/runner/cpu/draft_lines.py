@@ -13,10 +13,13 @@ from penstock.draft.drafters import MAX_ROW_JUDGED, ROW_WEIGHT
 from penstock.engine.plan import Draft, Plan, Row, RowResult
 from penstock.runner.cpu.runner import Runner, StepOutput
 from penstock.runner.rows import RunningRow
-from penstock.sampling.logits import Array
+from penstock.sampling.logits import Array, UnusableLogits
+from penstock.sampling.reject import can_reject, draw_draft, find_shares, verify_by_rejection
 from penstock.sampling.row import Chooser, RowState
+from penstock.sampling.sampler import Sampled
 
 NUM_GRADES = 8  # a draft token's grade is its probability in the drafting model, in eighths
+FIXED_GRADE = 6  # with rejection sampling, where what becomes of a token must not depend on it
 WORTH_STEP = 0.1  # how much one line changes the mean worth of lines
 _log = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ class NetRow:
     pending: list[tuple[int, int]] = field(default_factory=list)  # tokens and grades of the last line, not judged yet
     at: int = 0  # position of its first token
     share: Share = field(default_factory=Share)
+    drawn_from: list[Array] = field(default_factory=list)  # with rejection sampling: probabilities [V] at each place
 
 
 class Judge:
@@ -81,6 +85,8 @@ def count_wanted(state: RowState, result: RowResult, ahead: int) -> int:
 class LineMaker:
     """Draws draft tokens as the target would draw them: with the row's own counter, penalties and grammar."""
 
+    rejects = False  # draft tokens are verified by rejection sampling
+
     def __init__(self, runner: Runner, name: str, target_ids: np.ndarray | None, vocab_size: int) -> None:
         assert runner.rows.drafters is not None
         self.judge = Judge(name, runner.rows.drafters.acceptance)
@@ -91,6 +97,7 @@ class LineMaker:
         """Begin a line for a row that wants one; None if it does not, or a host's draft is worth more."""
         state = device.state
         self.judge.judge(own, state.tokens)
+        own.drawn_from = []
         most = count_wanted(state, result, ahead)
         if not most or result.draft and _sum_paths(result.draft) >= self.mean_worth:
             return None
@@ -101,12 +108,15 @@ class LineMaker:
         state, place = line.device.state, len(line.drafts)
         if self._target_ids is not None:
             whole = np.full(self._vocab_size, -np.inf, dtype=np.float32)
-            whole[self._target_ids] = logits
-            logits, likeliest = whole, int(self._target_ids[likeliest])
-        drawn = (likeliest, None) if state.chooser is Chooser.ARGMAX else self._sampler.propose(logits, state)
+            shared = self._target_ids >= 0
+            whole[self._target_ids[shared]] = logits[shared]
+            logits, likeliest = whole, int(whole.argmax())
+        drawn = self._draw(line, logits, likeliest)
         if drawn is None or not np.isfinite(logits[drawn[0]]):
             return False
-        grade = min(NUM_GRADES - 1, int(NUM_GRADES * self._sampler.probability(logits, likeliest, drawn[0])))
+        grade = FIXED_GRADE
+        if not self.rejects:
+            grade = min(NUM_GRADES - 1, int(NUM_GRADES * self._sampler.probability(logits, likeliest, drawn[0])))
         chance = self.judge.estimate(line.own, grade, place)
         line.path *= chance
         if line.path < min_chance:
@@ -116,6 +126,28 @@ class LineMaker:
         line.drafts.append(Draft(drawn[0], place - 1, chance, self.judge.name))
         state.append(*drawn)
         return len(line.drafts) < line.most and not state.is_finished and not state.has_stopped
+
+    def _draw(self, line: Line, logits: Array, likeliest: int) -> tuple[int, float | None] | None:
+        state = line.device.state
+        if state.chooser is Chooser.ARGMAX:
+            return likeliest, None
+        if not self.rejects or not can_reject(state):
+            return self._sampler.propose(logits, state)
+        try:
+            shares = find_shares(logits, state)
+        except UnusableLogits:
+            return None
+        line.own.drawn_from.append(shares)
+        return draw_draft(shares, state), None
+
+    def verify(self, row: Row, device: RunningRow, logits: Array) -> list[Sampled] | None:
+        """Verify a line that was drawn for rejection sampling; None if it was not."""
+        own, state = device.net, device.state
+        if not self.rejects or not row.draft or own.at != len(state.tokens) or len(own.drawn_from) < len(row.draft):
+            return None
+        if any(draft.token != token for draft, (token, _) in zip(row.draft, own.pending)):
+            return None
+        return verify_by_rejection(logits, state, row.draft, own.drawn_from)
 
     def end(self, lines: Sequence[Line]) -> None:
         """Put the rows back to their known tokens, and hand over the drafts."""
@@ -141,6 +173,9 @@ class LineDrafter:
     def __init__(self, runner: Runner, name: str, target_ids: np.ndarray | None) -> None:
         self.lines = LineMaker(runner, name, target_ids, runner.model.spec.vocab_size)
         self._has_failed = False
+
+    def verify(self, row: Row, device: RunningRow, logits: Array) -> list[Sampled] | None:
+        return self.lines.verify(row, device, logits)
 
     def draft(self, plan: Plan, rows: Sequence[RunningRow], computed: StepOutput, results: Sequence[RowResult]) -> None:
         if self._has_failed:

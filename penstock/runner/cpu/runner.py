@@ -29,7 +29,7 @@ from penstock.runner.step import Step, ends_of
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.logits import Array, UnusableLogits
 from penstock.sampling.row import Chooser, RowState
-from penstock.sampling.sampler import Sampler
+from penstock.sampling.sampler import Sampled, Sampler
 
 
 class Shape(NamedTuple):
@@ -170,6 +170,9 @@ class StepDrafter(Protocol):
     def follow(self, plan: Plan, rows: Sequence[RunningRow]) -> None:
         """Take note of the rows' new blocks, before anything is written to them."""
 
+    def verify(self, row: Row, device: RunningRow, logits: Array) -> list[Sampled] | None:
+        """Verify a row's draft in its own way, from logits [1 + k, V]; None to compare it with the target's tokens."""
+
     def draft(self, plan: Plan, rows: Sequence[RunningRow], computed: StepOutput, results: Sequence[RowResult]) -> None:
         """Add draft tokens to the results."""
 
@@ -249,7 +252,7 @@ class Runner:
                 self._prompt_logprobs(model, row, computed.hidden[end - row.count : end], result)
             if row.output is Output.SAMPLE:
                 last = first + 1 + len(row.draft)
-                self._sample_row(row, device.state, computed.values[first:last], likeliest[first:last], result)
+                self._sample_row(row, device, computed.values[first:last], likeliest[first:last], result)
                 first = last
                 if row.draft:
                     device.watch(row, likeliest[last - 1 - len(row.draft) : last], result)
@@ -295,9 +298,14 @@ class Runner:
             logits = model.logits(hidden, at)
             return StepOutput(hidden, logits, argmax(logits), kept)
 
-    def _sample_row(self, row: Row, state: RowState, logits: Array, likeliest: list[int], result: RowResult) -> None:
+    def _sample_row(self, row: Row, device: RunningRow, logits: Array, likeliest: list[int], result: RowResult) -> None:
         """Sample the row's tokens from its logits [1 + k, V], those of k draft tokens included."""
         taken: tuple[int, ...] = ()
+        state = device.state
+        sampled = self.drafter.verify(row, device, logits) if self.drafter is not None else None
+        if sampled is not None:
+            add_sampled(state, sampled, result)
+            return
         if state.chooser is Chooser.ARGMAX and not result.error:
             taken = _verify_greedy(row, state, logits, likeliest)
         if not taken:
