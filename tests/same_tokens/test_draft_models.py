@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, SamplingParams, StructuredOutputsParams
 from penstock.models.spec import FAMILIES
 from penstock.runner.cpu.draft_lines import LineDrafter
+from tests.agreement.reference import model_path
 from tests.same_tokens import test_speculation as kinds
 from tests.same_tokens.roads import Always, Answer, alone, answer, chunked, displaced, tiny_llm, tiny_model, together
 from tests.same_tokens.test_speculation import FEW
@@ -163,3 +164,37 @@ def test_a_drafter_that_fails_costs_no_answer(
         assert together(llm, prompts(), params()) == answers
         assert llm.stats()["num_failed_steps"] == llm.stats()["num_draft_tokens"] == 0
     assert "answers go on without its drafts" in caplog.text
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+FORM = StructuredOutputsParams(json=SCHEMA)
+
+
+def test_grammars_and_stop_strings_on_text() -> None:
+    """SmolLM2 drafts for itself with a third of its layers: under a schema, with stop strings, three at once."""
+    asked = [
+        SamplingParams(temperature=0.0, max_tokens=16, structured_outputs=FORM),
+        SamplingParams(temperature=0.9, seed=3, max_tokens=16, structured_outputs=FORM, n=3),
+        SamplingParams(temperature=0.7, seed=4, max_tokens=16, stop=[" the"], min_tokens=4, logprobs=1),
+        SamplingParams(temperature=0.0, max_tokens=16, stop=["."], frequency_penalty=0.3, ignore_eos=True),
+    ]
+    texts = ["Describe a person:", "A person as JSON:", "Once upon a time", "The largest planet"]
+    found = []
+    for layers in ((), (0, 1, 2, 3, 4, 5, 6, 20, 27, 28, 29)):
+        config = {"method": "self", "layers": list(layers), "num_speculative_tokens": LENGTH} if layers else None
+        with LLM(str(model_path("smollm2")), progress=False, max_model_len=256, speculative_config=config) as llm:
+            if layers:
+                scheduler: Any = llm.service.engine.scheduler
+                scheduler._speculation = AlwaysAhead()
+            outputs = llm.generate(texts, asked, use_tqdm=False)
+            found.append(
+                [(one.text, one.token_ids, one.finish_reason, str(one.logprobs)) for o in outputs for one in o.outputs]
+            )
+            if layers:
+                assert llm.stats()["num_draft_tokens"] > 30
+    assert found[0] == found[1]
