@@ -25,7 +25,7 @@ from penstock import LLM, SamplingParams
 TOPICS = """rain bread bridges volcanoes bees glaciers music trains chess clouds paper tides coffee maps clocks soap
     lightning gardens whales libraries windmills honey snow rivers glass kites pottery lighthouses forests bicycles
     """.split()
-NUM_PASSES = 2
+NUM_PASSES, NUM_TEXTS = 2, 4  # of a training step
 TASKS = (
     "Explain {} to a child.",
     "Write a short story about {}.",
@@ -136,12 +136,12 @@ def train(
     num_passes: int = 2,
 ) -> None:
     """Train for so many seconds. The second pass reads what the first gave, as drafting does after its first token."""
-    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=2e-3, weight_decay=0.01)
     order, until, step = random.Random(0), time.monotonic() + seconds, 0
     while time.monotonic() < until:
         optimizer.zero_grad()
         total, right, seen = torch.zeros(()), 0, 0
-        for tokens, given in order.sample(texts, min(8, len(texts))):
+        for tokens, given in order.sample(texts, min(NUM_TEXTS, len(texts))):
             features, rows = head.fc(given), embed(tokens[1:])
             wanted = own_ids[tokens[2:]]
             for number in range(NUM_PASSES):
@@ -155,11 +155,11 @@ def train(
         total.backward()
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * min(1.0, (step + 1) / 20, max(0.02, (until - time.monotonic()) / (0.7 * seconds)))
+            group["lr"] = 2e-3 * min(1.0, (step + 1) / 20, max(0.02, (until - time.monotonic()) / (0.7 * seconds)))
         optimizer.step()
         step += 1
         if step % 10 == 0:
-            print(f"step {step}: loss {float(total) / 8:.2f}, {right / seen:.1%} of next tokens right")
+            print(f"step {step}: loss {total.item() / NUM_TEXTS:.2f}, {right / seen:.1%} of next tokens right")
 
 
 def measure(model: str, speculation: dict[str, Any] | None, questions: list[Any], max_tokens: int) -> dict[str, float]:
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--num-answers", type=int, default=120)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--train-seconds", type=float, default=240)
-    parser.add_argument("--vocab", type=int, default=4096, help="tokens that the head can guess")
+    parser.add_argument("--vocab", type=int, default=2048, help="tokens that the head can guess")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     with LLM(arguments.model, speculative_config=None, enable_prefix_caching=False, progress=False) as llm:
@@ -196,7 +196,7 @@ def main() -> None:
         config = {
             "architectures": ["LlamaForCausalLMEagle3"],
             "hidden_size": spec.width,
-            "intermediate_size": spec.layers[0].ffn.hidden,
+            "intermediate_size": spec.width,
             "num_hidden_layers": 1,
             "num_attention_heads": mixer.num_heads,
             "num_key_value_heads": mixer.num_kv_heads,

@@ -6,9 +6,13 @@ import random
 
 import pytest
 
+from penstock.cache.group import Group, StateSpec
+from penstock.cache.kv import KVCache
 from penstock.engine.plan import Draft, Output, Plan, Result, Row, RowResult
 from penstock.engine.scheduling.draft_ahead import FIRST_REST, MAX_REST
+from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.speculation import SpeculationController
+from penstock.types import Request
 
 MOST = 6
 
@@ -81,3 +85,22 @@ def test_many_sequences_share_the_draft_tokens_of_a_step() -> None:
 def test_without_a_drafting_model_nothing_is_asked_for() -> None:
     controller = SpeculationController()
     assert [controller.choose_ahead(1) for _ in range(5)] == [0] * 5
+
+
+def test_every_step_has_blocks_for_the_places_ahead() -> None:
+    """The fast path of decoding counts them, too."""
+    ahead, size = 3, 4
+    group = Group(StateSpec("full", 8), (0,), 32, ahead=ahead)
+    scheduler = Scheduler(KVCache(64, size, [group]), max_num_seqs=2, max_num_batched_tokens=16)
+    scheduler.add(Request(id="a", tokens=(1, 2, 3, 4, 5), max_tokens=40))
+    num_blocks = num_fast = 0
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        assert plan is not None
+        row = plan.rows[0]
+        num_blocks = max([num_blocks, *(index + 1 for index in (row.blocks[0] if row.blocks else ()))])
+        num_fast += not row.blocks
+        assert num_blocks * size >= row.start + row.count + ahead
+        scheduler.commit(plan, Result(plan.number, [RowResult((7,))]))
+        scheduler.check()
+    assert num_fast > 20
