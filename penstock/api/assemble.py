@@ -73,6 +73,7 @@ class Assembly:
     grammars: GrammarCompiler | None = None
     defaults: Defaults = Defaults(())
     applied: tuple[Applied, ...] = ()  # to every request: the ledger's entries
+    draft: DraftPart | None = None
 
 
 def bytes_per_token(spec: ModelSpec, config: EngineConfig, draft: DraftPart | None = None) -> int:
@@ -139,6 +140,7 @@ def assemble(
         grammars,
         defaults,
         applied,
+        draft,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.cache.group import Group, StateSpec
 from penstock.cache.kv import KVCache
 from penstock.engine.plan import Draft, Output, Plan, Result, Row, RowResult
-from penstock.engine.scheduling.draft_ahead import FIRST_REST, MAX_REST
+from penstock.engine.scheduling.draft_ahead import FIRST_REST
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.types import Request
@@ -74,7 +74,7 @@ def test_it_is_tried_again_after_ever_longer_rests() -> None:
     rests = [b - a - 1 for a, b in zip(tried, tried[1:]) if b - a > 1]
     assert rests == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST, 8 * FIRST_REST]
     machine.acceptance, machine.draft_s = 0.95, 0.02
-    assert max(machine.run(2 * MAX_REST)[-50:]) >= 3  # the text has changed: it drafts again
+    assert max(machine.run(1500)[-50:]) >= 3  # the text has changed: it drafts again
 
 
 def test_many_sequences_share_the_draft_tokens_of_a_step() -> None:

@@ -16,7 +16,10 @@ from tests.same_tokens import test_speculation as kinds
 from tests.same_tokens.roads import Always, Answer, alone, answer, chunked, displaced, tiny_llm, tiny_model, together
 from tests.same_tokens.test_speculation import FEW
 
-PAIRS = [("LlamaForCausalLM", "MistralForCausalLM"), ("Gemma3ForCausalLM", "LlamaForCausalLM")]
+PAIRS = [
+    pytest.param(("LlamaForCausalLM", "MistralForCausalLM"), id="a draft model with windows"),
+    pytest.param(("Gemma3ForCausalLM", "LlamaForCausalLM"), id="a target with windows", marks=pytest.mark.slow),
+]
 LENGTH = 5
 
 
@@ -49,7 +52,7 @@ def require_drafts(llm: LLM, least: int) -> None:
     assert stats["num_draft_tokens"] > stats["num_accepted_tokens"] > least
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids=lambda pair: pair[0])
+@pytest.fixture(scope="module", params=PAIRS)
 def known(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, str, list[Answer]]]:
