@@ -94,11 +94,11 @@ class LineMaker:
         self.mean_worth = 0.0  # tokens expected of a line
 
     def begin(self, row: Row, device: RunningRow, own: NetRow, result: RowResult, ahead: int) -> Line | None:
-        """Begin a line for a row that wants one; None if it does not, or a host's draft is worth more."""
+        """Begin a line for a row; None if it has no drafts, wants none, or a draft from a text is worth more."""
         state = device.state
         self.judge.judge(own, state.tokens)
         own.drawn_from = []
-        most = count_wanted(state, result, ahead)
+        most = count_wanted(state, result, ahead) if device.drafts is not None else 0
         if not most or result.draft and _sum_paths(result.draft) >= self.mean_worth:
             return None
         return Line(row, device, own, result, most, len(state.tokens))
