@@ -85,7 +85,7 @@ class Eagle3(nn.Module):
         def linear(rows: int, columns: int) -> nn.Linear:
             return nn.Linear(columns, rows, bias=False)
 
-        self.fc = linear(width, 3 * width)
+        self.fc = linear(width, len(config["eagle_aux_hidden_state_layer_ids"]) * width)
         self.midlayer = nn.ModuleDict({
             "self_attn": nn.ModuleDict({
                 "q_proj": linear(width, 2 * width),
@@ -188,7 +188,9 @@ def main() -> None:
     with LLM(arguments.model, speculative_config=None, enable_prefix_caching=False, progress=False) as llm:
         runner: Any = llm.service.engine.executor
         spec = runner.model.spec
-        recorder = runner.drafter = Recorder((2, spec.num_layers // 2, spec.num_layers - 3))
+        most = spec.num_layers - 1
+        taps = tuple(sorted({min(2, most), spec.num_layers // 2, max(0, most - 2)}))  # EAGLE-3's own choice
+        recorder = runner.drafter = Recorder(taps)
         asked = SamplingParams(temperature=0.5, max_tokens=arguments.max_tokens, seed=1)
         llm.chat(make_questions(arguments.num_answers, TOPICS[:-5], 1), asked, use_tqdm=False)
         texts = recorder.texts()
@@ -203,11 +205,13 @@ def main() -> None:
             "rope_theta": mixer.rope.theta,
             "rms_norm_eps": 1e-5,
             "vocab_size": spec.vocab_size,
-            "draft_vocab_size": arguments.vocab,
+            "draft_vocab_size": min(arguments.vocab, spec.vocab_size),
+            "eagle_aux_hidden_state_layer_ids": list(taps),
         }
         counted = Counter(int(token) for tokens, _ in texts for token in tokens)
-        common = [token for token, _ in counted.most_common(arguments.vocab)]
-        common += [token for token in range(spec.vocab_size) if token not in counted][: arguments.vocab - len(common)]
+        num = config["draft_vocab_size"]
+        common = [token for token, _ in counted.most_common(num)]
+        common += [token for token in range(spec.vocab_size) if token not in counted][: num - len(common)]
         ids = torch.tensor(sorted(common))
         own_ids = torch.full((spec.vocab_size,), -1)
         own_ids[ids] = torch.arange(len(ids))
