@@ -314,6 +314,8 @@ def test_rejection_sampling(tmp_path: Path) -> None:
                 [output.outputs[0].token_ids for output in llm.generate(make_prompts(), asked, use_tqdm=False)]
                 for _ in range(2)
             ]
+            told = llm.generate(make_prompts()[:1], asked, use_tqdm=False)[0].applied
+            assert [one.exact for one in told if one.kind == "verification"] == [False]
             stats = llm.stats()
             shares.append(stats["num_accepted_tokens"] / stats["num_draft_tokens"])
         assert found[0] == found[1]

@@ -17,6 +17,7 @@ from penstock.sampling.logits import Array, UnusableLogits
 from penstock.sampling.reject import can_reject, draw_draft, find_shares, verify_by_rejection
 from penstock.sampling.row import Chooser, RowState
 from penstock.sampling.sampler import Sampled
+from penstock.types.speculation import AUTO, SpeculationParams, count_most
 
 NUM_GRADES = 8  # a draft token's grade is its probability in the drafting model, in eighths
 FIXED_GRADE = 6  # with rejection sampling, where what becomes of a token must not depend on it
@@ -79,7 +80,10 @@ def count_wanted(state: RowState, result: RowResult, ahead: int) -> int:
     """Count the tokens to draft after a row's result; 0 if its answer ends here."""
     if not result.tokens or result.error or result.complete or state.has_stopped or state.request.beam is not None:
         return 0
-    return max(0, min(ahead, state.request.max_tokens - state.num_generated - 1))
+    asked = state.request.sampling.speculation
+    if isinstance(asked, SpeculationParams) and asked.method not in (None, AUTO):
+        return 0  # from texts alone
+    return max(0, min(ahead, count_most(asked), state.request.max_tokens - state.num_generated - 1))
 
 
 class LineMaker:
