@@ -39,7 +39,7 @@ ALLOWED = {
     "models": ("layers", "quant", "ops", "cache", "host", "errors"),
     "passes": ("models", "layers", "quant", "ops"),
     "sampling": ("ops", "engine", "types", "errors"),
-    "draft": ("sampling", "engine", "config", "types", "errors"),
+    "draft": ("sampling", "models", "layers", "quant", "ops", "engine", "config", "types", "errors"),
     "runner": (
         "draft",
         "sampling",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.config import Resolved
+from penstock.config.speculation import REJECTION, parse_speculation
 from penstock.ops import cpu
 from penstock.types import Applied
 
@@ -17,6 +18,9 @@ def list_static(settings: Resolved, stored: str, packed: float, has_cache: bool)
         found.append(Applied("activations", "int8"))
     if has_cache:
         found.append(Applied("kv_cache", settings.kv_cache_dtype))
+    speculation = parse_speculation(settings.speculative_config)
+    if speculation is not None and speculation.verification == REJECTION:
+        found.append(Applied("verification", REJECTION, exact=False))
     if on_cpu:
         return (*found, Applied("kernels", f"cpu {cpu.path()}"))
     mode = "deterministic" if settings.deterministic else "fast"

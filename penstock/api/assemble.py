@@ -16,9 +16,10 @@ import torch
 from penstock.api.applied import list_static
 from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
+from penstock.api.drafting import DraftPart, find_draft, group_states
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
 from penstock.api.model_files import find_model, load_in_sandbox, make_grammars
-from penstock.cache.group import LAYOUTS, Grouping, group_layers
+from penstock.cache.group import Grouping
 from penstock.cache.kv import KVCache
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.config.speculation import parse_speculation
@@ -72,13 +73,14 @@ class Assembly:
     grammars: GrammarCompiler | None = None
     defaults: Defaults = Defaults(())
     applied: tuple[Applied, ...] = ()  # to every request: the ledger's entries
+    draft: DraftPart | None = None
 
 
-def bytes_per_token(spec: ModelSpec, config: EngineConfig) -> int:
+def bytes_per_token(spec: ModelSpec, config: EngineConfig, draft: DraftPart | None = None) -> int:
     kept = config.kv_cache_dtype
     if kept == "auto":
         kept = AUTO_KV_DTYPE if config.dtype == "auto" else config.dtype
-    grouping = group_layers(spec.states(LAYOUTS[kept]), config.block_size)
+    grouping = group_states(spec, kept, config.block_size, draft)
     return len(grouping.groups) * grouping.block_bytes // config.block_size
 
 
@@ -110,8 +112,9 @@ def assemble(
         generation = _generation_config(path, checkpoint, config)
         defaults = find_defaults(config, generation, checkpoint.metadata if checkpoint else None)
         spec = spec_from_config(described, config.max_model_len)
+        draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
         ahead = _compile_ahead(spec, described, config, offline)
-        spec, settings = _resolve_settings(spec, described, config, _gpu(spec, described, config), offline)
+        spec, settings = _resolve_settings(spec, described, config, _gpu(spec, described, config), offline, draft)
         settings = _tell_idle(settings, config, checkpoint, spec)
         sources.require_drafts(settings)
         stored = checkpoint.quantization if checkpoint else "dummy"
@@ -131,12 +134,13 @@ def assemble(
         settings,
         generation,
         made,
-        _engine(loaded, settings, grammars, ahead, others),
+        _engine(loaded, settings, grammars, ahead, others, draft),
         stored,
         checkpoint.num_bytes if checkpoint else 0,
         grammars,
         defaults,
         applied,
+        draft,
     )
 
 
@@ -154,14 +158,19 @@ def _generation_config(path: Path, checkpoint: Checkpoint | None, config: Engine
 
 
 def _resolve_settings(
-    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, gpu: GpuFacts | None, offline: bool
+    spec: ModelSpec,
+    described: Mapping[str, Any],
+    config: EngineConfig,
+    gpu: GpuFacts | None,
+    offline: bool,
+    draft: DraftPart | None = None,
 ) -> tuple[ModelSpec, Resolved]:
     """The settings, and the spec for the longest sequence that they allow."""
     settings = resolve(
         config,
         Facts(
             spec.max_positions,
-            bytes_per_token(spec, config),
+            bytes_per_token(spec, config, draft),
             free_memory_bytes(),
             cpu.available_cores(),
             whole_prompts=spec.is_encoder,
@@ -281,18 +290,15 @@ def outline(spec: ModelSpec, settings: Resolved, num_sms: int) -> DecodeGraphs:
 
     model = _load(None, spec, settings, META)
     assert isinstance(model, Decoder)
+    grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
     with torch.inference_mode():
         return make_decode_graphs(
-            model, _memory(1, spec, settings, META), settings.max_num_seqs, num_sms, True, settings.deterministic
+            model, _memory(1, grouping, settings, META), settings.max_num_seqs, num_sms, True, settings.deterministic
         )
 
 
-def _make_grouping(spec: ModelSpec, settings: Resolved) -> Grouping:
-    return group_layers(spec.states(LAYOUTS[settings.kv_cache_dtype]), settings.block_size)
-
-
-def _memory(num_blocks: int, spec: ModelSpec, settings: Resolved, device: torch.device) -> BlockMemory:
-    return BlockMemory(num_blocks, settings.block_size, _make_grouping(spec, settings), settings.kv_cache_dtype, device)
+def _memory(num_blocks: int, grouping: Grouping, settings: Resolved, device: torch.device) -> BlockMemory:
+    return BlockMemory(num_blocks, settings.block_size, grouping, settings.kv_cache_dtype, device)
 
 
 def _engine(
@@ -301,11 +307,14 @@ def _engine(
     grammars: GrammarCompiler | None,
     ahead: AheadCompiler | None,
     others: Sequence[Drafter] = (),
+    draft: DraftPart | None = None,
 ) -> Engine:
     """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
-    grouping = _make_grouping(model.spec, settings)
+    if draft is not None:
+        draft.resolve(settings)
+    grouping = group_states(model.spec, settings.kv_cache_dtype, settings.block_size, draft)
     num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
-    memory = _memory(num_blocks, model.spec, settings, torch.device(settings.device))
+    memory = _memory(num_blocks, grouping, settings, torch.device(settings.device))
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
     drafters = make_drafters(parse_speculation(settings.speculative_config), others)
     scheduler = Scheduler(
@@ -314,12 +323,15 @@ def _engine(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         policy=settings.scheduling_policy,
         capacity=settings.capacity,
-        speculation=None if drafters is None else SpeculationController(),
+        speculation=None if drafters is None else SpeculationController(draft.ahead if draft else 0),
         prompt_cap=_prompt_cap(settings),
         exact_starts=settings.device != "cpu" and drafters is not None,
     )
     if settings.device == "cpu":
-        return Engine(scheduler, Runner(model, memory, grammars, drafters))
+        on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else ())
+        if draft is not None:
+            draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
+        return Engine(scheduler, on_cpu)
     runner = _gpu_runner(model, memory, settings, grammars, drafters)
     if ahead:
         ahead.wait()

@@ -86,7 +86,7 @@ def _work(task: Task, wire: Wire) -> int:
             settings.kv_cache_tokens,
             settings.max_num_seqs,
             assembly.num_bytes,
-            settings.kv_cache_tokens * bytes_per_token(assembly.spec, settings),
+            settings.kv_cache_tokens * bytes_per_token(assembly.spec, settings, assembly.draft),
             assembly.spec.is_encoder,
             assembly.quantization,
             assembly.spec.architecture,

@@ -106,8 +106,12 @@ class Grouping:
     block_bytes: int  # of every block in the pool
 
 
-def group_layers(states: Sequence[StateSpec | None], block_size: int) -> Grouping:
-    """Cut the layers into groups. A layer without state (None) is in no group."""
+def group_layers(
+    states: Sequence[StateSpec | None], block_size: int, num_drafting: int = 0, ahead: int = 0
+) -> Grouping:
+    """Cut the layers into groups. A layer without state (None) is in no group. The last `num_drafting` layers may write
+    `ahead` positions beyond a sequence's end."""
+    first_drafting = len(states) - num_drafting
     by_spec: dict[StateSpec, list[int]] = {}
     for layer, spec in enumerate(states):
         if spec is not None:
@@ -122,7 +126,8 @@ def group_layers(states: Sequence[StateSpec | None], block_size: int) -> Groupin
         part_bytes = spec.bytes_per_position * block_size
         count = block_bytes // part_bytes
         for start in range(0, len(layers), count):
-            groups.append(Group(spec, tuple(layers[start : start + count]), part_bytes))
+            some = tuple(layers[start : start + count])
+            groups.append(Group(spec, some, part_bytes, ahead=ahead if some[-1] >= first_drafting else 0))
     return Grouping(tuple(groups), block_bytes)
 
 

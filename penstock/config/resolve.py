@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
-from penstock.config.speculation import AUTO, OFF, parse_speculation
+from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
 from penstock.errors import InvalidConfig
 
 GIB = 1 << 30
@@ -225,6 +225,12 @@ def _require_lines(config: EngineConfig) -> None:
 def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> str | None:
     """Return why nothing is drafted although the user did not say so; None if it is, or the user said so."""
     is_left_open = gpu is not None and config.speculative_config == AUTO
+    speculation = parse_speculation(config.speculative_config)
+    if gpu is not None and speculation is not None and speculation.method in MODEL_METHODS:
+        raise InvalidConfig(
+            f"speculative_config: method={speculation.method} drafts on a CPU only, and this is {gpu.name}: choose "
+            "ngram or suffix, or set device=cpu"
+        )
     reason = facts.no_drafts or ("on a GPU drafts must be asked for: set it to a JSON object" if is_left_open else "")
     if not reason or config.speculative_config == OFF:
         return None

@@ -12,12 +12,19 @@ from penstock.types.speculation import MAX_DRAFT, METHODS
 
 OPTION = "speculative_config"
 OFF = "off"
+DRAFT_MODEL, SELF = "draft_model", "self"
+HEAD_METHODS = ("medusa", "eagle", "eagle3", "mtp")  # heads on the target's hidden states
+MODEL_METHODS = (DRAFT_MODEL, SELF, *HEAD_METHODS)  # a model drafts within the step
+ALL_METHODS = (*METHODS, *MODEL_METHODS)
+EXACT, REJECTION = "exact", "rejection"
+VERIFICATIONS = (EXACT, REJECTION)
 MIN_LOOKUP, MAX_LOOKUP = 2, 16  # tokens
 
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """`auto` drafts from grammars, the request's own text and earlier answers; the others from one source."""
+    """`auto` drafts from grammars, the request's own text and earlier answers; the others from one source, or with a
+    model."""
 
     method: str = AUTO
     num_speculative_tokens: int = 8  # of a draft at most; the controller verifies as many as pay
@@ -25,6 +32,11 @@ class SpeculativeConfig:
     prompt_lookup_max: int = MAX_LOOKUP  # tokens that are compared
     tree: bool = False  # verify the drafts of all drafters at once, merged into a tree
     corpus: str | None = None  # a text file whose passages are drafted, whatever the method
+    model: str = ""  # name or folder of a draft model or of heads
+    revision: str = ""
+    layers: tuple[int, ...] = ()  # of `self`: those that draft; none: found at the start
+    use_heterogeneous_vocab: bool = False  # a draft model's other ids are left out
+    verification: str = EXACT
 
 
 _RANGES = {
@@ -51,7 +63,12 @@ def parse_speculation(text: str) -> SpeculativeConfig | None:
         if name not in known:
             raise InvalidConfig(f"{OPTION} has no {quote(name)}: give {', '.join(known)}")
         _check(name, value)
+    if "model" in values:
+        values.setdefault("method", DRAFT_MODEL)
+    if "layers" in values:
+        values["layers"] = tuple(values["layers"])
     made = SpeculativeConfig(**values)
+    _check_model(made)
     if made.prompt_lookup_min > made.prompt_lookup_max:
         raise InvalidConfig(
             f"{OPTION}: prompt_lookup_min={made.prompt_lookup_min} is over "
@@ -60,10 +77,39 @@ def parse_speculation(text: str) -> SpeculativeConfig | None:
     return made
 
 
+def _check_model(made: SpeculativeConfig) -> None:
+    """Require what the method needs, and nothing that it has no use for."""
+    needs_model = made.method in (DRAFT_MODEL, *HEAD_METHODS) and made.method != "mtp"
+    if needs_model and not made.model:
+        raise InvalidConfig(f"{OPTION}: method={made.method} needs a model: give the name or folder of one")
+    if made.model and not needs_model:
+        raise InvalidConfig(f"{OPTION}: method={made.method} takes no model: leave it out, or choose another method")
+    if made.tree and made.method in MODEL_METHODS:
+        raise InvalidConfig(f"{OPTION}: tree is for drafts from texts, not for method={made.method}: leave it out")
+    if made.layers and made.method != SELF:
+        raise InvalidConfig(f"{OPTION}: layers are for method={SELF}, not {made.method}: leave them out")
+    for name, value in (("use_heterogeneous_vocab", True), ("verification", REJECTION)):
+        if getattr(made, name) == value and made.method != DRAFT_MODEL:
+            raise InvalidConfig(f"{OPTION}: {name} is for method={DRAFT_MODEL}, not {made.method}: leave it out")
+
+
 def _check(name: str, value: Any) -> None:
-    if name == "method":
-        if value not in METHODS:
-            raise InvalidConfig(f"{OPTION}: method={quote(value)} is unknown: choose one of {', '.join(METHODS)}")
+    choices = {"method": ALL_METHODS, "verification": VERIFICATIONS}.get(name)
+    if choices is not None:
+        if value not in choices:
+            raise InvalidConfig(f"{OPTION}: {name}={quote(value)} is unknown: choose one of {', '.join(choices)}")
+        return
+    if name in ("model", "revision"):
+        if not isinstance(value, str) or not value:
+            raise InvalidConfig(f"{OPTION}: {name}={quote(value)} must be a name")
+        return
+    if name == "use_heterogeneous_vocab":
+        if not isinstance(value, bool):
+            raise InvalidConfig(f"{OPTION}: {name}={quote(value)} must be true or false")
+        return
+    if name == "layers":
+        if not isinstance(value, list) or not value or not all(type(one) is int and one >= 0 for one in value):
+            raise InvalidConfig(f"{OPTION}: {name}={quote(value)} must be a list of layers' numbers, like [0, 1, 5]")
         return
     if name == "tree":
         if not isinstance(value, bool):

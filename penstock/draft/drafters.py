@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.config.speculation import SpeculativeConfig
+from penstock.config.speculation import MODEL_METHODS, SpeculativeConfig
 from penstock.draft.acceptance import Acceptance, Share
 from penstock.draft.drafter import Drafter, Proposal, RowDrafter
 from penstock.draft.grammar import GrammarDrafter
@@ -133,6 +133,7 @@ def make_drafters(config: SpeculativeConfig | None, others: Sequence[Drafter] = 
         "ngram": [ngram],
         "suffix": [suffix],
         "lookahead": [LookaheadDrafter()],
+        **{method: [GrammarDrafter()] for method in MODEL_METHODS},
     }
     chosen = [PredictionDrafter(), *others, *drafters[config.method]]
     return Drafters(chosen, config.num_speculative_tokens, config.tree)

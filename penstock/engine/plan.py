@@ -69,6 +69,7 @@ class Plan:
     admissions: tuple[Admission, ...] = ()
     moves: tuple[Move, ...] = ()  # in order, all before the step
     min_chance: float | None = None  # of draft tokens that are wanted back; None: no drafts
+    ahead: int = 0  # draft tokens of each row that a drafting model is to make; 0: it rests
 
     @property
     def num_tokens(self) -> int:
@@ -115,4 +116,5 @@ class Result:
     forward_s: float = 0.0
     sampling_s: float = 0.0
     step_s: float = 0.0  # all that the device took
+    draft_s: float = 0.0  # that a drafting model took after that
     idle_s: float = 0.0  # that it had waited for this plan, after the one before

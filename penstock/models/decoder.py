@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -44,11 +44,15 @@ class Decoder:
         self.spec, self.ops, self.embedding, self.blocks = spec, ops, embedding, list(blocks)
         self.norm, self.head = norm, head
 
-    def forward(self, step: layers.StepInputs, memories: Sequence[Any]) -> Tensor:
+    def forward(
+        self, step: layers.StepInputs, memories: Sequence[Any], taps: MutableMapping[int, Tensor] | None = None
+    ) -> Tensor:
         """Compute the step's tokens → hidden [T, C], or those of `step.ends` alone → [M, C]. Each layer's memory is
-        written on the way."""
+        written on the way; `taps` gets the inputs [T, C] of the layers that it has keys for."""
         x = self.embedding(step)
-        for block, memory in zip(self.blocks, memories, strict=True):
+        for index, (block, memory) in enumerate(zip(self.blocks, memories, strict=True)):
+            if taps and index in taps:
+                taps[index] = x
             x = block(x, step, memory)
         if step.ends is not None and len(x) != len(step.ends.at):
             x = self.ops.gather(step.ends.at, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ class RunningRow:
     """A sequence's tokens and sampling state, its drafts, and its block table in each group."""
 
     drafts: RowDrafts | None = None
+    net: Any = None  # a drafting model's part of the row
 
     def __init__(self, admission: Admission, num_groups: int, grammars: GrammarCompiler | None) -> None:
         self.state = RowState(
@@ -52,10 +54,11 @@ class RunningRow:
             table = self.tables[g] = np.concatenate((table, room))
         table[indices] = blocks
 
-    def inputs(self, row: Row) -> list[int]:
-        """The tokens at the row's positions, drafts included; -1 for one that only the device knows yet."""
+    def inputs(self, row: Row, shift: int = 0) -> list[int]:
+        """The tokens `shift` after the row's positions, drafts included; -1 for one that only the device knows yet."""
         num_known = row.count - len(row.draft)
-        known = self.state.tokens[row.start : row.start + num_known]
+        first = row.start + shift
+        known = self.state.tokens[first : first + num_known]
         return known + [-1] * (num_known - len(known)) + [draft.token for draft in row.draft]
 
     def watch(self, row: Row, answers: Sequence[int], result: RowResult) -> None:

@@ -21,6 +21,9 @@ class Purpose(IntEnum):
 
     TOKEN = 0
     XTC = 1
+    DRAFT = 2  # a token that rejection sampling verifies
+    ACCEPT = 3  # whether it does
+    REST = 4  # the token instead
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

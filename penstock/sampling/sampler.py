@@ -6,6 +6,7 @@ batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,6 +90,20 @@ class Sampler:
         finally:
             row.truncate(length)
         return sampled
+
+    def propose(self, logits: Array, row: RowState) -> tuple[int, float | None] | None:
+        """Return the token that the row would get from a drafting model's logits [V], and the mirostat mu after it;
+        None if they leave none."""
+        try:
+            token, _, mu = self._token(logits, row)
+        except UnusableLogits:
+            return None
+        return token, mu
+
+    def probability(self, logits: Array, likeliest: int, token: int) -> float:
+        """Return a token's share in the softmax of logits [V]; `likeliest` has the largest."""
+        top = float(logits[likeliest])
+        return math.exp(float(logits[token]) - top) / float(compute_weight_sums(logits, top, 1.0).sum())
 
     def prompt_logprobs(self, logits: Tensor, targets: Sequence[int], num: int) -> list[TokenLogprobs]:
         """Return logprobs of each row's target and of the `num` likeliest; raise UnusableLogits if logits are bad."""

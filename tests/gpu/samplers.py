@@ -10,7 +10,7 @@ import torch
 import penstock.ops.triton.bodies  # noqa: F401  registers the bodies
 from penstock import LLM, SamplingParams
 from penstock.ops.sampling.sample import sample
-from penstock.sampling.rare.chain import _filter, _filter_by_mirostat
+from penstock.sampling.rare.chain import _filter_by_mirostat, apply_chain
 from penstock.sampling.row import RowState
 from penstock.text.prompt_encoder import Encoded
 from penstock.types import Request
@@ -75,7 +75,7 @@ def _expected(logits: torch.Tensor, prompt: list[int], sampling: dict[str, Any])
             len(prompt),
         )
         top, mu = float(values.max()), state.samplers.mu
-        ids, weights = _filter(values, top, state) if mu is None else _filter_by_mirostat(values, top, state, mu)
+        ids, weights = apply_chain(values, top, state) if mu is None else _filter_by_mirostat(values, top, state, mu)
         found[np.arange(len(values)) if ids is None else ids] += share * weights / weights.sum(dtype=np.float64)
     return torch.from_numpy(found)
 

@@ -24,7 +24,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_all_are_run_here() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"chat.py", "batch.py", "streaming.py", "embeddings.py"}
+    run_here = {"chat.py", "batch.py", "streaming.py", "embeddings.py", "train_eagle3.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == run_here
 
 
 def test_chat(run: Any, checkpoint: tuple[str, Any]) -> None:
@@ -51,3 +52,11 @@ def test_embeddings(run: Any, encoder: str) -> None:
     lines = run("embeddings.py", "--model", encoder)
     scores = [float(line.split()[0]) for line in lines]
     assert len(scores) == 4 and scores == sorted(scores, reverse=True) and all(-1.01 < score < 1.01 for score in scores)
+
+
+def test_train_eagle3(run: Any, checkpoint: tuple[str, Any], tmp_path: Path) -> None:
+    small = ("--num-answers", "3", "--max-tokens", "8", "--train-seconds", "0.3", "--vocab", "64")
+    lines = run("train_eagle3.py", "--model", checkpoint[0], "--folder", str(tmp_path / "head"), *small)
+    assert re.fullmatch(r"other questions: [\d.]+% of \d+ draft tokens accepted", lines[-2])
+    assert re.fullmatch(r"\d+ tokens/s without, \d+ with the head: [\d.]+ times", lines[-1])
+    assert {path.name for path in (tmp_path / "head").iterdir()} == {"config.json", "model.safetensors"}

@@ -97,7 +97,7 @@ def test_other_spellings(given: dict[str, Any], made: dict[str, Any]) -> None:
         (dict(tensor_parallel_size=2), ["tensor_parallel_size=2", "one device", "set it to 1"]),
         (dict(data_parallel_size=4), ["data_parallel_size=4", "a server per device"]),
         (dict(enable_lora=True), ["enable_lora=True", "merge them"]),
-        (dict(speculative_config={"method": "eagle"}), ["speculative_config", "choose one of auto, ngram, suffix"]),
+        (dict(speculative_config={"method": "magic"}), ["speculative_config", "choose one of auto, ngram, suffix"]),
         (dict(hf_overrides={"max_position_embeddings": 9}), ["hf_overrides", "config.json"]),
         (dict(logits_processors=[print]), ["logits_processors", "SamplingParams(logits_processors"]),
         (dict(structured_outputs_config={"disable_any_whitespace": True}), ["StructuredOutputsParams"]),

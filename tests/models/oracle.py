@@ -18,9 +18,16 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 
+SAME_AS = {"MiMoForCausalLM": "Qwen2ForCausalLM"}  # without the layer that drafts
+
+
+def find_class(architecture: str) -> Any:
+    return getattr(transformers, SAME_AS.get(architecture, architecture))
+
+
 def make(architecture: str, like: Mapping[str, Any], seed: int = 0, spread: float = 0.15) -> Any:
     """A model of the class with every parameter random: matrices wide enough that logits differ, norms about 1."""
-    model_class = getattr(transformers, architecture)
+    model_class = find_class(architecture)
     config = model_class.config_class(**like)
     # Only the eager path soft-caps attention scores; eager Falcon adds ALiBi twice.
     path = "sdpa" if model_class._supports_sdpa and not like.get("attn_logit_softcapping") else "eager"

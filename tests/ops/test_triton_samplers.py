@@ -68,7 +68,7 @@ def test_a_row_that_asks_nothing_gets_the_same_token_beside_others() -> None:
 def test_the_reference_leaves_what_the_host_leaves(index: int) -> None:
     """Which tokens may be drawn, and their weights, at the first step."""
     from penstock.ops.sampling.sample import _apply_samplers as left_on_device
-    from penstock.sampling.rare.chain import _filter, _filter_by_mirostat
+    from penstock.sampling.rare.chain import _filter_by_mirostat, apply_chain
 
     size = 2000
     state = rows_of(size, 5, len(ASKED))[index]
@@ -84,7 +84,7 @@ def test_the_reference_leaves_what_the_host_leaves(index: int) -> None:
         assert np.allclose(x[0].numpy(), edited, rtol=1e-5)
         return
     top, mu = float(edited.max()), state.samplers.mu
-    ids, weights = _filter(edited, top, state) if mu is None else _filter_by_mirostat(edited, top, state, mu)
+    ids, weights = apply_chain(edited, top, state) if mu is None else _filter_by_mirostat(edited, top, state, mu)
     expected = np.zeros(size)
     expected[np.arange(size) if ids is None else ids] = weights / weights.sum()
     assert np.allclose(torch.softmax(x[0].double() / hot[0], -1).numpy(), expected, rtol=2e-4, atol=1e-7)

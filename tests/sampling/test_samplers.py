@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidRequest
 from penstock.sampling import RowState, Sampler
-from penstock.sampling.rare.chain import _filter, _filter_by_mirostat
+from penstock.sampling.rare.chain import _filter_by_mirostat, apply_chain
 from penstock.sampling.rare.stateful import next_mu, num_kept
 from penstock.sampling.row import Chooser
 from penstock.types import SamplingParams
@@ -33,7 +33,7 @@ def _probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 def _distribution(row: RowState, logits: np.ndarray = LOGITS) -> np.ndarray:
     """Of the row's draw."""
     top, mu = float(logits.max()), row.samplers.mu
-    ids, weights = _filter(logits, top, row) if mu is None else _filter_by_mirostat(logits, top, row, mu)
+    ids, weights = apply_chain(logits, top, row) if mu is None else _filter_by_mirostat(logits, top, row, mu)
     out = np.zeros(len(logits))
     out[np.arange(len(logits)) if ids is None else ids] = weights / weights.sum(dtype=np.float64)
     return out

@@ -372,8 +372,8 @@ ACCOUNTS = [
     bug(
         "a sequence goes on past the room that it has",
         "engine/scheduling/fast_path.py",
-        "until = min(until, len(table) * size)",
-        "until = min(until, len(table) * size + 1)",
+        "until = min(until, len(table) * size - ahead)",
+        "until = min(until, len(table) * size - ahead + 1)",
     ),
     bug(
         "`computed` is not rolled back after rejected drafts",

@@ -19,6 +19,7 @@ class DecodeFastPath:
         self._size = cache.block_size
         self._refs = cache.pool.refs
         self._possible = cache.only_full
+        self._ahead = [group.ahead for group in cache.groups]
 
     def plan_row(self, sequence: Sequence, plan: int) -> Row | None:
         """Plan the sequence's next position; None if it needs full planning."""
@@ -57,8 +58,8 @@ class DecodeFastPath:
         ):
             return 0
         size, until = self._size, sequence.limit - 1
-        for table in holding.tables:
-            until = min(until, len(table) * size)
+        for table, ahead in zip(holding.tables, self._ahead):
+            until = min(until, len(table) * size - ahead)
             for index in range(certain // size, len(table)):
                 if self._refs[table[index]] > 1:
                     return 0

@@ -40,6 +40,7 @@ class PlanBuilder:
     def clear(self) -> None:
         self.entries: list[Entry] = []
         self.min_chance: float | None = None
+        self.ahead = 0
         self._shared: list[Sequence] = []  # whose new blocks enter the tree with the plan
         self._admissions: list[Admission] = []
         self._num_prompt_rows = self._num_prompt_tokens = 0
@@ -134,6 +135,7 @@ class PlanBuilder:
             tuple(self._admissions),
             tuple(Move(copy.source, copy.target) for copy in copies),
             self.min_chance,
+            self.ahead,
         )
         for sequence in self._shared:
             self._share(sequence)

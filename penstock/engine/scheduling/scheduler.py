@@ -117,6 +117,7 @@ class Scheduler:
                 self._schedule_all()
         if self._speculation is not None:
             self._builder.min_chance = self._speculation.min_chance
+            self._builder.ahead = self._speculation.choose_ahead(len(self._builder.entries))
         started = self._builder.build()
         if started is None:
             return None

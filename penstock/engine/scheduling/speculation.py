@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from penstock.engine.draft_tree import compute_path_chances
 from penstock.engine.plan import Draft, Plan, Result
+from penstock.engine.scheduling.draft_ahead import DraftAhead
 from penstock.engine.scheduling.step_costs import StepCosts
 
 RUNGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # draft tokens of a step: a runner records each shape of step
@@ -21,8 +22,10 @@ MIXED_CHANCE = 0.5  # beside a prompt, whose tokens are as dear
 
 
 class SpeculationController:
-    def __init__(self) -> None:
+    def __init__(self, max_ahead: int = 0) -> None:
+        """`max_ahead`: tokens that a drafting model may go ahead; 0: there is none."""
         self.costs = StepCosts()
+        self.ahead = DraftAhead(self.costs, max_ahead, MAX_DRAFT_TOKENS)
         self._num_rows = 0  # of the last step
 
     def note(self, plan: Plan, result: Result) -> None:
@@ -34,6 +37,11 @@ class SpeculationController:
         num_tokens = plan.num_tokens if is_decode else 1 << (plan.num_tokens - 1).bit_length()
         seconds = (result.step_s + result.idle_s) * num_tokens / plan.num_tokens
         self.costs.note(len(plan.rows) if is_decode else 0, num_tokens, seconds)
+        self.ahead.note(plan, result, is_decode)
+
+    def choose_ahead(self, num_rows: int) -> int:
+        """Return how many tokens a drafting model is to go ahead after a step of `num_rows` sequences."""
+        return self.ahead.choose(num_rows)
 
     @property
     def min_chance(self) -> float:
@@ -53,6 +61,8 @@ class SpeculationController:
         )[:room]
         if is_mixed:
             wanted = sum(-path >= MIXED_CHANCE for path, _ in ranked)
+        elif self.ahead.is_trial:
+            wanted = len(ranked)
         else:
             wanted = self._count_paying([-path for path, _ in ranked], num_rows)
         counts = [0] * len(drafts)

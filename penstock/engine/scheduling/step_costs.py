@@ -20,6 +20,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._samples: dict[tuple[int, int], deque[tuple[int, float]]] = {}
         self._by_tokens: dict[int, tuple[int, float]] = {}  # when it was last measured, and the seconds
+        self._by_sequences: dict[int, dict[int, tuple[int, float]]] = {}  # the same of each number of sequences
         self._curve: tuple[list[int], list[float]] | None = None  # fitted to that; None: out of date
         self._now = 0
 
@@ -27,11 +28,12 @@ class StepCosts:
         self._now += 1
         samples = self._samples.setdefault((num_sequences, num_tokens), deque(maxlen=NUM_SAMPLES))
         samples.append((self._now, seconds))
-        fastest = self._find_fastest(num_sequences, num_tokens)
+        fastest = self.find_fastest(num_sequences, num_tokens)
         if fastest is not None:
             self._by_tokens[num_tokens], self._curve = (self._now, fastest), None
+            self._by_sequences.setdefault(num_sequences, {})[num_tokens] = self._now, fastest
 
-    def _find_fastest(self, num_sequences: int, num_tokens: int) -> float | None:
+    def find_fastest(self, num_sequences: int, num_tokens: int) -> float | None:
         """The fastest of the last steps of this kind; None if there were too few, or all are old."""
         samples = self._samples.get((num_sequences, num_tokens))
         if samples is None or len(samples) < MIN_SAMPLES or self._now - samples[-1][0] > MAX_AGE:
@@ -40,16 +42,32 @@ class StepCosts:
 
     def estimate(self, num_sequences: int, num_tokens: int) -> float | None:
         """Seconds of a step of so many sequences and tokens; None before anything was measured."""
-        exact = self._find_fastest(num_sequences, num_tokens)
+        exact = self.find_fastest(num_sequences, num_tokens)
         if exact is not None:
             return exact
-        base = self._find_fastest(num_sequences, num_sequences)
+        between = self._find_between(num_sequences, num_tokens)
+        if between is not None:
+            return between
+        base = self.find_fastest(num_sequences, num_sequences)
         if base is None or num_tokens <= num_sequences:
             return self._interpolate(num_tokens)
         there, here = self._interpolate(num_tokens), self._interpolate(num_sequences)
         caution = 1 - TRUST / math.sqrt(num_sequences)
         least = caution * base * (num_tokens - num_sequences) / num_sequences
         return base + (least if there is None or here is None else max(least, there - here))
+
+    def _find_between(self, num_sequences: int, num_tokens: int) -> float | None:
+        """Read the line between the nearest steps of as many sequences, with fewer and with more tokens."""
+        recent = {
+            tokens: seconds
+            for tokens, (at, seconds) in self._by_sequences.get(num_sequences, {}).items()
+            if self._now - at <= MAX_AGE
+        }
+        low = max((tokens for tokens in recent if tokens < num_tokens), default=None)
+        high = min((tokens for tokens in recent if tokens > num_tokens), default=None)
+        if low is None or high is None:
+            return None
+        return recent[low] + max(0.0, recent[high] - recent[low]) * (num_tokens - low) / (high - low)
 
     def _interpolate(self, num_tokens: int) -> float | None:
         """Read the curve: between two points on the line that joins them, beyond the last one on the line from the

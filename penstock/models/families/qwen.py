@@ -1,4 +1,4 @@
-"""Qwen 2 (QKV biases) and Qwen 3 (QK-norm)."""
+"""Qwen 2 (QKV biases), MiMo, which is one, and Qwen 3 (QK-norm)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.models.families.parts import (
     windows,
 )
 from penstock.models.layer import Attention
-from penstock.models.names import LLAMA, QK_NORM, Names
+from penstock.models.names import IGNORED, LLAMA, QK_NORM, Names
 from penstock.models.spec import Block, ModelSpec, family
 
 SLIDING = dict(use_sliding_window=True, sliding_window=9, max_window_layers=1, num_hidden_layers=3)
@@ -40,6 +40,19 @@ def qwen(c: Config, attentions: list[Attention], names: Names) -> ModelSpec:
 def qwen2(c: Config) -> ModelSpec:
     turn = rope(c, head_size(c))
     return qwen(c, [attention(c, rope=turn, window=size, qkv_bias=True) for size in layer_windows(c)], LLAMA)
+
+
+MTP_LAYER = (*LLAMA.layer, "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm")
+MIMO = LLAMA | Names(model={f"mtp_layers.*.{name}": IGNORED for name in MTP_LAYER})
+
+
+@family("MiMoForCausalLM", like=TINY, cpu_only="a comparison of its logits: set device=cpu")
+def mimo(c: Config) -> ModelSpec:
+    """Qwen 2 with a layer that drafts (`penstock.draft.net.feature_spec`)."""
+    c.ignore("num_nextn_predict_layers")
+    c.only("attention_bias", True)
+    turn = rope(c, head_size(c))
+    return qwen(c, [attention(c, rope=turn, window=size, qkv_bias=True) for size in layer_windows(c)], MIMO)
 
 
 @family("Qwen3ForCausalLM", like=[TINY | dict(head_dim=24), TINY | SLIDING | dict(head_dim=16, attention_bias=True)])

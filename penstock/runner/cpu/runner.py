@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from penstock.engine.executor import Answer, Describe, Done, Values, obey
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.layers.memory import KvCache
 from penstock.models.decoder import Decoder, Encoder
+from penstock.models.memory import Memory
 from penstock.ops import argmax, cpu
 from penstock.runner.cpu.tapes import Tapes
 from penstock.runner.cpu.trees import TreeBuffers, has_trees, move_paths
@@ -28,7 +29,7 @@ from penstock.runner.step import Step, ends_of
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.sampling.logits import Array, UnusableLogits
 from penstock.sampling.row import Chooser, RowState
-from penstock.sampling.sampler import Sampler
+from penstock.sampling.sampler import Sampled, Sampler
 
 
 class Shape(NamedTuple):
@@ -67,15 +68,16 @@ class Buffers:
         self._entered: list[tuple[RunningRow, int] | None] = [None] * num_sequences  # rows and versions of tables
         self._trees: TreeBuffers | None = None  # from the first on
 
-    def fill(self, plan: Plan, rows: Sequence[RunningRow], at: Sequence[int]) -> Shape:
-        """Write the plan's rows, one after the other, and the tokens `at` whose logits are wanted."""
+    def fill(self, plan: Plan, rows: Sequence[RunningRow], at: Sequence[int], shift: int = 0) -> Shape:
+        """Write the plan's rows, one after the other, and the tokens `at` whose logits are wanted. Each position gets
+        the token `shift` positions later."""
         ids: list[int] = []
         positions: list[int] = []
         starts = [0]
         for s, (row, device) in enumerate(zip(plan.rows, rows)):
             begin = row.start
             end = begin + row.count
-            known = device.inputs(row)
+            known = device.inputs(row, shift)
             ids += known
             positions += range(begin, end)
             if -1 in known:
@@ -132,12 +134,17 @@ MAX_TAPED_TOKENS = 64  # in larger steps Python costs little, and their shapes s
 
 
 class StepOutput:
-    """`hidden` [T, C], and if any were wanted `logits` [M, V] float32. A replayed step fills the same one again."""
+    """`hidden` [T, C], and if any were wanted `logits` [M, V] float32; `taps` [T, C], inputs of some layers. A replayed
+    step fills the same one again."""
 
     def __init__(
-        self, hidden: torch.Tensor, logits: torch.Tensor | None = None, argmax: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        logits: torch.Tensor | None = None,
+        argmax: torch.Tensor | None = None,
+        taps: Sequence[torch.Tensor] = (),
     ) -> None:
-        self.hidden, self.logits, self.argmax = hidden, logits, argmax
+        self.hidden, self.logits, self.argmax, self.taps = hidden, logits, argmax, taps
         self._values: Array | None = None  # a view of `logits`; made after the tape
 
     @property
@@ -149,22 +156,48 @@ class StepOutput:
         return self._values
 
 
+class StepDrafter(Protocol):
+    """Drafts within a step, from the tokens that it gave and what it left in memory."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose inputs the step is to keep."""
+
+    @property
+    def reads_hidden(self) -> bool:
+        """True if the hidden states of all tokens are read."""
+
+    def follow(self, plan: Plan, rows: Sequence[RunningRow]) -> None:
+        """Take note of the rows' new blocks, before anything is written to them."""
+
+    def verify(self, row: Row, device: RunningRow, logits: Array) -> list[Sampled] | None:
+        """Verify a row's draft in its own way, from logits [1 + k, V]; None to compare it with the target's tokens."""
+
+    def draft(self, plan: Plan, rows: Sequence[RunningRow], computed: StepOutput, results: Sequence[RowResult]) -> None:
+        """Add draft tokens to the results."""
+
+
 class Runner:
+    drafter: StepDrafter | None = None
+
     def __init__(
         self,
         model: Decoder | Encoder,
         memory: BlockMemory,
         grammars: GrammarCompiler | None = None,
         drafters: Drafters | None = None,
+        drafting: Sequence[Memory | None] = (),
     ) -> None:
+        """`drafting`: memories of a drafting model's layers, which come after the model's own."""
         self.model = model
         self.memory = memory
         self.rows = RunningRows(len(memory.grouping.groups), grammars, drafters)
         self.sampler = Sampler()
         self.tapes: Tapes[StepOutput] = Tapes()
-        self._caches = memory.views(model.spec.memories())
-        self.verifies_trees = all(isinstance(cache, KvCache | None) for cache in self._caches)
-        self._buffers = self._make_buffers(MAX_TAPED_TOKENS, MAX_TAPED_TOKENS, model.spec.max_model_len)
+        views = memory.views([*model.spec.memories(), *drafting])
+        self.caches, self.drafting_caches = views[: model.spec.num_layers], views[model.spec.num_layers :]
+        self.verifies_trees = all(isinstance(cache, KvCache | None) for cache in self.caches)
+        self._buffers = self.make_buffers(MAX_TAPED_TOKENS, MAX_TAPED_TOKENS, model.spec.max_model_len)
 
     def start(self, plan: Plan) -> Done[Result]:
         return Done(self.run(plan))
@@ -182,7 +215,7 @@ class Runner:
         self.rows.apply(plan)
         try:
             if plan.moves:
-                with _torch():
+                with use_torch():
                     self.memory.move(plan.moves)
             return self._embed(self.model, plan) if isinstance(self.model, Encoder) else self._sample(self.model, plan)
         except Exception as error:  # whatever a step raises must reach the scheduler, which finds the cause
@@ -190,18 +223,20 @@ class Runner:
 
     def _embed(self, model: Encoder, plan: Plan) -> Result:
         rows = [self.rows[row.row] for row in plan.rows]
-        buffers = self._make_buffers(plan.num_tokens, len(rows), 0)
+        buffers = self.make_buffers(plan.num_tokens, len(rows), 0)
         shape = buffers.fill(plan, rows, ())
         begin = time.perf_counter()
-        with _torch():
+        with use_torch():
             step = buffers.step(shape)
-            pooled = model.pool(model.forward(step, self._caches), step.query_start)
+            pooled = model.pool(model.forward(step, self.caches), step.query_start)
             results = [make_embedding(values) for values in pooled]
         step_s = time.perf_counter() - begin
         return Result(plan.number, results, forward_s=step_s, step_s=step_s)
 
     def _sample(self, model: Decoder, plan: Plan) -> Result:
         rows = [self.rows[row.row] for row in plan.rows]
+        if self.drafter is not None:
+            self.drafter.follow(plan, rows)
         ends, at = _find_wanted(plan)
         compute = self._prepare(model, plan, rows, at)
         begin = time.perf_counter()
@@ -217,17 +252,20 @@ class Runner:
                 self._prompt_logprobs(model, row, computed.hidden[end - row.count : end], result)
             if row.output is Output.SAMPLE:
                 last = first + 1 + len(row.draft)
-                self._sample_row(row, device.state, computed.values[first:last], likeliest[first:last], result)
+                self._sample_row(row, device, computed.values[first:last], likeliest[first:last], result)
                 first = last
                 if row.draft:
                     device.watch(row, likeliest[last - 1 - len(row.draft) : last], result)
                 if drafters is not None and plan.min_chance is not None and plan.min_chance < 1:
                     device.propose(result, drafters.max_tokens, plan.min_chance)
         if has_trees(plan):
-            with _torch():
-                move_paths(plan, rows, results, self._caches, self.memory.block_size)
+            with use_torch():
+                move_paths(plan, rows, results, self.caches, self.memory.block_size)
         now = time.perf_counter()
-        return Result(plan.number, results, forward_s=middle - begin, sampling_s=now - middle, step_s=now - begin)
+        if self.drafter is not None:
+            self.drafter.draft(plan, rows, computed, results)
+        draft_s = time.perf_counter() - now if self.drafter is not None else 0.0
+        return Result(plan.number, results, None, middle - begin, now - middle, now - begin, draft_s)
 
     def _prepare(
         self, model: Decoder, plan: Plan, rows: Sequence[RunningRow], at: Sequence[int]
@@ -235,36 +273,39 @@ class Runner:
         """Fill in the step's numbers; returns the forward pass."""
         small = plan.num_tokens <= MAX_TAPED_TOKENS
         longest = max(row.start + row.count for row in plan.rows)
-        buffers = self._buffers if small else self._make_buffers(plan.num_tokens, len(rows), longest)
+        buffers = self._buffers if small else self.make_buffers(plan.num_tokens, len(rows), longest)
         shape = buffers.fill(plan, rows, at)
         if small:
             return partial(self.tapes.run, shape, partial(self._forward, model, buffers, shape))
-        return partial(
-            self._forward,
-            model,
-            buffers,
-            shape,
-            None if any(row.prompt_logprobs for row in plan.rows) else _owners(plan),
-        )
+        reads_all = self.drafter is not None and self.drafter.reads_hidden
+        reads_all = reads_all or any(row.prompt_logprobs for row in plan.rows)
+        return partial(self._forward, model, buffers, shape, None if reads_all else _owners(plan))
 
-    def _make_buffers(self, num_tokens: int, num_sequences: int, longest: int) -> Buffers:
+    def make_buffers(self, num_tokens: int, num_sequences: int, longest: int) -> Buffers:
         return Buffers(num_tokens, num_sequences, self.memory.grouping.groups, longest, self.memory.block_size)
 
     def _forward(self, model: Decoder, buffers: Buffers, shape: Shape, owners: list[int] | None = None) -> StepOutput:
         """Compute a step; with `owners`, the sequences of the wanted tokens, their hidden states only."""
-        with _torch():
+        with use_torch():
             step, at = buffers.step(shape), buffers.tokens_at(shape)
             if owners is not None and at is not None:
                 step.ends, at = ends_of(step, at, torch.tensor(owners, dtype=torch.int64)), None
-            hidden = model.forward(step, self._caches)
+            taps = {} if self.drafter is None else {layer: step.ids for layer in self.drafter.taps}
+            hidden = model.forward(step, self.caches, taps)
+            kept = list(taps.values())
             if not shape.num_logits:
-                return StepOutput(hidden)
+                return StepOutput(hidden, taps=kept)
             logits = model.logits(hidden, at)
-            return StepOutput(hidden, logits, argmax(logits))
+            return StepOutput(hidden, logits, argmax(logits), kept)
 
-    def _sample_row(self, row: Row, state: RowState, logits: Array, likeliest: list[int], result: RowResult) -> None:
+    def _sample_row(self, row: Row, device: RunningRow, logits: Array, likeliest: list[int], result: RowResult) -> None:
         """Sample the row's tokens from its logits [1 + k, V], those of k draft tokens included."""
         taken: tuple[int, ...] = ()
+        state = device.state
+        sampled = self.drafter.verify(row, device, logits) if self.drafter is not None else None
+        if sampled is not None:
+            add_sampled(state, sampled, result)
+            return
         if state.chooser is Chooser.ARGMAX and not result.error:
             taken = _verify_greedy(row, state, logits, likeliest)
         if not taken:
@@ -276,7 +317,7 @@ class Runner:
 
     def _prompt_logprobs(self, model: Decoder, row: Row, hidden: torch.Tensor, result: RowResult) -> None:
         try:
-            with _torch():
+            with use_torch():
                 add_prompt_logprobs(model, self.sampler, row, self.rows[row.row].state, hidden, result)
         except UnusableLogits as error:
             result.error = str(error)
@@ -298,7 +339,7 @@ def _verify_greedy(row: Row, state: RowState, logits: Array, likeliest: list[int
 
 
 @contextmanager
-def _torch() -> Iterator[None]:
+def use_torch() -> Iterator[None]:
     """Guard code in which torch computes or makes tensors. Replayed steps do without it."""
     with torch.inference_mode(), cpu.limit_torch():
         yield

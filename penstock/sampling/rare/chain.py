@@ -53,7 +53,7 @@ def dynamic_temperature(weights: Array, sampling: SamplingParams) -> float:
 def filter_and_draw(logits: Array, top: float, row: RowState) -> tuple[int, float | None]:
     """Return a token and the mirostat mu after it; `top` is the largest logit."""
     mu = row.samplers.mu
-    ids, weights = _filter(logits, top, row) if mu is None else _filter_by_mirostat(logits, top, row, mu)
+    ids, weights = apply_chain(logits, top, row) if mu is None else _filter_by_mirostat(logits, top, row, mu)
     place = draw(weights, uniform(row.request.seed, row.sibling, len(row.tokens), Purpose.TOKEN))
     if mu is not None:
         sampling = row.request.sampling
@@ -62,7 +62,7 @@ def filter_and_draw(logits: Array, top: float, row: RowState) -> tuple[int, floa
     return (place if ids is None else int(ids[place])), mu
 
 
-def _filter(logits: Array, top: float, row: RowState) -> tuple[Array | None, Array]:
+def apply_chain(logits: Array, top: float, row: RowState) -> tuple[Array | None, Array]:
     """Return the ids (None: all) and weights that the filters keep."""
     sampling = row.request.sampling
     if sampling.top_n_sigma > 0:

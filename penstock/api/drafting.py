@@ -1,0 +1,256 @@
+"""The drafting model of an engine: found, checked against the target, loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.cache.group import LAYOUTS, Grouping, group_layers
+from penstock.config import EngineConfig, Resolved
+from penstock.config.speculation import (
+    DRAFT_MODEL,
+    EXACT,
+    MODEL_METHODS,
+    OPTION,
+    REJECTION,
+    SELF,
+    SpeculativeConfig,
+    parse_speculation,
+)
+from penstock.draft.net.decoder import DecoderNet
+from penstock.draft.net.feature import FeatureNet
+from penstock.draft.net.feature_spec import read_spec
+from penstock.draft.net.medusa import MedusaHeads
+from penstock.draft.net.vocabulary import map_vocabularies
+from penstock.errors import InvalidConfig
+from penstock.host.machine import free_memory_bytes
+from penstock.models.decoder import Decoder
+from penstock.models.files import open_checkpoint, read_config
+from penstock.models.files.vocabulary import read_vocabulary
+from penstock.models.memory import Memory
+from penstock.models.spec import ModelSpec, spec_from_config
+from penstock.passes.load import load_lowered
+from penstock.runner.cpu.draft_heads import HeadsDrafter
+from penstock.runner.cpu.drafting import NetDrafter
+from penstock.runner.cpu.layer_skip import choose_layers
+from penstock.runner.cpu.runner import Runner
+
+GIB = 1 << 30
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Find = Callable[[str, str | None], Path]
+
+
+def find_draft(config: EngineConfig, spec: ModelSpec, path: Path, find: Find) -> DraftPart | None:
+    """Find the drafting model that the options ask for; None if they ask for none. `path` is the target's."""
+    speculation = parse_speculation(config.speculative_config)
+    if speculation is None or speculation.method not in MODEL_METHODS or spec.is_encoder:
+        return None
+    folder = find(speculation.model, speculation.revision or None) if speculation.model else path
+    speculation = _infer_method(speculation, folder)
+    parts: dict[str, type[DraftPart]] = {DRAFT_MODEL: WholeModel, SELF: SkippedLayers, "medusa": Heads}
+    part = parts.get(speculation.method, FeatureLayer)(speculation, folder, spec)
+    part.target_path = path
+    return part
+
+
+HEADS = {  # architectures of published heads → the method that reads them
+    "EagleLlamaForCausalLM": "eagle",
+    "EAGLEModel": "eagle",
+    "LlamaForCausalLMEagle3": "eagle3",
+    "Eagle3LlamaForCausalLM": "eagle3",
+    "MedusaModel": "medusa",
+}
+
+
+def _infer_method(speculation: SpeculativeConfig, folder: Path) -> SpeculativeConfig:
+    """Take heads for what their config says they are where a draft model was asked for, as vLLM does."""
+    if speculation.method != DRAFT_MODEL or not folder.is_dir():
+        return speculation
+    named = read_config(folder).get("architectures")
+    found = [HEADS[name] for name in named if name in HEADS] if isinstance(named, list) else []
+    return replace(speculation, method=found[0]) if found else speculation
+
+
+class DraftPart:
+    """The drafting model, as far as assembling an engine is concerned."""
+
+    target_path: Path
+
+    def __init__(self, speculation: SpeculativeConfig, path: Path, target: ModelSpec) -> None:
+        self.speculation, self.path, self.target = speculation, path, target
+        self.ahead = speculation.num_speculative_tokens
+
+    def memories(self) -> list[Memory | None]:
+        """List what its layers keep; they come after the target's."""
+        return []
+
+    def count_drafting(self, spec: ModelSpec) -> int:
+        """Count the last layers of all that write positions ahead."""
+        return len(self.memories())
+
+    def resolve(self, settings: Resolved) -> None:
+        """Take note of the settings, before memories are asked for the last time."""
+
+    def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+        """Load the model and give the runner its drafter."""
+        raise NotImplementedError
+
+    def require_memory(self, num_bytes: int, cache_bytes: int) -> None:
+        free = free_memory_bytes()
+        if num_bytes + cache_bytes > free:
+            raise InvalidConfig(
+                f"{OPTION}: {self.path.name} needs {num_bytes / GIB:.2f} GiB beside a cache of {cache_bytes / GIB:.2f} "
+                f"GiB, and {free / GIB:.2f} GiB are free: {(num_bytes + cache_bytes - free) / GIB:.2f} GiB too little; "
+                "take a smaller one, lower kv_cache_tokens, or leave it out"
+            )
+
+
+def group_states(spec: ModelSpec, kv_dtype: str, block_size: int, draft: DraftPart | None) -> Grouping:
+    """Group the layers of the model, and after them those of its draft."""
+    states = spec.states(LAYOUTS[kv_dtype])
+    if draft is None:
+        return group_layers(states, block_size)
+    states += [memory.state(LAYOUTS[kv_dtype]) if memory else None for memory in draft.memories()]
+    return group_layers(states, block_size, draft.count_drafting(spec), draft.ahead)
+
+
+class WholeModel(DraftPart):
+    """Another checkpoint of the same vocabulary."""
+
+    def __init__(self, speculation: SpeculativeConfig, path: Path, target: ModelSpec) -> None:
+        super().__init__(speculation, path, target)
+        self._described = _read_config(path)
+        self._resolve(target.max_model_len)
+        own, theirs = self.spec.vocab_size, target.vocab_size
+        if own != theirs and not speculation.use_heterogeneous_vocab:
+            raise InvalidConfig(
+                f"{OPTION}: {path.name} has a vocabulary of {own} tokens, the model one of {theirs}: give a draft "
+                "model of the same vocabulary, or set use_heterogeneous_vocab where ids that both have mean the same"
+            )
+        if self.spec.is_encoder or any(state and state.kind == "recurrent" for state in self.spec.states()):
+            raise InvalidConfig(
+                f"{OPTION}: {path.name} ({self.spec.architecture}) cannot draft: a draft model needs attention over a "
+                "cache, since a recurrent state cannot go back to before a rejected token"
+            )
+
+    def _resolve(self, max_model_len: int) -> None:
+        context = spec_from_config(self._described).max_positions
+        self.spec = spec_from_config(self._described, min(max_model_len, context))
+
+    def resolve(self, settings: Resolved) -> None:
+        self._resolve(settings.max_model_len)
+
+    def memories(self) -> list[Memory | None]:
+        return self.spec.memories()
+
+    def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+        if self.speculation.verification == REJECTION and settings.deterministic:
+            raise InvalidConfig(
+                f"{OPTION}: verification={REJECTION} gives other tokens than the model alone, and deterministic asks "
+                f"for the same: leave one of them out, or set verification={EXACT}"
+            )
+        is_dummy = settings.load_format == "dummy"
+        checkpoint = None if is_dummy and self.path.is_dir() else open_checkpoint(self.path)
+        dtype = DTYPES.get(settings.dtype)
+        try:
+            itemsize = dtype.itemsize if dtype else 4
+            stored = checkpoint.num_bytes if checkpoint and dtype is None else self.spec.num_parameters * itemsize
+            self.require_memory(stored, cache_bytes)
+            model = load_lowered(
+                checkpoint,
+                self.spec,
+                dtype=dtype,
+                quantization=settings.quantization,
+                rounded=settings.activation_dtype == "int8",
+                dummy_seed=settings.seed if is_dummy else None,
+            )
+        finally:
+            if checkpoint:
+                checkpoint.close()
+        assert isinstance(model, Decoder)
+        net = DecoderNet(model)
+        if self.speculation.use_heterogeneous_vocab:
+            own, target = read_vocabulary(self.path), read_vocabulary(self.target_path)
+            sizes = self.spec.vocab_size, self.target.vocab_size
+            net.target_ids, net.own_ids = map_vocabularies(own, target, *sizes)
+        drafter = runner.drafter = NetDrafter(runner, net)
+        drafter.lines.rejects = self.speculation.verification == REJECTION
+
+
+class SkippedLayers(DraftPart):
+    """The target without some of its layers."""
+
+    def count_drafting(self, spec: ModelSpec) -> int:
+        return spec.num_layers
+
+    def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+        assert isinstance(runner.model, Decoder)
+        layers, count = self.speculation.layers, self.target.num_layers
+        if any(layer >= count for layer in layers) or list(layers) != sorted(set(layers)):
+            raise InvalidConfig(
+                f"{OPTION}: layers={list(layers)} must be ascending numbers below {count}, the model's number of layers"
+            )
+        found = layers or choose_layers(runner, self.ahead)
+        runner.drafter = NetDrafter(runner, DecoderNet(runner.model, SELF, found))
+
+
+class FeatureLayer(DraftPart):
+    """EAGLE, EAGLE-3 or MTP."""
+
+    def __init__(self, speculation: SpeculativeConfig, path: Path, target: ModelSpec) -> None:
+        super().__init__(speculation, path, target)
+        checkpoint = open_checkpoint(path)
+        try:
+            names, method = checkpoint.names(), speculation.method
+            if method == "mtp" and not any(".mtp_layers." in name for name in names):
+                raise InvalidConfig(
+                    f"{OPTION}: {path.name} has no MTP layer (model.mtp_layers.0): choose another method, or a model "
+                    "like MiMo-7B, which has one"
+                )
+            self.spec = read_spec(method, checkpoint.config, names, target, target.max_model_len)
+        finally:
+            checkpoint.close()
+
+    def resolve(self, settings: Resolved) -> None:
+        self.spec = replace(self.spec, max_model_len=settings.max_model_len)
+
+    def memories(self) -> list[Memory | None]:
+        return self.spec.memories()
+
+    def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+        assert isinstance(runner.model, Decoder)
+        dtype = DTYPES.get(settings.dtype)
+        self.require_memory(self.spec.num_parameters * (dtype.itemsize if dtype else 4), cache_bytes)
+        checkpoint = open_checkpoint(self.path)
+        try:
+            runner.drafter = NetDrafter(runner, FeatureNet(checkpoint, self.spec, runner.model, dtype))
+        finally:
+            checkpoint.close()
+
+
+class Heads(DraftPart):
+    """Medusa heads, which keep nothing."""
+
+    def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
+        assert isinstance(runner.model, Decoder)
+        checkpoint = open_checkpoint(self.path)
+        try:
+            self.require_memory(checkpoint.num_bytes, cache_bytes)
+            heads = MedusaHeads(checkpoint, runner.model, DTYPES.get(settings.dtype))
+        finally:
+            checkpoint.close()
+        runner.drafter = HeadsDrafter(runner, heads)
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    if path.is_dir():
+        return read_config(path)
+    checkpoint = open_checkpoint(path)
+    try:
+        return checkpoint.config
+    finally:
+        checkpoint.close()

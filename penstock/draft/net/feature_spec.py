@@ -1,0 +1,155 @@
+"""Drafting layers on the target's features, as data: EAGLE, EAGLE-3 and MTP, read from their published configs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import InvalidConfig, InvalidModel
+from penstock.models.config import MAX_VOCAB, Config, rope
+from penstock.models.families.parts import activation, attention, gated_mlp, head_size, rms_norm
+from penstock.models.layer import Attention, Shapes, add_prefix, matrix
+from penstock.models.names import IGNORED, LLAMA, QK_NORM, Names, Stored
+from penstock.models.spec import Block, ModelSpec
+
+LAYER = "layers.0"  # begins our names of all parameters
+
+
+class LayerNames(Names):
+    """Knows one stack within a whole model's checkpoint, and its first layer alone."""
+
+    def find(self, tensor: str) -> Stored | None:
+        found = super().find(tensor)
+        return found if found is not None and found.name.startswith(f"{LAYER}.") else IGNORED
+
+
+IGNORED_ROWS = {"embed_tokens": IGNORED, "rotary_emb": IGNORED}  # the target's own are used
+DECODER = {**LLAMA.layer, **QK_NORM.layer}
+EAGLE = Names(("model.",), "layers", {"fc": f"{LAYER}.fc", "lm_head": IGNORED, **IGNORED_ROWS}, {**DECODER, "fc": "fc"})
+EAGLE3_LAYER = {**DECODER, "input_layernorm": "token_norm", "hidden_norm": "hidden_norm"}
+EAGLE3 = Names(
+    ("model.",),
+    "layers",
+    {
+        "fc": f"{LAYER}.fc",
+        "norm": f"{LAYER}.norm",
+        "lm_head": f"{LAYER}.head",
+        ".d2t": IGNORED,  # read as numbers
+        ".t2d": IGNORED,
+        **IGNORED_ROWS,
+        **{
+            f"midlayer.{spelled}": found if found is IGNORED else f"{LAYER}.{found}"
+            for spelled, found in EAGLE3_LAYER.items()
+        },
+    },
+    EAGLE3_LAYER,
+)
+MTP = LayerNames(
+    ("model.",),
+    "mtp_layers",
+    {},
+    {
+        **DECODER,
+        "input_proj": "fc",
+        "token_layernorm": "token_norm",
+        "hidden_layernorm": "hidden_norm",
+        "final_layernorm": "norm",
+    },
+)
+NAMES = {"eagle": EAGLE, "eagle3": EAGLE3, "mtp": MTP}
+
+
+@dataclass(frozen=True)
+class FeatureSpec(ModelSpec):
+    """One decoder layer, whose input is made of a token and of features of the target.
+
+    | | input of the layer | of its attention | logits |
+    |---|---|---|---|
+    | eagle | fc(token, feature) | the same | target's head |
+    | mtp | fc(norm(feature), norm(token)) | norm of it | target's head of norm |
+    | eagle3 | feature, from the target as fc(three layers' inputs) | norm(token), norm(feature) | own head of norm |
+    """
+
+    method: str = ""
+    taps: tuple[int, ...] = ()
+    num_own_tokens: int = 0  # rows of its own head; 0: it has none
+    fc_bias: bool = False
+
+    @property
+    def mixer(self) -> Attention:
+        mixer = self.layers[0].mixer
+        assert isinstance(mixer, Attention)
+        return mixer
+
+    def parameters(self) -> Shapes:
+        width, rows = self.width, sum(self.mixer.rows)
+        norm, is_eagle3 = self.layers[0].ffn_norm, self.method == "eagle3"  # type: ignore[attr-defined]
+        shapes = matrix("fc", width, (len(self.taps) or 2) * width, self.fc_bias)
+        if self.method != "eagle":
+            shapes |= {f"{name}.weight": (width,) for name in ("token_norm", "hidden_norm", "norm")}
+        if self.method == "mtp":
+            shapes |= add_prefix("attention_norm", norm)
+        if self.num_own_tokens:
+            shapes |= matrix("head", self.num_own_tokens, width)
+        mixer = self.mixer.parameters()
+        mixer["qkv.weight"] = (rows, 2 * width if is_eagle3 else width)
+        shapes |= {f"attention.{name}": shape for name, shape in mixer.items()}
+        shapes |= add_prefix("mlp", self.layers[0].ffn) | add_prefix("mlp_norm", norm)
+        return {f"{LAYER}.{name}": shape for name, shape in shapes.items()}
+
+
+def read_spec(
+    method: str, described: Mapping[str, Any], tensors: Collection[str], target: ModelSpec, max_model_len: int
+) -> FeatureSpec:
+    """Read the spec of a checkpoint with these tensors. Positions are the target's, whatever the config says."""
+    c = Config({**described, "max_position_embeddings": target.max_positions}, max_model_len)
+    width = c.count("hidden_size", most=1 << 20)
+    if width != target.width:
+        raise InvalidConfig(
+            f"speculative_config: {method} was made for hidden states of {width} values, the model has {target.width}: "
+            "give the one that was trained for this model"
+        )
+    biased = any(name.endswith("self_attn.q_proj.bias") and _is_inside(method, name) for name in tensors)
+    normed = any(name.endswith("self_attn.q_norm.weight") and _is_inside(method, name) for name in tensors)
+    size = head_size(c)
+    qk_norm = rms_norm(c, size) if normed else None
+    block = Block(
+        attention(c, rope=rope(c, size), size=size, qkv_bias=biased, q_norm=qk_norm, k_norm=qk_norm),
+        gated_mlp(c, activation(c, default="silu")),
+        mixer_norm=rms_norm(c),
+        ffn_norm=rms_norm(c),
+    )
+    has_head = method == "eagle3" and any(name.endswith("lm_head.weight") for name in tensors)
+    own = c.count("draft_vocab_size", "vocab_size", default=target.vocab_size, most=MAX_VOCAB) if has_head else 0
+    return FeatureSpec(
+        target.embedding,
+        (block,),
+        None,
+        None,
+        NAMES[method],
+        target.max_positions,
+        max_model_len,
+        architecture=method,
+        method=method,
+        taps=_read_taps(described, target.num_layers) if method == "eagle3" else (),
+        num_own_tokens=own,
+        fc_bias=any(name.endswith("fc.bias") for name in tensors),
+    )
+
+
+def _is_inside(method: str, tensor: str) -> bool:
+    return method != "mtp" or ".mtp_layers." in f".{tensor}"
+
+
+def _read_taps(described: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """Return the target's layers whose inputs are read: given by the config, or EAGLE-3's own choice."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    inner = described.get("eagle_config")
+    given = described.get(key) or (inner.get(key) if isinstance(inner, Mapping) else None)
+    taps = given if given is not None else [2, num_layers // 2, num_layers - 3]
+    if not isinstance(taps, list) or not all(type(tap) is int and 0 <= tap < num_layers for tap in taps) or not taps:
+        raise InvalidModel(f"config key {key}={taps!r} must list layers of the model, which has {num_layers}")
+    if len(set(taps)) != len(taps):
+        raise InvalidModel(f"config key {key}={taps!r} names a layer twice: {num_layers} layers are too few")
+    return tuple(taps)

@@ -1,0 +1,76 @@
+"""Medusa heads on a CPU: several tokens at once, from the hidden state that gave a row its last one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from penstock.draft.net.net import DraftHeads
+from penstock.engine.plan import Output, Plan, RowResult
+from penstock.ops import argmax
+from penstock.runner.cpu.draft_lines import Line, LineDrafter, NetRow
+from penstock.runner.cpu.runner import MAX_TAPED_TOKENS, Runner, StepOutput, use_torch
+from penstock.runner.cpu.tapes import Tapes
+from penstock.runner.rows import RunningRow
+
+
+class HeadsDrafter(LineDrafter):
+    """Runs heads that draft several tokens at once, from the hidden state that gave the row its last token."""
+
+    taps: tuple[int, ...] = ()
+    reads_hidden = False
+
+    def __init__(self, runner: Runner, heads: DraftHeads) -> None:
+        super().__init__(runner, heads.name, heads.target_ids)
+        self.heads = heads
+        self.tapes: Tapes[StepOutput] = Tapes()
+        self._hidden = torch.zeros(MAX_TAPED_TOKENS, runner.model.spec.width)
+
+    def follow(self, plan: Plan, rows: Sequence[RunningRow]) -> None:
+        for device in rows:
+            if device.net is None:
+                device.net = NetRow()
+
+    def fill(
+        self,
+        plan: Plan,
+        rows: Sequence[RunningRow],
+        computed: StepOutput,
+        results: Sequence[RowResult],
+        lines: list[Line],
+    ) -> None:
+        if not plan.ahead:
+            return
+        at: list[int] = []
+        wanted = sum(1 + len(row.draft) for row in plan.rows if row.output is Output.SAMPLE)
+        is_cut = len(computed.hidden) == wanted and wanted != plan.num_tokens  # the wanted tokens' states alone
+        end = 0
+        for row, device, result in zip(plan.rows, rows, results):
+            is_sample = row.output is Output.SAMPLE
+            end += (1 + len(row.draft) if is_sample else 0) if is_cut else row.count
+            assert isinstance(device.net, NetRow)
+            ahead = min(plan.ahead, self.heads.num_heads)
+            line = self.lines.begin(row, device, device.net, result, ahead) if is_sample else None
+            if line is not None:
+                lines.append(line)
+                at.append(end - 1 - len(row.draft) + len(result.tokens) - 1)
+        going, place = list(range(len(lines)))[:MAX_TAPED_TOKENS], 0
+        if not going:
+            return
+        with use_torch():
+            self._hidden[: len(going)] = computed.hidden[torch.tensor([at[i] for i in going])]
+        while going:
+            count = min(len(lines), MAX_TAPED_TOKENS)
+            out = self.tapes.run((count, place), partial(self._forward, count, place))
+            assert out.argmax is not None
+            likeliest, min_chance = out.argmax.tolist(), plan.min_chance or 0.0
+            going = [i for i in going if self.lines.extend(lines[i], out.values[i], likeliest[i], min_chance)]
+            place += 1
+
+    def _forward(self, count: int, place: int) -> StepOutput:
+        with use_torch():
+            hidden = self._hidden[:count]
+            logits = self.heads.logits(hidden, place)
+            return StepOutput(hidden, logits, argmax(logits))

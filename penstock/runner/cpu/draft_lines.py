@@ -1,0 +1,205 @@
+"""Draft tokens of a drafting model, row by row: how they are drawn, what they are worth, how they turned out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.draft.acceptance import Acceptance, Share
+from penstock.draft.drafters import MAX_ROW_JUDGED, ROW_WEIGHT
+from penstock.engine.plan import Draft, Plan, Row, RowResult
+from penstock.runner.cpu.runner import Runner, StepOutput
+from penstock.runner.rows import RunningRow
+from penstock.sampling.logits import Array, UnusableLogits
+from penstock.sampling.reject import can_reject, draw_draft, find_shares, verify_by_rejection
+from penstock.sampling.row import Chooser, RowState
+from penstock.sampling.sampler import Sampled
+from penstock.types.speculation import AUTO, SpeculationParams, count_most
+
+NUM_GRADES = 8  # a draft token's grade is its probability in the drafting model, in eighths
+FIXED_GRADE = 6  # with rejection sampling, where what becomes of a token must not depend on it
+WORTH_STEP = 0.1  # how much one line changes the mean worth of lines
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class NetRow:
+    """A drafting model's part of one row: it has computed the first `drafted` positions, then fed itself `ahead`."""
+
+    drafted: int = 0
+    marked: int = 0  # positions whose blocks are known to be filled
+    ahead: list[int] = field(default_factory=list)
+    pending: list[tuple[int, int]] = field(default_factory=list)  # tokens and grades of the last line, not judged yet
+    at: int = 0  # position of its first token
+    share: Share = field(default_factory=Share)
+    drawn_from: list[Array] = field(default_factory=list)  # with rejection sampling: probabilities [V] at each place
+
+
+class Judge:
+    """Chances of draft tokens: what the drafter has shown, per grade and place, and per row."""
+
+    def __init__(self, name: str, acceptance: Acceptance) -> None:
+        self.name, self._acceptance = name, acceptance
+
+    def estimate(self, own: NetRow, grade: int, place: int) -> float:
+        chance = self._acceptance.chance(self.name, grade, place, (grade + 0.5) / NUM_GRADES)
+        return own.share.estimate(chance, ROW_WEIGHT)
+
+    def judge(self, own: NetRow, tokens: Sequence[int]) -> None:
+        """Compare the last line with the tokens that have come since, whether or not it was verified."""
+        for place, (token, grade) in enumerate(own.pending):
+            if own.at + place >= len(tokens):
+                break
+            is_right = tokens[own.at + place] == token
+            self._acceptance.add(self.name, grade, place, is_right)
+            own.share.add(is_right, MAX_ROW_JUDGED)
+            if not is_right:
+                break
+        own.pending = []
+
+
+@dataclass(slots=True)
+class Line:
+    """A row's draft in the making."""
+
+    row: Row
+    device: RunningRow
+    own: NetRow
+    result: RowResult
+    most: int
+    length: int  # known tokens
+    drafts: list[Draft] = field(default_factory=list)
+    path: float = 1.0
+    worth: float = 0.0  # tokens expected of it
+
+
+def count_wanted(state: RowState, result: RowResult, ahead: int) -> int:
+    """Count the tokens to draft after a row's result; 0 if its answer ends here."""
+    if not result.tokens or result.error or result.complete or state.has_stopped or state.request.beam is not None:
+        return 0
+    asked = state.request.sampling.speculation
+    if isinstance(asked, SpeculationParams) and asked.method not in (None, AUTO):
+        return 0  # from texts alone
+    return max(0, min(ahead, count_most(asked), state.request.max_tokens - state.num_generated - 1))
+
+
+class LineMaker:
+    """Draws draft tokens as the target would draw them: with the row's own counter, penalties and grammar."""
+
+    rejects = False  # draft tokens are verified by rejection sampling
+
+    def __init__(self, runner: Runner, name: str, target_ids: np.ndarray | None, vocab_size: int) -> None:
+        assert runner.rows.drafters is not None
+        self.judge = Judge(name, runner.rows.drafters.acceptance)
+        self._sampler, self._target_ids, self._vocab_size = runner.sampler, target_ids, vocab_size
+        self.mean_worth = 0.0  # tokens expected of a line
+
+    def begin(self, row: Row, device: RunningRow, own: NetRow, result: RowResult, ahead: int) -> Line | None:
+        """Begin a line for a row; None if it has no drafts, wants none, or a draft from a text is worth more."""
+        state = device.state
+        self.judge.judge(own, state.tokens)
+        own.drawn_from = []
+        most = count_wanted(state, result, ahead) if device.drafts is not None else 0
+        if not most or result.draft and _sum_paths(result.draft) >= self.mean_worth:
+            return None
+        return Line(row, device, own, result, most, len(state.tokens))
+
+    def extend(self, line: Line, logits: Array, likeliest: int, min_chance: float) -> bool:
+        """Draw the line's next token from logits [V]; False if the line ends here."""
+        state, place = line.device.state, len(line.drafts)
+        if self._target_ids is not None:
+            whole = np.full(self._vocab_size, -np.inf, dtype=np.float32)
+            shared = self._target_ids >= 0
+            whole[self._target_ids[shared]] = logits[shared]
+            logits, likeliest = whole, int(whole.argmax())
+        drawn = self._draw(line, logits, likeliest)
+        if drawn is None or not np.isfinite(logits[drawn[0]]):
+            return False
+        grade = FIXED_GRADE
+        if not self.rejects:
+            grade = min(NUM_GRADES - 1, int(NUM_GRADES * self._sampler.probability(logits, likeliest, drawn[0])))
+        chance = self.judge.estimate(line.own, grade, place)
+        line.path *= chance
+        if line.path < min_chance:
+            return False
+        line.worth += line.path
+        line.own.pending.append((drawn[0], grade))
+        line.drafts.append(Draft(drawn[0], place - 1, chance, self.judge.name))
+        state.append(*drawn)
+        return len(line.drafts) < line.most and not state.is_finished and not state.has_stopped
+
+    def _draw(self, line: Line, logits: Array, likeliest: int) -> tuple[int, float | None] | None:
+        state = line.device.state
+        if state.chooser is Chooser.ARGMAX:
+            return likeliest, None
+        if not self.rejects or not can_reject(state):
+            return self._sampler.propose(logits, state)
+        try:
+            shares = find_shares(logits, state)
+        except UnusableLogits:
+            return None
+        line.own.drawn_from.append(shares)
+        return draw_draft(shares, state), None
+
+    def verify(self, row: Row, device: RunningRow, logits: Array) -> list[Sampled] | None:
+        """Verify a line that was drawn for rejection sampling; None if it was not."""
+        own, state = device.net, device.state
+        if not self.rejects or not row.draft or own.at != len(state.tokens) or len(own.drawn_from) < len(row.draft):
+            return None
+        if any(draft.token != token for draft, (token, _) in zip(row.draft, own.pending)):
+            return None
+        return verify_by_rejection(logits, state, row.draft, own.drawn_from)
+
+    def end(self, lines: Sequence[Line]) -> None:
+        """Put the rows back to their known tokens, and hand over the drafts."""
+        for line in lines:
+            line.device.state.truncate(line.length)
+            line.own.at = line.length
+            self.mean_worth += WORTH_STEP * (line.worth - self.mean_worth)
+            if line.drafts:
+                line.result.draft = tuple(line.drafts)
+
+
+def _sum_paths(drafts: Sequence[Draft]) -> float:
+    total, path = 0.0, 1.0
+    for draft in drafts:
+        path *= draft.chance
+        total += path
+    return total
+
+
+class LineDrafter:
+    """A drafter within the step. One that fails costs its drafts, and nobody an answer."""
+
+    def __init__(self, runner: Runner, name: str, target_ids: np.ndarray | None) -> None:
+        self.lines = LineMaker(runner, name, target_ids, runner.model.spec.vocab_size)
+        self._has_failed = False
+
+    def verify(self, row: Row, device: RunningRow, logits: Array) -> list[Sampled] | None:
+        return self.lines.verify(row, device, logits)
+
+    def draft(self, plan: Plan, rows: Sequence[RunningRow], computed: StepOutput, results: Sequence[RowResult]) -> None:
+        if self._has_failed:
+            return
+        lines: list[Line] = []
+        try:
+            self.fill(plan, rows, computed, results, lines)
+        except Exception:
+            self._has_failed = True
+            _log.exception("the %s drafter failed; answers go on without its drafts", self.lines.judge.name)
+        finally:
+            self.lines.end(lines)
+
+    def fill(
+        self,
+        plan: Plan,
+        rows: Sequence[RunningRow],
+        computed: StepOutput,
+        results: Sequence[RowResult],
+        lines: list[Line],
+    ) -> None:
+        """Make lines of draft tokens for the rows that want some; those begun are in `lines` whatever happens."""
+        raise NotImplementedError

@@ -1,0 +1,106 @@
+"""A drafting model drafts where tokens per second rise, its own time counted; elsewhere it rests and is tried again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.cache.group import Group, StateSpec
+from penstock.cache.kv import KVCache
+from penstock.engine.plan import Draft, Output, Plan, Result, Row, RowResult
+from penstock.engine.scheduling.draft_ahead import FIRST_REST
+from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.speculation import SpeculationController
+from penstock.types import Request
+
+MOST = 6
+
+
+class Machine:
+    """Steps of `num_rows` sequences with scripted costs and acceptance."""
+
+    def __init__(self, num_rows: int = 1, seed: int = 0) -> None:
+        self.controller, self.num_rows, self.rng = SpeculationController(MOST), num_rows, random.Random(seed)
+        self.acceptance, self.token_s, self.draft_s = 0.8, 0.05, 0.05
+        self.lines = [0] * num_rows  # draft tokens that wait
+        self.seconds = self.num_tokens = 0.0
+
+    def step(self) -> int:
+        """Run a step; returns how many tokens ahead were drafted in it."""
+        drafts = [[Draft(7, i - 1, self.acceptance) for i in range(count)] for count in self.lines]
+        counts = self.controller.choose(drafts, self.num_rows, 32, False)
+        rows, results = [], []
+        for count in counts:
+            right = next((i for i in range(count) if self.rng.random() >= self.acceptance), count)
+            rows.append(Row(0, 0, 1 + count, Output.SAMPLE, draft=tuple(Draft(7, i - 1) for i in range(count))))
+            results.append(RowResult((7,) * right + (8,)))
+            self.num_tokens += right + 1
+        ahead = self.controller.choose_ahead(self.num_rows)
+        plan = Plan(0, tuple(rows), ahead=ahead)
+        step_s = 1.0 + self.token_s * sum(counts)
+        draft_s = self.draft_s * ahead * self.num_rows
+        self.seconds += step_s + draft_s
+        self.controller.note(plan, Result(0, results, step_s=step_s, draft_s=draft_s))
+        self.lines = [ahead] * self.num_rows
+        return ahead
+
+    def run(self, count: int) -> list[int]:
+        return [self.step() for _ in range(count)]
+
+
+def test_it_drafts_where_that_pays() -> None:
+    machine = Machine()
+    steps = machine.run(300)
+    assert steps[:3] == [0, 0, 0]  # plain steps are measured first
+    assert min(steps[40:100]) >= 3 and machine.num_tokens / machine.seconds > 2
+
+
+@pytest.mark.parametrize(("acceptance", "draft_s"), [(0.8, 1.0), (0.05, 0.2)], ids=["too dear", "too often wrong"])
+def test_it_rests_where_it_does_not(acceptance: float, draft_s: float) -> None:
+    machine = Machine()
+    machine.acceptance, machine.draft_s = acceptance, draft_s
+    machine.run(1000)
+    before = machine.seconds, machine.num_tokens
+    assert sum(map(bool, machine.run(4000))) < 40
+    assert (machine.num_tokens - before[1]) / (machine.seconds - before[0]) > 0.98
+
+
+def test_it_is_tried_again_after_ever_longer_rests() -> None:
+    machine = Machine()
+    machine.acceptance, machine.draft_s = 0.0, 0.5
+    steps = machine.run(600)
+    tried = [i for i, ahead in enumerate(steps) if ahead]
+    rests = [b - a - 1 for a, b in zip(tried, tried[1:]) if b - a > 1]
+    assert rests == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST, 8 * FIRST_REST]
+    machine.acceptance, machine.draft_s = 0.95, 0.02
+    assert max(machine.run(1500)[-50:]) >= 3  # the text has changed: it drafts again
+
+
+def test_many_sequences_share_the_draft_tokens_of_a_step() -> None:
+    assert max(Machine(16).run(60)) <= 2
+    assert max(Machine(33).run(20)) == 0
+
+
+def test_without_a_drafting_model_nothing_is_asked_for() -> None:
+    controller = SpeculationController()
+    assert [controller.choose_ahead(1) for _ in range(5)] == [0] * 5
+
+
+def test_every_step_has_blocks_for_the_places_ahead() -> None:
+    """The fast path of decoding counts them, too."""
+    ahead, size = 3, 4
+    group = Group(StateSpec("full", 8), (0,), 32, ahead=ahead)
+    scheduler = Scheduler(KVCache(64, size, [group]), max_num_seqs=2, max_num_batched_tokens=16)
+    scheduler.add(Request(id="a", tokens=(1, 2, 3, 4, 5), max_tokens=40))
+    num_blocks = num_fast = 0
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        assert plan is not None
+        row = plan.rows[0]
+        num_blocks = max([num_blocks, *(index + 1 for index in (row.blocks[0] if row.blocks else ()))])
+        num_fast += not row.blocks
+        assert num_blocks * size >= row.start + row.count + ahead
+        scheduler.commit(plan, Result(plan.number, [RowResult((7,))]))
+        scheduler.check()
+    assert num_fast > 20
