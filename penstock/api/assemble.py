@@ -313,7 +313,8 @@ def _engine(
     if draft is not None:
         draft.resolve(settings)
     grouping = group_states(model.spec, settings.kv_cache_dtype, settings.block_size, draft)
-    num_blocks = -(-settings.kv_cache_tokens // settings.block_size) * len(grouping.groups)
+    ahead_tokens = max((group.ahead for group in grouping.groups), default=0)  # the longest sequence must fit with them
+    num_blocks = -(-(settings.kv_cache_tokens + ahead_tokens) // settings.block_size) * len(grouping.groups)
     memory = _memory(num_blocks, grouping, settings, torch.device(settings.device))
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
     drafters = make_drafters(parse_speculation(settings.speculative_config), others)

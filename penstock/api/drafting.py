@@ -49,6 +49,11 @@ def find_draft(config: EngineConfig, spec: ModelSpec, path: Path, find: Find) ->
     speculation = parse_speculation(config.speculative_config)
     if speculation is None or speculation.method not in MODEL_METHODS or spec.is_encoder:
         return None
+    if speculation.verification == REJECTION and config.deterministic:
+        raise InvalidConfig(
+            f"{OPTION}: verification={REJECTION} gives other tokens than the model alone, and deterministic asks "
+            f"for the same: leave one of them out, or set verification={EXACT}"
+        )
     folder = find(speculation.model, speculation.revision or None) if speculation.model else path
     speculation = _infer_method(speculation, folder)
     parts: dict[str, type[DraftPart]] = {DRAFT_MODEL: WholeModel, SELF: SkippedLayers, "medusa": Heads}
@@ -71,7 +76,8 @@ def _infer_method(speculation: SpeculativeConfig, folder: Path) -> SpeculativeCo
     if speculation.method != DRAFT_MODEL or not folder.is_dir():
         return speculation
     named = read_config(folder).get("architectures")
-    found = [HEADS[name] for name in named if name in HEADS] if isinstance(named, list) else []
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    found = [HEADS[name] for name in names if name in HEADS]
     return replace(speculation, method=found[0]) if found else speculation
 
 
@@ -148,11 +154,6 @@ class WholeModel(DraftPart):
         return self.spec.memories()
 
     def load(self, runner: Runner, cache_bytes: int, settings: Resolved) -> None:
-        if self.speculation.verification == REJECTION and settings.deterministic:
-            raise InvalidConfig(
-                f"{OPTION}: verification={REJECTION} gives other tokens than the model alone, and deterministic asks "
-                f"for the same: leave one of them out, or set verification={EXACT}"
-            )
         is_dummy = settings.load_format == "dummy"
         checkpoint = None if is_dummy and self.path.is_dir() else open_checkpoint(self.path)
         dtype = DTYPES.get(settings.dtype)

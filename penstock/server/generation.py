@@ -149,10 +149,10 @@ class Generation:
 
     def write_to(self, body: OpenBody, encode: Encode) -> None:
         """Write deltas to `body` as they come, while who reads `stream` waits for the next; `stream` yields the rest.
-        Only for one prompt: the order of several is that of `stream`."""
-        engine = self.model.engine
-        if len(self.flights) == 1 and engine is not None:
-            flight = self.flights[0]
+        Only for one prompt: the order of several is that of `stream`. Not for log probabilities of prompts, which take
+        long to format."""
+        engine, flight = self.model.engine, self.flights[0]
+        if len(self.flights) == 1 and engine is not None and flight.request.sampling.prompt_logprobs is None:
             flight.writer = DirectWriter(body, encode, self._record, self.fail, engine.dispatcher.unwritten)
 
     async def wait(self) -> None:

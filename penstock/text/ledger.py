@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from penstock.types import Applied, DraftCount, Request
+
+DRAFTS = "drafts"  # kind of an entry per drafter
 
 
 def list_applied(
@@ -32,22 +36,25 @@ def _list_of_request(request: Request) -> list[Applied]:
 
 def _list_of_answers(drafts: Iterable[DraftCount], forced: Sequence[int]) -> list[Applied]:
     found = [
-        Applied("drafts", {"drafter": one.drafter, "verified": one.num_verified, "accepted": one.num_accepted})
+        Applied(DRAFTS, {"drafter": one.drafter, "verified": one.num_verified, "accepted": one.num_accepted})
         for one in drafts
     ]
     return [*found, Applied("forced_closing", list(forced))] if forced else found
 
 
 def format_ledger(applied: Iterable[Applied]) -> dict[str, Any]:
-    """Format for a response; equal entries of several prompts are listed once."""
-    entries: list[dict[str, Any]] = []
-    is_exact = True
+    """Format for a response. Equal entries of several prompts are listed once, and their drafts are added up."""
+    entries: dict[bytes, dict[str, Any]] = {}
+    drafts, is_exact = DraftCounts(), True
     for one in applied:
         is_exact &= one.exact
+        if one.kind == DRAFTS:
+            drafts.add([DraftCount(one.value["drafter"], one.value["verified"], one.value["accepted"])])
+            continue
         entry = {"kind": one.kind, "value": one.value, **({} if one.exact else {"exact": False})}
-        if entry not in entries:
-            entries.append(entry)
-    return {"exact": is_exact, "applied": entries}
+        entries.setdefault(msgspec.json.encode(entry), entry)
+    told = [{"kind": one.kind, "value": one.value} for one in _list_of_answers(drafts.list_all(), ())]
+    return {"exact": is_exact, "applied": [*entries.values(), *told]}
 
 
 class DraftCounts:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from penstock import LLM, SamplingParams
 from penstock.errors import InvalidConfig, InvalidModel
+from penstock.models.files.vocabulary import read_vocabulary
 from penstock.runner.cpu.draft_lines import Line, LineMaker
 from tests.models import oracle
 from tests.same_tokens.test_draft_models import LENGTH, AlwaysAhead
@@ -322,3 +323,18 @@ def test_rejection_sampling(tmp_path: Path) -> None:
     assert shares[0] == 1.0 and 0 < shares[1] < 0.9
     with pytest.raises(InvalidConfig, match="verification=rejection gives other tokens than the model alone"):
         open_llm(tmp_path, speculation, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model": {"vocab": [[["a"], 0.1]]}},
+        {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": ["b"], "id": 1}]},
+        {"model": {"vocab": {"a": "0"}}},
+        {"model": [], "added_tokens": 5},
+    ],
+)
+def test_a_damaged_vocabulary_is_refused(content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidModel, match="lists no tokens with their ids"):
+        read_vocabulary(tmp_path)

@@ -13,6 +13,7 @@ from penstock.config import EngineConfig, Facts, GpuFacts, resolve
 from penstock.text.ledger import DraftCounts, format_ledger
 from penstock.types import Applied, DraftCount, RequestOutput
 from tests.llm import tiny
+from tests.same_tokens.roads import Always
 
 GIB = 1 << 30
 
@@ -35,7 +36,8 @@ def values(output: RequestOutput) -> dict[str, Any]:
     return {one.kind: one.value for one in output.applied}
 
 
-def test_a_greedy_answer_is_exact(llm: LLM) -> None:
+def test_a_greedy_answer_is_exact(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.service.engine.scheduler, "_speculation", Always())
     output = ask(llm, ignore_eos=True)
     found = values(output)
     assert output.exact and found["weights"] == "dummy" and found["kv_cache"] == "float16"
@@ -98,6 +100,9 @@ def test_entries_of_several_prompts_are_joined() -> None:
         "exact": False,
         "applied": [{"kind": "a", "value": 1}, {"kind": "b", "value": [2], "exact": False}],
     }
+    drafts = [Applied("drafts", {"drafter": "x", "verified": 3, "accepted": 1})] * 2
+    value = {"drafter": "x", "verified": 6, "accepted": 2}
+    assert format_ledger(drafts) == {"exact": True, "applied": [{"kind": "drafts", "value": value}]}
     counts = DraftCounts()
     counts.add([DraftCount("x", 3, 1)])
     counts.add([DraftCount("x", 2, 2), DraftCount("a", 1, 0)])

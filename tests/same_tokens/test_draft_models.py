@@ -201,3 +201,37 @@ def test_grammars_and_stop_strings_on_text() -> None:
             if layers:
                 assert llm.stats()["num_draft_tokens"] > 30
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("draft", ["self", "model"])
+def test_the_longest_answer_fits_with_its_drafts(draft: str, tmp_path: Path) -> None:
+    """The places ahead are beside the cache that was asked for."""
+    model = tiny_model(tmp_path / "target", "LlamaForCausalLM")
+    small = {"kv_cache_tokens": 96, "max_model_len": 96, "block_size": 16}
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    with make(model, "self" if draft == "self" else model, **small) as llm:
+        (output,) = llm.generate([list(range(10, 20))], params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 86
+
+
+def test_rows_catch_up_within_one_step_s_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows are behind: a step of all they have missed would stall every stream."""
+    from penstock.runner.cpu import drafting
+
+    model = tiny_model(tmp_path / "target", "LlamaForCausalLM")
+    given = [[10 + row, *range(20, 50)] for row in range(6)]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    monkeypatch.setattr(drafting, "MAX_CATCH_UP", 40)
+    with make(model, model) as llm:
+        executor: Any = llm.service.engine.executor
+        run, counts = executor.drafter._run, []
+
+        def count(step: Any, rows: Any, at: Any, features: Any, kind: str) -> Any:
+            counts.append(sum(row.count for row in step.rows) if kind == "catch up" else 0)
+            return run(step, rows, at, features, kind)
+
+        monkeypatch.setattr(executor.drafter, "_run", count)
+        found = [list(output.outputs[0].token_ids) for output in llm.generate(given, params, use_tqdm=False)]
+    with tiny_llm(model) as plain:
+        expected = [list(output.outputs[0].token_ids) for output in plain.generate(given, params, use_tqdm=False)]
+    assert found == expected and 0 < max(counts) <= 40

@@ -21,23 +21,24 @@ def read_vocabulary(path: Path) -> dict[str, int]:
             tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
         finally:
             checkpoint.close()
-        return _check(path, {token: id for id, token in enumerate(tokens or ())})
+        return _check(path, [(token, id) for id, token in enumerate(tokens if isinstance(tokens, list) else ())])
     file = path / FILE
     if not file.is_file():
         raise InvalidModel(f"{path} has no {FILE}, so that its tokens cannot be compared: give a model that has one")
     described = read_object(file, MAX_BYTES)
     model = described.get("model")
     listed: Any = model.get("vocab") if isinstance(model, dict) else None
+    found: list[tuple[Any, Any]] = list(listed.items()) if isinstance(listed, dict) else []
     if isinstance(listed, list):  # Unigram: tokens with their scores
-        listed = {entry[0]: id for id, entry in enumerate(listed) if isinstance(entry, list) and entry}
-    found = dict(listed) if isinstance(listed, dict) else {}
-    for token in described.get("added_tokens") or ():
+        found = [(entry[0], id) for id, entry in enumerate(listed) if isinstance(entry, list) and entry]
+    added = described.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
         if isinstance(token, dict):
-            found[token.get("content")] = token.get("id")
+            found.append((token.get("content"), token.get("id")))
     return _check(file, found)
 
 
-def _check(path: Path, found: dict[Any, Any]) -> dict[str, int]:
-    if not found or not all(isinstance(token, str) and type(id) is int and id >= 0 for token, id in found.items()):
+def _check(path: Path, found: list[tuple[Any, Any]]) -> dict[str, int]:
+    if not found or not all(isinstance(token, str) and type(id) is int and id >= 0 for token, id in found):
         raise InvalidModel(f"{path} lists no tokens with their ids: fetch it again")
-    return found
+    return dict(found)

@@ -20,7 +20,7 @@ from penstock.runner.cpu.runner import MAX_TAPED_TOKENS, Buffers, Runner, Shape,
 from penstock.runner.cpu.tapes import Tapes
 from penstock.runner.rows import RunningRow
 
-MAX_CATCH_UP = 512  # tokens of one row in one step
+MAX_CATCH_UP = 512  # tokens of all rows in one step
 
 
 class ComputedBlocks:
@@ -102,11 +102,12 @@ class NetDrafter(LineDrafter):
         if not plan.ahead and not self.net.shift:
             return
         fed: list[tuple[Row, RunningRow, Line | None, int]] = []  # with the row's first token in the step
-        end = 0
+        end, room = 0, MAX_CATCH_UP
         for row, device, result in zip(plan.rows, rows, results):
             end += row.count
-            found = self._plan_row(plan, row, device, result)
+            found = self._plan_row(plan, row, device, result, room)
             if found is not None:
+                room = max(0, room - found[0].count)
                 fed.append((*found, end - row.count))
                 if found[2] is not None:
                     lines.append(found[2])
@@ -122,9 +123,10 @@ class NetDrafter(LineDrafter):
         self._go_ahead(plan, lines, out, at)
 
     def _plan_row(
-        self, plan: Plan, row: Row, device: RunningRow, result: RowResult
+        self, plan: Plan, row: Row, device: RunningRow, result: RowResult, room: int
     ) -> tuple[Row, RunningRow, Line | None] | None:
-        """Return the positions that the row is behind, and its line if it is to be drafted for."""
+        """Return the positions that the row is behind, `room` of them at most, and its line if it is to be drafted for.
+        A model with features takes them all: later they are gone."""
         net, state, own = self.net, device.state, device.net
         assert isinstance(own, NetRow)
         if row.output is Output.POOL or state.request.beam is not None or result.error:
@@ -139,11 +141,11 @@ class NetDrafter(LineDrafter):
         own.ahead = []
         begin = max(min(own.drafted, until - 1), self._blocks.find_computable(row), row.start if net.shift else 0)
         line = None
-        if row.output is Output.SAMPLE and until - begin <= MAX_CATCH_UP:
+        if row.output is Output.SAMPLE and (net.shift or until - begin <= room):
             line = self._begin_line(plan, row, device, result, until)
         if line is None and (net.is_target or not net.shift and row.output is Output.SAMPLE and until - begin == 1):
             return None
-        until = min(until, net.max_model_len, begin + (MAX_CATCH_UP if not net.shift else until))
+        until = min(until, net.max_model_len, begin + (until if net.shift else room))
         if until <= begin:
             return None
         own.drafted = until

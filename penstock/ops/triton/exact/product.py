@@ -207,16 +207,22 @@ class Unsplit:
         if key not in self._known:
             if torch.cuda.is_current_stream_capturing():
                 return False
-            self._known[key] = next((one for one in list_unsplit(key[0]) if self._agrees(one, *key)), None)
+            self._known[key] = self._choose(*key)
         algorithm = self._known[key]
         return algorithm is not None and multiply(algorithm, x, weight, out, adds)
+
+    def _choose(self, size: GemmSize, adds: bool) -> Any:
+        try:
+            return next((one for one in list_unsplit(size) if self._agrees(one, size, adds)), None)
+        except torch.OutOfMemoryError:  # no room for random weights: our own kernel needs none
+            return None
 
     @staticmethod
     def _agrees(algorithm: Any, size: GemmSize, adds: bool) -> bool:
         chance = torch.Generator(size.device).manual_seed(size.num_rows)
         count = min(size.num_rows, CHECKED_ROWS)
         shapes = (count, size.width), (size.num_out, size.width), (count, size.num_out)
-        x, weight, out = (torch.randn(one, generator=chance, device=size.device).to(size.dtype) for one in shapes)
+        x, weight, out = (torch.randn(one, generator=chance, device=size.device, dtype=size.dtype) for one in shapes)
         expected = _multiply_tiles(
             x, weight, out.clone(), Epilogue(residual=out) if adds else NO_EPILOGUE, tile_rows=MAX_EXACT_TRITON_ROWS
         )
