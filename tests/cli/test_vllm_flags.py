@@ -66,7 +66,7 @@ def test_taken(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
         (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported: a model runs on one device"),
         (["--enable-lora"], "enable_lora=True is not supported"),
         (["--api-server-count", "4"], "one process serves"),
-        (["--speculative-config", '{"method": "eagle"}'], "'eagle' is unknown: choose one of auto"),
+        (["--speculative-config", '{"method": "hydra"}'], "'hydra' is unknown: choose one of auto"),
         (["--hf-overrides", "{"], "hf_overrides='{' is not valid JSON"),
         (["--hf-overrides", '{"a": 1}'], "change config.json"),
         (["--tensor-paralel-size", "1"], "No such option"),

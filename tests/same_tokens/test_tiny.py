@@ -195,7 +195,7 @@ def test_drafted_trees(known: Known) -> None:
     if known.llm.service.engine.scheduler.cache.recurrent:
         assert accepted == checked == 0 and not runner.verifies_trees
     else:
-        assert 100 < accepted < checked and runner.tapes.obstacles == obstacles
+        assert 100 < accepted < checked and set(runner.tapes.obstacles) == set(obstacles)  # Mixtral is not taped
 
 
 def test_speculation(known: Known) -> None:
