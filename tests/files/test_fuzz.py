@@ -35,6 +35,7 @@ def test_no_file_does_harm(count: int, seed: int) -> None:
         assert min(outcomes.get("accepted", 0), outcomes.get("refused", 0)) >= sum(outcomes.values()) // 10, seed
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_harm_is_noticed() -> None:
     """Planted: an exception of another type, memory without end, a crash and a hang; the files between go on."""

@@ -68,6 +68,7 @@ def test_engine_killed_while_loading_is_tried_for_ever(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("start-*"))) == 8
 
 
+@pytest.mark.slow
 def test_engine_stopped_while_loading_is_replaced(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path, hang_s=1.0, loads=["stop", "ok", "stop", "slow"]) as engine:
@@ -83,6 +84,7 @@ def test_engine_stopped_while_loading_is_replaced(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("start-*"))) == 4
 
 
+@pytest.mark.slow
 def test_hangs_with_answers_between_are_no_end(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path, hang_s=1.0) as engine:

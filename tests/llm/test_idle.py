@@ -36,7 +36,7 @@ print(json.dumps([bool(answered), cpu.num_threads(), before, idle_s]))
 
 
 @pytest.mark.skipif(cpu.path() == "reference", reason="no kernels, so no threads of theirs")
-@pytest.mark.parametrize("interface", ["LLM", "AsyncLLM"])
+@pytest.mark.parametrize("interface", ["LLM", pytest.param("AsyncLLM", marks=pytest.mark.slow)])
 def test_an_idle_engine_sleeps(config_folder: str, interface: str) -> None:
     """A worker that kept spinning would take 5 s, one that looked every millisecond about 50 ms."""
     command = [sys.executable, "-c", SCRIPT, config_folder, interface]
