@@ -1,4 +1,4 @@
-"""What a streamed token costs the API process, and what it adds to a first token: `python -m bench.streams`.
+"""Measure what the API process costs per streamed token and adds to a first token: `python -m bench.streams`.
 
 Streams of 1 token a step come from an engine process that only counts, so nothing but the API process works. Reported
 are its CPU time per request and per further token (all threads), and the rate; with `--latency` the milliseconds

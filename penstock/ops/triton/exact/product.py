@@ -233,8 +233,8 @@ UNSPLIT = Unsplit()
 
 
 def _can_use_cublas(x: Tensor, weight: Tensor) -> bool:
-    has_tiles = x.shape[0] > MAX_EXACT_TRITON_ROWS and weight.dtype == x.dtype and x.dtype in TYPES
-    return has_tiles and x.device.type in ("cuda", "meta") and is_hopper(x.device)
+    is_suited = x.shape[0] > MAX_EXACT_TRITON_ROWS and weight.dtype == x.dtype and x.dtype in TYPES
+    return is_suited and x.device.type in ("cuda", "meta") and is_hopper(x.device)
 
 
 def _multiply_by_cublas(x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> bool:
