@@ -11,6 +11,7 @@ import typer
 
 from penstock.commands.flags.options import Json
 from penstock.commands.output import Table, write_text
+from penstock.host.gguf_parts import model_files
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)]
 GGUF_TOKENIZERS = {"gpt2": "BPE", "llama": "SentencePiece", "gemma4": "BPE", "bert": "WordPiece"}
@@ -101,8 +102,7 @@ def describe(model: str) -> dict[str, Any]:
 
 
 def bytes_on_disk(path: Path) -> int:
-    files = [path] if path.is_file() else path.glob("*.safetensors")
-    return sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in model_files(path))
 
 
 def _tokenizer(source: Path | Mapping[str, Any]) -> tuple[str, bool]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.errors import DownloadFailed, InvalidModel, PenstockError
+from penstock.host.gguf_parts import all_parts, first_parts, model_files, parse_part
 from penstock.hub.download_errors import download_errors
 from penstock.hub.names import RepositoryModel
 from penstock.hub.store import Store
@@ -49,15 +51,15 @@ def forget(path: Path) -> None:
 
 
 def choose_files(name: str, files: list[str], wanted: str | None) -> list[str]:
-    """Choose the files to download: safetensors with configuration and tokenizer, or one GGUF file."""
-    ggufs = [file for file in files if file.lower().endswith(".gguf") and "mmproj" not in file.lower()]
+    """Choose the files to download: safetensors with configuration and tokenizer, or one GGUF model, all its parts."""
+    ggufs = first_parts(file for file in files if file.lower().endswith(".gguf") and "mmproj" not in file.lower())
     if wanted:
-        return [_choose_gguf(name, ggufs, wanted)]
+        return _with_parts(_choose_gguf(name, ggufs, wanted))
     weights = _choose_safetensors(files)
     if weights and "config.json" in files:
         return weights + [file for file in files if _is_text(file)]
     if ggufs:
-        return [_default_gguf(name, ggufs)]
+        return _with_parts(_default_gguf(name, ggufs))
     if any(file.endswith(_PICKLES) for file in files):
         raise InvalidModel(
             f"{name} has only pickled weights, which can run code when loaded: choose a "
@@ -77,10 +79,27 @@ def _is_text(file: str) -> bool:
     return file.endswith(_TEXT) and "/" not in file or bool(_POOLING.fullmatch(file))
 
 
+def _with_parts(first: str) -> list[str]:
+    path = PurePosixPath(first)
+    return [str(path.with_name(name)) for name in all_parts(path.name)]
+
+
+def _whole(file: str) -> str:
+    """Return the name that a model in parts would have in one file."""
+    part = parse_part(file)
+    return part.whole if part else file
+
+
 def _choose_gguf(name: str, ggufs: list[str], wanted: str) -> str:
-    exact = [file for file in ggufs if wanted in (file, PurePosixPath(file).name)]
+    asked = parse_part(wanted)
+    names = {wanted, str(replace(asked, number=1)) if asked else wanted}
+    exact = [
+        file
+        for file in ggufs
+        if names & {each for one in (file, _whole(file)) for each in (one, PurePosixPath(one).name)}
+    ]
     label = re.compile(rf"(?:^|[-._/]){re.escape(wanted)}\.gguf$", re.IGNORECASE)
-    matches = exact or [file for file in ggufs if label.search(file)]
+    matches = exact or [file for file in ggufs if label.search(_whole(file))]
     if len(matches) != 1:
         listed = ", ".join(ggufs) or "none"
         raise InvalidModel(f"{name} names {len(matches)} of the repository's GGUF files: {listed}")
@@ -91,7 +110,7 @@ def _default_gguf(name: str, ggufs: list[str]) -> str:
     if len(ggufs) == 1:
         return ggufs[0]
     for label in _PREFERRED:
-        matches = [file for file in ggufs if file.upper().endswith(f"{label}.GGUF")]
+        matches = [file for file in ggufs if _whole(file).upper().endswith(f"{label}.GGUF")]
         if len(matches) == 1:
             return matches[0]
     raise InvalidModel(f"{name} holds {len(ggufs)} GGUF files; name one, as in {name}:FILE: {', '.join(ggufs)}")
@@ -167,7 +186,7 @@ def _model_path(folder: Path, files: list[str]) -> Path:
 
 def _sizes(path: Path, folder: Path, files: list[str]) -> dict[str, int]:
     if path != folder:
-        return {path.name: path.stat().st_size}
+        return {file.name: file.stat().st_size for file in model_files(path)}
     return {file: (folder / file).stat().st_size for file in files}
 
 

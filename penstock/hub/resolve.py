@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.errors import InvalidModel
+from penstock.host.gguf_parts import first_parts
 from penstock.hub.names import RepositoryModel, Source, existing_path, parse_name
 from penstock.hub.store import Store, StoredModel
 
@@ -18,9 +19,9 @@ def resolve_model(name: str, revision: str | None = None, progress: bool = True)
         return local_model(path)
     store = Store()
     if not revision and (path := store.find_file(name)):
-        return path
+        return local_model(path)
     source = parse_name(name, revision)
-    return store.find(str(source)) or _fetch(source, store, progress)
+    return local_model(store.find(str(source)) or _fetch(source, store, progress))
 
 
 def pull(name: str, revision: str | None = None, progress: bool = True) -> Path:
@@ -29,7 +30,7 @@ def pull(name: str, revision: str | None = None, progress: bool = True) -> Path:
         return local_model(path)
     source, store = parse_name(name, revision), Store()
     present = None if isinstance(source, RepositoryModel) else store.find(str(source))
-    return present or _fetch(source, store, progress)
+    return local_model(present or _fetch(source, store, progress))
 
 
 def list_models() -> list[StoredModel]:
@@ -62,14 +63,15 @@ def remove_model(name: str) -> StoredModel:
 
 
 def local_model(path: Path) -> Path:
-    """Return the GGUF file in a folder that holds one and no config.json; else the path itself."""
+    """Return the GGUF file, or the first of its parts, in a folder that holds one and no config.json; else the path
+    itself."""
     if path.is_dir() and not (path / "config.json").exists():
         ggufs = sorted(path.glob("*.gguf"))
-        if len(ggufs) == 1:
-            return ggufs[0]
+        firsts = first_parts(file.name for file in ggufs) or [file.name for file in ggufs[:1]]
+        if len(firsts) == 1:
+            return path / firsts[0]
         if ggufs:
-            listed = ", ".join(file.name for file in ggufs)
-            raise InvalidModel(f"{path} holds {len(ggufs)} GGUF files: name one of {listed}")
+            raise InvalidModel(f"{path} holds {len(firsts)} GGUF models: name one of {', '.join(firsts)}")
     return path
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from penstock.host.gguf_parts import first_parts, model_files, parse_part
 from penstock.hub.names import SHORT_NAMES
 
 
@@ -39,12 +40,16 @@ class StoredModel:
 
     @property
     def format(self) -> str:
-        return "gguf" if self.path.suffix.lower() == ".gguf" else "safetensors"
+        is_file = self.path.suffix.lower() == ".gguf"
+        return "gguf" if is_file or not (self.path / "config.json").exists() else "safetensors"
 
     @property
     def file_names(self) -> tuple[str, ...]:
         """Names of the file; the .gguf suffix is optional."""
-        return (self.path.name, self.path.stem) if self.format == "gguf" else (self.path.name,)
+        if self.format != "gguf":
+            return (self.path.name,)
+        part = parse_part(self.path.name)
+        return (self.path.name, self.path.stem, *((part.whole, part.base) if part else ()))
 
 
 def display_name(source: str) -> str:
@@ -79,7 +84,7 @@ class Store:
             models += [
                 _make_model(path.name, "", path)
                 for path in self.root.iterdir()
-                if path not in known and _is_model(path)
+                if path not in known and _is_model(path) and first_parts([path.name])
             ]
         return sorted(models, key=lambda model: model.name.lower())
 
@@ -151,7 +156,8 @@ class Store:
                 if self._path(record) == model.path:
                     self._record_path(record["source"]).unlink(missing_ok=True)
             if model.path.is_relative_to(self.root) and model.path.exists():
-                os.rename(model.path, workspace / model.path.name)
+                for path in [model.path] if model.path.is_dir() else model_files(model.path):
+                    os.rename(path, workspace / path.name)
                 if model.path.parent != self.root and not any(model.path.parent.iterdir()):
                     model.path.parent.rmdir()
 
@@ -197,12 +203,14 @@ def _file_name(source: str) -> str:
 def _is_model(path: Path) -> bool:
     if path.name.startswith("."):
         return False
-    return path.suffix.lower() == ".gguf" if path.is_file() else (path / "config.json").is_file()
+    if path.is_file():
+        return path.suffix.lower() == ".gguf"
+    return (path / "config.json").is_file() or len(first_parts(file.name for file in path.glob("*.gguf"))) == 1
 
 
 def _sizes(path: Path) -> dict[str, int]:
     if path.is_file():
-        return {path.name: path.stat().st_size}
+        return {file.name: file.stat().st_size for file in model_files(path)}
     return {str(file.relative_to(path)): file.stat().st_size for file in sorted(path.rglob("*")) if file.is_file()}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from penstock.api.defaults import Defaults, from_wire
 from penstock.engine.messages import Found, Ready
 from penstock.errors import EngineFailed, InvalidRequest
+from penstock.host.gguf_parts import model_files
 from penstock.host.version import VERSION
 from penstock.sandbox.process import Sandbox
 from penstock.sandbox.program import SandboxedProgram
@@ -307,8 +308,7 @@ class ServedModel:
     @property
     def file_bytes(self) -> int:
         path = self.path or Path(self.model)
-        files = path.glob("*.safetensors") if path.is_dir() else [path] if path.is_file() else []
-        return sum(file.stat().st_size for file in files)
+        return sum(file.stat().st_size for file in model_files(path))
 
     @property
     def running(self) -> RemoteEngine:

@@ -107,9 +107,11 @@ class Folder:
         shutil.rmtree(self.work, ignore_errors=True)  # new files: old ones may still be mapped
         self.work.mkdir()
         if name.startswith("gguf-"):
-            content, label, structural = mutate_gguf(healthy["model.gguf"], rng)
-            (self.work / "model.gguf").write_bytes(content)
-            return self.work / "model.gguf", name, label, structural
+            part = rng.choice(list(healthy))
+            content, label, structural = mutate_gguf(healthy[part], rng)
+            for file, whole in healthy.items():
+                (self.work / file).write_bytes(content if file == part else whole)
+            return self.work / rng.choice(list(healthy)), name, label, structural
         changed, label, structural = mutate_folder(healthy, rng)
         for file, content in {**healthy, **changed}.items():
             if content is not None:

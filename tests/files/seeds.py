@@ -81,6 +81,7 @@ def write_seeds(folder: Path) -> None:
         path.parent.mkdir()
         write_gguf(tiny_model(model, changes=_small(model)), MODELS[model][0], path, kind, _tokenizer(tokenizer))
     _write_superblocks(folder / "gguf-superblocks")
+    _write_split(folder / "gguf-qwen3" / "model.gguf", folder / "gguf-split")
     for name, (config_class, values) in FOLDER_SEEDS.items():
         _write_folder(folder / name, config_class, values, name.endswith("-shards"))
 
@@ -152,6 +153,22 @@ def _write_superblocks(folder: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     (folder / "plain.gguf").unlink()
+
+
+def _write_split(whole: Path, folder: Path) -> None:
+    """The same model in three parts."""
+    folder.mkdir()
+    source = gguf.GGUFReader(whole)
+    writer = gguf.GGUFWriter(folder / "model.gguf", "qwen3", split_max_tensors=len(source.tensors) // 3 + 1)
+    for field in source.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(field.name, field.contents(), *field.types)
+    for tensor in source.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _write_folder(folder: Path, config_class: str, values: dict[str, Any], sharded: bool) -> None:

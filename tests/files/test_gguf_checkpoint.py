@@ -242,7 +242,7 @@ def test_generation_config_has_every_end_and_the_sampling_defaults(tmp_path: Pat
         ({"llama.rope.scaling.type": ("longrope", gguf.GGUFValueType.STRING)}, "needs the tensors rope_factors_short"),
         ({"llama.rope.scaling.factor": (-2.0, gguf.GGUFValueType.FLOAT32)}, "factors -2.0 and 1.0; both must exceed 0"),
         ({"llama.rope.freq_base_swa": (2.0, gguf.GGUFValueType.FLOAT32)}, "'llama.rope.freq_base_swa' is unknown"),
-        ({"split.count": (3, gguf.GGUFValueType.UINT16)}, "one of 3 parts"),
+        ({"split.count": (3, gguf.GGUFValueType.UINT16)}, "split.no is missing"),
     ],
 )
 def test_metadata_that_changes_the_maths_is_refused(extra: dict[str, tuple], reason: str, tmp_path: Path) -> None:

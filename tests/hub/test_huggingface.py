@@ -28,6 +28,11 @@ REPOSITORIES: dict[str, dict[str, bytes]] = {
         "README.md": b"#",
     },
     "org/quantized-GGUF": {"name-Q8_0.gguf": b"eight", "name-Q4_K_M.gguf": b"four", "mmproj-name-f16.gguf": b"eyes"},
+    "org/split-GGUF": {
+        "Q2_K/name-Q2_K-00001-of-00002.gguf": b"one",
+        "Q2_K/name-Q2_K-00002-of-00002.gguf": b"more",
+        "name-Q8_0.gguf": b"eight",
+    },
     "org/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
 }
 
@@ -150,6 +155,18 @@ say(resolve_model, "org/quantized-GGUF:Q2_K")
     assert wrong == (
         "InvalidModel: org/quantized-GGUF:Q2_K names 0 of the repository's GGUF files: name-Q8_0.gguf, name-Q4_K_M.gguf"
     )
+
+
+def test_a_split_model_is_fetched_with_all_its_parts(hub: Hub, tmp_path: Path) -> None:
+    by_label, by_part, listed, removed = run("""
+say(resolve_model, "org/split-GGUF:Q2_K")
+say(resolve_model, "org/split-GGUF:name-Q2_K-00002-of-00002.gguf")
+print(json.dumps([(model.format, model.num_bytes) for model in list_models()]))
+say(lambda: remove_model("org/split-GGUF:Q2_K").name)
+""")
+    assert by_label == by_part and by_label.endswith("/Q2_K/name-Q2_K-00001-of-00002.gguf")
+    assert sorted(hub.fetched) == ["Q2_K/name-Q2_K-00001-of-00002.gguf", "Q2_K/name-Q2_K-00002-of-00002.gguf"]
+    assert listed == [["gguf", 7]] * 2 and removed == "org/split-GGUF:Q2_K"
 
 
 def test_offline_concerns_the_hub_only(home: Path, wheelhouse: Path, make_wheel: Callable[..., Path]) -> None:

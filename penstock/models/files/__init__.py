@@ -18,7 +18,7 @@ __all__ = ["Checkpoint", "open_checkpoint", "read_config", "read_generation_conf
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a model folder or a `.gguf` file."""
+    """Open a model folder or a `.gguf` file, also one of several parts."""
     path = Path(path)
     try:
         if path.is_dir():

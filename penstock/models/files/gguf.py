@@ -13,7 +13,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -138,12 +138,11 @@ class GgufFile:
     def _read(self, cursor: Cursor) -> None:
         self.version = _version(cursor)
         num_tensors, num_keys = cursor.u64("tensor count"), cursor.u64("metadata count")
-        if not 1 <= num_tensors <= MAX_TENSORS or num_keys > MAX_KEYS:
-            raise Damaged(
-                f"{num_tensors} tensors and {num_keys} metadata keys; 1 to {MAX_TENSORS} tensors and "
-                f"at most {MAX_KEYS} keys are supported"
-            )
+        if num_tensors > MAX_TENSORS or num_keys > MAX_KEYS:
+            raise _too_many(num_tensors, num_keys)
         self.metadata = _metadata(cursor, num_keys)
+        if num_tensors == 0 and self.metadata.get("split.count", 0) in (0, 1):  # a first part may hold metadata alone
+            raise _too_many(num_tensors, num_keys)
         self.alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(self.alignment) is not int or self.alignment not in ALIGNMENTS:
             raise Damaged(f"general.alignment is {self.alignment!r}; it must be a power of two from 8 to 2**20")
@@ -156,6 +155,13 @@ class GgufFile:
     def close(self) -> None:
         with suppress(BufferError):  # an array from raw() is still alive and keeps the mapping
             self.data.close()
+
+
+def _too_many(num_tensors: int, num_keys: int) -> Damaged:
+    return Damaged(
+        f"{num_tensors} tensors and {num_keys} metadata keys; 1 to {MAX_TENSORS} tensors and "
+        f"at most {MAX_KEYS} keys are supported"
+    )
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -240,6 +246,15 @@ def _place(
     return TensorInfo(name, shape, ggml_type, begin + offset, size)
 
 
+class Tensors(Protocol):
+    """The metadata and tensors of a file, or of all parts of a model."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+
+    def raw(self, info: TensorInfo) -> np.ndarray: ...
+
+
 MAX_COUNT = (1 << 31) - 1
 MAX_VECTOR = 1 << 14
 
@@ -252,7 +267,7 @@ HARMLESS = frozenset(
 class Keys:
     """Reads typed keys and remembers which were read."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: Tensors) -> None:
         self.file = file
         self.metadata = file.metadata
         self.tensors = file.tensors

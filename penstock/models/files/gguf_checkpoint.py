@@ -15,8 +15,9 @@ import torch
 
 from penstock.errors import InvalidModel
 from penstock.models.files.checkpoint import Format
-from penstock.models.files.gguf import GgufFile, Keys, TensorInfo
+from penstock.models.files.gguf import Keys, TensorInfo, Tensors
 from penstock.models.files.gguf_config import read_config
+from penstock.models.files.gguf_parts import GgufModel
 from penstock.models.files.json_file import quote_name
 from penstock.quant.gguf import GGML_TYPES, dequantize
 from penstock.quant.packed import GgmlMatrix
@@ -231,13 +232,13 @@ SAMPLING = {
 
 
 class GgufCheckpoint:
-    """A GGUF file with names and row orders of the Hugging Face checkpoint."""
+    """A GGUF model, in one file or several, with names and row orders of the Hugging Face checkpoint."""
 
     format: Format = "gguf"
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.file = GgufFile(path)
+        self.file = GgufModel(path)
         try:
             self._translate()
         except InvalidModel as error:
@@ -245,7 +246,6 @@ class GgufCheckpoint:
             raise InvalidModel(f"{path}: {error}") from None
 
     def _translate(self) -> None:
-        _refuse_parts(self.file.metadata)
         self.config = read_config(Keys(self.file))
         self.generation_config = _generation_config(self.file.metadata)
         architecture: str = self.file.metadata["general.architecture"]
@@ -335,12 +335,6 @@ def _check_order(origin: Origin, info: TensorInfo) -> TensorInfo:
     return info
 
 
-def _refuse_parts(metadata: Mapping[str, Any]) -> None:
-    count = metadata.get("split.count", 0)
-    if count not in (0, 1):
-        raise InvalidModel(f"it is one of {count} parts of a model; join them first with llama-gguf-split --merge")
-
-
 def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the end ids and the sampling parameters the authors recommend."""
     ids = [metadata.get(f"tokenizer.ggml.{each}_token_id") for each in ("eos", "eot", "eom")]
@@ -353,7 +347,7 @@ def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _quantization(file: GgufFile) -> str:
+def _quantization(file: Tensors) -> str:
     asked = file.metadata.get("general.file_type")
     if type(asked) is int and asked in FILE_TYPES:
         return FILE_TYPES[asked]

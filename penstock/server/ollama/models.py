@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from penstock import hub
 from penstock.errors import DownloadFailed, InvalidModel, PenstockError, quote
+from penstock.host.gguf_parts import model_files
 from penstock.host.version import VERSION
 from penstock.hub import SHORT_NAMES, list_models
 from penstock.hub.names import existing_path, looks_like_path, parse_name
@@ -205,7 +206,7 @@ def _stat_files(model: ServedModel) -> tuple[int, float]:
 
 
 def _count_bytes(path: Path) -> int:
-    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    files = model_files(path) if path.is_file() else [file for file in path.iterdir() if file.is_file()]
     return sum(file.stat().st_size for file in files)
 
 
