@@ -9,6 +9,7 @@ Blocks of 256 values have groups with integer scales of their own; `d` scales th
 (float16 each): Q2_K scales[16] codes[64] d dmin · Q3_K high[32] codes[64] scales[12] d ·
 Q4_K d dmin scales[12] codes[128] · Q5_K d dmin scales[12] high[32] codes[128] · Q6_K low[128] high[64] scales[16] d ·
 IQ4_XS d upper[2] lower[4] codes[128]. A group is 16 values (Q2_K, Q3_K, Q6_K) or 32 (Q4_K, Q5_K, IQ4_XS).
+The other types are in `iquants.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import InvalidModel
+from penstock.quant import iquants
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-# The 16 levels of IQ4_NL and IQ4_XS, denser around zero.
-LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
+LEVELS = iquants.LEVELS["IQ4"]  # denser around zero
 
 
 def f32(stored: Bytes) -> Floats:
@@ -191,31 +192,23 @@ GGML_TYPES: dict[int, GgmlType] = {
     12: GgmlType("Q4_K", 256, 144, q4_k),
     13: GgmlType("Q5_K", 256, 176, q5_k),
     14: GgmlType("Q6_K", 256, 210, q6_k),
+    16: GgmlType("IQ2_XXS", 256, 66, iquants.iq2_xxs),
+    17: GgmlType("IQ2_XS", 256, 74, iquants.iq2_xs),
+    18: GgmlType("IQ3_XXS", 256, 98, iquants.iq3_xxs),
+    19: GgmlType("IQ1_S", 256, 50, iquants.iq1_s),
     20: GgmlType("IQ4_NL", 32, 18, iq4_nl),
+    21: GgmlType("IQ3_S", 256, 110, iquants.iq3_s),
+    22: GgmlType("IQ2_S", 256, 82, iquants.iq2_s),
     23: GgmlType("IQ4_XS", 256, 136, iq4_xs),
+    29: GgmlType("IQ1_M", 256, 56, iquants.iq1_m),
     30: GgmlType("BF16", 1, 2, bf16),
+    34: GgmlType("TQ1_0", 256, 54, iquants.tq1_0),
+    35: GgmlType("TQ2_0", 256, 66, iquants.tq2_0),
+    39: GgmlType("MXFP4", 32, 17, iquants.mxfp4),
+    40: GgmlType("NVFP4", 64, 36, iquants.nvfp4),
 }
 
-UNSUPPORTED_TYPES: dict[int, str] = {
-    9: "Q8_1",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-    40: "NVFP4",
-}
+UNSUPPORTED_TYPES: dict[int, str] = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
 
 
 def num_bytes(ggml_type: int, shape: tuple[int, ...]) -> int:

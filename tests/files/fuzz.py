@@ -94,8 +94,9 @@ class Folder:
             path.name: {file.name: file.read_bytes() for file in sorted(path.iterdir())}
             for path in sorted(seeds.iterdir())
         }
-        # GGUF files are as many as folders; the one with blocks of 256 is large and comes less often.
-        self.weights = [1 if "superblocks" in name else 4 if name.startswith("gguf-") else 7 for name in self.seeds]
+        # GGUF files are as many as folders; those with blocks of 256 are large and come less often.
+        large = ("gguf-superblocks", "gguf-grids")
+        self.weights = [1 if name in large else 4 if name.startswith("gguf-") else 7 for name in self.seeds]
 
     def write(self, index: int, seed: int) -> tuple[Path, str, str, bool]:
         """Mutation `index`: where it lies, its seed's name, what was done, whether to the structure."""

@@ -162,7 +162,7 @@ def _changed_field(record: Record, rng: Random, whole: int) -> Record:
     if kind == "text":
         return record.put(start, size, flipped(old, rng, 1))
     if kind == "type":
-        return record.put(start, size, struct.pack("<I", rng.choice((*range(32), rng.getrandbits(32)))))
+        return record.put(start, size, struct.pack("<I", rng.choice((*range(42), rng.getrandbits(32)))))
     if kind in ("<f", "<d"):
         return record.put(start, size, struct.pack(kind, rng.choice(FLOATS)))
     value = _number(int.from_bytes(old, "little"), size * 8, rng, whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def write_seeds(folder: Path) -> None:
         path = folder / f"gguf-{name}" / "model.gguf"
         path.parent.mkdir()
         write_gguf(tiny_model(model, changes=_small(model)), MODELS[model][0], path, kind, _tokenizer(tokenizer))
-    _write_superblocks(folder / "gguf-superblocks")
+    for number, name in enumerate(("superblocks", "grids")):
+        _write_superblocks(folder / f"gguf-{name}", 9 * number)
     _write_split(folder / "gguf-qwen3" / "model.gguf", folder / "gguf-split")
     for name, (config_class, values) in FOLDER_SEEDS.items():
         _write_folder(folder / name, config_class, values, name.endswith("-shards"))
@@ -128,8 +130,8 @@ def _tokenizer(kind: str) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _write_superblocks(folder: Path) -> None:
-    """A Llama whose matrices are random bytes of every type with blocks of 256, and IQ4_NL."""
+def _write_superblocks(folder: Path, first: int) -> None:
+    """A Llama whose nine matrices are random bytes of types with blocks of 256, or with levels, from `first` on."""
     folder.mkdir()
     model = tiny_model("llama", changes=WIDE)
     write_gguf(model, "llama", folder / "plain.gguf", Kind.F16)
@@ -138,14 +140,15 @@ def _write_superblocks(folder: Path) -> None:
     for field in plain.fields.values():
         if not field.name.startswith(("GGUF.", "general.architecture")):
             writer.add_key_value(field.name, field.contents(), field.types[0])
-    kinds = [number for number, kind in GGML_TYPES.items() if kind.block_size == 256] + [20]
+    kinds = [number for number, kind in GGML_TYPES.items() if kind.block_size == 256] + [20, 39, 40]
+    following = itertools.cycle(kinds[first:] + kinds[:first])
     rng = np.random.default_rng(0)
-    for count, tensor in enumerate(plain.tensors):
+    for tensor in plain.tensors:
         shape = tuple(int(size) for size in reversed(tensor.shape))
         if len(shape) == 1:
             writer.add_tensor(tensor.name, np.ones(shape, np.float32))
             continue
-        kind = Kind(kinds[count % len(kinds)])
+        kind = Kind(next(following))
         raw = rng.integers(0, 256, num_bytes(kind, shape), dtype=np.uint8).reshape(shape[0], -1)
         writer.add_tensor(tensor.name, raw, raw_dtype=kind)
     writer.write_header_to_file()

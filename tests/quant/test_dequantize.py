@@ -26,7 +26,7 @@ def oracle(raw: np.ndarray, ggml_type: int, shape: tuple[int, ...]) -> np.ndarra
 
 
 @pytest.mark.parametrize("ggml_type", TYPES, ids=lambda number: GGML_TYPES[number].name)
-@pytest.mark.parametrize("shape", [(1, 256), (3, 512), (5, 7, 256), (1300, 1024)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 256), (3, 512), (5, 7, 256), (300, 1024)], ids=str)
 def test_equals_the_gguf_package(ggml_type: int, shape: tuple[int, ...]) -> None:
     raw = np.random.default_rng(ggml_type).integers(0, 256, num_bytes(ggml_type, shape), dtype=np.uint8)
     values = dequantize(raw, ggml_type, shape)
@@ -66,8 +66,8 @@ def test_known_values_survive_a_round_trip() -> None:
 
 
 def test_refusals_name_the_type_and_the_size() -> None:
-    with pytest.raises(InvalidModel, match="16 .IQ2_XXS. is not supported; supported: F32"):
-        dequantize(np.zeros(66, np.uint8), 16, (1, 256))
+    with pytest.raises(InvalidModel, match="15 .Q8_K. is not supported; supported: F32"):
+        dequantize(np.zeros(292, np.uint8), 15, (1, 256))
     with pytest.raises(InvalidModel, match="255 .unknown."):
         num_bytes(255, (1,))
     with pytest.raises(InvalidModel, match="Q4_K blocks of 256"):
