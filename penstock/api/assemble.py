@@ -16,7 +16,7 @@ import torch
 from penstock.api.applied import list_static
 from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
-from penstock.api.drafting import DraftPart, find_draft, group_states
+from penstock.api.drafting import DraftPart, asks_for_model, find_draft, group_states
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
 from penstock.api.model_files import find_model, load_in_sandbox, make_grammars
 from penstock.cache.group import Grouping
@@ -112,6 +112,8 @@ def assemble(
         generation = _generation_config(path, checkpoint, config)
         defaults = find_defaults(config, generation, checkpoint.metadata if checkpoint else None)
         spec = spec_from_config(described, config.max_model_len)
+        if asks_for_model(config):  # refuse before a draft model is fetched
+            _resolve_settings(spec, described, config, _gpu(spec, described, config), offline)
         draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
         ahead = _compile_ahead(spec, described, config, offline)
         spec, settings = _resolve_settings(spec, described, config, _gpu(spec, described, config), offline, draft)

@@ -44,6 +44,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 Find = Callable[[str, str | None], Path]
 
 
+def asks_for_model(config: EngineConfig) -> bool:
+    speculation = parse_speculation(config.speculative_config)
+    return speculation is not None and speculation.method in MODEL_METHODS
+
+
 def find_draft(config: EngineConfig, spec: ModelSpec, path: Path, find: Find) -> DraftPart | None:
     """Find the drafting model that the options ask for; None if they ask for none. `path` is the target's."""
     speculation = parse_speculation(config.speculative_config)

@@ -21,7 +21,7 @@ from penstock.runner.cpu.draft_lines import Line, LineMaker
 from tests.models import oracle
 from tests.same_tokens.test_draft_models import LENGTH, AlwaysAhead
 
-LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, VOCAB, OWN = 8, 64, 96, 4, 2, 256, 100
+LAYERS, WIDTH, HIDDEN, HEADS, KV_HEADS, VOCAB, OWN = 8, 64, 96, 4, 2, 320, 100
 LIKE = dict(
     vocab_size=VOCAB,
     hidden_size=WIDTH,
@@ -29,7 +29,7 @@ LIKE = dict(
     num_hidden_layers=LAYERS,
     num_attention_heads=HEADS,
     num_key_value_heads=KV_HEADS,
-    max_position_embeddings=128,
+    max_position_embeddings=512,
 )
 SIZE = WIDTH // HEADS
 Weights = dict[str, Tensor]
@@ -258,7 +258,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 def test_a_vocabulary_that_differs_is_refused(tmp_path: Path) -> None:
     oracle.save(oracle.make("LlamaForCausalLM", LIKE), tmp_path / "target")
     oracle.save(oracle.make("LlamaForCausalLM", {**LIKE, "vocab_size": 300}), tmp_path / "draft")
-    with pytest.raises(InvalidConfig, match="a vocabulary of 300 tokens, the model one of 256"):
+    with pytest.raises(InvalidConfig, match="a vocabulary of 300 tokens, the model one of 320"):
         open_llm(tmp_path, {"model": str(tmp_path / "draft")})
 
 
@@ -278,10 +278,10 @@ def test_another_vocabulary_with_the_same_tokens(tmp_path: Path, temperature: fl
     """The same model under other ids, and with more tokens: its drafts are all accepted once the ids are mapped."""
     target = oracle.make("LlamaForCausalLM", LIKE)
     oracle.save(target, tmp_path / "target")
-    other, order = oracle.make("LlamaForCausalLM", {**LIKE, "vocab_size": 300}), torch.randperm(VOCAB)
+    other, order = oracle.make("LlamaForCausalLM", {**LIKE, "vocab_size": 380}), torch.randperm(VOCAB)
     weights = {**target.state_dict()}
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        rows = torch.full((300, WIDTH), 0.5)
+        rows = torch.full((380, WIDTH), 0.5)
         rows[order + 40] = weights[name]
         weights[name] = rows
     other.load_state_dict(weights)

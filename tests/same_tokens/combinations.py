@@ -15,7 +15,9 @@ NONE = "no drafts"  # works, and drafts nothing
 REFUSED = "refused"  # if asked for; off otherwise
 DEVICE = "on the device"  # drafts are verified there
 
-DRAFTERS = ("ngram", "suffix", "prediction", "lookahead", "corpus", "draft_fn", "grammar", "tree")
+TEXT_DRAFTERS = ("ngram", "suffix", "prediction", "lookahead", "corpus", "draft_fn", "grammar", "tree")
+MODEL_DRAFTERS = ("draft_model", "self", "medusa", "eagle", "eagle3", "mtp")
+DRAFTERS = (*TEXT_DRAFTERS, *MODEL_DRAFTERS)
 COLUMNS = (
     "sampling with a seed",
     "penalties",
@@ -42,7 +44,8 @@ EXCEPTIONS = {
     **{(drafter, "beams"): NONE for drafter in DRAFTERS},
     **{(drafter, "recurrent models"): REFUSED for drafter in DRAFTERS},
     **{(drafter, "embedding models"): REFUSED for drafter in DRAFTERS},
-    **{(drafter, "GPU"): DEVICE for drafter in DRAFTERS},
+    **{(drafter, "GPU"): DEVICE for drafter in TEXT_DRAFTERS},
+    **{(drafter, "GPU"): REFUSED for drafter in MODEL_DRAFTERS},
     ("grammar", "GPU"): NONE,
     ("tree", "GPU"): REFUSED,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,11 +28,24 @@ from penstock.sampling.row import RowState
 from penstock.text.answers import Collector
 from penstock.text.prompt_encoder import Encoded
 from penstock.types import BeamSearchParams, CompletionOutput, Request
+from tests.draft.test_heads import save_target
 from tests.llm import tiny
-from tests.same_tokens.combinations import COLUMNS, DEVICE, DRAFTERS, NONE, PAGE, REFUSED, find_word, replace_table
+from tests.same_tokens.combinations import (
+    COLUMNS,
+    DEVICE,
+    DRAFTERS,
+    MODEL_DRAFTERS,
+    NONE,
+    PAGE,
+    REFUSED,
+    find_word,
+    replace_table,
+)
 from tests.same_tokens.roads import always
+from tests.same_tokens.test_draft_models import AlwaysAhead
 
 VOCABULARY = 320
+HEADS = ("medusa", "eagle", "eagle3", "mtp")
 NAMES = {"draft_fn": "function"}  # a drafter's own name, where it is another
 SCHEMA = {
     "type": "object",
@@ -48,21 +62,48 @@ class Models:
 
     folder: Path
     made: dict[Any, LLM] = field(default_factory=dict)
+    heads: dict[str, dict[str, Any]] = field(default_factory=dict)  # their options, by method
 
-    def find(self, drafts: bool, **options: Any) -> LLM:
-        key = drafts, *sorted(options.items())
+    def find(self, drafter: str | None, **options: Any) -> LLM:
+        """Return an engine with drafts by `drafter`, or without any; drafters of texts share one."""
+        key = drafter, *sorted(options.items())
         if key not in self.made:
-            setting = {"method": "ngram", "num_speculative_tokens": 4} if drafts else None
-            llm = LLM(
-                str(self.folder),
-                load_format="dummy",
-                threads=1,
-                progress=False,
-                speculative_config=setting,
-                **{"kv_cache_tokens": 2048, **options},
-            )
-            self.made[key] = always(llm) if drafts else llm
+            config = {"method": "ngram"} if drafter == "texts" else self._configure(drafter) if drafter else None
+            llm = self.open(drafter, config and {**config, "num_speculative_tokens": 4}, **options)
+            if drafter:
+                always(llm)
+                scheduler: Any = llm.service.engine.scheduler
+                scheduler._speculation = AlwaysAhead()
+            self.made[key] = llm
         return self.made[key]
+
+    def find_plain(self, drafter: str, **options: Any) -> LLM:
+        """Return an engine of the drafter's target without drafts."""
+        target = drafter if drafter in HEADS else None
+        key = "plain", target, *sorted(options.items())
+        if key not in self.made:
+            self.made[key] = self.open(target, None, **options)
+        return self.made[key]
+
+    def open(self, drafter: str | None, config: Any, **options: Any) -> LLM:
+        if drafter in HEADS:
+            self._configure(drafter)
+            options = {"dtype": "float32", **options}
+        else:
+            options = {"load_format": "dummy", **options}
+        folder = self.folder / drafter / "target" if drafter in HEADS else self.folder
+        options = {"threads": 1, "progress": False, "kv_cache_tokens": 2048, **options}
+        return LLM(str(folder), speculative_config=config, **options)
+
+    def _configure(self, drafter: str) -> dict[str, Any]:
+        if drafter == "draft_model":
+            return {"method": drafter, "model": str(self.folder)}
+        if drafter == "self":
+            return {"method": drafter, "layers": [0]}
+        if not (self.folder / drafter).exists():
+            _, self.heads[drafter] = save_target(self.folder / drafter, drafter)
+            tiny.write_tokenizer(self.folder / drafter / "target")
+        return self.heads[drafter]
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +206,7 @@ def cells() -> list[Any]:
     found = []
     for column in COLUMNS:
         for at, drafter in enumerate(DRAFTERS):
-            is_quick = drafter == "ngram" or (COLUMNS.index(column) + 2) % 8 == at
+            is_quick = drafter == "ngram" or (COLUMNS.index(column) + 2) % len(DRAFTERS) == at
             found.append(pytest.param(drafter, column, marks=[] if is_quick else [pytest.mark.slow]))
     return found
 
@@ -184,10 +225,11 @@ def check_refusal(folder: Path, drafter: str, column: str) -> None:
     """Asked for, drafts are refused with the reason; left out, there are none."""
     if column == "GPU":
         gpu = GpuFacts("a GPU", 80 << 30, 80 << 30, 1 << 30, 1 << 16, 1000)
-        with pytest.raises(InvalidConfig, match="tree=true cannot be used on a GPU"):
-            resolve(
-                EngineConfig(device="cuda", speculative_config='{"tree": true}'), Facts(4096, 1024, 8 << 30, 2, gpu=gpu)
-            )
+        given, why = '{"tree": true}', "tree=true cannot be used on a GPU"
+        if drafter in MODEL_DRAFTERS:
+            given, why = json.dumps(describe(drafter)), f"method={drafter} drafts on a CPU only"
+        with pytest.raises(InvalidConfig, match=why):
+            resolve(EngineConfig(device="cuda", speculative_config=given), Facts(4096, 1024, 8 << 30, 2, gpu=gpu))
         return
     architecture, why = {
         "recurrent models": ("Mamba2ForCausalLM", "recurrent state cannot go back"),
@@ -196,6 +238,8 @@ def check_refusal(folder: Path, drafter: str, column: str) -> None:
     model = tiny.write_config(folder, architecture)
     common: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "threads": 1, "progress": False}
     asked = {"method": drafter if drafter in ("ngram", "suffix", "lookahead") else "auto"}
+    if drafter in MODEL_DRAFTERS:
+        asked = describe(drafter, model)
     with pytest.raises(InvalidConfig, match=why):
         LLM(model, speculative_config=asked, **common)
     if drafter == "draft_fn":
@@ -205,18 +249,26 @@ def check_refusal(folder: Path, drafter: str, column: str) -> None:
         assert {one.name: one.value for one in llm.settings}["speculative_config"] == "off"
 
 
+def describe(drafter: str, model: str = "a/model") -> dict[str, Any]:
+    """Ask for a drafting model."""
+    needs_model = drafter not in ("self", "mtp")
+    return {"method": drafter} | ({"model": model} if needs_model else {})
+
+
 def check_gpu(models: Models, drafter: str) -> None:
     """The device verifies drafts of rows that it samples alone: all but those of a grammar."""
     params = make_params(drafter, "GPU").clone(allowed_token_ids=None)
     request = Request(id="r", tokens=(70, 73), sampling=params, max_tokens=20)
-    state = RowState(request, 0, [70, 73], 2, models.find(False).service.assembly.grammars)
+    state = RowState(request, 0, [70, 73], 2, models.find_plain("ngram").service.assembly.grammars)
     assert state.can_verify_on_device is (find_word(drafter, "GPU") == DEVICE)
 
 
 def check_same(models: Models, drafter: str, column: str) -> None:
     params: Any = make_params(drafter, column)
     options = OPTIONS.get(column, {})
-    plain, drafting = models.find(False, **options), models.find(True, **options)
+    is_model = drafter in MODEL_DRAFTERS
+    plain = models.find_plain(drafter, **options)
+    drafting = models.find(drafter if is_model else "texts", **options)
     encoded = [Encoded(prompt) for prompt in make_prompts()]
     if column == "beams":
         params = BeamSearchParams(beam_width=2, max_tokens=12, ignore_eos=True)
@@ -231,12 +283,14 @@ def check_same(models: Models, drafter: str, column: str) -> None:
     if drafter == "prediction":
         encoded = [Encoded(one.tokens, prediction=(1, *known[tuple(one.tokens)])) for one in encoded]
     rows = tiny.runner(drafting.service).rows
-    rows.drafters = make_all(drafter, known)
+    if not is_model:
+        rows.drafters = make_all(drafter, known)
     before = drafting.stats()
     for _ in range(2):  # prompts are cached the second time, and `suffix` knows the answers
         assert run(drafting, encoded, params, column) == expected
         for row in range(len(rows._rows)):
-            rows.drafters.finish(rows[row].state)
+            if rows.drafters is not None:
+                rows.drafters.finish(rows[row].state)
     after = drafting.stats()
     ending = "" if drafter == "tree" else f"_of_{NAMES.get(drafter, drafter)}"
     names = [f"num_{kind}_tokens{ending}" for kind in ("draft", "accepted")]
