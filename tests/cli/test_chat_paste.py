@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
+import stat
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,67 +15,41 @@ import pytest
 from penstock import LLM
 from penstock.cli import main
 from penstock.commands.chat.conversation import ChatMemory, fit
-from penstock.commands.chat.keyboard import Keyboard, read_message
 from penstock.errors import InvalidRequest
 
 DUMMY = ("--load-format", "dummy", "--threads", "1")
-PROMPT = ">>> "
+PROMPT = ">>>"
 
 
-def arrived(*lines: str) -> str:
-    """A message whose lines came together."""
-    rest = list(lines)
-    return read_message(lambda prompt: rest.pop(0), lambda: bool(rest))
-
-
-def test_lines_that_arrive_together_are_one_message() -> None:
-    assert arrived("  def f():", "      return 1", "", "f()") == "  def f():\n      return 1\n\nf()"
-    assert arrived("/clear", "hello") == "/clear", "a command stands alone"
-    assert arrived("see", "/etc/hosts") == "see\n/etc/hosts"
-
-    def ending(prompt: str) -> str:
-        if prompt == PROMPT:
-            return "hello"
-        raise EOFError
-
-    assert read_message(ending, lambda: True) == "hello"
-
-
-def test_half_a_line_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    master, slave = pty.openpty()
-    with os.fdopen(slave) as stdin:
-        monkeypatch.setattr(sys, "stdin", stdin)
-        keyboard = Keyboard()
-        keyboard.is_terminal = True
-        assert not keyboard.has_more()
-        os.write(master, b"half")
-        assert keyboard.has_more()
-        os.write(master, b" a line\n")
-        assert stdin.readline() == "half a line\n" and not keyboard.has_more()
-    os.close(master)
-
-
-def test_pastes_at_a_terminal(chat_model: str, tmp_path: Path, terminal: Callable[..., Any]) -> None:
+def test_pastes_at_a_terminal(chat_model: str, tmp_path: Path, home: Path, terminal: Callable[..., Any]) -> None:
     saved = tmp_path / "talk.json"
-    chat = terminal("chat", chat_model, "--max-tokens", "3", *DUMMY)
+    chat = terminal("chat", chat_model, "--verbose", "--max-tokens", "3", *DUMMY)
     chat.expect(PROMPT)
-    time.sleep(0.3)  # readline shows its prompt a moment before it listens
     chat.type("\x1b[200~first\nsecond\n/third\x1b[201~")
-    time.sleep(0.3)
-    assert chat.screen.count(PROMPT) == 1, "a marked paste waits for Enter"
-    chat.type("\n")
-    chat.expect(PROMPT)
-    time.sleep(0.3)
-    chat.type("one\ntwo\nthr")
-    chat.expect("... ", "... ", "thr")
-    chat.type("ee\n")
-    chat.expect(PROMPT)
-    chat.type(f"/save {saved}\n")
+    chat.expect("/third")
+    assert "tok/s" not in chat.screen, "a marked paste waits for Enter"
+    chat.type("\r")
+    chat.expect("tok/s", PROMPT)
+    chat.type("one\rtwo\rthr")
+    chat.expect("...", "...", "thr")
+    chat.type("ee\r")
+    chat.expect("tok/s", PROMPT)
+    chat.type(f"/save {saved}\r")
     chat.expect("saved to", PROMPT)
     chat.type("\x04")
     assert chat.status() == 0
     said = [message["content"] for message in json.loads(saved.read_text()) if message["role"] == "user"]
     assert said == ["first\nsecond\n/third", "one\ntwo\nthree"]
+    history = home / "chat_history.jsonl"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert [json.loads(line) for line in history.read_text().splitlines()] == [*said, f"/save {saved}"]
+
+    chat = terminal("chat", chat_model, "--max-tokens", "3", *DUMMY)
+    chat.expect(PROMPT)
+    chat.type("\x1b[A\x1b[A")  # up: the history of the chat before
+    chat.expect("one", "...", "three")
+    chat.type("\x04\x03\x04")
+    assert chat.status() == 0
 
 
 def test_a_full_context_forgets_the_oldest_turns(

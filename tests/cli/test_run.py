@@ -69,6 +69,32 @@ def test_json_is_one_document(chat_model: str, capsys: Capture) -> None:
     assert len(seeds) == 2
 
 
+def test_the_form_of_an_answer(chat_model: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "g").write_text('root ::= "ab" [0-9]')
+    (tmp_path / "s").write_text('{"enum": ["x y"]}')
+    for flags, form in (
+        (["--choice=yes", "--choice=no"], "yes|no"),
+        (["--regex=[a-c]{3}"], "[abc]{3}"),
+        ([f"--grammar={tmp_path / 'g'}"], "ab[0-9]"),
+        (['--grammar=root ::= "q"'], "q"),
+        ([f"--json-schema={tmp_path / 's'}"], '"x y"'),
+    ):
+        assert main(["run", chat_model, "Hello", "--temperature=1", "--top-k=50", *flags, *DUMMY]) == 0
+        assert re.fullmatch(form, capsys.readouterr().out.strip()), flags
+
+
+def test_sampling_flags_reach_the_sampler(chat_model: str, capsys: Capture) -> None:
+    answers = []
+    for flags in (["--temperature=0"], ["--temperature=5", "--top-k=1"], ["--temperature=5", "--seed=1"]):
+        assert main(["run", chat_model, "Hello", "--max-tokens=8", *flags, *DUMMY]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] != answers[2]
+    greedy_text = answers[0].rstrip("\n")
+    stop = greedy_text[1:2]
+    assert main(["run", chat_model, "Hello", "--max-tokens=8", "--temperature=0", f"--stop={stop}", *DUMMY]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == greedy_text[: greedy_text.index(stop)].rstrip("\n")
+
+
 def test_an_answer_without_an_end_stops_at_the_default(plain_model: str, capsys: Capture) -> None:
     assert main(["run", plain_model, "x", *DUMMY]) == 0
     assert "1 prompt tokens, 512 generated tokens" in capsys.readouterr().err

@@ -38,6 +38,7 @@ Commands:
   rm          Delete models from this machine.
   info        Describe a model; without one, this installation.
   perplexity  Measure how well a model predicts a text.
+  completion  Print a script that completes commands in bash, zsh or fish.
   bench       Measure a model's speed on this machine.
 """
 
@@ -58,6 +59,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from penstock.cli import main; main(['--help']); "
         "heavy = {'torch', 'numpy', 'rich', 'tqdm', 'tokenizers', 'safetensors', 'jinja2', 'huggingface_hub'}; "
+        "heavy |= {'prompt_toolkit', 'markdown_it'}; "
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
@@ -76,6 +78,46 @@ def test_every_engine_option_is_a_flag(command: list[str], capsys: pytest.Captur
     left_out = {*SERVING} if command[0] == "bench" else {*SERVING, "skip_tokenizer_init"}
     for option in fields(EngineConfig):
         assert (f"--{option.name.replace('_', '-')}" in text) == (option.name not in left_out), option.name
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "perplexity"])
+def test_help_is_short_and_help_all_explains(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main([command, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= (70 if command == "serve" else 46) and "tokens per KV cache block" not in short
+    assert main([command, "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    assert "tokens per KV cache block" in whole and "--swap-space" not in whole, "vLLM's own flags stay hidden"
+
+
+def test_completion(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    (home / "models").mkdir(parents=True)
+    (home / "models" / "mine.gguf").touch()
+
+    def complete(*typed: str) -> list[str]:
+        assert main(["completion", "words", "--", *typed]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert complete("r") == ["rm", "run", "run-batch"] and complete("bench", "l") == ["latency"]
+    assert complete("run", "") == ["gemma3-270m", "mine.gguf", "smollm2"] and complete("rm", "") == ["mine.gguf"]
+    assert complete("serve", "--max-num-b") == ["--max-num-batched-tokens"]
+    assert complete("run", "mine", "--kv-cache-dtype", "in") == ["int8"] and complete("nothing", "") == []
+    assert complete("serve", "--swap") == [] and complete("run", "--config") == []
+    assert main(["completion", "tcsh"]) == 1
+    assert "name one of bash, zsh, fish" in capsys.readouterr().err
+
+
+def test_completion_in_bash(home: Path) -> None:
+    script = f"""
+        penstock() {{ {shlex.quote(sys.executable)} -m penstock "$@"; }}
+        source <(penstock completion bash)
+        COMP_WORDS=(penstock run smol); COMP_CWORD=2; _penstock; echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=240)
+    assert (done.stdout, done.stderr) == ("smollm2\n", "")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +155,11 @@ def failing(tmp_path: Path) -> list[tuple[list[str], str]]:
         (["run", "smollm2", "hi", "--temperature=-1"], "temperature=-1.0 is out of range: it must be 0 or more"),
         (["run", "smollm2", "hi", "--temperature=nan"], "temperature=nan is out of range"),
         (["run", "smollm2", "hi", "--max-tokens=0"], "max_tokens=0 is out of range"),
+        (["run", "smollm2", "hi", "--top-p=2"], "top_p=2.0 is out of range"),
+        (["run", "smollm2", "hi", "--regex=a", "--choice=b"], "--regex and --choice exclude each other"),
+        (["run", "smollm2", "hi", "--json-schema=no.json"], "json_schema='no.json' cannot be read: No such file"),
+        (["run", "smollm2", "hi", "--json-schema={"], "give a JSON schema, as a dict or as JSON text"),
+        (["chat", "smollm2", "--grammar=/dev/zero"], "grammar='/dev/zero' cannot be read: it is a device"),
         (["run", "smollm2", "hi", "--seed", str(2**70)], "seed="),
         (["run", "smollm2", "hi", "--dtype=int3"], "dtype='int3' is unknown: choose one of auto, float32"),
         (["run", "smollm2", "hi", "--block-size=0"], "block_size=0 is out of range"),

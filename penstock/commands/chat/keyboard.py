@@ -1,61 +1,84 @@
-"""Read messages typed, pasted or piped in, over one line or several."""
+"""Read messages line by line: from a pipe, or at a terminal that cannot move its cursor."""
 
 from __future__ import annotations
 
-import select
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
+from typing import Protocol
 
 FENCE = '"""'
 COMMAND = "/"
-HISTORY_LENGTH = 1000
-PASTE_S = 0.05  # the lines of one paste arrive within this time
-LOCAL_FLAGS, CHARACTERS = 3, 6  # indices in a list of terminal attributes
+PROMPT, MORE = ">>> ", "... "
 
 
-def read_message(read_line: Callable[[str], str], has_more: Callable[[], bool] = lambda: False) -> str:
-    """Read one message. A trailing backslash continues a line; triple quotes enclose lines verbatim; lines that arrive
-    together, as in a paste, belong together.
+class Keyboard(Protocol):
+    """Where messages come from."""
 
-    `read_line` shows the prompt it is given and raises EOFError at the end. `has_more`: more input has arrived already.
-    """
-    line = read_line(">>> ")
+    is_terminal: bool
+
+    def read_message(self) -> str:
+        """Return the next message; raise EOFError at the end of input, and from then on."""
+
+
+def read_message(read_line: Callable[[str], str]) -> str:
+    """Read one message. A trailing backslash continues a line; triple quotes enclose lines verbatim. `read_line` shows
+    the prompt it is given and raises EOFError at the end."""
+    line = read_line(PROMPT)
     if line.lstrip().startswith(FENCE):
         return _read_fenced(line.lstrip()[len(FENCE) :], read_line)
     lines: list[str] = []
-    while line.endswith("\\") or (lines or not line.startswith(COMMAND)) and has_more():
+    while line.endswith("\\"):
         lines.append(line.removesuffix("\\"))
         try:
-            line = read_line("... ")
+            line = read_line(MORE)
         except EOFError:
             line = ""
             break
-    text = "\n".join([*lines, line]).rstrip()
-    return text.strip("\n") if "\n" in text.strip() else text.strip()
+    return trim("\n".join([*lines, line]))
 
 
 def _read_fenced(line: str, read_line: Callable[[str], str]) -> str:
     lines = []
     while not line.rstrip().endswith(FENCE):
         lines.append(line)
-        line = read_line("... ")
+        line = read_line(MORE)
     return "\n".join([*lines, line.rstrip()[: -len(FENCE)]]).strip("\n")
 
 
-class Keyboard:
-    """Line editing with a persistent history, if the system has readline."""
+def join_lines(text: str) -> str:
+    """Make a message of text typed with the signs of `read_message`."""
+    lines = text.split("\n")
+    rest = iter(lines)
+
+    def read_line(prompt: str) -> str:
+        for line in rest:
+            return line
+        raise EOFError
+
+    try:
+        message = read_message(read_line)
+    except EOFError:  # the fence is not closed
+        return trim(text)
+    return message if next(rest, None) is None else trim(text)
+
+
+def trim(text: str) -> str:
+    """Strip a message of one line; keep the indentation of several."""
+    text = text.rstrip()
+    return text.strip("\n") if "\n" in text.strip() else text.strip()
+
+
+class LineKeyboard:
+    """Reads with `input`, and prompts at a terminal only."""
 
     def __init__(self) -> None:
         self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._ended = False
-        if self.is_terminal:
-            self._load_history()
-            self._take_pastes()
 
-    def read_line(self, prompt: str) -> str:
-        """Return the next line; raise EOFError at the end of input, and from then on."""
+    def read_message(self) -> str:
+        return read_message(self._read_line)
+
+    def _read_line(self, prompt: str) -> str:
         if self._ended:
             raise EOFError
         try:
@@ -63,55 +86,6 @@ class Keyboard:
         except EOFError:
             self._ended = True
             raise
-
-    def has_more(self) -> bool:
-        """True if the terminal has sent more than the line just read; the rest of a paste may be half a line."""
-        if not self.is_terminal:
-            return False
-        try:
-            import termios
-
-            number = sys.stdin.fileno()
-            before = termios.tcgetattr(number)
-        except (ImportError, OSError, ValueError):
-            return False
-        unbuffered = [*before[:CHARACTERS], [*before[CHARACTERS]]]
-        unbuffered[LOCAL_FLAGS] &= ~termios.ICANON  # canonical mode shows whole lines only
-        unbuffered[CHARACTERS][termios.VMIN] = 1
-        termios.tcsetattr(number, termios.TCSANOW, unbuffered)
-        try:
-            return bool(select.select([number], [], [], PASTE_S)[0])
-        finally:
-            termios.tcsetattr(number, termios.TCSANOW, before)
-
-    def save_history(self) -> None:
-        if not self.is_terminal:
-            return
-        with suppress(ImportError, OSError):
-            import readline
-
-            self._path().parent.mkdir(parents=True, exist_ok=True)
-            readline.set_history_length(HISTORY_LENGTH)
-            readline.write_history_file(self._path())
-
-    def _load_history(self) -> None:
-        with suppress(ImportError, OSError):
-            import readline
-
-            readline.read_history_file(self._path())
-
-    @staticmethod
-    def _take_pastes() -> None:
-        """Enable bracketed paste, so that pasted lines are edited and sent as one. Python switches it off; only GNU
-        readline has it."""
-        with suppress(ImportError):
-            import readline
-
-            if "libedit" not in (readline.__doc__ or ""):
-                readline.parse_and_bind("set enable-bracketed-paste on")
-
-    @staticmethod
-    def _path() -> Path:
-        from penstock.hub import home
-
-        return home() / "chat_history"
+        except KeyboardInterrupt:
+            print(flush=True)
+            raise

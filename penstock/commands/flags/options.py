@@ -13,9 +13,10 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand
 
 from penstock.api.vllm.porting import port_options
+from penstock.commands.flags.command import ENGINE, HELP_ALL
+from penstock.commands.flags.groups import SERVER_GROUPS
 from penstock.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -23,21 +24,9 @@ if TYPE_CHECKING:
     from penstock.types import SamplingParams
 
 
-class Command(TyperCommand):
-    """A command with a stable usage line."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        arguments = [str(parameter.metavar) for parameter in self.params if parameter.param_type_name == "argument"]
-        return ["[OPTIONS]", *arguments]
-
-
 Model = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
 ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
 System = Annotated[str | None, typer.Option("--system", help="System message of the conversation.")]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="0 is greedy. [default: as `penstock info MODEL` says]")
-]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of sampling. [default: random]")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Run = Callable[..., Any]
 SERVING = ("ttft_slo_ms", "tpot_slo_ms")  # engine options of `serve` alone, and in its help
@@ -52,7 +41,20 @@ def engine_options(*left_out: str) -> Callable[[Run], Run]:
 def config_options(config: Any, name: str, *left_out: str, hidden: bool = False) -> Callable[[Run], Run]:
     """Add a flag for every field of `config`. The command gets those the user set as `name: dict[str, Any]`. Hidden
     flags are not in the help, but those of servers are."""
+
+    def read(options: dict[str, Any]) -> dict[str, Any]:
+        options = port_options(options) if config is EngineConfig else options
+        config.from_options(**options)
+        return options
+
     flags = [flag for flag in _flags(config, hidden) if flag.name not in left_out]
+    return add_flags([*flags, HELP_ALL] if config is EngineConfig else flags, name, read)
+
+
+def add_flags(
+    flags: list[inspect.Parameter], name: str, read: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Callable[[Run], Run]:
+    """Add flags to a command, which gets what `read` makes of those the user set as `name: dict[str, Any]`."""
 
     def decorate(function: Run) -> Run:
         own = [value for key, value in _parameters(function).items() if key != name]
@@ -60,13 +62,14 @@ def config_options(config: Any, name: str, *left_out: str, hidden: bool = False)
         @wraps(function)
         def command(**values: Any) -> Any:
             given = {flag.name: values.pop(flag.name) for flag in flags}
-            options = {
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in given.items()
-                if value is not None
-            }
-            options = port_options(options) if config is EngineConfig else options
-            config.from_options(**options)
+            given.pop(HELP_ALL.name, None)  # its callback did it
+            options = read(
+                {
+                    key: tuple(value) if isinstance(value, list) else value
+                    for key, value in given.items()
+                    if value is not None
+                }
+            )
             return function(**values, **{name: options})
 
         command.__signature__ = inspect.Signature(own + flags)  # type: ignore[attr-defined]
@@ -83,10 +86,13 @@ def _parameters(function: Run) -> Mapping[str, inspect.Parameter]:
 @lru_cache(maxsize=4)
 def _flags(config: Any, hidden: bool) -> list[inspect.Parameter]:
     kinds = get_type_hints(config)
-    return [_flag(option, kinds[option.name], hidden and option.name not in SERVING) for option in fields(config)]
+    is_engine = config is EngineConfig
+    return [
+        _flag(option, kinds[option.name], hidden and option.name not in SERVING, is_engine) for option in fields(config)
+    ]
 
 
-def _flag(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:
+def _flag(option: Field[Any], kind: Any, hidden: bool, is_engine: bool) -> inspect.Parameter:
     """Make one flag; None means "not set", so that the config's own default and its reason apply."""
     dashed = option.name.replace("_", "-")
     flag = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
@@ -98,6 +104,7 @@ def _flag(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:
         show_default=False,
         hidden=hidden,
         metavar="|".join(choices) if choices else None,
+        rich_help_panel=ENGINE if is_engine else SERVER_GROUPS.get(option.name),
     )
     plain: Any = (
         list[str]
@@ -107,16 +114,6 @@ def _flag(option: Field[Any], kind: Any, hidden: bool) -> inspect.Parameter:
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, declared]
     )
-
-
-def sampling_values(max_tokens: int | None, temperature: float | None, seed: int | None) -> dict[str, Any]:
-    """Return the sampling parameters the user set; refuse bad ones before any model is loaded."""
-    from penstock.types import SamplingParams
-
-    values: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    given = {name: value for name, value in values.items() if value is not None}
-    SamplingParams(**given)
-    return given
 
 
 def answer_params(llm: LLM, values: dict[str, Any]) -> SamplingParams:
