@@ -183,7 +183,7 @@ class WholeModel(DraftPart):
             own, target = read_vocabulary(self.path), read_vocabulary(self.target_path)
             sizes = self.spec.vocab_size, self.target.vocab_size
             net.target_ids, net.own_ids = map_vocabularies(own, target, *sizes)
-        drafter = runner.drafter = NetDrafter(runner, net)
+        drafter = runner.drafter = NetDrafter(runner, net, self.speculation.tree)
         drafter.lines.rejects = self.speculation.verification == REJECTION
 
 
@@ -201,7 +201,7 @@ class SkippedLayers(DraftPart):
                 f"{OPTION}: layers={list(layers)} must be ascending numbers below {count}, the model's number of layers"
             )
         found = layers or choose_layers(runner, self.ahead)
-        runner.drafter = NetDrafter(runner, DecoderNet(runner.model, SELF, found))
+        runner.drafter = NetDrafter(runner, DecoderNet(runner.model, SELF, found), self.speculation.tree)
 
 
 class FeatureLayer(DraftPart):
@@ -233,7 +233,8 @@ class FeatureLayer(DraftPart):
         self.require_memory(self.spec.num_parameters * (dtype.itemsize if dtype else 4), cache_bytes)
         checkpoint = open_checkpoint(self.path)
         try:
-            runner.drafter = NetDrafter(runner, FeatureNet(checkpoint, self.spec, runner.model, dtype))
+            net = FeatureNet(checkpoint, self.spec, runner.model, dtype)
+            runner.drafter = NetDrafter(runner, net, self.speculation.tree)
         finally:
             checkpoint.close()
 
@@ -249,7 +250,7 @@ class Heads(DraftPart):
             heads = MedusaHeads(checkpoint, runner.model, DTYPES.get(settings.dtype))
         finally:
             checkpoint.close()
-        runner.drafter = HeadsDrafter(runner, heads)
+        runner.drafter = HeadsDrafter(runner, heads, self.speculation.tree)
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:

@@ -30,7 +30,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int = 8  # of a draft at most; the controller verifies as many as pay
     prompt_lookup_min: int = MIN_LOOKUP  # tokens that must agree with an earlier place
     prompt_lookup_max: int = MAX_LOOKUP  # tokens that are compared
-    tree: bool = False  # verify the drafts of all drafters at once, merged into a tree
+    tree: bool = False  # verify trees: all drafters' lines merged, or a drafting model's likeliest continuations
     corpus: str | None = None  # a text file whose passages are drafted, whatever the method
     model: str = ""  # name or folder of a draft model or of heads
     revision: str = ""
@@ -84,8 +84,8 @@ def _check_model(made: SpeculativeConfig) -> None:
         raise InvalidConfig(f"{OPTION}: method={made.method} needs a model: give the name or folder of one")
     if made.model and not needs_model:
         raise InvalidConfig(f"{OPTION}: method={made.method} takes no model: leave it out, or choose another method")
-    if made.tree and made.method in MODEL_METHODS:
-        raise InvalidConfig(f"{OPTION}: tree is for drafts from texts, not for method={made.method}: leave it out")
+    if made.tree and made.verification == REJECTION:
+        raise InvalidConfig(f"{OPTION}: verification={REJECTION} is for lines of drafts, not for tree: leave one out")
     if made.layers and made.method != SELF:
         raise InvalidConfig(f"{OPTION}: layers are for method={SELF}, not {made.method}: leave them out")
     for name, value in (("use_heterogeneous_vocab", True), ("verification", REJECTION)):

@@ -42,6 +42,20 @@ def keep_likeliest(draft: Sequence[Draft], count: int) -> list[Draft]:
     return [Draft(draft[i].token, new[draft[i].parent], draft[i].chance, draft[i].drafter) for i in kept]
 
 
+def order_depth_first(draft: Sequence[Draft]) -> list[Draft]:
+    """Order a tree so that each token is followed by its likeliest child: then that path lies in order."""
+    ordered: list[Draft] = []
+    open_: list[tuple[int, int]] = [(-1, -1)]  # indices in `draft`, and of the parent in `ordered`
+    while open_:
+        node, parent = open_.pop()
+        if node >= 0:
+            ordered.append(Draft(draft[node].token, parent, draft[node].chance, draft[node].drafter))
+        children = [i for i, one in enumerate(draft) if one.parent == node]
+        children.sort(key=lambda i: (draft[i].chance, -i))
+        open_ += [(child, len(ordered) - 1) for child in children]
+    return ordered
+
+
 def find_paths(draft: Sequence[Draft]) -> list[list[int]]:
     """Find the indices from the root to each token, itself included."""
     paths: list[list[int]] = []

@@ -55,8 +55,11 @@ class RunningRow:
         table[indices] = blocks
 
     def inputs(self, row: Row, shift: int = 0) -> list[int]:
-        """The tokens `shift` after the row's positions, drafts included; -1 for one that only the device knows yet."""
+        """Return the tokens `shift` after the row's positions, drafts included; -1 for one that only the device knows
+        yet. Of a draft that is longer than the row's count, the last tokens."""
         num_known = row.count - len(row.draft)
+        if num_known < 0:
+            return [draft.token for draft in row.draft[-row.count :]]
         first = row.start + shift
         known = self.state.tokens[first : first + num_known]
         return known + [-1] * (num_known - len(known)) + [draft.token for draft in row.draft]

@@ -100,10 +100,11 @@ class Sampler:
             return None
         return token, mu
 
-    def probability(self, logits: Array, likeliest: int, token: int) -> float:
-        """Return a token's share in the softmax of logits [V]; `likeliest` has the largest."""
+    def probabilities(self, logits: Array, likeliest: int, tokens: Sequence[int]) -> dict[int, float]:
+        """Return the shares of `tokens` in the softmax of logits [V]; `likeliest` has the largest."""
         top = float(logits[likeliest])
-        return math.exp(float(logits[token]) - top) / float(compute_weight_sums(logits, top, 1.0).sum())
+        total = float(compute_weight_sums(logits, top, 1.0).sum())
+        return {token: math.exp(float(logits[token]) - top) / total for token in tokens}
 
     def prompt_logprobs(self, logits: Tensor, targets: Sequence[int], num: int) -> list[TokenLogprobs]:
         """Return logprobs of each row's target and of the `num` likeliest; raise UnusableLogits if logits are bad."""

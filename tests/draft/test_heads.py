@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock import LLM, SamplingParams
+from penstock.engine.draft_tree import find_paths, is_line
+from penstock.engine.plan import Draft
 from penstock.errors import InvalidConfig, InvalidModel
 from penstock.models.files.vocabulary import read_vocabulary
+from penstock.runner.cpu.draft_branches import BranchMaker
 from penstock.runner.cpu.draft_lines import Line, LineMaker
 from tests.models import oracle
 from tests.same_tokens.test_draft_models import LENGTH, AlwaysAhead
@@ -142,8 +145,8 @@ RUN: dict[str, Run] = {"eagle": run_eagle, "eagle3": run_eagle3, "mtp": run_mtp}
 
 
 @torch.no_grad()
-def draft(method: str, w: Weights, target: Any, tokens: list[int], count: int) -> list[int]:
-    """The likeliest draft tokens after `tokens`, by plain PyTorch."""
+def draft(method: str, w: Weights, target: Any, tokens: list[int], count: int, path: Sequence[int] = ()) -> list[int]:
+    """The likeliest draft tokens after `tokens`, by plain PyTorch; the first of them are those of `path`."""
     states = target.model(torch.tensor([tokens[:-1]]), output_hidden_states=True, use_cache=False).hidden_states
     hidden, head = states[-1][0], target.lm_head.weight
     if method == "medusa":
@@ -156,10 +159,10 @@ def draft(method: str, w: Weights, target: Any, tokens: list[int], count: int) -
     if method == "eagle3":
         taps = [states[layer][0] for layer in (2, LAYERS // 2, LAYERS - 3)]
         features = torch.cat(taps, -1) @ w["fc.weight"].T
-    for _ in range(count):
+    for i in range(count):
         rows = target.model.embed_tokens(torch.tensor(known[1:]))
         out, logits = RUN[method](w, rows, features, head)
-        known.append(int(logits.argmax()))
+        known.append(path[i] if i < len(path) else int(logits.argmax()))
         features = torch.cat([features, out[-1:]])
     return known[len(tokens) :]
 
@@ -221,8 +224,39 @@ def test_the_same_drafts_as_plain_pytorch(tmp_path: Path, method: str, monkeypat
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_answers_are_the_same(tmp_path: Path, method: str) -> None:
+def test_trees_as_plain_pytorch(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first child made for each node is the likeliest token after its whole path, computed alone."""
+    target, speculation = save_target(tmp_path, method)
+    weights = make_weights(method)
+    seen: list[tuple[list[int], list[Draft]]] = []
+    finish = BranchMaker.finish
+
+    def note(self: BranchMaker, lines: Sequence[Line], min_chance: float) -> None:
+        seen.extend((line.device.state.tokens[: line.length], list(line.drafts)) for line in lines)
+        finish(self, lines, min_chance)
+
+    monkeypatch.setattr(BranchMaker, "finish", note)
+    with open_llm(tmp_path, {**speculation, "tree": True}, max_num_batched_tokens=40) as llm:
+        scheduler: Any = llm.service.engine.scheduler
+        scheduler._speculation = AlwaysAhead()
+        asked = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, detokenize=False)
+        llm.generate(make_prompts(), asked, use_tqdm=False)
+        assert not llm.service.engine.executor.drafter._has_failed  # type: ignore[attr-defined]
+        assert llm.stats()["num_draft_tokens"] > 60
+    assert sum(not is_line(tree) for _, tree in seen) > 20
+    for tokens, tree in seen[::5]:
+        for i, path in enumerate(find_paths(tree)):
+            if not any(one.parent == tree[i].parent for one in tree[:i]):  # the first child
+                before = [tree[node].token for node in path[:-1]]
+                expected = draft(method, weights, target, tokens, len(path), before)
+                assert tree[i].token == expected[len(path) - 1]
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["line", "tree"])
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_are_the_same(tmp_path: Path, method: str, tree: bool) -> None:
     _, speculation = save_target(tmp_path, method)
+    speculation = {**speculation, "tree": tree}
     asked = [
         SamplingParams(max_tokens=20, temperature=t, seed=i, ignore_eos=True, detokenize=False, logprobs=1, n=1 + i % 2)
         for i, t in enumerate((0.0, 1.0, 0.7, 0.0))

@@ -119,6 +119,30 @@ def test_a_drafter_equal_to_the_target_is_always_right(tmp_path: Path, temperatu
         assert stats["num_accepted_tokens"] == stats["num_draft_tokens"] > 200
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["the same model", "self"])
+def test_a_tree_of_the_same_model_always_has_the_next_token(tmp_path: Path, temperature: float, kind: str) -> None:
+    """Each node's first child is the target's own token: a tree is right as deep as it goes, and the answers are those
+    without drafts."""
+    model = tiny_model(tmp_path, "LlamaForCausalLM")
+    common: dict[str, Any] = dict(max_tokens=30, ignore_eos=True, detokenize=False, temperature=temperature)
+    asked = [SamplingParams(seed=i, logprobs=1, **common) for i in range(len(prompts()))]
+    asked[3] = asked[3].clone(presence_penalty=0.5, top_k=9)
+    asked[4] = asked[4].clone(allowed_token_ids=FEW, n=3)
+    config = {"method": "self", "layers": [0, 1]} if kind == "self" else {"method": "draft_model", "model": model}
+    with tiny_llm(model) as llm:
+        expected = [answer(one) for one in llm.generate(prompts(), asked, use_tqdm=False)]
+    with tiny_llm(model, speculative_config={**config, "num_speculative_tokens": LENGTH, "tree": True}) as llm:
+        scheduler: Any = llm.service.engine.scheduler
+        scheduler._speculation = AlwaysAhead()
+        for _ in range(2):
+            assert [answer(one) for one in llm.generate(prompts(), asked, use_tqdm=False)] == expected
+        stats = llm.stats()
+        assert stats["num_accepted_at_0"] == stats["num_drafts"] > 100
+        assert stats["num_accepted_tokens"] < stats["num_draft_tokens"]  # siblings
+        assert stats["num_accepted_at_1"] > 50
+
+
 def test_a_left_behind_model_catches_up(tmp_path: Path) -> None:
     """It rests for a while, then drafts again as if it had never rested: none of its tokens is rejected."""
 

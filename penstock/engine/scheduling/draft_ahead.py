@@ -6,6 +6,7 @@ A model that does not pay rests, and is tried again after 32, 64, 128 … tokens
 
 from __future__ import annotations
 
+from penstock.engine.draft_tree import follow
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.step_costs import MIN_SAMPLES, StepCosts
 
@@ -37,10 +38,11 @@ class DraftAhead:
         for row, outcome in zip(plan.rows, result.rows):
             tokens = (outcome,) if isinstance(outcome, int) else outcome.tokens
             self._rest -= len(tokens)
-            for place, (draft, token) in enumerate(zip(row.draft[: self.most], tokens)):
-                self._judge(place, draft.token == token)
-                if draft.token != token:
-                    break
+            accepted = len(follow(row.draft, tokens))
+            for place in range(min(accepted, self.most)):
+                self._judge(place, True)
+            if accepted < min(len(row.draft), len(tokens), self.most):
+                self._judge(accepted, False)
 
     def _judge(self, place: int, is_accepted: bool) -> None:
         self._accepted[place] += is_accepted

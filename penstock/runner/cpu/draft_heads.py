@@ -10,6 +10,7 @@ import torch
 from penstock.draft.net.net import DraftHeads
 from penstock.engine.plan import Output, Plan, RowResult
 from penstock.ops import argmax
+from penstock.runner.cpu.draft_branches import BranchMaker
 from penstock.runner.cpu.draft_lines import Line, LineDrafter, NetRow
 from penstock.runner.cpu.runner import MAX_TAPED_TOKENS, Runner, StepOutput, use_torch
 from penstock.runner.cpu.tapes import Tapes
@@ -22,8 +23,9 @@ class HeadsDrafter(LineDrafter):
     taps: tuple[int, ...] = ()
     reads_hidden = False
 
-    def __init__(self, runner: Runner, heads: DraftHeads) -> None:
+    def __init__(self, runner: Runner, heads: DraftHeads, tree: bool = False) -> None:
         super().__init__(runner, heads.name, heads.target_ids)
+        self._branches = BranchMaker(self.lines) if tree else None
         self.heads = heads
         self.tapes: Tapes[StepOutput] = Tapes()
         self._hidden = torch.zeros(MAX_TAPED_TOKENS, runner.model.spec.width)
@@ -51,7 +53,7 @@ class HeadsDrafter(LineDrafter):
             is_sample = row.output is Output.SAMPLE
             end += (1 + len(row.draft) if is_sample else 0) if is_cut else row.count
             assert isinstance(device.net, NetRow)
-            ahead = min(plan.ahead, self.heads.num_heads)
+            ahead = plan.ahead if self._branches else min(plan.ahead, self.heads.num_heads)
             line = self.lines.begin(row, device, device.net, result, ahead) if is_sample else None
             if line is not None:
                 lines.append(line)
@@ -61,13 +63,35 @@ class HeadsDrafter(LineDrafter):
             return
         with use_torch():
             self._hidden[: len(going)] = computed.hidden[torch.tensor([at[i] for i in going])]
+        min_chance = plan.min_chance or 0.0
+        if self._branches is not None:
+            self._branch_out(self._branches, [lines[i] for i in going], min_chance)
+            return
         while going:
-            count = min(len(lines), MAX_TAPED_TOKENS)
-            out = self.tapes.run((count, place), partial(self._forward, count, place))
-            assert out.argmax is not None
-            likeliest, min_chance = out.argmax.tolist(), plan.min_chance or 0.0
+            out, likeliest = self._run(len(lines), place)
             going = [i for i in going if self.lines.extend(lines[i], out.values[i], likeliest[i], min_chance)]
             place += 1
+
+    def _branch_out(self, branches: BranchMaker, lines: Sequence[Line], min_chance: float) -> None:
+        """Grow trees: a head's logits are the same for all nodes of its level."""
+        levels: list[list[int]] = [[-1] for _ in lines]
+        for place in range(self.heads.num_heads):
+            if not any(levels):
+                break
+            out, likeliest = self._run(len(lines), place)
+            for i, line in enumerate(lines):
+                since = len(line.drafts)
+                for node in levels[i]:
+                    branches.grow(line, node, out.values[i], likeliest[i])
+                levels[i] = branches.choose(line, since, min_chance, line.most)
+        branches.finish(lines, min_chance)
+
+    def _run(self, num_lines: int, place: int) -> tuple[StepOutput, list[int]]:
+        """Compute a head's logits, and the likeliest token of each line."""
+        count = min(num_lines, MAX_TAPED_TOKENS)
+        out = self.tapes.run((count, place), partial(self._forward, count, place))
+        assert out.argmax is not None
+        return out, out.argmax.tolist()
 
     def _forward(self, count: int, place: int) -> StepOutput:
         with use_torch():

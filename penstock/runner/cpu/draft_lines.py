@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.draft.acceptance import Acceptance, Share
 from penstock.draft.drafters import MAX_ROW_JUDGED, ROW_WEIGHT
+from penstock.engine.draft_tree import compute_path_chances
 from penstock.engine.plan import Draft, Plan, Row, RowResult
 from penstock.runner.cpu.runner import Runner, StepOutput
 from penstock.runner.rows import RunningRow
@@ -32,7 +33,7 @@ class NetRow:
     drafted: int = 0
     marked: int = 0  # positions whose blocks are known to be filled
     ahead: list[int] = field(default_factory=list)
-    pending: list[tuple[int, int]] = field(default_factory=list)  # tokens and grades of the last line, not judged yet
+    pending: list[tuple[int, int, int]] = field(default_factory=list)  # the last draft: token, grade, parent of each
     at: int = 0  # position of its first token
     share: Share = field(default_factory=Share)
     drawn_from: list[Array] = field(default_factory=list)  # with rejection sampling: probabilities [V] at each place
@@ -45,18 +46,25 @@ class Judge:
         self.name, self._acceptance = name, acceptance
 
     def estimate(self, own: NetRow, grade: int, place: int) -> float:
-        chance = self._acceptance.chance(self.name, grade, place, (grade + 0.5) / NUM_GRADES)
-        return own.share.estimate(chance, ROW_WEIGHT)
+        """Estimate a token's chance. A grade from NUM_GRADES on is of a node's further children."""
+        prior = (grade % NUM_GRADES + 0.5) / NUM_GRADES
+        chance = self._acceptance.chance(self.name, grade, place, prior)
+        return own.share.estimate(chance, ROW_WEIGHT) if grade < NUM_GRADES else chance
 
     def judge(self, own: NetRow, tokens: Sequence[int]) -> None:
-        """Compare the last line with the tokens that have come since, whether or not it was verified."""
-        for place, (token, grade) in enumerate(own.pending):
-            if own.at + place >= len(tokens):
-                break
-            is_right = tokens[own.at + place] == token
-            self._acceptance.add(self.name, grade, place, is_right)
-            own.share.add(is_right, MAX_ROW_JUDGED)
-            if not is_right:
+        """Compare the last draft with the tokens that have come since, whether or not it was verified."""
+        parent: int | None = -1
+        for place, come in enumerate(tokens[own.at :] if own.pending else ()):
+            children = [i for i, (_, _, above) in enumerate(own.pending) if above == parent]
+            parent = None
+            for i in children:
+                token, grade, _ = own.pending[i]
+                is_right = token == come
+                self._acceptance.add(self.name, grade, place, is_right)
+                if grade < NUM_GRADES:
+                    own.share.add(is_right, MAX_ROW_JUDGED)
+                parent = i if is_right else parent
+            if parent is None:
                 break
         own.pending = []
 
@@ -74,6 +82,9 @@ class Line:
     drafts: list[Draft] = field(default_factory=list)
     path: float = 1.0
     worth: float = 0.0  # tokens expected of it
+    paths: list[float] = field(default_factory=list)  # of a tree: each node's chance with all before it
+    mus: list[float | None] = field(default_factory=list)  # of a tree: mirostat's state after each node
+    computed: list[int] = field(default_factory=list)  # of a tree: the nodes that the model has read, in its order
 
 
 def count_wanted(state: RowState, result: RowResult, ahead: int) -> int:
@@ -103,35 +114,45 @@ class LineMaker:
         self.judge.judge(own, state.tokens)
         own.drawn_from = []
         most = count_wanted(state, result, ahead) if device.drafts is not None else 0
-        if not most or result.draft and _sum_paths(result.draft) >= self.mean_worth:
+        if not most or result.draft and sum(compute_path_chances(result.draft)) >= self.mean_worth:
             return None
         return Line(row, device, own, result, most, len(state.tokens))
 
     def extend(self, line: Line, logits: Array, likeliest: int, min_chance: float) -> bool:
         """Draw the line's next token from logits [V]; False if the line ends here."""
         state, place = line.device.state, len(line.drafts)
-        if self._target_ids is not None:
-            whole = np.full(self._vocab_size, -np.inf, dtype=np.float32)
-            shared = self._target_ids >= 0
-            whole[self._target_ids[shared]] = logits[shared]
-            logits, likeliest = whole, int(whole.argmax())
-        drawn = self._draw(line, logits, likeliest)
+        logits, likeliest = self.map_logits(logits, likeliest)
+        drawn = self.draw(line, logits, likeliest)
         if drawn is None or not np.isfinite(logits[drawn[0]]):
             return False
         grade = FIXED_GRADE
         if not self.rejects:
-            grade = min(NUM_GRADES - 1, int(NUM_GRADES * self._sampler.probability(logits, likeliest, drawn[0])))
+            share = self.find_shares(logits, likeliest, [drawn[0]])[drawn[0]]
+            grade = min(NUM_GRADES - 1, int(NUM_GRADES * share))
         chance = self.judge.estimate(line.own, grade, place)
         line.path *= chance
         if line.path < min_chance:
             return False
         line.worth += line.path
-        line.own.pending.append((drawn[0], grade))
+        line.own.pending.append((drawn[0], grade, place - 1))
         line.drafts.append(Draft(drawn[0], place - 1, chance, self.judge.name))
         state.append(*drawn)
         return len(line.drafts) < line.most and not state.is_finished and not state.has_stopped
 
-    def _draw(self, line: Line, logits: Array, likeliest: int) -> tuple[int, float | None] | None:
+    def map_logits(self, logits: Array, likeliest: int) -> tuple[Array, int]:
+        """Give logits the target's ids."""
+        if self._target_ids is None:
+            return logits, likeliest
+        whole = np.full(self._vocab_size, -np.inf, dtype=np.float32)
+        shared = self._target_ids >= 0
+        whole[self._target_ids[shared]] = logits[shared]
+        return whole, int(whole.argmax())
+
+    def find_shares(self, logits: Array, likeliest: int, tokens: Sequence[int]) -> dict[int, float]:
+        """Return the share of each of `tokens` in the softmax of logits [V]."""
+        return self._sampler.probabilities(logits, likeliest, tokens)
+
+    def draw(self, line: Line, logits: Array, likeliest: int) -> tuple[int, float | None] | None:
         state = line.device.state
         if state.chooser is Chooser.ARGMAX:
             return likeliest, None
@@ -149,7 +170,7 @@ class LineMaker:
         own, state = device.net, device.state
         if not self.rejects or not row.draft or own.at != len(state.tokens) or len(own.drawn_from) < len(row.draft):
             return None
-        if any(draft.token != token for draft, (token, _) in zip(row.draft, own.pending)):
+        if any(draft.token != token for draft, (token, _, _) in zip(row.draft, own.pending)):
             return None
         return verify_by_rejection(logits, state, row.draft, own.drawn_from)
 
@@ -161,14 +182,6 @@ class LineMaker:
             self.mean_worth += WORTH_STEP * (line.worth - self.mean_worth)
             if line.drafts:
                 line.result.draft = tuple(line.drafts)
-
-
-def _sum_paths(drafts: Sequence[Draft]) -> float:
-    total, path = 0.0, 1.0
-    for draft in drafts:
-        path *= draft.chance
-        total += path
-    return total
 
 
 class LineDrafter:
@@ -189,6 +202,8 @@ class LineDrafter:
             self.fill(plan, rows, computed, results, lines)
         except Exception:
             self._has_failed = True
+            for line in lines:
+                line.drafts = []
             _log.exception("the %s drafter failed; answers go on without its drafts", self.lines.judge.name)
         finally:
             self.lines.end(lines)

@@ -15,6 +15,7 @@ from penstock.cache.group import Group
 from penstock.draft.net.net import DraftNet
 from penstock.engine.plan import Draft, Output, Plan, Row, RowResult
 from penstock.ops import argmax
+from penstock.runner.cpu.draft_branches import BranchMaker
 from penstock.runner.cpu.draft_lines import Line, LineDrafter, NetRow
 from penstock.runner.cpu.runner import MAX_TAPED_TOKENS, Buffers, Runner, Shape, StepOutput, use_torch
 from penstock.runner.cpu.tapes import Tapes
@@ -71,8 +72,9 @@ class ComputedBlocks:
 class NetDrafter(LineDrafter):
     """Runs a model that drafts one token after the other."""
 
-    def __init__(self, runner: Runner, net: DraftNet) -> None:
+    def __init__(self, runner: Runner, net: DraftNet, tree: bool = False) -> None:
         super().__init__(runner, net.name, net.target_ids)
+        self._branches = BranchMaker(self.lines) if tree else None
         self.net, self._runner = net, runner
         self.taps, self.reads_hidden = net.taps, net.shift > 0 and not net.taps
         self.tapes: Tapes[StepOutput] = Tapes()
@@ -207,6 +209,9 @@ class NetDrafter(LineDrafter):
 
     def _go_ahead(self, plan: Plan, lines: Sequence[Line], out: StepOutput, at: Sequence[int]) -> None:
         """Draw a token for each line, then compute it for those that go on."""
+        if self._branches is not None:
+            self._branch_out(self._branches, plan, lines, out, at)
+            return
         going = list(lines)
         while going:
             assert out.argmax is not None
@@ -225,6 +230,46 @@ class NetDrafter(LineDrafter):
             step = Plan(plan.number, tuple(self._make_ahead_row(line) for line in going))
             at = range(len(going))
             out = self._run(step, [line.device for line in going], at, features, "go ahead")
+
+    def _branch_out(
+        self, branches: BranchMaker, plan: Plan, lines: Sequence[Line], out: StepOutput, at: Sequence[int]
+    ) -> None:
+        """Grow a tree for each line, level by level; `at` are the tokens of `out` that have logits."""
+        min_chance = plan.min_chance or 0.0
+        level = [(line, [-1]) for line in lines]
+        while level:
+            assert out.argmax is not None
+            likeliest, logits = out.argmax.tolist(), iter(range(len(at)))
+            following: list[tuple[Line, list[int]]] = []
+            parents: list[int] = []  # for each node to be computed, its parent's token in `out`
+            for line, nodes in level:
+                since, rows = len(line.drafts), {}
+                for node in nodes:
+                    rows[node] = i = next(logits)
+                    branches.grow(line, node, out.values[i], likeliest[i])
+                chosen = branches.choose(line, since, min_chance, line.most - 1 - len(line.computed))
+                if chosen:
+                    following.append((line, chosen))
+                    parents += [at[rows[line.drafts[node].parent]] for node in chosen]
+            level = following
+            if not level:
+                break
+            features = None
+            if self.net.shift:
+                with use_torch():
+                    features = [out.hidden[torch.tensor(parents)]]
+            step = Plan(plan.number, tuple(self._make_level_row(line, nodes) for line, nodes in level))
+            at = range(step.num_tokens)
+            out = self._run(step, [line.device for line, _ in level], at, features, "go ahead")
+        branches.finish(lines, min_chance)
+
+    def _make_level_row(self, line: Line, nodes: Sequence[int]) -> Row:
+        """Make a row of new nodes of a line's tree; those before them have been computed."""
+        start = line.length - self.net.shift + len(line.computed)
+        line.computed += nodes
+        index = {-1: -1} | {node: i for i, node in enumerate(line.computed)}
+        draft = tuple(Draft(line.drafts[node].token, index[line.drafts[node].parent]) for node in line.computed)
+        return Row(line.row.row, start, len(nodes), Output.SAMPLE, draft=draft)
 
     def _make_ahead_row(self, line: Line) -> Row:
         token = line.drafts[-1].token

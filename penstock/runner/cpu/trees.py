@@ -44,7 +44,8 @@ class TreeBuffers:
                 continue
             begin = row.start + row.count - len(row.draft)
             self.begins[s] = begin
-            for t, path in enumerate(find_paths(row.draft), start=first - len(row.draft)):
+            paths = find_paths(row.draft)[-row.count :]
+            for t, path in enumerate(paths, start=first - len(paths)):
                 positions[t] = begin + len(path) - 1
                 self.nodes[t, : len(path)] = path
 
