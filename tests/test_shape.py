@@ -110,6 +110,10 @@ ADDED_FLAGS: dict[str, str] = {
         for command in "bench latency,bench speculation,bench throughput,chat,perplexity,run,run-batch,serve".split(",")
     },
     **{
+        f"serve --{flag}": "adapters, their number and their rank are limits of memory, and vLLM's flags"
+        for flag in ("enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras")
+    },
+    **{
         f"bench speculation {flag}": "the command takes what the other benchmarks take"
         for flag in f"{ENGINE_FLAGS} --json --repetitions --skip-tokenizer-init --speculative-config".split()
     },

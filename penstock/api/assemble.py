@@ -36,7 +36,9 @@ from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
+from penstock.passes.adapt import LoraTable
 from penstock.passes.load import load_lowered
+from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.memory import BlockMemory
 from penstock.sampling.grammar.compiler import GrammarCompiler
@@ -123,7 +125,8 @@ def assemble(
         applied = list_static(settings, stored, packed_share(checkpoint), not spec.is_encoder)
         tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
         cpu.set_num_threads(settings.threads)
-        loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress)
+        loras = LoraTable(spec, settings.max_loras) if settings.enable_lora else None
+        loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress, loras)
     finally:
         if checkpoint:
             checkpoint.close()
@@ -136,7 +139,7 @@ def assemble(
         settings,
         generation,
         made,
-        _engine(loaded, settings, grammars, ahead, others, draft),
+        _engine(loaded, settings, grammars, ahead, others, draft, loras),
         stored,
         checkpoint.num_bytes if checkpoint else 0,
         grammars,
@@ -208,6 +211,7 @@ def _load(
     settings: Resolved,
     device: torch.device,
     progress: Progress | None = None,
+    loras: LoraTable | None = None,
 ) -> Decoder | Encoder:
     return load_lowered(
         checkpoint,
@@ -219,6 +223,7 @@ def _load(
         progress=progress,
         device=device,
         exact=settings.deterministic,
+        loras=loras,
     )
 
 
@@ -310,6 +315,7 @@ def _engine(
     ahead: AheadCompiler | None,
     others: Sequence[Drafter] = (),
     draft: DraftPart | None = None,
+    loras: LoraTable | None = None,
 ) -> Engine:
     """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
     if draft is not None:
@@ -330,8 +336,11 @@ def _engine(
         prompt_cap=_prompt_cap(settings),
         exact_starts=settings.device != "cpu" and drafters is not None,
     )
+    if loras is not None:
+        scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras)
     if settings.device == "cpu":
-        on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else ())
+        bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
+        on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank)
         if draft is not None:
             draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
         return Engine(scheduler, on_cpu)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from penstock.api.assemble import assemble
+from penstock.api.prompts import AnyLora
 from penstock.api.service import Service
 from penstock.api.vllm.porting import check_task, port_options
 from penstock.config import EngineConfig
@@ -63,12 +64,14 @@ class _Loop(threading.Thread):
         self._streams: set[AsyncStream] = set()
         self._ended: str | None = None  # the reason, once no more steps will run
 
-    def open(self, stream: AsyncStream, encoded: Encoded, params: SamplingParams | None, priority: int) -> None:
+    def open(
+        self, stream: AsyncStream, encoded: Encoded, params: SamplingParams | None, priority: int, lora: AnyLora
+    ) -> None:
         with self._lock:
             if self._ended:
                 raise PenstockError(self._ended)
             self._streams.add(stream)
-        self._calls.put(lambda: self._submit(stream, encoded, params, priority))
+        self._calls.put(lambda: self._submit(stream, encoded, params, priority, lora))
 
     def abort(self, stream: AsyncStream) -> None:
         """Abort a stream; its blocks are free once the present step ends."""
@@ -110,11 +113,13 @@ class _Loop(threading.Thread):
             call()
         return True
 
-    def _submit(self, stream: AsyncStream, encoded: Encoded, params: SamplingParams | None, priority: int) -> None:
+    def _submit(
+        self, stream: AsyncStream, encoded: Encoded, params: SamplingParams | None, priority: int, lora: AnyLora
+    ) -> None:
         if stream not in self._streams:
             return
         try:
-            collector = self._service.submit(encoded, params, priority=priority)
+            collector = self._service.submit(encoded, params, priority=priority, lora=lora)
         except Exception as error:  # one bad request must not end the others
             stream.push(
                 error
@@ -151,6 +156,7 @@ class AsyncLLM:
         except PenstockError:
             service.close()
             raise
+        service.loras.is_lazy = True
         self._service = service
         self._thread = _Loop(service)
         self._thread.start()
@@ -165,16 +171,30 @@ class AsyncLLM:
         return self._service.default_params.clone()
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        lora_request: AnyLora = None,
     ) -> AsyncGenerator[StreamDelta, None]:
         """Yield the answers' deltas. Leaving the loop early, or cancellation, aborts the request."""
-        return self._stream(lambda cut: self._service.intake.encode(prompt, cut=cut), sampling_params, priority)
+        return self._stream(
+            lambda cut: self._service.intake.encode(prompt, cut=cut), sampling_params, priority, lora=lora_request
+        )
 
     def follow(
-        self, stream: AsyncStream, prompt: Prompt, sampling_params: SamplingParams | None, priority: int
+        self,
+        stream: AsyncStream,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None,
+        priority: int,
+        lora_request: AnyLora = None,
     ) -> AsyncGenerator[StreamDelta, None]:
         """Like `generate`, over the caller's own stream, which can be aborted."""
-        return self._stream(lambda cut: self._service.intake.encode(prompt, cut=cut), sampling_params, priority, stream)
+        return self._stream(
+            lambda cut: self._service.intake.encode(prompt, cut=cut), sampling_params, priority, stream, lora_request
+        )
 
     def abort(self, stream: AsyncStream) -> None:
         """End a request; the reader of its deltas gets a last one with finish_reason="abort"."""
@@ -182,11 +202,19 @@ class AsyncLLM:
         stream.push(StreamDelta("", 0, "", (), finish_reason="abort"))
 
     def chat(
-        self, messages: Messages, sampling_params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        lora_request: AnyLora = None,
     ) -> AsyncGenerator[StreamDelta, None]:
         """Like `generate`, for a conversation."""
         return self._stream(
-            lambda cut: self._service.intake.encode_messages(messages, cut=cut), sampling_params, priority
+            lambda cut: self._service.intake.encode_messages(messages, cut=cut),
+            sampling_params,
+            priority,
+            lora=lora_request,
         )
 
     async def _stream(
@@ -195,6 +223,7 @@ class AsyncLLM:
         params: SamplingParams | None,
         priority: int,
         stream: AsyncStream | None = None,
+        lora: AnyLora = None,
     ) -> AsyncGenerator[StreamDelta, None]:
         params = self._service.streamable(params)
         encoded = encode(params is not None and params.truncate_prompt_tokens is not None)
@@ -202,7 +231,7 @@ class AsyncLLM:
         if params is not None and (params.structured_outputs is not None or params.has_dry):
             # Compiled here, so that the engine thread finds it done.
             stream.held = await asyncio.to_thread(self._service.intake.prepare, params, len(encoded.tokens))
-        self._thread.open(stream, encoded, params, priority)
+        self._thread.open(stream, encoded, params, priority, lora)
         num_open = (params or self._service.default_params).n
         try:
             while num_open:

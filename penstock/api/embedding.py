@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.api.prompts import cuts
+from penstock.api.prompts import AnyLora, cuts, spread_loras
 from penstock.api.service import Batch, Service, UseTqdm
 from penstock.errors import InvalidRequest
 from penstock.outputs import PoolingOutput, PoolingRequestOutput, ScoringOutput, ScoringRequestOutput
@@ -14,7 +14,11 @@ from penstock.types.output import cosine
 
 
 def embed(
-    service: Service, prompts: Sequence[Prompt], use_tqdm: UseTqdm = True, truncate_prompt_tokens: int | None = None
+    service: Service,
+    prompts: Sequence[Prompt],
+    use_tqdm: UseTqdm = True,
+    truncate_prompt_tokens: int | None = None,
+    lora_request: AnyLora | Sequence[AnyLora] = None,
 ) -> list[EmbeddingRequestOutput]:
     """Return one vector per prompt. `truncate_prompt_tokens` keeps a prompt's beginning."""
     params = SamplingParams(truncate_prompt_tokens=truncate_prompt_tokens)
@@ -22,7 +26,8 @@ def embed(
     encoded = [intake.encode(prompt, cut=cuts(params)) for prompt in prompts]
     if truncate_prompt_tokens is not None:
         encoded = [intake.keep_beginning(one, truncate_prompt_tokens) for one in encoded]
-    batch = Batch(service, encoded, [params] * len(encoded), pool=True)
+    loras = spread_loras(lora_request, len(encoded))
+    batch = Batch(service, encoded, [params] * len(encoded), pool=True, loras=loras)
     batch.finish(use_tqdm)
     batch.raise_failure()
     return [
@@ -46,11 +51,12 @@ def score(
     second: Sequence[Prompt],
     use_tqdm: UseTqdm = True,
     truncate_prompt_tokens: int | None = None,
+    lora_request: AnyLora = None,
 ) -> list[ScoringRequestOutput]:
     """Return the cosine similarity of each pair; one `first` is paired with each of `second`."""
     if not first or not second or len(first) not in (1, len(second)):
         raise InvalidRequest(f"{len(first)} texts came with {len(second)} to compare them with: give one, or as many")
-    vectors = embed(service, [*first, *second], use_tqdm, truncate_prompt_tokens)
+    vectors = embed(service, [*first, *second], use_tqdm, truncate_prompt_tokens, lora_request)
     ones, twos = vectors[: len(first)], vectors[len(first) :]
     return [_pair(ones[index % len(ones)], two) for index, two in enumerate(twos)]
 

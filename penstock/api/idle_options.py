@@ -31,6 +31,10 @@ def find_idle(config: EngineConfig, device: str, packed: float, has_cache: bool 
             idle["activation_dtype"] = "a GPU's matmuls take 16-bit activations"
         elif not stays_packed and not config.quantization:
             idle["activation_dtype"] = "no matrix is quantized"
+    if not config.enable_lora:
+        for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
+            if getattr(config, name) != getattr(EngineConfig, name):
+                idle[name] = "enable_lora is off"
     if not has_cache and config.tpot_slo_ms is not None:
         idle["tpot_slo_ms"] = "the model makes embeddings"
     if not has_cache and config.kv_cache_dtype != "auto":

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.api import embedding
 from penstock.api.assemble import assemble
 from penstock.api.prompts import (
+    AnyLora,
     Params,
     check_content_format,
     cuts,
     list_conversations,
     list_params,
     list_prompts,
-    refuse_lora,
+    spread_loras,
     template_values,
 )
 from penstock.api.service import Batch, Service, UseTqdm
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from penstock.api.vllm.porting import EngineArgs
     from penstock.outputs import PoolingRequestOutput, ScoringRequestOutput
     from penstock.text.pretrained import PretrainedTokenizer
+
+Loras = AnyLora | Sequence[AnyLora]  # for all prompts, or for each
 
 
 class LLM:
@@ -125,7 +128,7 @@ class LLM:
         *,
         prompt_token_ids: Sequence[Any] | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: Loras = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt: a string, a list of token ids, or {"prompt_token_ids": …}.
@@ -133,11 +136,10 @@ class LLM:
         A request that fails has finish_reason="error" and does not affect the others; if all fail, the reason is
         raised.
         """
-        refuse_lora(lora_request)
         items = list_prompts(prompts, prompt_token_ids)
         params = list_params(sampling_params, len(items))
         encoded = (self.service.intake.encode(item, cut=cuts(one)) for item, one in zip(items, params))
-        return self._run(encoded, params, use_tqdm, priority)
+        return self._run(encoded, params, use_tqdm, priority, lora_request)
 
     def chat(
         self,
@@ -148,13 +150,12 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        lora_request: None = None,
+        lora_request: Loras = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several, through the model's chat template or the given one."""
-        refuse_lora(lora_request)
         conversations = list_conversations(messages)
         check_content_format(chat_template_content_format, conversations)
         params = list_params(sampling_params, len(conversations))
@@ -168,22 +169,22 @@ class LLM:
             self.service.intake.encode_messages(conversation, values, cut=cuts(one), template=chat_template)
             for conversation, one in zip(conversations, params)
         )
-        return self._run(encoded, params, use_tqdm, None)
+        return self._run(encoded, params, use_tqdm, None, lora_request)
 
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
         *,
-        lora_request: None = None,
+        lora_request: Loras = None,
         use_tqdm: UseTqdm = False,
     ) -> list[BeamSearchOutput]:
         """Return the `beam_width` best continuations of each prompt, best first."""
-        refuse_lora(lora_request)
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequest(f"params of type {type(params).__name__} are not supported: give BeamSearchParams")
         encoded = [self.service.intake.encode(prompt) for prompt in list_prompts(prompts)]
-        batch = Batch(self.service, encoded, [params] * len(encoded))
+        loras = spread_loras(lora_request, len(encoded))
+        batch = Batch(self.service, encoded, [params] * len(encoded), loras=loras)
         batch.finish(use_tqdm)
         batch.raise_failure()
         return [
@@ -205,12 +206,11 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: Loras = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return one vector per prompt from an embedding model. `truncate_prompt_tokens` keeps a prompt's beginning."""
-        refuse_lora(lora_request)
-        return embedding.embed(self.service, list_prompts(prompts), use_tqdm, truncate_prompt_tokens)
+        return embedding.embed(self.service, list_prompts(prompts), use_tqdm, truncate_prompt_tokens, lora_request)
 
     def encode(
         self,
@@ -218,7 +218,7 @@ class LLM:
         *,
         pooling_task: str | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: Loras = None,
     ) -> list[PoolingRequestOutput]:
         """Like `embed`, with the vectors as tensors."""
         if pooling_task not in (None, "embed"):
@@ -231,16 +231,17 @@ class LLM:
         data_2: Prompt | Sequence[Prompt],
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: AnyLora = None,
         truncate_prompt_tokens: int | None = None,
     ) -> list[ScoringRequestOutput]:
         """Return the cosine similarity of two texts, of one and several, or of several pairs, by an embedding model."""
-        refuse_lora(lora_request)
         return embedding.score(
-            self.service, list_prompts(data_1), list_prompts(data_2), use_tqdm, truncate_prompt_tokens
+            self.service, list_prompts(data_1), list_prompts(data_2), use_tqdm, truncate_prompt_tokens, lora_request
         )
 
-    def stream(self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None) -> Iterator[StreamDelta]:
+    def stream(
+        self, prompt: Prompt | Messages, sampling_params: SamplingParams | None = None, *, lora_request: AnyLora = None
+    ) -> Iterator[StreamDelta]:
         """Yield each answer's new text as it is generated. Closing the iterator aborts the request."""
         params = self.service.streamable(sampling_params)
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
@@ -251,7 +252,7 @@ class LLM:
         collector = None
         try:
             with held_interrupts():
-                collector = self.service.submit(encoded, params)
+                collector = self.service.submit(encoded, params, lora=lora_request)
             collector.listener = items.append
             while items or not collector.finished:
                 if not items:
@@ -270,8 +271,10 @@ class LLM:
         params: Sequence[SamplingParams | None],
         use_tqdm: UseTqdm,
         priority: Sequence[int] | None,
+        lora_request: Loras,
     ) -> list[RequestOutput]:
-        batch = Batch(self.service, encoded, params, priority)
+        loras = spread_loras(lora_request, len(params))
+        batch = Batch(self.service, encoded, params, priority, loras=loras)
         batch.finish(use_tqdm)
         if all(collector.failed for collector in batch.collectors):
             batch.raise_failure()

@@ -7,10 +7,12 @@ from typing import Any
 
 from penstock.errors import InvalidRequest, quote
 from penstock.text.prompt_encoder import Messages, Prompt
-from penstock.types import SamplingParams
+from penstock.types import LoRARequest, SamplingParams
+from penstock.types.lora import MAX_LORAS
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 Params = SamplingParams | Sequence[SamplingParams] | None
+AnyLora = LoRARequest | Sequence[LoRARequest] | None  # several are summed
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt] | None, token_ids: Sequence[Any] | None = None) -> list[Prompt]:
@@ -81,8 +83,26 @@ def cuts(params: SamplingParams | None) -> bool:
     return params is not None and params.truncate_prompt_tokens is not None
 
 
-def refuse_lora(lora_request: object) -> None:
-    if lora_request is not None:
+def list_loras(asked: AnyLora) -> list[LoRARequest]:
+    """Return the adapters of one request as a list, or refuse them."""
+    loras = [asked] if isinstance(asked, LoRARequest) else list(asked) if isinstance(asked, list | tuple) else [None]
+    if not all(isinstance(one, LoRARequest) for one in loras):
         raise InvalidRequest(
-            "lora_request is not supported: there are no adapters yet; merge it into the weights, and leave it out"
+            f"lora_request of type {type(asked).__name__} is not supported: give a LoRARequest, or a list of those"
         )
+    if len(loras) > MAX_LORAS or len({one.lora_name for one in loras if one}) < len(loras):
+        raise InvalidRequest(f"lora_request sums {len(loras)} adapters: name at most {MAX_LORAS}, each once")
+    return [one for one in loras if one is not None]
+
+
+def spread_loras(asked: AnyLora | Sequence[AnyLora], num_prompts: int) -> list[AnyLora]:
+    """Return what each prompt asked for: one for all, or a list with one, None or a list for each."""
+    if asked is None or isinstance(asked, LoRARequest):
+        return [asked] * num_prompts
+    if not isinstance(asked, list | tuple) or len(asked) != num_prompts:
+        many = f"{len(asked)} of them" if isinstance(asked, list | tuple) else f"of type {type(asked).__name__}"
+        raise InvalidRequest(
+            f"lora_request {many} is not supported with {num_prompts} prompts: give one LoRARequest, or a list with "
+            "one, None or a list of those to sum for each prompt"
+        )
+    return list(asked)

@@ -5,20 +5,55 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.api.assemble import Assembly
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.api.prompts import AnyLora, list_loras
+from penstock.engine.engine import Engine
+from penstock.engine.executor import LoadLora
+from penstock.errors import InvalidRequest, PenstockError, quote
 from penstock.host.interrupts import held_interrupts, watched_interrupts
 from penstock.host.progress import counting_bar
+from penstock.models.lora import fingerprint
 from penstock.text.answers import Collector
 from penstock.text.chat.reasoning import detect_kind, prompt_block
 from penstock.text.intake import Intake
 from penstock.text.prompt_encoder import Encoded
-from penstock.types import BeamSearchParams, ReasoningBlock, RequestMetrics, SamplingParams
+from penstock.types import BeamSearchParams, LoRARequest, LoraUse, ReasoningBlock, RequestMetrics, SamplingParams
 
 if TYPE_CHECKING:
     from penstock.engine.plan import Plan
+
+
+class LoraNumbers:
+    """Numbers the adapters that were asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.is_lazy = False  # read adapters when their requests are scheduled, beside the steps of others
+        self._numbers: dict[tuple[str, int, str], int] = {}
+        self._next = count(1)
+
+    def resolve(self, asked: AnyLora) -> tuple[LoraUse, ...]:
+        """Return the adapters of a request; raises InvalidModel or InvalidRequest for one that cannot be used."""
+        if asked is None:
+            return ()
+        loras = list_loras(asked)
+        return tuple(LoraUse(one.lora_name, self._find(one), float(one.scale)) for one in loras if one.scale != 0)
+
+    def _find(self, lora: LoRARequest) -> int:
+        key = lora.lora_name, lora.lora_int_id, lora.lora_path
+        number = self._numbers.get(key)
+        if number is None:
+            number = next(self._next)
+            seen = fingerprint(Path(lora.lora_path)) if self.is_lazy else ""
+            answer = self._engine.control(LoadLora(number, lora.lora_path, seen))
+            if answer.error is not None:
+                raise InvalidRequest(f"lora_request {quote(lora.lora_name)}: {answer.error}")
+            self._numbers[key] = number
+        return number
 
 
 EPOCH_S = time.time() - time.monotonic()  # monotonic, so that intervals survive clock changes
@@ -41,6 +76,7 @@ class Service:
             parse_special=settings.parse_special_tokens,
         )
         self.collectors: dict[str, Collector] = {}
+        self.loras = LoraNumbers(assembly.engine)
         self.engine.watch = self._note_start
 
     @property
@@ -74,6 +110,7 @@ class Service:
         *,
         priority: int = 0,
         pool: bool = False,
+        lora: AnyLora = None,
     ) -> Collector:
         """Queue a prompt, with the model's defaults if `params` is None. `step` adds outputs to the collector."""
         if pool != self.assembly.spec.is_encoder:
@@ -87,7 +124,9 @@ class Service:
             )
         if params is None:
             params = self._params_for(len(encoded.tokens))
-        encoded = replace(encoded, reasoning=self._find_block(encoded, params))
+        encoded = replace(
+            encoded, reasoning=self._find_block(encoded, params), loras=self.loras.resolve(lora) or encoded.loras
+        )
         request = self.intake.request(encoded, params, priority=priority, pool=pool)
         self.engine.add(request)
         collector = Collector(request, encoded.prompt, self.tokenizer)
@@ -185,6 +224,7 @@ class Batch:
         params: Sequence[AnyParams],
         priority: Sequence[int] | None = None,
         pool: bool = False,
+        loras: Sequence[AnyLora] | None = None,
     ) -> None:
         """Submit all; a device may work on the first prompts while others are encoded."""
         self.collectors: list[Collector] = []
@@ -195,10 +235,11 @@ class Batch:
         num_tokens, started = 0, pool
         try:
             with watched_interrupts():
-                for one, own, rank in zip(encoded, params, priorities):
+                asked = [None] * len(params) if loras is None else loras
+                for one, own, rank, lora in zip(encoded, params, priorities, asked):
                     num_tokens += len(one.tokens)
                     with held_interrupts():
-                        self.collectors.append(service.submit(one, own, priority=rank, pool=pool))
+                        self.collectors.append(service.submit(one, own, priority=rank, pool=pool, lora=lora))
                         started = started or service.start_full(num_tokens)
         except BaseException:
             self._abort()

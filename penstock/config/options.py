@@ -191,6 +191,12 @@ class EngineConfig:
     speculative_config: str = option(
         AUTO, 'speculative decoding: auto, off, or JSON: {"method": "ngram", "num_speculative_tokens": 4}'
     )
+    enable_lora: bool = option(False, "serve LoRA adapters beside the model; needs a CPU")
+    max_loras: int = option(8, "different adapters, or sums of some, in one step", least=1, most=1024)
+    max_lora_rank: int = option(16, "largest rank of an adapter", least=1, most=4096)
+    max_cpu_loras: int | None = option(
+        None, "adapters in memory; others are read from disk when needed (default: max_loras)", least=1, most=65536
+    )
     threads: int | None = option(None, "CPU threads", least=1, most=256)
     generation_config: str = option(
         "auto",
@@ -206,6 +212,11 @@ class EngineConfig:
         if self.override_generation_config is not None:
             parse_override(self.override_generation_config)
         parse_speculation(self.speculative_config)
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise InvalidConfig(
+                f"max_cpu_loras={self.max_cpu_loras} is under max_loras={self.max_loras}: those of a step are in "
+                "memory too; raise it, or lower max_loras"
+            )
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

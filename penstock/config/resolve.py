@@ -79,6 +79,7 @@ class Resolved(EngineConfig):
     max_num_batched_tokens: int
     kv_cache_tokens: int
     threads: int
+    max_cpu_loras: int
     settings: tuple[Setting, ...]
     caps_prompts: bool = False  # beside decode rows, by measured step costs
 
@@ -242,6 +243,15 @@ def _why_no_drafts(config: EngineConfig, facts: Facts, gpu: GpuFacts | None) -> 
     return reason
 
 
+def _loras(config: EngineConfig, gpu: GpuFacts | None) -> dict[str, tuple[Any, str]]:
+    if config.enable_lora and gpu is not None:
+        raise InvalidConfig(
+            f"enable_lora=True needs a CPU, and this is {gpu.name}: set device=cpu, or merge the adapter into the "
+            "model (penstock merge)"
+        )
+    return {} if config.max_cpu_loras else {"max_cpu_loras": (config.max_loras, "as many as in one step")}
+
+
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
     device = _device(config, facts)
@@ -290,7 +300,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     if (why := _why_no_drafts(config, facts, gpu)) is not None:
         derived["speculative_config"] = OFF, why
     caps_prompts, aims = _aims(config, facts, gpu)
-    derived |= aims
+    derived |= aims | _loras(config, gpu)
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     values = {option.name: getattr(config, option.name) for option in fields(config)}

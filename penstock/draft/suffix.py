@@ -12,7 +12,7 @@ from penstock.sampling.row import RowState
 MAX_TOKENS = 250_000  # of all earlier answers; about 150 bytes each
 MAX_SCOPES = 256
 
-Scope = tuple[str, str]  # tenant and salt: answers are never drafts for another
+Scope = tuple[str, ...]  # tenant, salt and adapters: answers are never drafts for another
 
 
 class EarlierAnswers:
@@ -81,4 +81,4 @@ class SuffixDrafter:
 
 
 def _scope(state: RowState) -> Scope:
-    return state.request.tenant, state.request.salt
+    return state.request.tenant, state.request.salt, state.request.lora_key

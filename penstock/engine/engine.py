@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from penstock.engine.executor import Answer, Executor, Ticket
+from penstock.engine.executor import Answer, Awaited, DropLora, Executor, LoadLora, Ticket
+from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.types import Delta, Request
@@ -26,10 +27,15 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         scheduler.plan_trees(executor.verifies_trees)
+        self.loras.connect(executor.control)
         self.overlap = overlap
         self.prepare = prepare
         self.watch: Callable[[Plan], None] | None = None  # is told of each plan before it is started
         self._started: deque[tuple[Plan, Ticket[Result]]] = deque()
+
+    @property
+    def loras(self) -> LoraSlots:
+        return self.scheduler.roster.loras
 
     @property
     def has_work(self) -> bool:
@@ -55,20 +61,35 @@ class Engine:
             self._started.append((plan, self.executor.start(plan)))
         return plan is not None
 
+    def poll(self) -> list[Delta]:
+        """Take in the adapters that have been read; returns the ends of requests whose adapters could not be."""
+        return self.scheduler.poll_loras() if self.loras.is_loading else []
+
     def step(self) -> list[Delta]:
         """Start what can be started, then wait for the oldest plan and account for it."""
+        failed = self.poll()
         while len(self._started) <= self.overlap and self.start():
             pass
         if not self._started:
-            if self.scheduler.has_work:
+            if self.loras.is_loading and not failed and self.scheduler.has_work:
+                self.loras.wait()
+            elif self.scheduler.has_work and not failed:
                 raise RuntimeError("the scheduler has work but plans none of it")
-            return []
+            return failed
         plan, ticket = self._started.popleft()
-        return self.scheduler.commit(plan, ticket.result())
+        return failed + self.scheduler.commit(plan, ticket.result())
 
     def control(self, message: object) -> Answer:
-        """Have the executor obey a message after the plans started so far."""
-        return self.executor.control(message).result()
+        """Have a message obeyed after the plans started so far."""
+        answer = self.tell(message).result()
+        self.loras.poll()
+        return answer
+
+    def tell(self, message: object) -> Awaited[Answer]:
+        """As `control`, without waiting: adapters are read while steps go on."""
+        if isinstance(message, LoadLora):
+            return self.loras.load(message)
+        return self.loras.drop(message.number) if isinstance(message, DropLora) else self.executor.control(message)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and what runs now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from penstock.engine.plan import Plan, Result
 from penstock.errors import InvalidRequest
@@ -18,12 +18,29 @@ class Describe:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadLora:
+    """Read an adapter from a folder into host memory, under a number. With a fingerprint: only if its files are still
+    those. The answer tells the fingerprint, the rank and the bytes."""
+
+    number: int
+    path: str
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DropLora:
+    """Free an adapter that no running sequence uses."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     values: Values = field(default_factory=dict)
     error: str | None = None  # the message was refused
 
 
-MESSAGES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Describe,)}
+MESSAGES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Describe, LoadLora, DropLora)}
 
 
 def make_message(name: str, values: Mapping[str, Any]) -> Any:
@@ -53,6 +70,14 @@ class Ticket(Protocol[Out]):
         """Wait for the end. A step that failed is a result with `error` set."""
 
 
+class Awaited(Ticket[Out], Protocol[Out]):
+    """A ticket that can be asked."""
+
+    @property
+    def is_done(self) -> bool:
+        """True if `result` would not wait."""
+
+
 class Executor(Protocol):
     @property
     def verifies_trees(self) -> bool:
@@ -61,7 +86,7 @@ class Executor(Protocol):
     def start(self, plan: Plan) -> Ticket[Result]:
         """Begin a plan. Plans run in the order they were started."""
 
-    def control(self, message: object) -> Ticket[Answer]:
+    def control(self, message: object) -> Awaited[Answer]:
         """Obey a message of `engine.executor` after the plans started before it, or refuse it by name."""
 
     def close(self) -> None:
@@ -73,6 +98,7 @@ class Done(Generic[Out]):
     """The ticket of what ended as it was started."""
 
     outcome: Out
+    is_done: ClassVar[bool] = True
 
     def result(self) -> Out:
         return self.outcome

@@ -12,7 +12,7 @@ import msgspec
 import zmq
 
 from penstock.engine.engine import Engine
-from penstock.engine.executor import Answer, make_message
+from penstock.engine.executor import Answer, Awaited, Done, make_message
 from penstock.engine.messages import Abort, Add, Answered, Beat, Command, Control, Deltas, Forget, Refused, Report, Stop
 from penstock.errors import PenstockError
 from penstock.types import Request
@@ -82,18 +82,21 @@ class CommandLoop:
         self._preparers = ThreadPoolExecutor(MAX_PREPARING, "penstock-prepare")
         self._prepared: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
         self._held: dict[str, object] = {}
+        self._told: list[tuple[str, Awaited[Answer]]] = []  # control messages that have no answer yet
 
     def serve(self) -> None:
         """Make steps while there is work and wait while there is none, until told to stop."""
         engine, is_prepared = self._engine, False
         while True:
-            wait_s = 0.0 if engine.has_work else None if is_prepared and not self._preparing else PREPARING_S
+            is_idle = is_prepared and not self._preparing and not self._told
+            wait_s = 0.0 if engine.has_work else None if is_idle else PREPARING_S
             for command in self._wire.receive(wait_s):
                 if isinstance(command, Stop):
                     self._preparers.shutdown(wait=False, cancel_futures=True)
                     return
                 self._obey(command)
             self._enter_prepared()
+            self._send_answers()
             if engine.has_work:
                 self._step()
             elif not is_prepared:
@@ -130,13 +133,25 @@ class CommandLoop:
         elif isinstance(command, Forget):
             self._engine.scheduler.cache.tree.clear()
         elif isinstance(command, Control):
-            self._wire.send(Answered(command.id, self._control(command)))
+            self._told.append((command.id, self._tell(command)))
+            self._send_answers()
 
-    def _control(self, command: Control) -> Answer:
+    def _tell(self, command: Control) -> Awaited[Answer]:
         try:
-            return self._engine.control(make_message(command.name, command.values))
+            return self._engine.tell(make_message(command.name, command.values))
         except PenstockError as error:
-            return Answer(error=str(error))
+            return Done(Answer(error=str(error)))
+
+    def _send_answers(self) -> None:
+        """Answer the control messages that have been obeyed."""
+        if not self._told:
+            return
+        if deltas := self._engine.poll():
+            self._wire.send(Deltas(deltas))
+        done = [(id, ticket) for id, ticket in self._told if ticket.is_done]
+        self._told = [one for one in self._told if one not in done]
+        for id, ticket in done:
+            self._wire.send(Answered(id, ticket.result()))
 
     def _prepare_aside(self, request: Request) -> None:
         if request.id not in self._preparing:

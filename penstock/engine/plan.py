@@ -42,6 +42,7 @@ class Admission:
     sibling: int
     tokens: tuple[int, ...]  # the prompt, request.tokens, and what was generated before
     mu: float | None = None  # mirostat's after those, where some were generated
+    adapter: int = -1  # slot of request.loras
 
 
 @dataclass(slots=True)

@@ -44,6 +44,7 @@ class Sequence:
     status: Status = Status.WAITING
     holding: Holding | None = None
     row: int = -1
+    adapter: int = -1  # slot of its adapters
     admitted: bool = False  # the device knows the row's tokens and parameters
     chosen: list[int] = field(default_factory=list)  # tokens picked by the host that the device has not been told of
     flights: list[InFlight] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.request.tokens)
-        self.root = Root(self.request.salt, self.request.num_public)
+        self.root = Root(self.request.salt, self.request.num_public, self.request.lora_key)
         self.limit = self.num_prompt + (0 if self.request.pool else self.request.max_tokens)
         self.stops = frozenset(self.request.stop_token_ids)
         self.max_drafts = count_most(self.request.sampling.speculation)

@@ -26,8 +26,11 @@ class Embedding:
         self.positions, self.norm = positions, norm
         self.first_type = first_type  # [C], the row of token type 0
 
+    def rows(self, step: StepInputs) -> Tensor:
+        return self.tokens.rows(step.ids)
+
     def __call__(self, step: StepInputs) -> Tensor:
-        x = self.tokens.rows(step.ids)
+        x = self.rows(step)
         if self.project is not None:
             x = self.project(x, step)
         if self.scale != 1.0:

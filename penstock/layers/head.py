@@ -21,9 +21,13 @@ class Head:
         self.ops, self.rows, self.project, self.bias = ops, rows, project, bias
         self.factor, self.softcap = 1.0 / divisor, softcap
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x[M, C] → logits [M, V]."""
-        logits = self.rows.matmul(x if self.project is None else self.project.matmul(x))
+    def multiply(self, x: Tensor, adapters: Tensor | None) -> Tensor:
+        """x[M, C] times the vocabulary → [M, V]; a plain head has nothing to add for `adapters`."""
+        return self.rows.matmul(x if self.project is None else self.project.matmul(x))
+
+    def __call__(self, x: Tensor, adapters: Tensor | None = None) -> Tensor:
+        """x[M, C] → logits [M, V]; adapters[M] are the slots of each row's adapters."""
+        logits = self.multiply(x, adapters)
         if self.bias is not None:
             logits = self.ops.add(logits, self.bias)
         if self.factor != 1.0:

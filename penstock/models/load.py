@@ -136,7 +136,7 @@ def _check(checkpoint: Checkpoint, source: Source) -> None:
         )
 
 
-def _ungroup(tensor: Tensor, head_size: int, kv_rows: int) -> Tensor:
+def ungroup(tensor: Tensor, head_size: int, kv_rows: int) -> Tensor:
     """Order rows that hold queries, key and value of each KV head in turn: all queries, all keys, all values."""
     groups = tensor.reshape(kv_rows // head_size, -1, head_size, *tensor.shape[1:])
     parts = groups[:, :-2], groups[:, -2], groups[:, -1]
@@ -147,7 +147,7 @@ def _lay_out(tensor: Tensor, source: Source) -> Tensor:
     if source.layout == "transposed":
         return tensor.t()
     if source.layout == "grouped":
-        return _ungroup(tensor, source.head_size, source.kv_rows)
+        return ungroup(tensor, source.head_size, source.kv_rows)
     if source.layout == "one_plus":
         return tensor.float() + 1.0
     return tensor
@@ -208,7 +208,7 @@ def _read_blocks(checkpoint: Checkpoint, source: Source) -> GgmlMatrix | None:
     if source.layout != "grouped":
         return stored
     rows = torch.arange(stored.num_out) if stored.order is None else torch.from_numpy(stored.order)
-    return replace(stored, order=_ungroup(rows, source.head_size, source.kv_rows).numpy())
+    return replace(stored, order=ungroup(rows, source.head_size, source.kv_rows).numpy())
 
 
 @dataclass(frozen=True)

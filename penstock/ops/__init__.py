@@ -25,6 +25,7 @@ from penstock.ops.matmul.fp8_product import fp8_product
 from penstock.ops.matmul.int_product import int_product
 from penstock.ops.matmul.int_rows import int_rows
 from penstock.ops.matmul.linear import PANEL, linear, pack_panels, unpack_panels
+from penstock.ops.matmul.lora import LoraWeights, LowRank, Term, add_lora, add_lora_rows
 from penstock.ops.matmul.packed import FORMATS, Format, PackedWeight
 from penstock.ops.matmul.packed_linear import packed_linear
 from penstock.ops.matmul.packed_rows import packed_rows
@@ -43,15 +44,20 @@ __all__ = [
     "OPS",
     "PANEL",
     "Format",
+    "LoraWeights",
+    "LowRank",
     "Op",
     "OpTable",
     "PackedWeight",
     "Shared",
     "Tail",
+    "Term",
     "Work",
     "above",
     "activation",
     "add",
+    "add_lora",
+    "add_lora_rows",
     "add_rows",
     "argmax",
     "attention",

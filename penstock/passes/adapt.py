@@ -1,29 +1,33 @@
-"""Add to the outputs of linears: the seam of adapters."""
+"""Add to the outputs of linears: the seam of adapters (LoRA)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from penstock import layers
 from penstock.models.decoder import Decoder, Encoder, linears
-from penstock.ops import OpTable
+from penstock.models.spec import ModelSpec, parts_of
+from penstock.ops import LoraWeights, OpTable
+from penstock.passes.lower import Lower, LoweredBlock
+from penstock.passes.lower.stages import open_block
 
-Delta = Callable[[Tensor, layers.StepInputs], Tensor]  # x[T, C] → [T, O]
+Delta = Callable[[Tensor, Tensor, layers.StepInputs], Tensor]  # x[T, C], y[T, O] = linear(x) → [T, O]
 Deltas = Callable[[str, layers.Linear], Delta | None]  # by a linear's name
+KEPT = ("write_qkv", "add_in_norm", "attend_ends", "mix_ends")  # rules that match beside linears with adapters
 
 
 class AdaptedLinear(layers.Linear):
-    """linear(x) + delta(x)"""
+    """delta(x, linear(x))"""
 
-    def __init__(self, ops: OpTable, linear: layers.Linear, delta: Delta) -> None:
+    def __init__(self, linear: layers.Linear, delta: Delta) -> None:
         super().__init__(linear.scheme)
-        self.ops, self.linear, self.delta = ops, linear, delta
+        self.linear, self.delta = linear, delta
 
     def __call__(self, x: Tensor, step: layers.StepInputs) -> Tensor:
-        return self.ops.add(self.linear(x, step), self.delta(x, step))
+        return self.delta(x, self.linear(x, step), step)
 
 
 def adapt(model: Decoder | Encoder, deltas: Deltas) -> None:
@@ -31,7 +35,7 @@ def adapt(model: Decoder | Encoder, deltas: Deltas) -> None:
     for name, linear, part in linears(model):
         delta = deltas(name, linear)
         if delta is not None:
-            _swap(part, linear, AdaptedLinear(model.ops, linear, delta))
+            _swap(part, linear, AdaptedLinear(linear, delta))
 
 
 def _swap(part: Any, old: layers.Linear, new: layers.Linear) -> None:
@@ -41,3 +45,110 @@ def _swap(part: Any, old: layers.Linear, new: layers.Linear) -> None:
             setattr(part, name, new)
         elif isinstance(value, list) and old in value:
             value[value.index(old)] = new
+
+
+EMBEDDING, PROJECT, HEAD = "embedding.tokens", "embedding.project", "head.rows"
+
+
+class LoraTable(Mapping[str, LoraWeights]):
+    """The low-rank matrices of every linear that may have some, by the linear's name; rooms for `num_slots`."""
+
+    def __init__(self, spec: ModelSpec, num_slots: int) -> None:
+        self.spec, self.num_slots = spec, num_slots
+        self._merges = spec.merges()
+        self._made: dict[str, LoraWeights] = {}
+
+    def make(self, name: str, num_out: int) -> LoraWeights:
+        merge = self._merges.get(name)
+        return self._made.setdefault(name, LoraWeights(num_out, self.num_slots, len(merge.parts) if merge else 1))
+
+    def __getitem__(self, name: str) -> LoraWeights:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+class AddLora:
+    """y, with what the adapters of the step's rows add to it."""
+
+    def __init__(self, ops: OpTable, weights: LoraWeights) -> None:
+        self.ops, self.weights = ops, weights
+
+    def __call__(self, x: Tensor, y: Tensor, step: layers.StepInputs) -> Tensor:
+        return y if step.adapters is None else self.ops.add_lora(x, y, step.adapters, self.weights)
+
+
+class AdaptedBlock:
+    """Called like the block. A step without adapters takes it as `lower` made it."""
+
+    def __init__(self, lowered: layers.AnyBlock, adapted: layers.AnyBlock) -> None:
+        self.mixer, self.ffn = adapted.mixer, adapted.ffn
+        self.lowered, self.adapted = lowered, adapted
+
+    def __call__(self, x: Tensor, step: layers.StepInputs, memory: Any) -> Tensor:
+        return (self.lowered if step.adapters is None else self.adapted)(x, step, memory)
+
+
+class AdaptedEmbedding(layers.Embedding):
+    """An embedding whose rows may have adapters."""
+
+    def __init__(self, embedding: layers.Embedding, weights: LoraWeights) -> None:
+        vars(self).update(vars(embedding))
+        self.weights = weights
+
+    def rows(self, step: layers.StepInputs) -> Tensor:
+        x = super().rows(step)
+        return x if step.adapters is None else self.ops.add_lora_rows(step.ids, x, step.adapters, self.weights)
+
+
+class AdaptedHead(layers.Head):
+    """A head whose rows may have adapters."""
+
+    def __init__(self, head: layers.Head, weights: LoraWeights) -> None:
+        vars(self).update(vars(head))
+        self.weights = weights
+
+    def multiply(self, x: Tensor, adapters: Tensor | None) -> Tensor:
+        if adapters is None:
+            return super().multiply(x, None)
+        if self.project is not None:
+            x = self.project.matmul(x)
+        return self.ops.add_lora(x, self.rows.matmul(x), adapters, self.weights)
+
+
+class Adapt:
+    """Finish blocks as `lower` does, and give each a second form for steps in which some row has an adapter."""
+
+    def __init__(self, lower: Lower, table: LoraTable) -> None:
+        self.lower, self.table, self.ops = lower, table, lower.ops
+        self._num_blocks = 0
+
+    def __call__(self, block: layers.AnyBlock, is_last: bool = False) -> layers.AnyBlock:
+        lowered = self.lower(block, is_last)
+        index, self._num_blocks = self._num_blocks, self._num_blocks + 1
+        for described, part in zip(parts_of(self.table.spec.layers[index]), (block.mixer, block.ffn)):
+            if part is None or isinstance(part, layers.Experts):
+                continue
+            for name, linear in list(part.linears()):
+                weights = self.table.make(f"layers.{index}.{described.prefix}.{name}", linear.scheme.num_out)
+                _swap(part, linear, AdaptedLinear(linear, AddLora(self.ops, weights)))
+        stages = open_block(block)
+        for rule in self.lower.rules:
+            if rule.name in KEPT and (is_last or not rule.last):
+                stages = rule.apply(stages)
+        return AdaptedBlock(lowered, LoweredBlock(block, stages) if stages else block)
+
+    def finish(self, model: Decoder | Encoder) -> None:
+        """Adapt what is outside the blocks."""
+        tokens = model.embedding.tokens
+        project = model.embedding.project
+        if project is not None:
+            weights = self.table.make(PROJECT, project.scheme.num_out)
+            model.embedding.project = AdaptedLinear(project, AddLora(self.ops, weights))
+        model.embedding = AdaptedEmbedding(model.embedding, self.table.make(EMBEDDING, tokens.num_in))
+        if isinstance(model, Decoder):
+            model.head = AdaptedHead(model.head, self.table.make(HEAD, model.head.rows.num_out))

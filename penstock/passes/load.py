@@ -13,6 +13,7 @@ from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.load import load_model
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable
+from penstock.passes.adapt import Adapt, LoraTable
 from penstock.passes.lower import RULES, Lower, Rule
 
 PLAIN = "PENSTOCK_PLAIN"  # set it to 1 to run layers as they are written, unfused
@@ -26,11 +27,17 @@ def load_lowered(
     exact: bool = False,
     quantization: str | None = None,
     rules: Sequence[Rule] | None = None,
+    loras: LoraTable | None = None,
     **options: Any,
 ) -> Decoder | Encoder:
-    """Load as `load_model` does, fused by `rules` (all of them by default) for the device."""
+    """Load as `load_model` does, fused by `rules` (all of them by default) for the device; with `loras`, its linears
+    may have adapters."""
     if rules is None:
         rules = () if os.environ.get(PLAIN) == "1" else RULES
     ops = OpTable("cpu" if device.type == "cpu" else "cuda", exact)
-    finish = Lower(ops, quantization == "fp8", rules)
-    return load_model(checkpoint, spec, device=device, quantization=quantization, finish=finish, **options)
+    lower = Lower(ops, quantization == "fp8", rules)
+    adapt = None if loras is None else Adapt(lower, loras)
+    model = load_model(checkpoint, spec, device=device, quantization=quantization, finish=adapt or lower, **options)
+    if adapt is not None:
+        adapt.finish(model)
+    return model

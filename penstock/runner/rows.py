@@ -25,6 +25,7 @@ class RunningRow:
 
     drafts: RowDrafts | None = None
     net: Any = None  # a drafting model's part of the row
+    adapter: int  # slot of its adapters, -1 for none
 
     def __init__(self, admission: Admission, num_groups: int, grammars: GrammarCompiler | None) -> None:
         self.state = RowState(
@@ -35,6 +36,7 @@ class RunningRow:
             grammars,
             admission.mu,
         )
+        self.adapter = admission.adapter
         self.tables = [np.empty(0, dtype=np.int32) for _ in range(num_groups)]  # -1: no block
         self.version = 0  # grows when a table changes
 
@@ -154,14 +156,16 @@ def add_sampled(state: RowState, sampled: list[Sampled], result: RowResult) -> N
 
 
 def add_prompt_logprobs(
-    model: Decoder, sampler: Sampler, row: Row, state: RowState, hidden: torch.Tensor, result: RowResult
+    model: Decoder, sampler: Sampler, row: Row, device: RunningRow, hidden: torch.Tensor, result: RowResult
 ) -> None:
     """Add log probabilities from hidden states [count, C] of a part of the prompt; raises UnusableLogits."""
+    state = device.state
     targets = state.tokens[row.start + 1 : min(row.start + row.count + 1, state.num_prompt)]
     num = state.request.sampling.prompt_logprobs or 0
     for first in range(0, len(targets), LOGIT_ROWS):
         part = targets[first : first + LOGIT_ROWS]
-        logits = model.logits(hidden[first : first + len(part)])
+        adapters = None if device.adapter < 0 else torch.full((len(part),), device.adapter, dtype=torch.int32)
+        logits = model.logits(hidden[first : first + len(part)], adapters=adapters)
         result.prompt_logprobs += tuple(sampler.prompt_logprobs(logits, part, num))
 
 

@@ -26,6 +26,7 @@ class Step:
     work: Work | None = None  # how attention is split, where a device needs it
     places: torch.Tensor = None  # type: ignore[assignment]  # [T] int64
     tail: Tail | None = None  # paths of draft tokens that form trees
+    adapters: torch.Tensor | None = None  # [T] int32: the slot of each token's adapters, -1 for none
     ends: Ends | None = None  # tokens that logits are wanted of, where all others may stop early
 
     def __post_init__(self) -> None:
@@ -43,6 +44,7 @@ class Step:
             self.lengths[:num_sequences],
             places=self.places[:num_tokens],
             tail=None if self.tail is None else self.tail.cut(num_tokens, num_sequences),
+            adapters=None if self.adapters is None else self.adapters[:num_tokens],
         )
 
 
@@ -62,5 +64,6 @@ def ends_of(
         None if step.work is None else Work(count, None, num_kv_splits),
         places,
         None if tail is None else Tail(tail.begins[owners], tail.positions[at], tail.nodes[at]),
+        None if step.adapters is None else step.adapters[at],
     )
     return Ends(at, alone)

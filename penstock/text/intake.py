@@ -95,6 +95,7 @@ class Intake(PromptEncoder):
             bad_words=prepared.bad_words,
             dry_breakers=prepared.dry_breakers,
             grammar=prepared.grammar,
+            loras=encoded.loras,
             priority=priority,
             salt=encoded.salt,
             num_public=num_public,

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import InvalidRequest, PromptTooLong, quote
 from penstock.text.program import TooManyTokens
 from penstock.text.tokenizers.tokenizer import Tokenizer
-from penstock.types import ReasoningBlock
+from penstock.types import LoraUse, ReasoningBlock
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -31,6 +31,7 @@ class Encoded:
     reasoning: ReasoningBlock | None = None
     prediction: tuple[int, ...] = ()
     num_dropped_messages: int = 0  # that did not fit
+    loras: tuple[LoraUse, ...] = ()
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,7 @@ In: values from anywhere, each checked when it is set. Out: valid params and req
 from __future__ import annotations
 
 from penstock.types.applied import Applied, DraftCount
+from penstock.types.lora import LoRARequest
 from penstock.types.output import (
     CompletionOutput,
     Delta,
@@ -22,6 +23,7 @@ from penstock.types.request import (
     BeamSearchOutput,
     BeamSearchParams,
     BeamSearchSequence,
+    LoraUse,
     ReasoningBlock,
     Request,
 )
@@ -61,6 +63,8 @@ __all__ = [
     "EmbeddingRequestOutput",
     "GrammarFacts",
     "Logprob",
+    "LoRARequest",
+    "LoraUse",
     "ReasoningBlock",
     "Request",
     "RequestMetrics",

@@ -56,6 +56,15 @@ class BeamSearchOutput:
 
 
 @dataclass(frozen=True)
+class LoraUse:
+    """One adapter of a request. Each load of a name gets a number of its own, which is never used again."""
+
+    name: str
+    number: int
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class ReasoningBlock:
     """The markers around an answer's reasoning. `is_open`: the prompt opened it; else the answer may."""
 
@@ -83,6 +92,7 @@ class Request:
     prediction: tuple[int, ...] = ()  # tokens that the client expects in the answer: drafts
     num_truncated_tokens: int = 0  # of the prompt's beginning
     num_dropped_messages: int = 0  # of the conversation's beginning
+    loras: tuple[LoraUse, ...] = ()  # summed in this order
     priority: int = 0  # lower runs first
     salt: str = ""  # part of the prefix cache's root: prefixes are shared only within it
     num_public: int = 0  # leading tokens shared across salts
@@ -91,6 +101,11 @@ class Request:
     @property
     def num_siblings(self) -> int:
         return 1 if self.beam or self.pool else self.sampling.num_siblings
+
+    @property
+    def lora_key(self) -> str:
+        """Name the adapters and their scales; empty without any."""
+        return "+".join(f"{one.number}*{one.scale!r}" for one in self.loras)
 
     @property
     def is_guided(self) -> bool:

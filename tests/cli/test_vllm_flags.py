@@ -53,7 +53,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_taken(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "smollm2", *TAKEN]) == 0
-    assert served[0][1] == {"dtype": "float16", "max_num_seqs": 8}
+    assert served[0][1] == {"dtype": "float16", "max_num_seqs": 8, "enable_lora": False}
     said = capsys.readouterr().err
     assert "trust_remote_code=True has no effect: a checkpoint's code is never run" in said
     assert "task='embed' has no effect: the model's files decide" in said
@@ -64,7 +64,7 @@ def test_taken(served: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "said"),
     [
         (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported: a model runs on one device"),
-        (["--enable-lora"], "enable_lora=True is not supported"),
+        (["--enable-lora", "--max-lora-rank", "0"], "max_lora_rank=0 is out of range"),
         (["--api-server-count", "4"], "one process serves"),
         (["--speculative-config", '{"method": "hydra"}'], "'hydra' is unknown: choose one of auto"),
         (["--hf-overrides", "{"], "hf_overrides='{' is not valid JSON"),

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.cache.group import Group, StateSpec
 from penstock.cache.kv import KVCache
 from penstock.engine.engine import Engine
-from penstock.engine.executor import Answer, Ticket
+from penstock.engine.executor import Answer, Awaited, Ticket
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -85,7 +85,7 @@ class Stage:
         self.plans.append(plan)
         return self.device.start(plan)
 
-    def control(self, message: object) -> Ticket[Answer]:
+    def control(self, message: object) -> Awaited[Answer]:
         return self.device.control(message)
 
     def close(self) -> None:

@@ -45,6 +45,6 @@ def test_messages_cross_processes_by_name() -> None:
     obeyed, unknown, odd = wire.reports
     assert obeyed == Answered("a", Answer({"device": "simulated", "num_plans": 0}))
     assert unknown.id == "b" and unknown.answer.error == (
-        "control message Sleep with no values is unknown: send Describe"
+        "control message Sleep with no values is unknown: send Describe, LoadLora, DropLora"
     )
-    assert odd.answer.error == "control message Describe with ['depth'] is unknown: send Describe"
+    assert odd.answer.error == "control message Describe with ['depth'] is unknown: send Describe, LoadLora, DropLora"

@@ -96,7 +96,7 @@ def test_other_spellings(given: dict[str, Any], made: dict[str, Any]) -> None:
     [
         (dict(tensor_parallel_size=2), ["tensor_parallel_size=2", "one device", "set it to 1"]),
         (dict(data_parallel_size=4), ["data_parallel_size=4", "a server per device"]),
-        (dict(enable_lora=True), ["enable_lora=True", "merge them"]),
+        (dict(enable_lora=True, max_loras=4, max_cpu_loras=2), ["max_cpu_loras=2", "max_loras=4"]),
         (dict(speculative_config={"method": "magic"}), ["speculative_config", "choose one of auto, ngram, suffix"]),
         (dict(hf_overrides={"max_position_embeddings": 9}), ["hf_overrides", "config.json"]),
         (dict(logits_processors=[print]), ["logits_processors", "SamplingParams(logits_processors"]),
@@ -214,7 +214,7 @@ def test_prompts_and_keywords(text_llm: LLM) -> None:
         text_llm.generate({"prompt": "the cat", "multi_modal_data": None}, GREEDY, use_tqdm=False),
     ):
         assert outputs[0].outputs == expected
-    with pytest.raises(InvalidRequest, match="adapters"):
+    with pytest.raises(InvalidRequest, match="give one LoRARequest"):
         text_llm.generate("the", GREEDY, lora_request=object())  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="give one of them"):
         text_llm.generate("the", GREEDY, prompt_token_ids=ids)

@@ -12,7 +12,7 @@ from penstock.ops import Op
 from penstock.ops.registry import Example
 from tests.ops.examples import example_of, examples_of, rows_of
 from tests.ops.examples.case import tensors_of
-from tests.ops.examples.rows import EachSlot, EachState
+from tests.ops.examples.rows import EachRowInPlace, EachSlot, EachState
 
 
 def exact_reference(op: Op[..., Any], example: Example) -> Any:
@@ -42,7 +42,7 @@ def check_near_reference(op: Op[..., Any], index: int) -> None:
 
 
 def _run(op: Op[..., Any], index: int, rows: list[int] | None = None) -> tuple[Example, Any]:
-    in_place = isinstance(rows_of(op), EachSlot | EachState)
+    in_place = isinstance(rows_of(op), EachRowInPlace | EachSlot | EachState)
     example = example_of(op, index) if in_place else examples_of(op)[index]
     if rows is not None:
         example = rows_of(op).take(example, rows)

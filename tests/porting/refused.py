@@ -5,7 +5,7 @@ from vllm import LLM
 for options, said in (
     ({"tensor_parallel_size": 2}, "one device"),
     ({"data_parallel_size": 2}, "one device"),
-    ({"enable_lora": True, "max_loras": 1}, "adapters"),
+    ({"enable_lora": True, "max_loras": 0}, "max_loras"),
     ({"task": "classify"}, "generate text"),
     ({"speculative_config": {"method": "eagle", "num_speculative_tokens": 4}}, "choose one of auto"),
     ({"tokenizer_mode": "mistral"}, "tokenizer.json"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock import LLM, SamplingParams
 from penstock.engine.executor import Answer as Answered
-from penstock.engine.executor import Done
+from penstock.engine.executor import Awaited, Done
 from penstock.engine.plan import Draft, Plan, Result, RowResult
 from penstock.engine.scheduling.speculation import SpeculationController
 from penstock.models.spec import FAMILIES
@@ -126,7 +126,7 @@ class Guessing:
         ahead = list(self.known[tuple(state.request.tokens)])[state.num_generated :][: self.rng.randint(0, 5)]
         return tuple(Draft(token if self.rng.random() < 0.8 else 1, i - 1) for i, token in enumerate(ahead))
 
-    def control(self, message: object) -> Done[Answered]:
+    def control(self, message: object) -> Awaited[Answered]:
         return self.executor.control(message)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from statistics import quantiles
 from penstock.cache.group import Group, StateSpec
 from penstock.cache.kv import KVCache
 from penstock.engine.engine import Engine
-from penstock.engine.executor import Answer, Ticket
+from penstock.engine.executor import Answer, Awaited, Ticket
 from penstock.engine.plan import Output, Plan, Result, RowResult
 from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -106,7 +106,7 @@ class LoadRun:
         rows = [7 if row.output is Output.SAMPLE else RowResult() for row in plan.rows]
         return TimedTicket(self, self._free_s, Result(plan.number, rows, step_s=seconds))
 
-    def control(self, message: object) -> Ticket[Answer]:
+    def control(self, message: object) -> Awaited[Answer]:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine.executor import Answer, Ticket
+from penstock.engine.executor import Answer, Awaited
 from penstock.engine.plan import Move, Plan, Result
 from tests.simulation.scenario import draw_scenario
 from tests.simulation.world import World
@@ -47,7 +47,7 @@ class Remote:
 
         return Decoded()
 
-    def control(self, message: object) -> Ticket[Answer]:
+    def control(self, message: object) -> Awaited[Answer]:
         return self.world.control(message)
 
     def close(self) -> None:

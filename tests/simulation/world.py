@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 
 from penstock.engine.engine import Engine
-from penstock.engine.executor import Answer, Describe, Ticket
+from penstock.engine.executor import Answer, Awaited, Describe, Ticket
 from penstock.engine.plan import Draft, Plan, Result
 from penstock.engine.scheduling.prompt_cap import PromptCap
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -103,7 +103,7 @@ class World:
         self.now_s += 1 + plan.num_tokens / 16
         return self.device.start(plan)
 
-    def control(self, message: object) -> Ticket[Answer]:
+    def control(self, message: object) -> Awaited[Answer]:
         return self.device.control(message)
 
     def close(self) -> None:

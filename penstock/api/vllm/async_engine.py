@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from penstock.api.async_llm import AsyncLLM, AsyncStream
-from penstock.api.prompts import refuse_lora
+from penstock.api.prompts import AnyLora
 from penstock.errors import InvalidRequest, quote
 from penstock.outputs import OutputStream
 from penstock.text.prompt_encoder import Prompt
@@ -35,17 +35,16 @@ class AsyncLLMEngine:
         sampling_params: SamplingParams | None,
         request_id: str,
         *,
-        lora_request: None = None,
+        lora_request: AnyLora = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield outputs of `sampling_params.output_kind`. Leaving early, or cancellation, aborts the request."""
-        refuse_lora(lora_request)
         if request_id in self._streams:
             raise InvalidRequest(f"request_id={quote(request_id)} is in use: give each request an id of its own")
         stream = self._streams[request_id] = AsyncStream()
         outputs = None
         try:
-            async with aclosing(self._llm.follow(stream, prompt, sampling_params, priority)) as deltas:
+            async with aclosing(self._llm.follow(stream, prompt, sampling_params, priority, lora_request)) as deltas:
                 async for delta in deltas:
                     if outputs is None and stream.collector is not None:
                         outputs = OutputStream(request_id, stream.collector)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.prompts import cuts, refuse_lora
+from penstock.api.prompts import AnyLora, cuts
 from penstock.errors import InvalidRequest, quote
 from penstock.outputs import OutputStream
 from penstock.text.answers import Collector
@@ -68,18 +68,17 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        lora_request: None = None,
+        lora_request: AnyLora = None,
         priority: int = 0,
     ) -> None:
         """Queue a prompt under the caller's own id."""
-        refuse_lora(lora_request)
         if request_id in self._collectors:
             raise InvalidRequest(f"request_id={quote(request_id)} is in use: give each request an id of its own")
         if params is not None and not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params of type {type(params).__name__} are not supported: give SamplingParams")
         service = self._llm.service
         encoded = service.intake.encode(prompt, cut=cuts(params))
-        collector = self._collectors[request_id] = service.submit(encoded, params, priority=priority)
+        collector = self._collectors[request_id] = service.submit(encoded, params, priority=priority, lora=lora_request)
         sampling = collector.request.sampling
         if sampling.num_siblings == sampling.n:
             stream = self._streams[request_id] = OutputStream(request_id, collector)

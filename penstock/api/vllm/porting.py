@@ -69,9 +69,11 @@ HARMLESS: dict[str, tuple[type, str]] = {
         (str, "there is one backend for structured outputs"),
     ),
     **dict.fromkeys(
-        ("max_loras", "max_lora_rank", "max_cpu_loras", "long_lora_scaling_factors"),
-        (int, "it has no effect without enable_lora"),
+        ("lora_extra_vocab_size", "long_lora_scaling_factors", "max_lora_prefetch"),
+        (int, "adapters add no tokens, and ranks and factors come from their own configs"),
     ),
+    "fully_sharded_loras": (bool, "a model runs on one device"),
+    "lora_dtype": (str, "adapters are kept in the dtype of their files"),
     **dict.fromkeys(
         ("limit_mm_per_prompt", "mm_processor_cache_gb", "disable_mm_preprocessor_cache"), (str, "prompts are texts")
     ),
@@ -84,8 +86,6 @@ LIMITED: dict[str, tuple[type, tuple[Any, ...], str]] = {
         (int, (1,), "a model runs on one device: set it to 1, or start a server per device"),
     ),
     "distributed_executor_backend": (str, ("mp", "uni"), "a model runs on one device: leave it out"),
-    "enable_lora": (bool, (False,), "adapters are not supported yet: merge them into the weights"),
-    "lora_modules": (str, (), "adapters are not supported yet: merge them into the weights"),
     **dict.fromkeys(
         ("speculative_model", "num_speculative_tokens", "spec_model", "spec_method", "spec_tokens"),
         (str, (), "speculative decoding is set by speculative_config alone, a JSON object"),

@@ -29,7 +29,8 @@ ModelOrDefault = Annotated[str, typer.Argument(metavar="[MODEL]", hidden=True)]
 System = Annotated[str | None, typer.Option("--system", help="System message of the conversation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Run = Callable[..., Any]
-SERVING = ("ttft_slo_ms", "tpot_slo_ms")  # engine options of `serve` alone, and in its help
+LORA = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
+SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA)  # engine options of `serve` alone, and in its help
 
 
 def engine_options(*left_out: str) -> Callable[[Run], Run]:

@@ -109,7 +109,7 @@ class Accounts:
         sequence.held.steady_until = 0
         if outcome.error is not None:
             uncomputed = self.cache.uncomputed.find(sequence.held)
-            deltas = self._end_with_error(sequence, outcome.error, outcome.unfit)
+            deltas = self.end_with_error(sequence, outcome.error, outcome.unfit)
             self._evict(uncomputed)
             return deltas
         sequence.computed -= max(0, flight.expected - len(outcome.tokens))
@@ -206,7 +206,7 @@ class Accounts:
         if sequence.keys and (not self.cache.recurrent or sequence.settled >= sequence.num_prompt):
             self.roster.prefixes.progress(sequence, holding.num_inserted)
 
-    def _end_with_error(self, sequence: Sequence, error: str, unfit: bool = False) -> list[Delta]:
+    def end_with_error(self, sequence: Sequence, error: str, unfit: bool = False) -> list[Delta]:
         """End a sequence; a beam's failure ends its whole request."""
         self.stats.num_failed += 1
         request = sequence.request
@@ -223,7 +223,7 @@ class Accounts:
         self.cache.uncomputed.end(started.plan.number)
         deltas: list[Delta] = []
         if len(started.entries) == 1 and started.entries[0].sequence.epoch == started.entries[0].epoch:
-            deltas = self._end_with_error(started.entries[0].sequence, error)
+            deltas = self.end_with_error(started.entries[0].sequence, error)
         for entry in started.entries:
             sequence = entry.sequence
             if not sequence.done:  # one that was admitted anew since then may fail again, with none to blame

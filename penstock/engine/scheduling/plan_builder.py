@@ -91,7 +91,9 @@ class PlanBuilder:
             output = Output.POOL if sequence.request.pool else Output.SAMPLE
         if not sequence.admitted:
             tokens = tuple(sequence.tokens) if sequence.num_output else sequence.request.tokens
-            self._admissions.append(Admission(sequence.row, sequence.request, sequence.sibling, tokens, sequence.mu))
+            self._admissions.append(
+                Admission(sequence.row, sequence.request, sequence.sibling, tokens, sequence.mu, sequence.adapter)
+            )
             sequence.admitted = True
             sequence.chosen = []
         row = Row(

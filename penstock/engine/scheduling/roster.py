@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from penstock.cache.holding import Holding
 from penstock.cache.kv import KVCache
 from penstock.cache.radix import chain_hash
+from penstock.engine.loras import LoraSlots
 from penstock.engine.sequence import Sequence, Status
 from penstock.types import Request
 
@@ -68,7 +69,7 @@ class Roster:
     """The only place where a sequence changes its status, takes or leaves a row, and gives its blocks back."""
 
     def __init__(self, cache: KVCache, max_num_seqs: int) -> None:
-        self.cache = cache
+        self.cache, self.loras = cache, LoraSlots()
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.rows = list(range(max_num_seqs - 1, -1, -1))  # free ones
@@ -91,6 +92,7 @@ class Roster:
     def run(self, sequence: Sequence, holding: Holding, computed: int) -> None:
         sequence.holding, sequence.computed = holding, computed
         sequence.row, sequence.status = self.rows.pop(), Status.RUNNING
+        sequence.adapter = self.loras.take(sequence.root.adapter)
         self.waiting.remove(sequence)
         self.running.append(sequence)
 
@@ -112,6 +114,7 @@ class Roster:
 
     def _leave_row(self, sequence: Sequence) -> None:
         self.prefixes.withdraw(sequence)
+        self.loras.release(sequence.root.adapter)
         self.cache.release(sequence.held)
         self.rows.append(sequence.row)
         self.running.remove(sequence)
@@ -120,6 +123,7 @@ class Roster:
     def check(self) -> None:
         for sequence in self.running + self.waiting:
             sequence.check()
+        self.loras.check(s.root.adapter for s in self.running)
         rows = [s.row for s in self.running] + self.rows
         if len(set(rows)) != len(rows):
             raise AssertionError("a row has two owners")

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 
 from penstock.cache.kv import KVCache
 from penstock.engine.draft_tree import keep_likeliest, take_line
+from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.accounts import Accounts, Entry, Started, Stats
 from penstock.engine.scheduling.beam import BeamGroup
@@ -63,6 +64,10 @@ class Scheduler:
         self._arrivals = 0
         self._started: dict[int, Started] = {}
 
+    def enable_loras(self, num_slots: int, num_resident: int) -> None:
+        """Serve adapters from now on: `num_slots` sets of them at once, `num_resident` adapters in memory."""
+        self.roster.loras = LoraSlots(num_slots, num_resident)
+
     def plan_trees(self, can_verify: bool) -> None:
         """Plan trees of draft tokens from now on, or a line of each where the executor cannot verify trees."""
         self._builder.trees = can_verify
@@ -78,6 +83,7 @@ class Scheduler:
         siblings and their tokens so far; they go on as if preempted, with mirostat at `mus`."""
         try:
             self._capacity.require_fit(request)
+            self.roster.loras.check_known(request.loras)
         except InvalidRequest:
             self.stats.num_refused += 1
             raise
@@ -103,6 +109,15 @@ class Scheduler:
                 if not (sequence.beam and deltas):
                     deltas.append(Delta(request_id, 0 if sequence.beam else sequence.sibling, finish_reason=reason))
         self.stats.num_aborted += len(deltas) if reason == "abort" else 0
+        return deltas
+
+    def poll_loras(self) -> list[Delta]:
+        """Take in the adapters that have been read, and end the requests of those that could not be."""
+        deltas: list[Delta] = []
+        for number, error in self.roster.loras.poll().items():
+            for sequence in [one for sequences in self.roster.requests.values() for one in sequences]:
+                if not sequence.done and any(use.number == number for use in sequence.request.loras):
+                    deltas += self._accounts.end_with_error(sequence, error)
         return deltas
 
     def schedule(self) -> Plan | None:
@@ -243,7 +258,7 @@ class Scheduler:
                 )
                 if count:
                     self._builder.add(suspect, count)
-            elif self.roster.rows:
+            elif self.roster.rows and self._queue.claim_slot(suspect):
                 self._queue.admit(suspect, self.max_num_batched_tokens, alone=True)
             others = [s for s in self.roster.running if s is not suspect]
             if self._builder.entries or not others:

@@ -83,9 +83,12 @@ class WaitingQueue:
         """Admit in the policy's order. The first that finds no room stops the rest: it is not passed for ever."""
         if budget <= 0 or not self.roster.rows or not self.roster.waiting:
             return
+        self.roster.loras.begin()
         for sequence in self._order():
             if budget <= 0 or not self.roster.rows:
                 return
+            if not self.roster.loras.claim(sequence.root.adapter, sequence.request.loras):
+                continue
             if self._is_deferred(sequence):
                 continue
             count = self.admit(sequence, budget)
@@ -94,6 +97,11 @@ class WaitingQueue:
             budget -= count
             for other in self.roster.waiting if self.policy.overtakes else ():
                 other.passed += other.number < sequence.number
+
+    def claim_slot(self, sequence: Sequence) -> bool:
+        """Find a slot for the adapters of a sequence that is to run alone."""
+        self.roster.loras.begin()
+        return self.roster.loras.claim(sequence.root.adapter, sequence.request.loras)
 
     def admit(self, sequence: Sequence, budget: int, alone: bool = False, cold: bool = False) -> int:
         """Give the sequence a row and its first tokens of this step; 0 if there is no room for it now."""
@@ -147,8 +155,9 @@ class WaitingQueue:
         return self.cache.match(sequence.root, sequence.tokens) if self._reads_cache(sequence) else 0
 
     def _is_deferred(self, sequence: Sequence) -> bool:
-        """True if waiting a little saves work: its prompt, or the next block of it, is being computed by another."""
-        if sequence.candidates:
+        """True if it cannot run, for want of its adapters, or if waiting a little saves work: its prompt, or the next
+        block of it, is being computed by another."""
+        if sequence.candidates or not self.roster.loras.can_run(sequence.root.adapter):
             return True
         leader = sequence.leader
         if leader is not None and not leader.done and leader.num_output == 0 and leader.settled < leader.num_prompt - 1:

@@ -17,7 +17,7 @@ from penstock.ops.cpu.attention import (
     qkv_write,
     rope,
 )
-from penstock.ops.cpu.matmul import linear, packed
+from penstock.ops.cpu.matmul import linear, lora, packed
 from penstock.ops.cpu.runtime.library import override_path, path, paths, use_path
 from penstock.ops.cpu.runtime.threads import available_cores, limit_torch, num_threads, set_num_threads
 from penstock.ops.cpu.sampling import choose, log_softmax
@@ -35,6 +35,7 @@ __all__ = [
     "limit_torch",
     "linear",
     "log_softmax",
+    "lora",
     "norm",
     "num_threads",
     "override_path",

@@ -183,6 +183,8 @@ class NetDrafter(LineDrafter):
         longest = max(row.start + row.count for row in step.rows)
         buffers = self._buffers if small else self._runner.make_buffers(count, len(rows), longest)
         shape = buffers.fill(step, rows, at, net.shift)
+        if not net.is_target:
+            shape = shape._replace(has_adapters=False)
         if net.own_ids is not None:
             buffers.ids[:count] = net.own_ids[buffers.ids[:count]]
         inputs: Sequence[torch.Tensor] = features or ()

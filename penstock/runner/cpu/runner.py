@@ -15,12 +15,13 @@ import torch
 from penstock.cache.group import Group
 from penstock.draft.drafters import Drafters
 from penstock.engine.draft_tree import find_child
-from penstock.engine.executor import Answer, Describe, Done, Values, obey
+from penstock.engine.executor import Answer, Awaited, Describe, Done, DropLora, LoadLora, Values, obey
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
 from penstock.layers.memory import KvCache
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.memory import Memory
 from penstock.ops import argmax, cpu
+from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.tapes import Tapes
 from penstock.runner.cpu.trees import TreeBuffers, has_trees, move_paths
 from penstock.runner.memory import BlockMemory
@@ -39,6 +40,7 @@ class Shape(NamedTuple):
     num_sequences: int
     num_logits: int  # rows of logits wanted
     has_trees: bool = False
+    has_adapters: bool = False
 
 
 class Buffers:
@@ -51,12 +53,14 @@ class Buffers:
         self.ids = np.zeros(num_tokens, dtype=np.int64)
         self.positions = np.zeros(num_tokens, dtype=np.int64)
         self.at = np.zeros(num_tokens, dtype=np.int64)  # tokens whose logits are wanted
+        self.adapters = np.full((2, num_tokens), -1, dtype=np.int32)  # slots: of all tokens, of those wanted
         self.query_start = np.zeros(num_sequences + 1, dtype=np.int32)
         self.lengths = np.zeros(num_sequences, dtype=np.int32)
         self.slots = [np.zeros(num_tokens, dtype=np.int64) if group.is_paged else None for group in groups]
         widths = [group.table_width(max_model_len, block_size) for group in groups]
         self.tables = [np.full((num_sequences, width), -1, dtype=np.int32) for width in widths]
         self._at = torch.from_numpy(self.at)
+        self._adapters = torch.from_numpy(self.adapters)
         self._whole = Step(
             torch.from_numpy(self.ids),
             torch.from_numpy(self.positions),
@@ -93,13 +97,24 @@ class Buffers:
         self.at[: len(at)] = at
         self.query_start[: num_sequences + 1] = starts
         self.lengths[:num_sequences] = [row.start + row.count for row in plan.rows]
+        has_adapters = self._enter_adapters(rows, starts, at)
         if not has_trees(plan):
-            return Shape(num_tokens, num_sequences, len(at))
+            return Shape(num_tokens, num_sequences, len(at), has_adapters=has_adapters)
         if self._trees is None:
             width = max(MAX_TAPED_TOKENS, *(len(row.draft) for row in plan.rows))
             self._trees = TreeBuffers(len(self.ids), len(self.lengths), width)
         self._trees.fill(plan, self.positions, self.lengths)
-        return Shape(num_tokens, num_sequences, len(at), has_trees=True)
+        return Shape(num_tokens, num_sequences, len(at), True, has_adapters)
+
+    def _enter_adapters(self, rows: Sequence[RunningRow], starts: Sequence[int], at: Sequence[int]) -> bool:
+        """Write the slots of each row's adapters; False if none has any."""
+        if all(row.adapter < 0 for row in rows):
+            return False
+        tokens, wanted = self.adapters
+        for row, begin, end in zip(rows, starts, starts[1:]):
+            tokens[begin:end] = row.adapter
+        wanted[: len(at)] = tokens[self.at[: len(at)]]
+        return True
 
     def _enter(self, s: int, device: RunningRow) -> None:
         """Write the row's tables, unless they are there already."""
@@ -113,6 +128,8 @@ class Buffers:
 
     def step(self, shape: Shape) -> Step:
         step = self._whole.cut(shape.num_tokens, shape.num_sequences)
+        if shape.has_adapters:
+            step.adapters = self._adapters[0, : shape.num_tokens]
         if shape.has_trees:
             assert self._trees is not None
             self._trees.enter(step)
@@ -121,6 +138,10 @@ class Buffers:
     def tokens_at(self, shape: Shape) -> torch.Tensor | None:
         """Return the tokens [M] whose logits are wanted; None for all."""
         return None if shape.num_logits == shape.num_tokens else self._at[: shape.num_logits]
+
+    def adapters_at(self, shape: Shape) -> torch.Tensor | None:
+        """Return the slots [M] of the adapters of those tokens; None if there are none."""
+        return self._adapters[1, : shape.num_logits] if shape.has_adapters else None
 
 
 def _slots(table: np.ndarray, begin: int, end: int, block_size: int) -> np.ndarray | int:
@@ -187,8 +208,10 @@ class Runner:
         grammars: GrammarCompiler | None = None,
         drafters: Drafters | None = None,
         drafting: Sequence[Memory | None] = (),
+        loras: LoraBank | None = None,
     ) -> None:
         """`drafting`: memories of a drafting model's layers, which come after the model's own."""
+        self.loras = loras
         self.model = model
         self.memory = memory
         self.rows = RunningRows(len(memory.grouping.groups), grammars, drafters)
@@ -202,18 +225,28 @@ class Runner:
     def start(self, plan: Plan) -> Done[Result]:
         return Done(self.run(plan))
 
-    def control(self, message: object) -> Done[Answer]:
+    def control(self, message: object) -> Awaited[Answer]:
+        if self.loras is not None and isinstance(message, LoadLora):
+            return self.loras.load(message)
+        if self.loras is not None and isinstance(message, DropLora):
+            return self.loras.drop(message)
         told: Values = {"device": "cpu", "num_plans": self.rows.num_plans, "cache_bytes": self.memory.blocks.nbytes}
         return Done(obey(message, {Describe: lambda _: told}))
 
     def close(self) -> None:
         """Give up weights and cache, whoever still holds the runner."""
+        loras: LoraBank | None = getattr(self, "loras", None)
+        if loras is not None:
+            loras.close()
         vars(self).clear()
 
     def run(self, plan: Plan) -> Result:
         """Run a plan. Rows are applied before anything can fail, so that later plans find them."""
         self.rows.apply(plan)
         try:
+            if self.loras is not None:
+                for admission in plan.admissions:
+                    self.loras.enter(admission.adapter, admission.request.loras)
             if plan.moves:
                 with use_torch():
                     self.memory.move(plan.moves)
@@ -295,7 +328,7 @@ class Runner:
             kept = list(taps.values())
             if not shape.num_logits:
                 return StepOutput(hidden, taps=kept)
-            logits = model.logits(hidden, at)
+            logits = model.logits(hidden, at, buffers.adapters_at(shape))
             return StepOutput(hidden, logits, argmax(logits), kept)
 
     def _sample_row(self, row: Row, device: RunningRow, logits: Array, likeliest: list[int], result: RowResult) -> None:
@@ -318,7 +351,7 @@ class Runner:
     def _prompt_logprobs(self, model: Decoder, row: Row, hidden: torch.Tensor, result: RowResult) -> None:
         try:
             with use_torch():
-                add_prompt_logprobs(model, self.sampler, row, self.rows[row.row].state, hidden, result)
+                add_prompt_logprobs(model, self.sampler, row, self.rows[row.row], hidden, result)
         except UnusableLogits as error:
             result.error = str(error)
 

@@ -335,7 +335,7 @@ class CudaRunner:
 
     def _prompt_logprobs(self, row: Row, device: RunningRow, hidden: torch.Tensor, result: RowResult) -> None:
         try:
-            add_prompt_logprobs(self.model, self.sampler, row, device.state, hidden, result)
+            add_prompt_logprobs(self.model, self.sampler, row, device, hidden, result)
         except UnusableLogits as error:
             result.error = str(error)
 

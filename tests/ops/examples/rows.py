@@ -40,6 +40,10 @@ class EachRow:
         return rows
 
 
+class EachRowInPlace(EachRow):
+    """As EachRow, of an op that writes into its arguments."""
+
+
 class EachSlot(EachRow):
     """Rows written into caches in place: the result, and what the caches hold at the rows' slots."""
 

@@ -1,0 +1,250 @@
+"""Adapters: which are in memory, which hold the slots that rows name, and who has to wait for one.
+
+A slot has the adapters of a request, summed; sequences with the same ones share it. A slot whose sequences have ended
+keeps its adapters until another set needs it. Pure, as all of the scheduler: an executor reads the files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.engine.executor import Answer, Awaited, Done, DropLora, LoadLora
+from penstock.errors import InvalidRequest
+from penstock.types import LoraUse
+
+MAX_LOADING = 2  # at once
+NO_LORAS = "LoRA is off: start with --enable-lora (enable_lora=True)"
+
+Tell = Callable[[object], Awaited[Answer]]
+
+
+@dataclass
+class Slot:
+    """`num_users` running sequences have these adapters."""
+
+    number: int
+    key: str = ""
+    loras: tuple[LoraUse, ...] = ()
+    num_users: int = 0
+    used: int = 0  # when it was last taken
+
+    def has(self, number: int) -> bool:
+        return any(use.number == number for use in self.loras)
+
+
+class LoraMemory:
+    """Adapters that are known, in memory or being read; all others are on disk."""
+
+    def __init__(self, num_resident: int) -> None:
+        self.num_resident = num_resident
+        self.num_loads = self.num_evictions = 0
+        self.loading: dict[int, Awaited[Answer]] = {}
+        self.tell: Tell | None = None  # an executor's `control`
+        self._known: dict[int, LoadLora] = {}
+        self._resident: OrderedDict[int, None] = OrderedDict()  # the least recently used one first
+
+    def __len__(self) -> int:
+        return len(self._resident)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._resident
+
+    def knows(self, number: int) -> bool:
+        return number in self._known
+
+    def load(self, message: LoadLora) -> Awaited[Answer]:
+        """Make an adapter known. One whose fingerprint is given was read before, and is read again when needed."""
+        self._known[message.number] = message
+        return Done(Answer()) if message.fingerprint else self.fetch(message.number)
+
+    def fetch(self, number: int) -> Awaited[Answer]:
+        """Begin to read an adapter."""
+        assert self.tell is not None
+        self.num_loads += 1
+        self.loading[number] = ticket = self.tell(self._known[number])
+        return ticket
+
+    def touch(self, number: int) -> None:
+        self._resident.move_to_end(number)
+
+    def has_room(self) -> bool:
+        return len(self._resident) + len(self.loading) < self.num_resident
+
+    def poll(self) -> dict[int, str]:
+        """Take in what has been read; returns why some adapters could not be."""
+        failed = {}
+        for number in [number for number, ticket in self.loading.items() if ticket.is_done]:
+            answer, known = self.loading.pop(number).result(), self._known[number]
+            if answer.error is None:
+                self._known[number] = replace(known, fingerprint=str(answer.values.get("fingerprint", "")))
+                self._resident[number] = None
+                continue
+            failed[number] = answer.error
+            if not known.fingerprint:
+                del self._known[number]
+        return failed
+
+    def find_idle(self, pinned: Container[int]) -> int | None:
+        """Return the adapter that was used the longest ago, but none of `pinned`."""
+        return next((number for number in self._resident if number not in pinned), None)
+
+    def free(self, number: int) -> None:
+        """Free an adapter's memory; one that is being read is freed as it arrives."""
+        is_held = number in self or number in self.loading
+        self._resident.pop(number, None)
+        self.loading.pop(number, None)
+        if is_held and self.tell is not None:
+            self.tell(DropLora(number))
+
+    def forget(self, number: int) -> None:
+        self.free(number)
+        self._known.pop(number, None)
+
+
+class LoraSlots:
+    """`num_slots` sets of adapters run at once; `num_resident` adapters are in memory."""
+
+    def __init__(self, num_slots: int = 0, num_resident: int = 0) -> None:
+        self.memory = LoraMemory(num_resident)
+        self.slots = [Slot(number) for number in range(num_slots)]
+        self._by_key: dict[str, Slot] = {}
+        self._draining: set[int] = set()  # slots that nobody else may take in this pass
+        self._wanted: set[int] = set()  # adapters that earlier sequences of this pass wait for
+        self._clock = 0
+
+    def connect(self, tell: Tell) -> None:
+        """Have an executor's `control` read and free adapters; without slots there are none."""
+        self.memory.tell = tell if self.slots else None
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self.memory.loading)
+
+    def load(self, message: LoadLora) -> Awaited[Answer]:
+        return Done(Answer(error=NO_LORAS)) if self.memory.tell is None else self.memory.load(message)
+
+    def drop(self, number: int) -> Awaited[Answer]:
+        """Forget an adapter, which no request may name any more."""
+        if self.memory.tell is None:
+            return Done(Answer(error=NO_LORAS))
+        if number in self._pin():
+            return Done(Answer(error=f"adapter {number} is in use: end its requests first"))
+        self._clear(number)
+        self.memory.forget(number)
+        return Done(Answer())
+
+    def check_known(self, loras: Sequence[LoraUse]) -> None:
+        """Refuse a request whose adapters could never run."""
+        if loras and self.memory.tell is None:
+            raise InvalidRequest(NO_LORAS)
+        for use in loras:
+            if not self.memory.knows(use.number):
+                raise InvalidRequest(f"adapter {use.name!r} is not loaded: load it first")
+        if len({use.number for use in loras}) > self.memory.num_resident:
+            raise InvalidRequest(
+                f"{len(loras)} adapters in one request are over max_cpu_loras={self.memory.num_resident}: name fewer"
+            )
+
+    def begin(self) -> None:
+        """Begin a pass over the waiting sequences, in the order in which they are to be admitted."""
+        self._draining.clear()
+        self._wanted.clear()
+
+    def can_run(self, key: str) -> bool:
+        """True if these adapters hold a slot that is not kept for an earlier sequence; or if there are none."""
+        if not key:
+            return True
+        slot = self._by_key.get(key)
+        return slot is not None and slot.number not in self._draining
+
+    def claim(self, key: str, loras: tuple[LoraUse, ...]) -> bool:
+        """Find a slot for a waiting sequence, or do what it takes to get one: read its adapters, or let the slot with
+        the fewest users run empty. False if it has to wait."""
+        if self.can_run(key):
+            return True
+        if key in self._by_key or len(self._draining) == len(self.slots):
+            return False
+        free = [slot for slot in self.slots if slot.number not in self._draining]
+        slot = min(free, key=lambda slot: (slot.num_users, slot.used))
+        if slot.num_users or not self._are_resident(loras):
+            self._draining.add(slot.number)  # kept for it
+            return False
+        self._by_key.pop(slot.key, None)
+        slot.key, slot.loras, slot.used = key, loras, self._tick()
+        self._by_key[key] = slot
+        return True
+
+    def take(self, key: str) -> int:
+        """Return the slot of a sequence that begins to run; -1 without adapters."""
+        if not key:
+            return -1
+        slot = self._by_key[key]
+        slot.num_users += 1
+        slot.used = self._tick()
+        for use in slot.loras:
+            self.memory.touch(use.number)
+        return slot.number
+
+    def release(self, key: str) -> None:
+        """Take note that a sequence has left its row."""
+        if key:
+            self._by_key[key].num_users -= 1
+
+    def poll(self) -> dict[int, str]:
+        """Take in what has been read; returns why some adapters could not be."""
+        failed = self.memory.poll()
+        while len(self.memory) > self.memory.num_resident and self._evict_one():
+            pass
+        return failed
+
+    def wait(self) -> None:
+        """Wait for the adapter that has been read the longest."""
+        next(iter(self.memory.loading.values())).result()
+
+    def _are_resident(self, loras: tuple[LoraUse, ...]) -> bool:
+        """True if all are in memory; otherwise the missing ones are read, as far as there is room."""
+        numbers, memory = {use.number for use in loras}, self.memory
+        self._wanted |= numbers
+        missing = [number for number in numbers if number not in memory]
+        for number in missing:
+            may_read = number not in memory.loading and len(memory.loading) < MAX_LOADING
+            if may_read and (memory.has_room() or self._evict_one()):
+                memory.fetch(number)
+        return not missing
+
+    def _pin(self) -> set[int]:
+        """Return the adapters of running sequences."""
+        return {use.number for slot in self.slots if slot.num_users for use in slot.loras}
+
+    def _evict_one(self) -> bool:
+        """Free the memory of the adapter that was used the longest ago; False if all are needed."""
+        number = self.memory.find_idle(self._pin() | self._wanted)
+        if number is None:
+            return False
+        self._clear(number)
+        self.memory.num_evictions += 1
+        self.memory.free(number)
+        return True
+
+    def _clear(self, number: int) -> None:
+        """Empty the slots that have an adapter."""
+        for slot in self.slots:
+            if slot.has(number):
+                self._by_key.pop(slot.key, None)
+                slot.key, slot.loras = "", ()
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def check(self, running: Iterable[str]) -> None:
+        """Require that every running sequence holds its slot, and that what slots have is in memory."""
+        users = {slot.key: slot.num_users for slot in self.slots if slot.num_users}
+        if users != Counter(filter(None, running)):
+            raise AssertionError("the users of an adapter's slot are miscounted")
+        for slot in self.slots:
+            held = all(use.number in self.memory for use in slot.loras)
+            if slot.key and (self._by_key.get(slot.key) is not slot or not held):
+                raise AssertionError(f"slot {slot.number} has an adapter that is not in memory")

@@ -1,0 +1,1 @@
+"""LoRA adapters under vLLM's module name."""

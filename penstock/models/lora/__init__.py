@@ -1,0 +1,11 @@
+"""Read LoRA adapters as PEFT saves them: a folder and a model's spec in; low-rank matrices by the model's linears out.
+
+Everything that would change the mathematics and is not understood is refused by name. Nothing here knows of slots,
+requests or engines.
+"""
+
+from __future__ import annotations
+
+from penstock.models.lora.adapter import Adapter, fingerprint, read_adapter
+
+__all__ = ["Adapter", "fingerprint", "read_adapter"]

@@ -1,0 +1,228 @@
+"""An adapter's tensors, each checked against the model before it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from penstock.errors import InvalidModel
+from penstock.models.files.json_file import quote_name
+from penstock.models.files.safetensors import PICKLES, TensorEntry, read_header
+from penstock.models.load import ungroup
+from penstock.models.lora.config import CONFIG, LoraConfig, read_lora_config
+from penstock.models.names import IGNORED
+from penstock.models.spec import ModelSpec
+from penstock.ops import LowRank
+
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+EMBEDDING = "embedding.tokens"
+ENDS = re.compile(r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.default)?(?:\.weight)?$")
+FROZEN = re.compile(r"\.base_layer\.(weight|bias)$")  # peft saves embeddings beside their adapters
+FLOATS = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The low-rank matrices of a model's linears, by our names of these."""
+
+    parts: dict[str, list[LowRank]]
+    rank: int  # the largest
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for parts in self.parts.values() for part in parts)
+
+
+@dataclass(frozen=True)
+class LoraPlace:
+    """A module's place in the model: a linear, the rows of it, and how they are ordered."""
+
+    linear: str
+    first: int
+    num_out: int
+    num_in: int
+    group: tuple[int, int] | None = None  # head size and key rows, where the checkpoint groups rows by key head
+
+
+def fingerprint(folder: Path) -> str:
+    """Return what changes when an adapter's files do."""
+    try:
+        stats = [(folder / name).stat() for name in (CONFIG, WEIGHTS)]
+    except OSError:
+        return ""
+    return "-".join(f"{each.st_size}.{each.st_mtime_ns}.{each.st_ino}" for each in stats)
+
+
+def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
+    """Read a PEFT folder for a model. Names, ranks and shapes are checked before the first tensor is read."""
+    if not folder.is_dir():
+        raise InvalidModel(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}")
+    config, path = read_lora_config(folder), folder / WEIGHTS
+    if not path.is_file():
+        pickles = sorted(each.name for each in folder.iterdir() if each.suffix in PICKLES)
+        raise InvalidModel(
+            f"{folder / pickles[0]} is a pickle, which can run any code when loaded, so it is not opened: save the "
+            "adapter as safetensors (in peft: save_pretrained(folder, safe_serialization=True))"
+            if pickles
+            else f"{folder} has no {WEIGHTS}: fetch the adapter again"
+        )
+    entries = read_header(path)
+    pairs = _pair(path, entries, spec)
+    if not pairs:
+        raise InvalidModel(f"{path} has no lora_A and lora_B: it is no adapter, or has nothing to add")
+    places = {module: _locate(path, module, pair, entries, config, spec) for module, pair in pairs.items()}
+    _check_layers(path, pairs, config, spec)
+    rank = max(entries[a].shape[0] for a, _ in pairs.values())
+    if rank > max_rank:
+        raise InvalidModel(f"{folder}: rank {rank} is over max_lora_rank={max_rank}: raise --max-lora-rank")
+    parts: dict[str, list[LowRank]] = {}
+    with safe_open(path, framework="pt", device="cpu") as file:
+        for module, (a, b) in pairs.items():
+            place = places[module]
+            low, high = (_read(path, file.get_tensor(name), name) for name in (a, b))
+            made = _pack(place, low, high, config.find_scale(module))
+            parts.setdefault(place.linear, []).append(made)
+    _require_disjoint(path, parts)
+    return Adapter(parts, rank)
+
+
+def _require_disjoint(path: Path, parts: dict[str, list[LowRank]]) -> None:
+    for linear, made in parts.items():
+        made.sort(key=lambda part: part.first)
+        if any(a.first + a.num_out > b.first for a, b in pairwise(made)):
+            raise InvalidModel(
+                f"{path}: two modules add to the same outputs of {linear}: a merged projection and a part of it; "
+                "fetch the adapter again"
+            )
+
+
+def _read(path: Path, tensor: Tensor, name: str) -> Tensor:
+    tensor = tensor.float() if tensor.dtype is torch.float64 else tensor
+    if not tensor.isfinite().all():
+        raise InvalidModel(f"{path}: tensor {quote_name(name)} contains NaN or infinity: the adapter is damaged")
+    return tensor
+
+
+def _pack(place: LoraPlace, a: Tensor, b: Tensor, scale: float) -> LowRank:
+    b = b if place.group is None else ungroup(b, *place.group)
+    return LowRank.pack(a, b, place.first, scale, is_embedding=place.linear == EMBEDDING)
+
+
+def _pair(path: Path, entries: dict[str, TensorEntry], spec: ModelSpec) -> dict[str, tuple[str, str]]:
+    """Find the tensors a and b of every module, by the module's name in the base model."""
+    found: dict[str, dict[str, str]] = {}
+    for name, entry in entries.items():
+        inner = name.removeprefix(PREFIX)
+        end = ENDS.search(inner)
+        if end is None:
+            _require_copy(path, name, inner, entry, spec)
+            continue
+        if entry.dtype not in FLOATS or len(entry.shape) != 2:
+            raise InvalidModel(
+                f"{path}: tensor {quote_name(name)} of dtype {entry.dtype} and shape {list(entry.shape)} is no "
+                "low-rank matrix: fetch the adapter again"
+            )
+        found.setdefault(inner[: end.start()], {})[end[1].rpartition("_")[2]] = name
+    for pair in found.values():
+        if len(pair) == 1:
+            half, name = next(iter(pair.items()))
+            raise InvalidModel(f"{path}: tensor {quote_name(name)} has no lora_{'AB'[half == 'A']} beside it")
+    return {module: (pair["A"], pair["B"]) for module, pair in found.items()}
+
+
+def _require_copy(path: Path, name: str, inner: str, entry: TensorEntry, spec: ModelSpec) -> None:
+    """Accept a copy of a frozen embedding, which peft saves beside its adapter; refuse any other whole tensor."""
+    stored = spec.names.find(FROZEN.sub(r".\1", inner))
+    if FROZEN.search(inner) and stored is not None and stored is not IGNORED:
+        shapes = spec.parameters()
+        ours = "embedding.tokens.weight" if stored.name == "head.rows.weight" else stored.name
+        if shapes.get(stored.name, shapes.get(ours)) == entry.shape:
+            return
+    raise InvalidModel(
+        f"{path}: tensor {quote_name(name)} of shape {list(entry.shape)} is no part of a low-rank product: modules "
+        "trained as a whole are not supported; merge the adapter into the model"
+    )
+
+
+def _find_layer(module: str) -> int | None:
+    inside = re.search(r"\.(\d{1,6})\.", module)
+    return int(inside[1]) if inside else None
+
+
+def _find_place(module: str, spec: ModelSpec) -> LoraPlace | None:
+    """Find the linear a module of the base model is, or is a part of."""
+    stored, shapes = spec.names.find(f"{module}.weight"), spec.parameters()
+    if stored is None or stored is IGNORED or stored.layout == "stacked" or ".experts." in stored.name:
+        return None
+    name = stored.name.removesuffix(".weight")
+    if name == "head.rows" and spec.head is not None:
+        return LoraPlace(name, 0, spec.head.vocab_size, spec.head.row)
+    if stored.name in shapes:
+        shape = shapes[stored.name]
+        if len(shape) != 2 or name in ("embedding.positions", "embedding.types", "head.project"):
+            return None
+        if name == EMBEDDING:
+            return LoraPlace(name, 0, shape[1], shape[0])
+        merge = spec.merges().get(name)
+        group = (merge.head_size, merge.parts[1][1]) if merge and stored.layout == "grouped" else None
+        return LoraPlace(name, 0, *shape, group)
+    above, _, last = name.rpartition(".")
+    for linear, merge in spec.merges().items():
+        if linear.rpartition(".")[0] == above and last in dict(merge.parts):
+            before = [part for part, _ in merge.parts].index(last)
+            first = sum(rows for _, rows in merge.parts[:before])
+            return LoraPlace(linear, first, dict(merge.parts)[last], shapes[f"{linear}.weight"][1])
+    return None
+
+
+def _locate(
+    path: Path, module: str, pair: tuple[str, str], entries: dict[str, TensorEntry], config: LoraConfig, spec: ModelSpec
+) -> LoraPlace:
+    """Find a module's place and check both tensors against it."""
+    place = _find_place(module, spec)
+    if place is None:
+        raise InvalidModel(
+            f"{path}: tensor {quote_name(pair[0])} belongs to no linear of this {spec.architecture} that may have an "
+            "adapter: it is of another model, or of experts or positions, which are not supported"
+        )
+    if not config.targets_module(module, _find_layer(module)):
+        raise InvalidModel(
+            f"{path}: tensor {quote_name(pair[0])} is of a module that target_modules does not name: config and "
+            "tensors do not belong together"
+        )
+    rank = config.find_rank(module)
+    for name, expected in zip(pair, ((rank, place.num_in), (place.num_out, rank))):
+        if entries[name].shape != expected:
+            raise InvalidModel(
+                f"{path}: tensor {quote_name(name)} has shape {list(entries[name].shape)}, this model and rank {rank} "
+                f"take {list(expected)}: the adapter is of another model"
+            )
+    return place
+
+
+def _check_layers(path: Path, pairs: dict[str, tuple[str, str]], config: LoraConfig, spec: ModelSpec) -> None:
+    """Require that a module adapted in one layer is adapted in every layer that the config names."""
+    for module in {re.sub(r"\.\d{1,6}\.", ".*.", name, count=1) for name in pairs}:
+        for wanted in _list_layers(module, spec):
+            targeted = config.targets == "all-linear" or config.targets_module(wanted, _find_layer(wanted))
+            if targeted and wanted not in pairs:
+                raise InvalidModel(
+                    f"{path}: tensors of {quote_name(wanted)} are missing, which target_modules names: "
+                    "fetch the adapter again"
+                )
+
+
+def _list_layers(module: str, spec: ModelSpec) -> Iterator[str]:
+    """Name the module in every layer that has it."""
+    for index in range(spec.num_layers if "*" in module else 0):
+        wanted = module.replace("*", str(index), 1)
+        if _find_place(wanted, spec) is not None:
+            yield wanted

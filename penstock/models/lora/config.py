@@ -1,0 +1,193 @@
+"""PEFT's adapter_config.json, read strictly."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InvalidModel, quote
+from penstock.models.files.json_file import read_object
+
+if sys.version_info >= (3, 11):
+    from re import _parser as sre_parse
+else:
+    import sre_parse
+
+CONFIG = "adapter_config.json"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_RANK = 4096
+MAX_PATTERN = 1000  # characters of a regular expression
+MAX_PATTERNS = 4096
+TASKS = (None, "CAUSAL_LM", "FEATURE_EXTRACTION")
+PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")  # that leave the base's weights alone
+READ = (
+    "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
+    "exclude_modules", "layers_to_transform", "layers_pattern", "bias", "init_lora_weights",
+)  # fmt: skip
+# That say where an adapter comes from, or how it was trained.
+IGNORED = (
+    "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout", "fan_in_fan_out",
+    "megatron_core", "peft_version", "runtime_config", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    "qalora_group_size", "peft_config_version", "ensure_weight_tying",
+)  # fmt: skip
+NEUTRAL: tuple[Any, ...] = (None, False, [], {}, "")
+REMEDY = {
+    "use_dora": "DoRA adapters are not supported: merge it into the model with peft's merge_and_unload()",
+    "modules_to_save": "modules trained as a whole are not supported: merge the adapter into the model",
+    "trainable_token_indices": "trained tokens are not supported: merge the adapter into the model",
+}
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Ranks and factors by module, and the modules that have any. Modules go by the base model's names for them."""
+
+    rank: int
+    alpha: float
+    is_rank_stabilized: bool
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    targets: str | tuple[str, ...]  # an expression, or ends of names
+    excluded: str | tuple[str, ...]
+    layers: frozenset[int] | None  # None: all
+
+    def find_rank(self, module: str) -> int:
+        return int(_find(self.ranks, module, self.rank))
+
+    def find_scale(self, module: str) -> float:
+        """Return the factor of b · a."""
+        rank = self.find_rank(module)
+        return _find(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+    def targets_module(self, module: str, layer: int | None) -> bool:
+        """Return whether a module of a layer, or of none, is one that PEFT would have adapted."""
+        if self.excluded and _matches(self.excluded, module):
+            return False
+        if self.targets == "all-linear":
+            return True
+        if not _matches(self.targets, module):
+            return False
+        named = not isinstance(self.targets, str) and module in self.targets
+        return self.layers is None or named or layer in self.layers
+
+
+def _matches(wanted: str | tuple[str, ...], module: str) -> bool:
+    if isinstance(wanted, str):
+        return re.fullmatch(wanted, module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in wanted)
+
+
+def _find(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """Return the value of the first pattern that a module's name ends with."""
+    for pattern, value in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def read_lora_config(folder: Path) -> LoraConfig:
+    """Read a folder's config; raises InvalidModel with the key that is not understood."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise InvalidModel(f"{folder} has no {CONFIG}: name a folder that peft's save_pretrained() wrote")
+    values = read_object(path, MAX_CONFIG_BYTES)
+
+    def refuse(key: str, meant: str) -> InvalidModel:
+        return InvalidModel(f"{path}: {key}={quote(values.get(key))} is not supported: {meant}")
+
+    if values.get("peft_type") != "LORA":
+        raise refuse("peft_type", "only LORA adapters can be loaded")
+    if values.get("task_type") not in TASKS:
+        raise refuse("task_type", "adapters of CAUSAL_LM models can be loaded")
+    if values.get("bias", "none") not in ("none", None):
+        raise refuse("bias", "trained biases are no part of a low-rank product; train with bias='none'")
+    start = values.get("init_lora_weights", True)
+    if start not in PLAIN_STARTS:
+        raise refuse(
+            "init_lora_weights",
+            "it changes the base's weights; save the adapter with path_initial_model_for_weight_conversion",
+        )
+    for key, value in values.items():
+        if key not in READ and key not in IGNORED and value not in NEUTRAL:
+            raise refuse(key, REMEDY.get(key, "leave it out, or merge the adapter into the model with peft"))
+    return _make_config(values, refuse)
+
+
+def _make_config(values: Mapping[str, Any], refuse: Any) -> LoraConfig:
+    rank, alpha = values.get("r", 8), values.get("lora_alpha", 8)
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
+        raise refuse("r", f"a rank is 1 to {MAX_RANK}")
+    if not _is_number(alpha):
+        raise refuse("lora_alpha", "it must be a finite number")
+    stabilized = values.get("use_rslora") or False
+    if not isinstance(stabilized, bool):
+        raise refuse("use_rslora", "it must be true or false")
+    ranks, alphas = (values.get(key) or {} for key in ("rank_pattern", "alpha_pattern"))
+    if not _is_table(ranks) or not all(type(each) is int and 1 <= each <= MAX_RANK for each in ranks.values()):
+        raise refuse("rank_pattern", f"it maps expressions for modules to ranks of 1 to {MAX_RANK}")
+    if not _is_table(alphas) or not all(map(_is_number, alphas.values())):
+        raise refuse("alpha_pattern", "it maps expressions for modules to finite numbers")
+    targets = _read_targets(values.get("target_modules"))
+    if not targets:
+        raise refuse("target_modules", "it must list names, or be an expression or all-linear")
+    excluded = _read_targets(values.get("exclude_modules") or ())
+    if excluded is None:
+        raise refuse("exclude_modules", "it must list names or be an expression")
+    layers = values.get("layers_to_transform")
+    layers = [layers] if type(layers) is int else layers or None
+    if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
+        raise refuse("layers_to_transform", "it must be a layer's number or a list of them")
+    if isinstance(targets, str) and layers is not None:
+        raise refuse("layers_to_transform", "peft takes it with a list of target_modules alone")
+    chosen = None if layers is None else frozenset(layers)
+    return LoraConfig(rank, float(alpha), stabilized, ranks, alphas, targets, excluded, chosen)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) and len(value) <= MAX_PATTERNS and all(map(_is_pattern, value))
+
+
+def _read_targets(value: Any) -> str | tuple[str, ...] | None:
+    """Return names or an expression; None for anything else."""
+    if isinstance(value, str):
+        return value if _is_pattern(value) else None
+    if not isinstance(value, list | tuple) or len(value) > MAX_PATTERNS:
+        return None
+    return tuple(value) if all(isinstance(name, str) for name in value) else None
+
+
+def _is_pattern(text: str) -> bool:
+    """Return whether an expression is valid and short, and has no repetition within a repetition: such a one can take
+    for ever."""
+    if len(text) > MAX_PATTERN:
+        return False
+    try:
+        return not _has_nested_repeat(sre_parse.parse(text), inside=False)
+    except (re.error, RecursionError, OverflowError):
+        return False
+
+
+def _has_nested_repeat(parsed: Any, inside: bool) -> bool:
+    for kind, value in parsed:
+        repeats = str(kind).endswith("_REPEAT") and value[1] > 1
+        if repeats and inside:
+            return True
+        if any(_has_nested_repeat(part, inside or repeats) for part in _list_parts(value)):
+            return True
+    return False
+
+
+def _list_parts(value: Any) -> list[Any]:
+    """List the expressions within a node of a parsed expression."""
+    if isinstance(value, sre_parse.SubPattern):
+        return [value]
+    return [part for each in value for part in _list_parts(each)] if isinstance(value, list | tuple) else []

@@ -1,0 +1,98 @@
+"""Adapters in memory, and which of them each slot has. A slot's kernels read them where they lie: nothing is copied."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from penstock.engine.executor import Answer, Awaited, Done, DropLora, LoadLora, Values
+from penstock.errors import PenstockError
+from penstock.models.lora import Adapter, fingerprint, read_adapter
+from penstock.ops import Term
+from penstock.passes.adapt import LoraTable
+from penstock.types import LoraUse
+
+NO_LORAS = "LoRA is off: start with enable_lora"
+
+
+class Reading:
+    """The ticket of an adapter that is being read."""
+
+    def __init__(self, future: Future[Answer]) -> None:
+        self._future = future
+
+    @property
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> Answer:
+        return self._future.result()
+
+
+class LoraBank:
+    """Reads in a thread of its own, so that steps go on meanwhile."""
+
+    def __init__(self, table: LoraTable, max_rank: int) -> None:
+        self.table, self.max_rank = table, max_rank
+        self._adapters: dict[int, Adapter] = {}
+        self._slots: list[tuple[LoraUse, ...]] = [()] * table.num_slots
+        self._dropped: set[int] = set()  # while they were read
+        self._lock = threading.Lock()  # guards what is in memory; slots are the step's thread's
+        self._readers = ThreadPoolExecutor(1, "penstock-lora")
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(adapter.num_bytes for adapter in self._adapters.values())
+
+    def load(self, message: LoadLora) -> Awaited[Answer]:
+        return Reading(self._readers.submit(self._load, message))
+
+    def _load(self, message: LoadLora) -> Answer:
+        try:
+            return Answer(self._read(message))
+        except Exception as error:  # whatever is wrong with a file must reach those who wait for it
+            self._dropped.discard(message.number)
+            is_known = isinstance(error, PenstockError)
+            return Answer(
+                error=str(error) if is_known else f"{message.path} cannot be read ({type(error).__name__}: {error})"
+            )
+
+    def _read(self, message: LoadLora) -> Values:
+        folder = Path(message.path)
+        before = fingerprint(folder)
+        if message.fingerprint and before != message.fingerprint:
+            raise PenstockError(f"{folder} has changed since the adapter was loaded: load it again")
+        adapter = read_adapter(folder, self.table.spec, self.max_rank)
+        if fingerprint(folder) != before:
+            raise PenstockError(f"{folder} changed while it was read: load it again")
+        with self._lock:
+            if message.number in self._dropped:
+                self._dropped.remove(message.number)
+            else:
+                self._adapters[message.number] = adapter
+        return {"fingerprint": before, "rank": adapter.rank, "num_bytes": adapter.num_bytes}
+
+    def drop(self, message: DropLora) -> Done[Answer]:
+        """Forget an adapter; one that is still being read is forgotten as it arrives."""
+        for slot, uses in enumerate(self._slots):
+            if any(use.number == message.number for use in uses):
+                self.enter(slot, ())
+        with self._lock:
+            if self._adapters.pop(message.number, None) is None:
+                self._dropped.add(message.number)
+        return Done(Answer())
+
+    def enter(self, slot: int, uses: tuple[LoraUse, ...]) -> None:
+        """Put a request's adapters, which must be in memory, into a slot."""
+        if slot < 0 or self._slots[slot] == uses:
+            return
+        with self._lock:
+            adapters = [(self._adapters[use.number], use.scale) for use in uses]
+        for name, weights in self.table.items():
+            terms = [Term(adapter.parts.get(name, ()), scale) for adapter, scale in adapters]
+            weights.fill(slot, terms if any(parts for parts, _ in terms) else ())
+        self._slots[slot] = uses
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,99 @@
+"""Random adapters in PEFT's format, and the mathematics they stand for: b · a, scaled, added to a model's weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+Pairs = dict[str, tuple[Tensor, Tensor]]  # module → a [r, in], b [out, r]
+OUTER = ("embed_in", "embed_out", "embed_tokens", "lm_head", "word_embeddings", "wte", "embeddings")
+
+
+def is_target(name: str, module: nn.Module) -> bool:
+    """Return whether PEFT adapts this kind of module and we have it as a linear."""
+    if any(part in name for part in ("experts", "router", "positions", "wpe")) or name.endswith("mlp.gate"):
+        return False
+    if isinstance(module, nn.Embedding):
+        return name.rpartition(".")[2] in OUTER
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def sizes(module: Any) -> tuple[int, int]:
+    """Return a module's inputs and outputs."""
+    if isinstance(module, nn.Embedding):
+        return module.num_embeddings, module.embedding_dim
+    return tuple(module.weight.shape if isinstance(module, Conv1D) else module.weight.shape[::-1])
+
+
+def list_modules(model: nn.Module, ends: Sequence[str] | None = None) -> dict[str, nn.Module]:
+    """List the modules an adapter may have: all, or those whose names end so."""
+    found = {name: module for name, module in model.named_modules() if is_target(name, module)}
+    return {name: module for name, module in found.items() if ends is None or name.rpartition(".")[2] in ends}
+
+
+def make_pairs(model: nn.Module, rank: int, seed: int, ends: Sequence[str] | None = None, size: float = 0.3) -> Pairs:
+    generator = torch.Generator().manual_seed(seed)
+    pairs = {}
+    for name, module in list_modules(model, ends).items():
+        num_in, num_out = sizes(module)
+        a = torch.randn(rank, num_in, generator=generator) * (1.0 if isinstance(module, nn.Embedding) else num_in**-0.5)
+        pairs[name] = a, torch.randn(num_out, rank, generator=generator) * size * rank**-0.5
+    return pairs
+
+
+def write(folder: Path, model: nn.Module, pairs: Pairs, alpha: float = 16, **config: Any) -> Path:
+    """Write an adapter as PEFT does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    modules = dict(model.named_modules())
+    tensors: dict[str, Tensor] = {}
+    for name, (a, b) in pairs.items():
+        is_embedding = isinstance(modules[name], nn.Embedding)
+        kind, end = ("lora_embedding", "") if is_embedding else ("lora", ".weight")
+        tensors |= {
+            f"base_model.model.{name}.{kind}_A{end}": a.contiguous(),
+            f"base_model.model.{name}.{kind}_B{end}": b.contiguous(),
+        }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    rank = next(iter(pairs.values()))[0].shape[0]
+    values = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": sorted({name.rpartition(".")[2] for name in pairs}),
+        "lora_dropout": 0.1,
+        "bias": "none",
+        "modules_to_save": None,
+        "inference_mode": True,
+        **config,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+    return folder
+
+
+@torch.no_grad()
+def merge(model: Any, pairs: Pairs, scale: float) -> Any:
+    """Return a copy of the model with an adapter in its weights; a tied head is untied, as PEFT has it."""
+    merged = copy.deepcopy(model)
+    modules = dict(merged.named_modules())
+    head = merged.get_output_embeddings()
+    if head is not None and head.weight is merged.get_input_embeddings().weight:
+        head.weight = nn.Parameter(head.weight.clone())
+    for name, (a, b) in pairs.items():
+        delta = scale * (b @ a)
+        is_outer = isinstance(modules[name], nn.Embedding | Conv1D)
+        modules[name].weight.data += delta.T if is_outer else delta
+    return merged
+
+
+def scale_of(alpha: float, rank: int, stabilized: bool = False) -> float:
+    return alpha / (math.sqrt(rank) if stabilized else rank)

@@ -1,0 +1,69 @@
+"""Examples of low-rank additions: rows with one adapter, with several summed, with parts of a linear, and with none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from penstock import ops
+from penstock.ops import LoraWeights, LowRank, Term
+from penstock.ops.registry import Example
+from tests.ops.examples.case import examples, integers, normal
+from tests.ops.examples.rows import EachRowInPlace
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SIZES = [(1, 5, 7, 1), (3, 64, 40, 8), (16, 33, 100, 16), (70, 96, 48, 5), (130, 31, 17, 33)]  # rows, in, out, rank
+
+
+def weights(width: int, num_out: int, rank: int, is_embedding: bool = False) -> LoraWeights:
+    """Slot 0: two adapters, the second of another dtype and rank. 1: three parts, one of them absent. 2: empty."""
+
+    def low_rank(seed: int, rank: int, first: int, end: int, dtype: torch.dtype) -> LowRank:
+        a = normal(seed, rank, width, scale=width**-0.5, dtype=dtype)
+        b = normal(seed + 1, end - first, rank, dtype=dtype)
+        return LowRank.pack(a, b, first, scale=1.5, is_embedding=is_embedding)
+
+    made = LoraWeights(num_out, num_slots=3, max_parts=3)
+    both = [low_rank(10 + i, rank + 3 * i, 0, num_out, DTYPES[rank % 3 - i]) for i in range(2)]
+    made.fill(0, [Term([both[0]], 0.5), Term([both[1]], -1.25)])
+    cut = num_out // 3
+    made.fill(1, [Term([low_rank(20, rank, 0, cut, DTYPES[1]), low_rank(21, 1, cut + 1, num_out, DTYPES[0])], 2.0)])
+    made.fill(2, [Term([both[0]], 1.0)])
+    made.fill(2, [])
+    return made
+
+
+def _slots(seed: int, num_rows: int) -> torch.Tensor:
+    """Mixed rows, then runs of one slot as prompts make them."""
+    slots = integers(seed, 4, num_rows, dtype=torch.int32) - 1
+    slots[num_rows // 2 :] = torch.arange(num_rows - num_rows // 2, dtype=torch.int32) // 60
+    return slots
+
+
+@examples(ops.add_lora, EachRowInPlace("x", "y", "slots"))
+def _add_lora() -> Iterator[Example]:
+    for seed, (num_rows, width, num_out, rank) in enumerate(SIZES):
+        yield {
+            "x": normal(seed, num_rows, width),
+            "y": normal(seed + 50, num_rows, num_out),
+            "slots": _slots(seed, num_rows),
+            "weights": weights(width, num_out, rank),
+        }
+    yield {
+        "x": normal(7, 0, 8),
+        "y": normal(8, 0, 9),
+        "slots": torch.empty(0, dtype=torch.int32),
+        "weights": weights(8, 9, 2),
+    }
+
+
+@examples(ops.add_lora_rows, EachRowInPlace("ids", "y", "slots"))
+def _add_lora_rows() -> Iterator[Example]:
+    for seed, (num_rows, vocab_size, num_out, rank) in enumerate(SIZES):
+        yield {
+            "ids": integers(seed, vocab_size, num_rows),
+            "y": normal(seed + 50, num_rows, num_out),
+            "slots": _slots(seed, num_rows),
+            "weights": weights(vocab_size, num_out, rank, is_embedding=True),
+        }
