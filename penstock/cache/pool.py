@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 
@@ -18,6 +20,7 @@ class BlockPool:
         self.num_limbo = 0  # blocks without an owner that wait for a started plan to end
         self._cached = [False] * num_blocks  # the tree is one of the owners
         self.num_idle = 0  # blocks that only the tree owns
+        self.evictions: deque[int] | None = None  # blocks that left the tree, while someone watches
         self._on_idle = on_idle
 
     @property
@@ -31,6 +34,10 @@ class BlockPool:
     def num_users(self, block: int) -> int:
         """Owners other than the tree."""
         return self.refs[block] - self._cached[block]
+
+    def list_states(self) -> tuple[list[int], list[bool]]:
+        """Return each block's owners other than the tree, and if the tree is one."""
+        return list(map(operator.sub, self.refs, self._cached)), self._cached
 
     def take(self) -> int:
         block = self._free.pop()
@@ -86,6 +93,8 @@ class BlockPool:
         self._cached[block] = False
         self.num_idle -= 1
         self.release(block)
+        if self.evictions is not None:
+            self.evictions.append(block)
 
     def end(self, plan: int) -> None:
         """Free the blocks that waited for `plan` or an earlier one."""

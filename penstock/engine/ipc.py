@@ -13,7 +13,22 @@ import zmq
 
 from penstock.engine.engine import Engine
 from penstock.engine.executor import Answer, Awaited, Done, make_message
-from penstock.engine.messages import Abort, Add, Answered, Beat, Command, Control, Deltas, Forget, Refused, Report, Stop
+from penstock.engine.messages import (
+    Abort,
+    Add,
+    Answered,
+    Beat,
+    Command,
+    Control,
+    Deltas,
+    Forget,
+    Look,
+    Refused,
+    Report,
+    Seen,
+    Stop,
+)
+from penstock.engine.view import Viewer
 from penstock.errors import PenstockError
 from penstock.types import Request
 
@@ -80,9 +95,11 @@ class CommandLoop:
         self._engine, self._wire, self._pulse, self._prepare = engine, wire, pulse, prepare
         self._preparing: dict[str, Add] = {}
         self._preparers = ThreadPoolExecutor(MAX_PREPARING, "penstock-prepare")
-        self._prepared: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[tuple[str, object, float]] = queue.SimpleQueue()
         self._held: dict[str, object] = {}
         self._told: list[tuple[str, Awaited[Answer]]] = []  # control messages that have no answer yet
+        self._journal, self._viewer = engine.scheduler.roster.journal, Viewer(engine)
+        self._journal.is_open = True
 
     def serve(self) -> None:
         """Make steps while there is work and wait while there is none, until told to stop."""
@@ -108,12 +125,15 @@ class CommandLoop:
         deltas = self._engine.step()
         self._engine.scheduler.stats.step_s += time.perf_counter() - begin
         self._pulse.begun = None
-        few = [delta for delta in deltas if delta.prompt_logprobs is None]
+        few, marks = [delta for delta in deltas if delta.prompt_logprobs is None], self._journal.take()
+        if marks and len(few) < len(deltas):
+            self._wire.send(Deltas(marks=marks))
+            marks = []
         for delta in deltas if len(few) < len(deltas) else ():
             if delta.prompt_logprobs is not None:
                 self._wire.send(Deltas([delta]))  # large: a message of its own
-        if few:
-            self._wire.send(Deltas(few))
+        if few or marks:
+            self._wire.send(Deltas(few, marks))
         for delta in deltas if self._held else ():
             if delta.request_id not in self._engine.scheduler.roster.requests:
                 self._held.pop(delta.request_id, None)
@@ -132,9 +152,17 @@ class CommandLoop:
             self._engine.abort(command.id, command.sibling, command.reason)
         elif isinstance(command, Forget):
             self._engine.scheduler.cache.tree.clear()
+        elif isinstance(command, Look):
+            self._look(command)
         elif isinstance(command, Control):
             self._told.append((command.id, self._tell(command)))
             self._send_answers()
+
+    def _look(self, command: Look) -> None:
+        if command.last:
+            return self._viewer.stop()
+        stats, num_waiting = self._engine.stats(), len(self._engine.scheduler.roster.waiting)
+        self._wire.send(Seen(stats, self._viewer.list_rows(), num_waiting, self._viewer.describe_blocks()))
 
     def _tell(self, command: Control) -> Awaited[Answer]:
         try:
@@ -156,17 +184,18 @@ class CommandLoop:
     def _prepare_aside(self, request: Request) -> None:
         if request.id not in self._preparing:
             return  # aborted while it waited
+        begin_s = time.perf_counter()
         try:
             outcome = self._prepare(request)
         except PenstockError as error:
             outcome = error
         except Exception as error:
             outcome = PenstockError(f"the request could not be prepared ({type(error).__name__}: {error})")
-        self._prepared.put((request.id, outcome))
+        self._prepared.put((request.id, outcome, time.perf_counter() - begin_s))
 
     def _enter_prepared(self) -> None:
         while self._preparing and not self._prepared.empty():
-            id, outcome = self._prepared.get()
+            id, outcome, seconds = self._prepared.get()
             command = self._preparing.pop(id, None)
             if command is None:
                 continue
@@ -174,6 +203,7 @@ class CommandLoop:
                 self._wire.send(Refused(id, str(outcome)))
             else:
                 self._held[id] = outcome
+                self._journal.prepare(id, seconds)
                 self._add(command)
 
     def _add(self, command: Add) -> None:

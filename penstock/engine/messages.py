@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from penstock.engine.executor import Answer
+from penstock.engine.journal import Mark as Mark
+from penstock.engine.view import BlockView, RowView
 from penstock.types import Applied, Delta, Request
 
 
@@ -34,6 +36,12 @@ class Control(msgspec.Struct, frozen=True, tag=True):
     id: str
     name: str
     values: dict[str, Any] = {}
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Ask how rows and blocks are now; `Seen` follows. After the `last` nothing is kept for looks."""
+
+    last: bool = False
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -76,8 +84,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-class Deltas(msgspec.Struct, frozen=True, tag=True):
-    deltas: list[Delta]
+class Deltas(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """The outputs of a step. The marks came before them."""
+
+    deltas: list[Delta] = []
+    marks: list[Mark] = []
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +105,15 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
     answer: Answer
 
 
+class Seen(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `Look`."""
+
+    stats: dict[str, float]
+    rows: list[RowView]
+    num_waiting: int
+    blocks: BlockView
+
+
 class Beat(msgspec.Struct, frozen=True, tag=True):
     """The process is alive; `step_s` is the age of the step under way, 0 between steps."""
 
@@ -101,5 +121,5 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     stats: dict[str, float]
 
 
-Command = Add | Abort | Forget | Control | Stop
-Report = Found | Ready | Failed | Deltas | Refused | Answered | Beat
+Command = Add | Abort | Forget | Control | Look | Stop
+Report = Found | Ready | Failed | Deltas | Refused | Answered | Seen | Beat

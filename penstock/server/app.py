@@ -25,11 +25,12 @@ from penstock.server.connections.body_memory import BodyMemory
 from penstock.server.connections.hosts import HostCheck, Hosts, OriginCheck, read_origins
 from penstock.server.connections.request_parser import CheckMiddleware, Limits
 from penstock.server.files.routes import MAX_FORM_BYTES, delete_file, file, file_content, files, upload_file
+from penstock.server.http.access import AccessLogMiddleware
 from penstock.server.http.context import Handler, release_body
 from penstock.server.http.errors import MAX_MESSAGE_CHARS, WarningHeaders, to_api_error
 from penstock.server.http.keys import AuthMiddleware, KeyRing
-from penstock.server.http.log import AccessLogMiddleware
 from penstock.server.http.openapi import asset, describe_body, docs, make_document
+from penstock.server.observe import routes as observe
 from penstock.server.ollama import routes as ollama
 from penstock.server.openai.chat import chat_completions
 from penstock.server.openai.chat_body import ChatBody
@@ -62,6 +63,8 @@ READS: list[tuple[str, Handler, str]] = [
     ("/info", status.info, "about"),
     ("/metrics", status.metrics, "about"),
     ("/admin/running", status.list_running, "about"),
+    ("/admin/live", observe.watch_live, "about"),
+    ("/admin/requests/{id}", observe.explain_request, "about"),
     ("/v1/responses/{id}", response, "OpenAI"),
     ("/v1/responses/{id}/input_items", input_items, "OpenAI"),
     ("/v1/files", files, "OpenAI"),

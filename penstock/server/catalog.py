@@ -18,6 +18,7 @@ from penstock.server.engines.process import WORKER
 from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import KeyRing
 from penstock.server.model import ServedModel
+from penstock.server.observe.trace import stage
 
 MAX_NAME_CHARS = 256  # responses repeat the name
 _NAMES = frozenset({"default", "dummy", "local-model", "tgi"})
@@ -112,9 +113,12 @@ class Catalog:
 
     async def open(self, name: str | None) -> ServedModel:
         model = self.find(name)
-        if not model.is_loaded:
-            await self._make_room(model)
-        await model.open()
+        if model.is_loaded:
+            await model.open()
+        else:
+            with stage("load", f"{model.name} was loaded"):
+                await self._make_room(model)
+                await model.open()
         return model
 
     async def _make_room(self, model: ServedModel) -> None:

@@ -13,6 +13,7 @@ from penstock.errors import DeadlinePassed, PenstockError
 from penstock.server.engines.direct import DirectWriter, Encode, OpenBody
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.model import ServedModel
+from penstock.server.observe.trace import Trace
 from penstock.server.openai.logprobs import count_prompt_logprobs
 from penstock.text.ledger import format_ledger
 from penstock.types import SamplingParams, StreamDelta
@@ -45,14 +46,18 @@ class Times:
     begun_s: float
     first_s: float | None = None
     end_s: float | None = None
+    trace: Trace | None = None
 
     def format_timings(self, usage: Usage) -> dict[str, float]:
-        """Format as llama-server does."""
+        """Format as llama-server does, with the time before the prompt was begun in `queue_ms`."""
         end = self.end_s or time.monotonic()
         first = self.first_s or end
-        prompt_ms, predicted_ms = 1e3 * (first - self.begun_s), 1e3 * (end - first)
+        run = self.begun_s if self.trace is None or self.trace.run_s is None else self.trace.run_s
+        run = min(max(run, self.begun_s), first)
+        prompt_ms, predicted_ms = 1e3 * (first - run), 1e3 * (end - first)
         computed, produced = usage.num_prompt - usage.num_cached, usage.num_output
         return {
+            "queue_ms": 1e3 * (run - self.begun_s),
             "cache_n": usage.num_cached,
             "prompt_n": computed,
             "prompt_ms": prompt_ms,
@@ -62,7 +67,13 @@ class Times:
             "predicted_ms": predicted_ms,
             "predicted_per_token_ms": predicted_ms / max(1, produced),
             "predicted_per_second": 1e3 * produced / max(predicted_ms, 1e-3),
+            **self._count_drafts(),
         }
+
+    def _count_drafts(self) -> dict[str, float]:
+        if self.trace is None or not self.trace.num_drafts:
+            return {}
+        return {"draft_n": self.trace.num_drafts, "draft_n_accepted": self.trace.num_accepted}
 
 
 class Generation:
@@ -77,11 +88,13 @@ class Generation:
         flights: Sequence[InFlightRequest],
         metrics: Metrics,
         on_close: Callable[[Generation], None],
+        trace: Trace | None = None,
     ) -> None:
+        self.trace = Trace() if trace is None else trace
         self.model, self._metrics, self._on_close, self._is_closed = model, metrics, on_close, False
         self.flights = list(flights)
         self.usage = Usage(num_prompt=sum(len(flight.request.tokens) for flight in flights))
-        self.times = Times(min(flight.begun_s for flight in flights))
+        self.times = Times(min(flight.begun_s for flight in flights), trace=self.trace)
         self._last_s = 0.0  # of the last delta
 
     @property
@@ -138,7 +151,7 @@ class Generation:
             self.times.first_s = now_s
             self.usage.num_cached = sum(flight.num_cached for flight in self.flights)
         else:
-            self._metrics.observe_gap(self.model.name, now_s - self._last_s)
+            self._metrics.gaps.observe_gap(self.model.name, now_s - self._last_s, len(batch[-1].token_ids))
         self._last_s = now_s
         usage = self.usage
         for item in batch:
@@ -166,6 +179,7 @@ class Generation:
         if self._is_closed:
             return
         self._is_closed = True
+        self._count_all()
         self._on_close(self)
         if any(flight.is_open for flight in self.flights):
             self._metrics.count_end(self.model.name, "abort")
@@ -173,6 +187,13 @@ class Generation:
         for flight in self.flights:
             flight.collector.listener = flight.writer = None  # else only the garbage collector frees them
         self._metrics.observe(self.model.name, self)
+
+    def _count_all(self) -> None:
+        """Tell the timeline the request's figures."""
+        trace, usage = self.trace, self.usage
+        trace.num_prompt += usage.num_prompt
+        trace.num_cached += usage.num_cached
+        trace.num_output += usage.num_output
 
     async def _merge(self) -> AsyncGenerator[tuple[int, list[StreamDelta]], None]:
         if len(self.flights) == 1:

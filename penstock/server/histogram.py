@@ -1,15 +1,16 @@
-"""A histogram that is observed for every token."""
+"""Histograms that may be observed for every token."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import HistogramMetricFamily
 
 
 class LoopHistogram:
-    """Seconds by model, observed by the event loop alone: it takes no lock, and finds a bucket by halves."""
+    """Values by model, observed by the event loop alone: it takes no lock, and finds a bucket by halves."""
 
     def __init__(self, name: str, help: str, buckets: Sequence[float]) -> None:
         self._name, self._help, self._buckets = name, help, list(buckets)
@@ -20,13 +21,17 @@ class LoopHistogram:
         self._counts.setdefault(model, [0] * (len(self._buckets) + 1))
         self._sums.setdefault(model, 0.0)
 
-    def observe(self, model: str, seconds: float) -> None:
+    def observe(self, model: str, value: float) -> None:
         counts = self._counts.get(model)
         if counts is None:
             self.add_model(model)
             counts = self._counts[model]
-        counts[bisect_left(self._buckets, seconds)] += 1
-        self._sums[model] += seconds
+        counts[bisect_left(self._buckets, value)] += 1
+        self._sums[model] += value
+
+    def total(self, model: str) -> tuple[int, float]:
+        """Return how many values a model has, and their sum."""
+        return sum(self._counts.get(model, ())), self._sums.get(model, 0.0)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._help, labels=["model_name"])
@@ -38,3 +43,15 @@ class LoopHistogram:
                 buckets.append((bound, total))
             family.add_metric([model], buckets, self._sums[model])
         yield family
+
+
+class GapHistogram(LoopHistogram):
+    """Seconds between tokens, and how many tokens came at their ends."""
+
+    def __init__(self, name: str, help: str, buckets: Sequence[float]) -> None:
+        super().__init__(name, help, buckets)
+        self.num_tokens: Counter[str] = Counter()
+
+    def observe_gap(self, model: str, seconds: float, num_tokens: int) -> None:
+        self.observe(model, seconds)
+        self.num_tokens[model] += num_tokens

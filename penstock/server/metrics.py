@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock.server.engines.engine import sum_totals
-from penstock.server.histogram import LoopHistogram
+from penstock.server.histogram import GapHistogram, LoopHistogram
 
 if TYPE_CHECKING:
     from penstock.server.catalog import Catalog
     from penstock.server.generation import Generation
 
-SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
+# vLLM's buckets
+FIRST_S = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
+FIRST_S += [20.0, 40.0, 80.0, 160.0, 640.0, 2560.0]
+GAP_S = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5]
+GAP_S += [10.0, 20.0, 40.0, 80.0]
+WHOLE_S = [0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0]
+WHOLE_S += [960.0, 1920.0, 7680.0]
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
+PROMPTS = "penstock:request_prompt_tokens"
+OUTPUTS = "penstock:request_generation_tokens"
+TTFT = "penstock:time_to_first_token_seconds"
+GAP = "penstock:inter_token_latency_seconds"
+PER_TOKEN = "penstock:request_time_per_output_token_seconds"
+OLD_PER_TOKEN = "penstock:time_per_output_token_seconds"
+E2E = "penstock:e2e_request_latency_seconds"
+QUEUE = "penstock:request_queue_time_seconds"
+PREFILL = "penstock:request_prefill_time_seconds"
+DECODE = "penstock:request_decode_time_seconds"
+INFERENCE = "penstock:request_inference_time_seconds"
+HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
+    PROMPTS: ("Prompt tokens per request.", TOKENS),
+    OUTPUTS: ("Generated tokens per request.", TOKENS),
+    TTFT: ("Time from arrival to the first token.", FIRST_S),
+    PER_TOKEN: ("Time per token after the first, per request.", GAP_S),
+    OLD_PER_TOKEN: ("The same, by vLLM's older name.", GAP_S),
+    E2E: ("Time from arrival to the last token.", WHOLE_S),
+    QUEUE: ("Time until a request is first run.", WHOLE_S),
+    PREFILL: ("Time from there to the first token.", WHOLE_S),
+    DECODE: ("Time from the first to the last token.", WHOLE_S),
+    INFERENCE: ("Time from the first run to the last token.", WHOLE_S),
+}
 CONNECTION_REFUSALS = ("seats", "descriptors")  # connection slots, or file descriptors
 
 # metric: (help, the engine's name)
@@ -49,11 +78,10 @@ NUM_POSITIONS = 8  # of a draft that the engine counts by
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        names = ["model_name"]
         self._ended = Counter(
             "penstock:request_success",
             "Finished sequences, by reason.",
-            [*names, "finished_reason"],
+            ["model_name", "finished_reason"],
             registry=self.registry,
         )
         self._refused = Counter(
@@ -70,42 +98,23 @@ class Metrics:
         )
         for reason in CONNECTION_REFUSALS:
             self._connections.labels(reason)
-        self._first = self._make_histogram(
-            "penstock:time_to_first_token_seconds", "Time from arrival to the first token."
-        )
-        self._between = LoopHistogram("penstock:inter_token_latency_seconds", "Time between tokens.", SECONDS)
-        self.registry.register(self._between)
-        self.observe_gap = self._between.observe  # of a model: seconds between tokens
-        self._whole = self._make_histogram(
-            "penstock:e2e_request_latency_seconds", "Time from arrival to the last token."
-        )
-        self._per_token = self._make_histogram(
-            "penstock:time_per_output_token_seconds", "Time per token after the first."
-        )
-        self._prompts = Histogram(
-            "penstock:request_prompt_tokens",
-            "Prompt tokens per request.",
-            names,
-            buckets=TOKENS,
-            registry=self.registry,
-        )
-        self._outputs = Histogram(
-            "penstock:request_generation_tokens",
-            "Generated tokens per request.",
-            names,
-            buckets=TOKENS,
-            registry=self.registry,
-        )
+        self.gaps = GapHistogram(GAP, "Time between tokens.", GAP_S)
+        self._histograms = {name: LoopHistogram(name, *one) for name, one in HISTOGRAMS.items()}
+        for histogram in self._histograms.values():
+            self.registry.register(histogram)
+        self.registry.register(self.gaps)
 
-    def _make_histogram(self, name: str, help: str) -> Histogram:
-        return Histogram(name, help, ["model_name"], buckets=SECONDS, registry=self.registry)
+    def sum_latencies(self, model: str) -> dict[str, float]:
+        """Return the sums and counts of times to first tokens, and between tokens."""
+        num_ttft, ttft_s = self._histograms[TTFT].total(model)
+        _, tpot_s = self.gaps.total(model)
+        return {"num_ttft": num_ttft, "ttft_s": ttft_s, "num_tpot": self.gaps.num_tokens[model], "tpot_s": tpot_s}
 
     def add_models(self, catalog: Catalog) -> None:
         """Create every model's series at once, so that rates start at zero."""
         for model in catalog:
-            self._between.add_model(model.name)
-            for series in (self._first, self._whole, self._per_token, self._prompts, self._outputs):
-                series.labels(model.name)
+            for histogram in (*self._histograms.values(), self.gaps):
+                histogram.add_model(model.name)
         self.registry.register(_EngineCollector(catalog))
 
     def count_refusal(self, status: int) -> None:
@@ -122,15 +131,22 @@ class Metrics:
 
     def observe(self, model: str, generation: Generation) -> None:
         """Record the latencies and token counts of a finished request."""
-        times, usage = generation.times, generation.usage
-        self._prompts.labels(model).observe(usage.num_prompt)
-        self._outputs.labels(model).observe(usage.num_output)
-        if times.first_s is None or times.end_s is None:
-            return
-        self._first.labels(model).observe(times.first_s - times.begun_s)
-        self._whole.labels(model).observe(times.end_s - times.begun_s)
-        if usage.num_output > 1:
-            self._per_token.labels(model).observe((times.end_s - times.first_s) / (usage.num_output - 1))
+        times, usage, trace = generation.times, generation.usage, generation.trace
+        observed: dict[str, float] = {PROMPTS: usage.num_prompt, OUTPUTS: usage.num_output}
+        if times.first_s is not None and times.end_s is not None:
+            run_s = trace.run_s
+            observed |= {TTFT: times.first_s - times.begun_s, E2E: times.end_s - times.begun_s}
+            observed[DECODE] = times.end_s - times.first_s
+            if usage.num_output > 1:
+                observed[PER_TOKEN] = observed[OLD_PER_TOKEN] = observed[DECODE] / (usage.num_output - 1)
+            if run_s is not None:
+                observed |= {
+                    QUEUE: run_s - times.begun_s,
+                    PREFILL: times.first_s - run_s,
+                    INFERENCE: times.end_s - run_s,
+                }
+        for name, value in observed.items():
+            self._histograms[name].observe(model, max(0.0, value))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from penstock.errors import Busy
 from penstock.server.catalog import Catalog
@@ -13,10 +14,13 @@ from penstock.server.common.fields import SamplingBody
 from penstock.server.config import ServerConfig
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.generation import Generation
-from penstock.server.http.context import Client
-from penstock.server.http.log import AccessLog
+from penstock.server.http.access import AccessLog
+from penstock.server.http.context import Client, new_id
 from penstock.server.metrics import Metrics
 from penstock.server.model import ServedModel
+from penstock.server.observe.live import LiveHub
+from penstock.server.observe.ring import TraceRing
+from penstock.server.observe.trace import CURRENT, Trace, stage
 from penstock.server.openai.logprobs import check_prompt_logprobs
 from penstock.text.prompt_encoder import Encoded
 from penstock.types import SamplingParams
@@ -31,11 +35,13 @@ class Server:
         self.config = config
         self.catalog = catalog
         self.metrics = metrics
-        self.access = AccessLog(metrics, config.access_log)
+        self.access = AccessLog(metrics, config.access_log, self._end_trace)
         self.is_draining = False
         self.begun_s = time.time()
         self.pid = os.getpid()
         self.generations: set[Generation] = set()
+        self.traces = TraceRing()
+        self.live = LiveHub(catalog, metrics)
 
     @property
     def is_ready(self) -> bool:
@@ -51,7 +57,9 @@ class Server:
         pool: bool = False,
     ) -> Generation:
         """Queue all prompts of a request, or none."""
-        prepared = [await model.text.prepare(encoded, params, client.tenant) for encoded, params in prompts]
+        trace = self._enter_trace(model, client)
+        with stage("grammar") if any(model.text.has_to_prepare(params) for _, params in prompts) else nullcontext():
+            prepared = [await model.text.prepare(encoded, params, client.tenant) for encoded, params in prompts]
         if self.is_draining:
             raise Busy("the server is stopping", 5, 503)
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
@@ -70,16 +78,39 @@ class Server:
         check_prompt_logprobs((request.sampling, len(request.tokens)) for request in requests)
         deadline_s = None if timeout is None else time.monotonic() + timeout
         flights = [
-            InFlightRequest(request, encoded.prompt, model.tokenizer, tenant=client.tenant, deadline_s=deadline_s)
-            for request, (encoded, _) in zip(requests, prompts)
+            InFlightRequest(
+                request,
+                encoded.prompt,
+                model.tokenizer,
+                tenant=client.tenant,
+                deadline_s=deadline_s,
+                trace=trace,
+                number=number,
+            )
+            for number, (request, (encoded, _)) in enumerate(zip(requests, prompts))
         ]
         for flight in flights:
             flight.collector.engine_applied = model.facts.applied
         model.touch()
         model.running.submit(*flights)
-        generation = Generation(model, flights, self.metrics, self.generations.discard)
+        generation = Generation(model, flights, self.metrics, self._forget, trace)
         self.generations.add(generation)
         return generation
+
+    def _forget(self, generation: Generation) -> None:
+        self.generations.discard(generation)
+        if generation.trace.outlives_connection:
+            generation.trace.finish(200)
+            self._end_trace(generation.trace)
+
+    def _end_trace(self, trace: Trace) -> None:
+        self.traces.end(trace)
+
+    def _enter_trace(self, model: ServedModel, client: Client) -> Trace:
+        trace = CURRENT.get() or Trace(new_id("req_"))
+        trace.model, trace.tenant = model.name, client.tenant
+        self.traces.enter(trace)
+        return trace
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for running ones; True if all ended."""
@@ -92,6 +123,7 @@ class Server:
             generation.fail(Busy("the server stopped before this response was finished", 5, 503))
         while self.generations and time.monotonic() < end + LAST_EVENTS_S:
             await asyncio.sleep(POLL_S)
+        self.live.close()
         return not left
 
     async def close(self) -> None:

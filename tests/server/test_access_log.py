@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from penstock.server.generation import Usage
-from penstock.server.http.log import ACCESS, AccessLog, JsonLines, QueuedHandler
+from penstock.server.http.access import AccessLog
+from penstock.server.http.log import ACCESS, JsonLines, QueuedHandler
 from penstock.server.metrics import Metrics
 from tests.hardening.fronted import FrontedServer
 from tests.server.running import RunningServer
@@ -73,7 +74,11 @@ def test_requests_are_logged_and_counted(keeping: RunningServer) -> None:
         assert grown[key] == count, (key, grown)
     answered = lines(keeping, '"POST /v1/completions" 200', 2)
     assert all(
-        re.search(r'127\.0\.0\.1:\d+ "POST /v1/completions" 200, \d+ ms, 3 tokens in, 5 out$', line)
+        re.search(
+            r'127\.0\.0\.1:\d+ "POST /v1/completions" 200, \d+ ms, 3 tokens in, 5 out, queue \d+ ms, '
+            r"first token \d+ ms, length, key-\w+, cmpl-\w+$",
+            line,
+        )
         for line in answered[-2:]
     )
     assert lines(keeping, '"GET /v1/models" 403', 2) and lines(keeping, '"GET /nowhere" 404')

@@ -25,7 +25,7 @@ class Tenancy:
         finally:
             self.needy = None
 
-    def _note_victim(self, victim: Sequence) -> None:
+    def _note_victim(self, victim: Sequence, why: str = "", tenant: str = "") -> None:
         if self.needy is not None and self.needy.request.tenant != victim.request.tenant:
             self.num_across += 1
             above = self.above()
@@ -35,7 +35,7 @@ class Tenancy:
                 victim.request.tenant,
                 above,
             )
-        self._preempt(victim)
+        self._preempt(victim, why, tenant)
 
     def above(self) -> set[str]:
         roster, above = self.scheduler.roster, set()

@@ -15,6 +15,7 @@ from penstock.engine.scheduling.roster import Roster
 from penstock.engine.sequence import Sequence, Status
 from penstock.types import Delta, DraftCount, TokenLogprobs
 
+FAILED_STEP = "a step with it, or with what it shares, failed"
 NUM_PLACES = 8  # of a line that accepted tokens are counted by
 
 
@@ -230,9 +231,9 @@ class Accounts:
                 end = min(entry.row.start + entry.row.count, len(sequence.tokens))
                 sequence.suspect = max(sequence.suspect, end)
                 if sequence.status is Status.RUNNING:
-                    self.roster.preempt(sequence)
+                    self.roster.preempt(sequence, FAILED_STEP)
         for sequence in [s for s in self.roster.running if s.holding in started.copied]:
-            self.roster.preempt(sequence)
+            self.roster.preempt(sequence, FAILED_STEP)
         self._evict(uncomputed)
         return deltas
 
@@ -240,7 +241,7 @@ class Accounts:
         """Evict blocks that a failed plan never filled; preempt the sequences that share them."""
         blocks = {block for node, g in uncomputed for block in node.slots[g] or ()}
         for sequence in [s for s in self.roster.running if s.held.has_any(blocks)]:
-            self.roster.preempt(sequence)
+            self.roster.preempt(sequence, FAILED_STEP)
         self.cache.tree.drop(uncomputed)
 
     def _advance(self, group: BeamGroup) -> list[Delta]:

@@ -111,6 +111,7 @@ class PlanBuilder:
         sequence.flights.append(InFlight(count, expected))
         sequence.computed = end
         if count > 1 + len(draft):
+            self.roster.journal.chunk(sequence, start, count, len(self.entries))
             self._num_prompt_rows += 1
             self._num_prompt_tokens += count
         self.entries.append(Entry(sequence, row, sequence.epoch))

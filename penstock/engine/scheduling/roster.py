@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from penstock.cache.holding import Holding
 from penstock.cache.kv import KVCache
 from penstock.cache.radix import chain_hash
+from penstock.engine.journal import RequestJournal
 from penstock.engine.loras import LoraSlots
 from penstock.engine.sequence import Sequence, Status
 from penstock.types import Request
@@ -76,16 +77,20 @@ class Roster:
         self.requests: dict[str, list[Sequence]] = {}
         self.tenants: Counter[str] = Counter()  # of requests that wait or run
         self.prefixes = PendingPrefixes(cache.block_size)
+        self.journal = RequestJournal()
 
     def enter(self, request: Request, sequences: list[Sequence]) -> None:
         self.requests[request.id] = sequences
         self.tenants[request.tenant] += 1
         self.waiting.extend(sequences)
+        for sequence in sequences:
+            self.journal.wait(sequence)
 
     def branch(self, parent: Sequence, child: Sequence, holding: Holding | None) -> None:
         """A new sequence of a known request; it runs at once if it has a holding."""
         self.requests[parent.request.id].append(child)
         self.waiting.append(child)
+        self.journal.wait(child)
         if holding is not None:
             self.run(child, holding, parent.computed)
 
@@ -95,12 +100,16 @@ class Roster:
         sequence.adapter = self.loras.take(sequence.root.adapter)
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        self.journal.run(sequence, computed)
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Back to the queue with its tokens; its state is computed again, as far as the tree has not kept it."""
+    def preempt(self, sequence: Sequence, why: str = "", tenant: str = "") -> None:
+        """Back to the queue with its tokens; its state is computed again, as far as the tree has not kept it.
+        `tenant`: whose request gets the blocks."""
         self._leave_row(sequence)
         sequence.status = Status.WAITING
         self.waiting.append(sequence)
+        self.journal.wait(sequence)
+        self.journal.preempt(sequence, why, tenant)
 
     def finish(self, sequence: Sequence) -> None:
         if sequence.status is Status.RUNNING:

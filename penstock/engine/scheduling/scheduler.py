@@ -263,4 +263,5 @@ class Scheduler:
             others = [s for s in self.roster.running if s is not suspect]
             if self._builder.entries or not others:
                 return
-            self.roster.preempt(self._preemption.find_victim(others) or others[-1])
+            victim = self._preemption.find_victim(others) or others[-1]
+            self.roster.preempt(victim, "a request that failed a step ran alone", suspect.request.tenant)

@@ -30,7 +30,7 @@ class Preemption:
             victim = next(filter(None, map(self.find_victim, self.shares.find_candidates(sequence))), None)
             if victim is None:
                 return 0
-            self.preempt(victim)
+            self.preempt(victim, "its blocks were needed", sequence.request.tenant)
 
     def fit(self, sequence: Sequence, count: int) -> int:
         """Pick the longest of count, count/2, … for which there are blocks; 0 if not even one position fits."""
@@ -49,17 +49,18 @@ class Preemption:
             losses, default=None, key=lambda s: (not losses[s], losses[s], tuple(-part for part in self.policy.rank(s)))
         )
 
-    def preempt(self, victim: Sequence) -> None:
+    def preempt(self, victim: Sequence, why: str = "", tenant: str = "") -> None:
+        """Preempt, and note why and for whose request."""
         self.stats.num_preemptions += 1
         victim.num_preempted += 1
-        self.roster.preempt(victim)
+        self.roster.preempt(victim, why, tenant)
 
     def preempt_paused(self) -> bool:
         """Preempt a beam that waits for the others of its group: it keeps its candidates, not its row and blocks."""
         paused = [s for s in self.roster.running if s.candidates]
         if not paused:
             return False
-        self.preempt(paused[-1])
+        self.preempt(paused[-1], "it waited for other beams", paused[-1].request.tenant)
         return True
 
 
@@ -81,15 +82,19 @@ class WaitingQueue:
 
     def admit_all(self, budget: int) -> None:
         """Admit in the policy's order. The first that finds no room stops the rest: it is not passed for ever."""
-        if budget <= 0 or not self.roster.rows or not self.roster.waiting:
+        if not self.roster.waiting:
             return
+        if budget <= 0 or not self.roster.rows:
+            return self._note_full()
         self.roster.loras.begin()
         for sequence in self._order():
             if budget <= 0 or not self.roster.rows:
-                return
+                return self._note_full()
             if not self.roster.loras.claim(sequence.root.adapter, sequence.request.loras):
+                self.roster.journal.block("all slots for adapters were taken")
                 continue
             if self._is_deferred(sequence):
+                self.roster.journal.block("another request was computing its prefix")
                 continue
             count = self.admit(sequence, budget)
             if not count:
@@ -97,6 +102,10 @@ class WaitingQueue:
             budget -= count
             for other in self.roster.waiting if self.policy.overtakes else ():
                 other.passed += other.number < sequence.number
+
+    def _note_full(self) -> None:
+        full = "the step had its most tokens" if self.roster.rows else "all rows were taken"
+        self.roster.journal.block(full)
 
     def claim_slot(self, sequence: Sequence) -> bool:
         """Find a slot for the adapters of a sequence that is to run alone."""
@@ -115,6 +124,7 @@ class WaitingQueue:
         if not count:
             self.cache.release(holding)
             sequence.holding, sequence.computed = None, 0
+            self.roster.journal.block("there were not enough free blocks")
             # Its own prefix may be what fills the cache: a snapshot and the state resumed from it, both at once.
             retry = hit and not self.roster.running and not self.cache.pool.num_limbo
             return self.admit(sequence, budget, alone, cold=True) if retry else 0
@@ -182,7 +192,7 @@ class WaitingQueue:
             victim = self.preemption.find_victim(victims) or (victims[-1] if victims and not self.roster.rows else None)
             if victim is None:
                 return
-            self.preemption.preempt(victim)
+            self.preemption.preempt(victim, "better priority came first", head.request.tenant)
             self._heir = head
 
     def reclaim(self) -> None:
@@ -192,5 +202,5 @@ class WaitingQueue:
             victim = self.preemption.find_victim(self.shares.find_over_share(head, self.capacity.near_blocks(head)))
             if victim is None:
                 return
-            self.preemption.preempt(victim)
+            self.preemption.preempt(victim, "its tenant was above its share", head.request.tenant)
             self._heir = head

@@ -57,7 +57,7 @@ class MessageAnswer:
         self._fills_context = fills_context  # max_tokens exceeds the context
         self._shows_thinking = body.thinking is None or body.thinking.display != "omitted"
         self.output_items = OutputItems(chat_prompt)
-        self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": body.model}
+        self.head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": body.model}
 
     async def collect(self) -> dict[str, Any]:
         async with contextlib.aclosing(self.output_items.follow(self.generation)) as batches:
@@ -65,7 +65,7 @@ class MessageAnswer:
                 pass
         output_items = self.output_items.all if self.body.max_tokens else []
         return {
-            **self._head,
+            **self.head,
             "content": [self._format_item(output_item) for output_item in output_items],
             **self._format_end(),
             "usage": self._format_usage(),
@@ -134,7 +134,7 @@ class MessageAnswer:
 
     def _start_message(self) -> list[dict[str, Any]]:
         message: dict[str, Any] = {
-            **self._head,
+            **self.head,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
@@ -293,6 +293,7 @@ async def messages(request: Request) -> Response:
         chat_prompt = replace(chat_prompt, params=chat_prompt.params.clone(max_tokens=None))
     generation = await start_generation(request, model, chat, [(chat_prompt.encoded, chat_prompt.params)])
     answer = MessageAnswer(body, chat_prompt, generation, fills_context=fills_context)
+    server.traces.name(generation.trace, answer.head["id"])
     if body.stream:
         return await event_stream(
             request,

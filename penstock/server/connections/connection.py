@@ -17,8 +17,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from penstock.server.connections.request_parser import BODY, HEAD, BufferedFlow, RequestParser, encode_refusal
 from penstock.server.connections.slots import ConnectionSlots, peer_of
+from penstock.server.http.access import AccessLog
 from penstock.server.http.errors import ApiError
-from penstock.server.http.log import AccessLog
 
 log = logging.getLogger("penstock.server")
 

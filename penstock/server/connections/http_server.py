@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 
 from penstock.server.connections.connection import KEEP_ALIVE_S, SOCKET_BUFFER_BYTES, Connection
 from penstock.server.connections.slots import ConnectionSlots, max_connections
-from penstock.server.http.log import AccessLog
+from penstock.server.http.access import AccessLog
 
 log = logging.getLogger("penstock.server")
 MAX_ACCEPTED_AT_ONCE = 32  # before yielding to the event loop

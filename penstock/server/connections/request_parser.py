@@ -102,6 +102,10 @@ class CycleBody:
         cycle = self._cycle
         return cycle.response_started and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
 
+    @property
+    def is_held_up(self) -> bool:
+        return self._flow.write_paused and not self._cycle.disconnected
+
     def write(self, data: bytes) -> None:
         cycle = self._cycle
         if not cycle.disconnected and not cycle.response_complete:

@@ -22,6 +22,10 @@ class OpenBody(Protocol):
     def is_ready(self) -> bool:
         """True if the client reads fast enough to be sent more."""
 
+    @property
+    def is_held_up(self) -> bool:
+        """True if the client has to read before more can be sent."""
+
     def write(self, data: bytes) -> None: ...
 
 

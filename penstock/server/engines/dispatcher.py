@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from penstock.engine.messages import Abort, Add
+from penstock.engine.messages import Abort, Add, Mark
 from penstock.errors import EngineFailed, InvalidRequest, PenstockError
 from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.direct import UnwrittenDeltas
@@ -24,6 +24,7 @@ TRIAL_S = 5.0  # first inconclusive trial; each further one lasts twice as long
 log = logging.getLogger("penstock.engine")
 MAX_PART_SIBLINGS = 8  # sent to the engine together, to share the prompt's KV blocks
 MIN_PARTS = 8  # that fit into an engine
+MAX_TENANTS_SHOWN = 8  # of those that a request is queued behind
 MAX_AHEAD = 8  # sequences queued in the engine beyond those it can run, so that it never idles
 
 
@@ -145,16 +146,40 @@ class Dispatcher:
 
     def submit(self, *flights: InFlightRequest) -> None:
         """Queue the prompts of one client request, all or none; Busy if the queue is full or too slow."""
+        why, tenants = self._describe_queue()
         self.admission.enter(*flights)
+        for flight in flights:
+            flight.follow(flight.outputs, "queue", why, tenants)
         self.dispatch()
+
+    def _describe_queue(self) -> tuple[str, dict[str, int]]:
+        """Say behind whom a request is queued."""
+        num_waiting = len(self.admission)
+        if self._max_rows is None:
+            return "the engine was starting", {}
+        if not num_waiting:
+            return "", {}
+        tenants = sorted(self.admission.tenants.values(), key=lambda tenant: -tenant.num_flights)[:MAX_TENANTS_SHOWN]
+        return f"behind {num_waiting} requests", {tenant.name: tenant.num_flights for tenant in tenants}
 
     def abort(self, *flights: InFlightRequest) -> None:
         """Stop requests that nobody listens to; their blocks are free within one step."""
         for flight in flights:
+            flight.follow(list(flight.outputs), None)
             flight.outputs.clear()
             self._drop(flight)
             self.flights.pop(flight.request.id, None)
         self.dispatch()
+
+    def handle_marks(self, marks: Iterable[Mark]) -> None:
+        """Add what the engine noted to the timelines of requests."""
+        for mark in marks:
+            part = self.parts.get(mark.request_id)
+            if part is not None and mark.kind == "prepared":
+                for sibling in part.siblings:
+                    part.flight.trace.mark((part.flight.number, sibling), mark)
+            elif part is not None and mark.sibling in part.siblings:
+                part.flight.trace.mark((part.flight.number, mark.sibling), mark)
 
     def handle_deltas(self, deltas: Iterable[Delta]) -> None:
         find, has_trials = self.parts.get, self.quarantine.has_trials
@@ -219,6 +244,9 @@ class Dispatcher:
         self._max_rows = None
         lost, condemned = self.quarantine.handle_death(self.parts.clear(), was_ready)
         self._lost.extend(lost)
+        for part in (*lost, *self.quarantine):
+            part.flight.trace.num_restarts += 1
+            part.flight.follow(part.siblings, "restart", "the engine died and was restarted")
         for part in condemned:
             self._fail(part.flight, EngineFailed("this request crashed the engine each time it ran; it is not retried"))
 
@@ -284,6 +312,7 @@ class Dispatcher:
         if self.admission.fair_shares.is_shared:
             request = replace(request, priority=0)  # no effect across tenants
         self.parts.add(part)
+        part.flight.follow(part.siblings, "grammar" if request.is_guided else "wait")
         self._send(Add(request, outputs, part.flight.mus or None))
 
     def _preempt(self, max_rows: int) -> bool:
@@ -305,5 +334,6 @@ class Dispatcher:
             self._send(Abort(part.id))
             part.preemption_cost += STARTED_COST if part.num_tokens else 1
             part.flight.parts.appendleft(part)
+            part.flight.follow(part.siblings, "queue", "it gave its row back", {flight.tenant: 1})
             self.admission.put_back(part.flight)
         return bool(parts)

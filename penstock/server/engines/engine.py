@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine.ipc import BEAT_S
-from penstock.engine.messages import Abort, Add, Beat, Deltas, Failed, Forget, Found, Ready, Refused, Report
+from penstock.engine.messages import Abort, Add, Beat, Deltas, Failed, Forget, Found, Look, Ready, Refused, Report, Seen
 from penstock.errors import EngineFailed, InvalidModel
 from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.dispatcher import Dispatcher
@@ -27,6 +27,7 @@ HEALTHY_S = 5.0  # after which an idle engine counts as healthy
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
 log = logging.getLogger("penstock.engine")
+MAX_LOOK_S = 5.0  # until an unanswered look is repeated
 MAX_FIRST_STARTS = 8  # of an engine that was never ready; later ones are retried forever
 
 
@@ -109,6 +110,36 @@ class Backoff:
         self.num_failures = 0
 
 
+class EngineView:
+    """The engine as it was last looked at."""
+
+    def __init__(self, send: Callable[[Look], None]) -> None:
+        self.seen: Seen | None = None
+        self.seen_s = 0.0  # by time.monotonic()
+        self._send = send
+        self._asked_s: float | None = None
+        self._news = asyncio.Event()
+
+    async def look(self, patience_s: float) -> None:
+        """Ask the engine, which answers between two steps, and wait for its answer for a while."""
+        if self._asked_s is None or time.monotonic() - self._asked_s > MAX_LOOK_S:
+            self._asked_s = time.monotonic()
+            self._news.clear()
+            self._send(Look())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._news.wait(), patience_s)
+
+    def take(self, seen: Seen) -> None:
+        self.seen, self.seen_s, self._asked_s = seen, time.monotonic(), None
+        self._news.set()
+
+    def close(self) -> None:
+        """Forget it: nobody looks, or the process is gone."""
+        if self.seen is not None or self._asked_s is not None:
+            self.seen = self._asked_s = None
+            self._send(Look(last=True))
+
+
 class RemoteEngine:
     """An engine process and its successors. Only the task `run` starts processes and awaits their ends."""
 
@@ -135,6 +166,7 @@ class RemoteEngine:
         self._process: EngineProcess | None = None
         self._settled = asyncio.Event()  # ready or given up
         self._is_up = False
+        self.view = EngineView(self._send)
         self._closing = asyncio.Event()
         self.dispatcher = Dispatcher(admission, self._send)
         self._watchdog = Watchdog(hang_s)
@@ -252,11 +284,17 @@ class RemoteEngine:
 
     def _handle(self, report: Report) -> None:
         if isinstance(report, Deltas):
-            self._backoff.reset()
-            self.dispatcher.handle_deltas(report.deltas)
+            if report.marks:
+                self.dispatcher.handle_marks(report.marks)
+            if report.deltas:
+                self._backoff.reset()
+                self.dispatcher.handle_deltas(report.deltas)
         elif isinstance(report, Beat):
             self._watchdog.record(report)
             self.stats = report.stats or self.stats
+        elif isinstance(report, Seen):
+            self.view.take(report)
+            self.stats = report.stats
         elif isinstance(report, Refused):
             self.dispatcher.refuse(report.id, report.error)
         elif isinstance(report, Found):
@@ -282,7 +320,7 @@ class RemoteEngine:
     def forget_prefixes(self) -> None:
         self._send(Forget())
 
-    def _send(self, command: Add | Abort | Forget) -> None:
+    def _send(self, command: Add | Abort | Forget | Look) -> None:
         if self._process is not None and self._is_up:
             self._process.send(command)
 
@@ -294,6 +332,7 @@ class RemoteEngine:
         self.num_restarts += was_ready
         self._past_stats = {name: self.total(name) for name in self._past_stats | self.stats}
         self.stats = {}
+        self.view.close()
         delay_s = self._backoff.fail()
         if self.facts is None and self._backoff.num_failures >= MAX_FIRST_STARTS:
             self.failure = (

@@ -13,6 +13,7 @@ import msgspec
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.server.engines.direct import DirectWriter
 from penstock.server.engines.queues import PromptQueue
+from penstock.server.observe.trace import Trace
 from penstock.text.answers import Collector
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import Delta, Request, StreamDelta
@@ -73,8 +74,12 @@ class InFlightRequest:
         *,
         tenant: str = "",
         deadline_s: float | None = None,
+        trace: Trace | None = None,
+        number: int = 0,
     ) -> None:
+        """`number`: of the prompt in the client's request."""
         self.request = request
+        self.trace, self.number = Trace(begun_s=0.0) if trace is None else trace, number
         self.tenant = tenant
         self.deadline_s = deadline_s  # by time.monotonic()
         self.collector = Collector(request, prompt, tokenizer)
@@ -130,11 +135,16 @@ class InFlightRequest:
             tokens += delta.tokens
         else:
             self.outputs[delta.sibling] = list(delta.tokens)
+            self.trace.take_output((self.number, delta.sibling), None)
+        for drafts in delta.drafts:
+            self.trace.num_drafts += drafts.num_verified
+            self.trace.num_accepted += drafts.num_accepted
         if delta.mu is not None:
             self.mus[delta.sibling] = delta.mu
         ends_here = self.collector.push(delta)
         if ends_here or delta.finish_reason is not None:
             del self.outputs[delta.sibling]
+            self.trace.take_output((self.number, delta.sibling), delta.finish_reason or "stop")
         if delta.error is not None:
             self.fail(InvalidRequest(delta.error) if delta.unfit else PenstockError(f"the model failed: {delta.error}"))
         elif self.request.pool and not self.outputs:
@@ -147,7 +157,15 @@ class InFlightRequest:
         if not self.request.pool:
             self._put(item)
 
+    def follow(
+        self, siblings: Iterable[int], state: str | None, why: str = "", tenants: Mapping[str, int] | None = None
+    ) -> None:
+        """Record the state of some siblings in the request's timeline."""
+        for sibling in siblings:
+            self.trace.follow((self.number, sibling), state, None, why, tenants)
+
     def fail(self, error: PenstockError) -> None:
+        self.follow(range(self.request.num_siblings), None)
         self.outputs.clear()
         self._put(error)
 

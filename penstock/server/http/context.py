@@ -32,6 +32,7 @@ from penstock.server.http import sse
 from penstock.server.http.decode import decode
 from penstock.server.http.errors import ApiError, to_api_error, warn
 from penstock.server.http.unknown_keys import UnknownKeys
+from penstock.server.observe.trace import CURRENT
 from penstock.server.openai.logprobs import encode_piecewise
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ async def read_body(request: Request, kind: type[Typed]) -> Typed:
     body = await run_on_body(request, lambda: decode(raw, kind, memory.max_body_bytes, unknown))
     if (notice := unknown.make_warning()) is not None:
         warn(request, notice)
+    if (trace := CURRENT.get()) is not None:
+        trace.move("tokenize")
     return body
 
 

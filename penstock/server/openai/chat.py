@@ -45,6 +45,7 @@ async def chat_completions(request: Request) -> Response:
     warn_of_unused_budget(request, body, chat_prompt)
     generation = await start_generation(request, model, body, [(chat_prompt.encoded, chat_prompt.params)])
     answer = ChatAnswer(body, chat_prompt, generation)
+    server.traces.name(generation.trace, str(answer.head["id"]))
     if body.stream:
         return await event_stream(request, answer.events(), begin=answer.write_to)
     return json_response(await cancel_on_disconnect(request, answer.collect()))

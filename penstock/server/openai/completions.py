@@ -110,6 +110,7 @@ async def completions(request: Request) -> Response:
         prompts = await _find_reasoning(request, model, params, prompts)
     generation = await start_generation(request, model, body, [(encoded, params) for encoded in prompts])
     answer = CompletionAnswer(body, prompts, generation)
+    server.traces.name(generation.trace, str(answer.head["id"]))
     if body.stream:
         return await event_stream(request, answer.events(), begin=answer.write_to)
     return json_response(await cancel_on_disconnect(request, answer.collect()))

@@ -130,7 +130,9 @@ async def responses(request: Request) -> Response:
         store.put(client.tenant, response, items)
 
     answer = ResponseAnswer(body, chat_prompt, generation, keep)
+    server.traces.name(generation.trace, answer.id)
     if body.background:
+        generation.trace.outlives_connection = True
         running = _background(request).start(client.tenant, answer, items)
         return (
             json_response(running.as_json())

@@ -1,0 +1,1 @@
+"""Timelines of requests, the live view, traces and energy."""
