@@ -139,7 +139,7 @@ def test_a_grouped_product(format: str | None, path: str) -> None:
         bias = normal(2, count * num_out)
 
         def run(kind: str | None, gated: bool) -> Tensor:
-            epilogue = Epilogue(bias, kind, gated)
+            epilogue = Epilogue(bias, kind, gated)  # noqa: B023
             if format is None:
                 return ops.grouped_matmul(x, pack_panels(dense.flatten(0, 1)), ids, count, epilogue)  # noqa: B023
             return ops.grouped_packed_matmul(x, (stack,), ids, count, 8, epilogue)  # noqa: B023

@@ -10,12 +10,12 @@ from penstock.models.files.gguf import Keys
 from penstock.models.files.gguf_config import base_config, biases, granite_scales, head_size, read_llama
 
 Config = dict[str, Any]
-SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # expert_gating_func
 
 
 def _counts(keys: Keys, num_experts: str = "num_experts", gating: int = SOFTMAX) -> Config:
     """Return how many experts there are and are used; check what the family fixes."""
-    keys.require("expert_gating_func", (gating, 0) if gating == SOFTMAX else (gating,))
+    keys.require("expert_gating_func", (gating,) if gating == SIGMOID else (gating, 0))
     keys.require("expert_group_count", (0, 1))
     keys.require("expert_group_used_count", (0, 1))
     return {num_experts: keys.count("expert_count"), "num_experts_per_tok": keys.count("expert_used_count")}
@@ -139,6 +139,23 @@ def _glm4(keys: Keys) -> Config:
     )
 
 
+def _gpt_oss(keys: Keys) -> Config:
+    _no_shared(keys)
+    _one(keys)
+    keys.require("expert_weights_norm", (True,))
+    config = base_config(keys, "GptOssForCausalLM", "gpt_oss")
+    if "rope_scaling" not in config:
+        raise InvalidModel(f"metadata key {keys.architecture}.rope.scaling.type is missing; it must be yarn")
+    config["rope_scaling"] = {**config["rope_scaling"], "truncate": False}
+    config |= _counts(keys, "num_local_experts", SOFTMAX_OF_CHOSEN)
+    return config | {
+        "head_dim": head_size(keys),
+        "intermediate_size": _width(keys),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
 EXPERT_CONFIGS: dict[str, Callable[[Keys], Config]] = {
     "llama": _llama,
     "qwen2moe": _qwen2,
@@ -146,4 +163,5 @@ EXPERT_CONFIGS: dict[str, Callable[[Keys], Config]] = {
     "olmoe": _olmoe,
     "granitemoe": _granite,
     "glm4moe": _glm4,
+    "gpt-oss": _gpt_oss,
 }

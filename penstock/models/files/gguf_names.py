@@ -115,6 +115,14 @@ GLM_MOE = GgufNames(
     | {"exp_probs_b": "mlp.gate.e_score_correction"},
 )
 
+GPT_OSS = GgufNames(
+    EMBEDDINGS,
+    {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"}
+    | ATTENTION
+    | EXPERTS
+    | {"ffn_gate_inp": "mlp.router"},
+)
+
 SPELLINGS: dict[str, GgufNames] = {
     "llama": LLAMA,
     "granite": LLAMA,
@@ -123,6 +131,7 @@ SPELLINGS: dict[str, GgufNames] = {
     "qwen2moe": QWEN_MOE,
     "qwen3moe": QWEN_MOE,
     "glm4moe": GLM_MOE,
+    "gpt-oss": GPT_OSS,
     "qwen2": QWEN,
     "qwen3": QWEN,
     "gemma": GgufNames(EMBEDDINGS, NORMS | ATTENTION | GATED, one_plus=True),
