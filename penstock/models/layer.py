@@ -189,7 +189,6 @@ class Attention:
     out_bias: bool = False
     q_norm: Norm | None = None  # its size says over what: one head, or all of them together
     k_norm: Norm | None = None
-    sinks: bool = False  # a score of each head that takes weight but has no value
 
     @property
     def rows(self) -> tuple[int, int, int]:
@@ -204,7 +203,6 @@ class Attention:
                 matrix("out", self.width, q, self.out_bias),
                 add_prefix("q_norm", self.q_norm),
                 add_prefix("k_norm", self.k_norm),
-                {"sinks.weight": (self.num_heads,)} if self.sinks else {},
             ]
         )
 
@@ -238,8 +236,20 @@ class Attention:
             alibi,
             q_norm,
             k_norm,
-            build.take(f"{name}.sinks.weight").float() if self.sinks else None,
         )
+
+
+@dataclass(frozen=True)
+class SinkAttention(Attention):
+    """Attention in which a learned score of each head takes weight but has no value."""
+
+    def parameters(self) -> Shapes:
+        return super().parameters() | {"sinks.weight": (self.num_heads,)}
+
+    def build(self, build: Build, name: str) -> layers.SinkAttention:
+        from penstock import layers
+
+        return layers.SinkAttention(super().build(build, name), build.take(f"{name}.sinks.weight").float())
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from penstock.models.config import Config, rope
 from penstock.models.families.llama import TINY
 from penstock.models.families.mixtral import CPU_ONLY
 from penstock.models.families.parts import attention, experts, head_size, model, num_layers, rms_norm, window, windows
+from penstock.models.layer import SinkAttention
 from penstock.models.names import EXPERTS, LLAMA, Names, Stored
 from penstock.models.spec import Block, ModelSpec, family
 
@@ -43,7 +44,5 @@ def gpt_oss(c: Config) -> ModelSpec:
     one = attention(c, rope=rope(c, size, theta=150000.0), size=size, qkv_bias=bias, out_bias=bias)
     mixture = experts(c, count=128, chosen=4, kind="swiglu_oai", normalizes=True, bias=True, router_bias=True)
     slides = windows(c, window(c, default=128), [(i + 1) % 2 == 1 for i in range(num_layers(c))])
-    layers = [
-        Block(replace(one, window=slide, sinks=True), mixture, mixer_norm=norm, ffn_norm=norm) for slide in slides
-    ]
+    layers = [Block(SinkAttention(**vars(replace(one, window=slide))), mixture, norm, norm) for slide in slides]
     return model(c, layers=layers, norm=norm, names=LLAMA | EXPERTS | GPT_OSS, tied=False)

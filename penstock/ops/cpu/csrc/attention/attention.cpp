@@ -326,7 +326,7 @@ KERNEL(attention)(const float* q, int64_t q_stride, void* k_cache, int64_t k_str
                               k_scale_stride, v_scale_stride, num_blocks, num_kv_heads, block_size, head_size};
     const Rule rule = {scale, softcap};
     const Call call = {cache,         q,         q_stride, table,  table_stride, table_width, query_start, lengths,
-                       num_sequences, num_heads, rule,     window, alibi,        sinks, out,         nullptr};
+                       num_sequences, num_heads, rule,     window, alibi,        sinks,       out,         nullptr};
     return attend_step(call, type);
 }
 
@@ -344,7 +344,7 @@ KERNEL(tree_attention)(const float* q, int64_t q_stride, void* k_cache, int64_t 
     const Rule rule = {scale, softcap};
     const Tail tail = {begins, positions, nodes, node_stride, num_nodes};
     const Call call = {cache,         q,         q_stride, table,  table_stride, table_width, query_start, lengths,
-                       num_sequences, num_heads, rule,     window, alibi,        sinks, out,         &tail};
+                       num_sequences, num_heads, rule,     window, alibi,        sinks,       out,         &tail};
     return attend_step(call, type);
 }
 
