@@ -47,7 +47,8 @@ def test_nothing_overlaps(kv_dtype: str, num_heads: int, head_size: int, size: i
         parts = _parts(cache)
         rows, groups = (head_size // 2 if kv_dtype == "int4" else head_size), -(-head_size // 32)
         assert [part.shape for part in parts[:2]] == [(5, num_heads, rows, size), (5, num_heads, size, rows)]
-        scales = {"int8": [(size,)] * 2, "int4": [(groups, 2, size), (size, groups, 2)]}.get(kv_dtype, [])
+        both: dict[str, list[tuple[int, ...]]] = {"int8": [(size,)] * 2, "int4": [(groups, 2, size), (size, groups, 2)]}
+        scales = both.get(kv_dtype, [])
         assert [part.shape for part in parts[2:]] == [(5, num_heads, *shape) for shape in scales]
         assert parts[0].dtype is DTYPES[kv_dtype] and all(part.data_ptr() % part.element_size() == 0 for part in parts)
     assert [cache.group for cache in caches if cache] == [0, 0, 1, 1]

@@ -46,7 +46,7 @@ def quantize_int4(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize x[..., D] to bytes of two codes [..., D / 2], and scales with minimums [..., G, 2]. A number that is not
     finite makes its group's minimum NaN."""
     low, high, group = _halves(x.shape[-1])
-    parts = x.float().split(INT4_GROUP, -1)
+    parts = torch.split(x.float(), INT4_GROUP, -1)
     low_end, high_end = (torch.stack([reach(part, -1) for part in parts], -1) for reach in (torch.amin, torch.amax))
     finite = torch.stack([part.isfinite().all(-1) for part in parts], -1)
     least = cast_to_cache(torch.where(finite, low_end, torch.nan), torch.float16)
