@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -12,13 +13,17 @@ from torch import Tensor
 from penstock.ops import FORMATS, Format, OpTable, PackedWeight
 from penstock.ops.cpu.matmul.packed import pack_into
 from penstock.ops.matmul.epilogue import Epilogue
+from penstock.quant.coded import Coded, pack_coded
 from penstock.quant.gguf import GGML_TYPES
 from penstock.quant.scheme import StoredWeight
 
 
+MIN_EXPONENT, MAX_EXPONENT = 104, 143  # of MXFP4's bytes: half of their powers of two are float16
+
+
 @dataclass(frozen=True)
 class GgmlMatrix:
-    """A matrix as a file of quantize_fp8 blocks holds it: one row of bytes per output."""
+    """A matrix as a file of quantized blocks holds it: one row of bytes per output."""
 
     ggml_type: int
     raw: np.ndarray  # [O, bytes] uint8
@@ -32,8 +37,20 @@ class GgmlMatrix:
 
     @property
     def format(self) -> Format | None:
-        """The packed format of its blocks; None if there is none."""
-        return FORMATS.get(GGML_TYPES[self.ggml_type].name)
+        """The packed format of its blocks; None if there is none that holds them exactly."""
+        name = GGML_TYPES[self.ggml_type].name
+        if name == "MXFP4":
+            exponents = self.raw.reshape(-1, GGML_TYPES[self.ggml_type].block_bytes)[:, 0]
+            if exponents.size and (exponents.min() < MIN_EXPONENT or exponents.max() > MAX_EXPONENT):
+                return None
+        return FORMATS.get(name)
+
+    def take_rows(self, rows: Tensor) -> GgmlMatrix:
+        """Return these outputs alone, in this order."""
+        return replace(self, order=rows.numpy() if self.order is None else self.order[rows.numpy()])
+
+
+Stored = GgmlMatrix | Coded  # a matrix as its checkpoint codes it
 
 
 def pack(stored: Sequence[GgmlMatrix]) -> PackedWeight:
@@ -61,15 +78,14 @@ class Packed(StoredWeight):
         self.parts, self.x_bits = tuple(parts), x_bits
 
     @classmethod
-    def from_stored(cls, ops: OpTable, stored: Sequence[GgmlMatrix], bias: Tensor | None, x_bits: int) -> Packed:
+    def from_stored(cls, ops: OpTable, stored: Sequence[Stored], bias: Tensor | None, x_bits: int) -> Packed:
         """Pack stored matrices; neighbours of one type become one part."""
-        runs: list[list[GgmlMatrix]] = []
-        for part in stored:
-            if runs and runs[-1][0].ggml_type == part.ggml_type:
-                runs[-1].append(part)
-            else:
-                runs.append([part])
-        return cls(ops, [pack(run) for run in runs], bias, x_bits)
+        parts = []
+        for _, run in groupby(stored, key=lambda part: part.ggml_type if isinstance(part, GgmlMatrix) else part.format):
+            some = list(run)
+            ggml = [part for part in some if isinstance(part, GgmlMatrix)]
+            parts.append(pack(ggml) if ggml else pack_coded([part for part in some if isinstance(part, Coded)]))
+        return cls(ops, parts, bias, x_bits)
 
     @property
     def num_bytes(self) -> int:
