@@ -212,6 +212,8 @@ def _read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
         return None
     if stored.transposed != (source.layout == "transposed"):
         return None
+    if source.rows is not None:
+        return stored.take_rows(torch.arange(source.rows.start, source.rows.stop))
     if source.layout == "grouped":
         return stored.take_rows(ungroup(torch.arange(stored.num_out), source.head_size, source.kv_rows))
     return stored

@@ -66,5 +66,5 @@ def mxfp4_scale(exponents: Tensor, codes: Tensor) -> Tensor:
     Groups of zeros have no scale, so that their exponent does not matter.
     """
     scale = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 128).masked_fill_(exponents == 255, torch.nan)
-    has_values = (codes.view(*exponents.shape, -1) & 7).any(dim=-1)
+    has_values = ((codes.view(*exponents.shape, -1) & 7) != 0).any(dim=-1)
     return scale.masked_fill_(~has_values & (exponents != 255), 0.0)

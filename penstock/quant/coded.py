@@ -46,6 +46,11 @@ class Coded:
         """The packed format that holds exactly these values; None if there is none."""
         return FORMATS.get(self._find_format())
 
+    @property
+    def kind(self) -> Format | None:
+        """Matrices of one kind can be packed together."""
+        return self.format
+
     def _find_format(self) -> str:
         if self.groups is not None or self.scale.shape[1] > 1 and self.group % GROUP:
             return ""

@@ -45,6 +45,11 @@ class GgmlMatrix:
                 return None
         return FORMATS.get(name)
 
+    @property
+    def kind(self) -> int:
+        """Matrices of one kind can be packed together."""
+        return self.ggml_type
+
     def take_rows(self, rows: Tensor) -> GgmlMatrix:
         """Return these outputs alone, in this order."""
         return replace(self, order=rows.numpy() if self.order is None else self.order[rows.numpy()])
@@ -53,14 +58,17 @@ class GgmlMatrix:
 Stored = GgmlMatrix | Coded  # a matrix as its checkpoint codes it
 
 
-def pack(stored: Sequence[GgmlMatrix]) -> PackedWeight:
-    """Pack matrices of one type on top of each other."""
-    format = stored[0].format
-    if format is None or any(part.ggml_type != stored[0].ggml_type for part in stored):
-        raise ValueError(f"types {[part.ggml_type for part in stored]} cannot be packed together")
-    weight = PackedWeight.empty(format, sum(part.num_out for part in stored), stored[0].width)
+def pack(stored: Sequence[Stored]) -> PackedWeight:
+    """Pack matrices of one kind on top of each other."""
+    blocks = [part for part in stored if isinstance(part, GgmlMatrix)]
+    if not blocks:
+        return pack_coded([part for part in stored if isinstance(part, Coded)])
+    format = blocks[0].format
+    if format is None or len(blocks) != len(stored) or any(part.kind != blocks[0].kind for part in blocks):
+        raise ValueError(f"kinds {[part.kind for part in stored]} cannot be packed together")
+    weight = PackedWeight.empty(format, sum(part.num_out for part in blocks), blocks[0].width)
     first = 0
-    for part in stored:
+    for part in blocks:
         first += pack_into(weight, first, part.ggml_type, part.raw, part.order)
     return weight
 
@@ -79,13 +87,9 @@ class Packed(StoredWeight):
 
     @classmethod
     def from_stored(cls, ops: OpTable, stored: Sequence[Stored], bias: Tensor | None, x_bits: int) -> Packed:
-        """Pack stored matrices; neighbours of one type become one part."""
-        parts = []
-        for _, run in groupby(stored, key=lambda part: part.ggml_type if isinstance(part, GgmlMatrix) else part.format):
-            some = list(run)
-            ggml = [part for part in some if isinstance(part, GgmlMatrix)]
-            parts.append(pack(ggml) if ggml else pack_coded([part for part in some if isinstance(part, Coded)]))
-        return cls(ops, parts, bias, x_bits)
+        """Pack stored matrices; neighbours of one kind become one part."""
+        runs = [list(run) for _, run in groupby(stored, key=lambda part: part.kind)]
+        return cls(ops, [pack(run) for run in runs], bias, x_bits)
 
     @property
     def num_bytes(self) -> int:

@@ -162,7 +162,10 @@ class QuantizedCheckpoint:
         if name not in self.matrices:
             return self.file.tensor(name)
         found = self.matrices[name].read()
-        return found.widen() if isinstance(found, Coded) else found
+        if not isinstance(found, Coded):
+            return found
+        values, shape = found.widen(), self.matrices[name].shape
+        return values.view(shape[0], shape[2], shape[1]).transpose(1, 2) if len(shape) == 3 else values
 
     def stays_packed(self, name: str) -> bool:
         return name in self.matrices and self.matrices[name].stays_packed
