@@ -146,7 +146,8 @@ class QuantizedCheckpoint:
         sizes: Counter[str] = Counter()
         for matrix in self.matrices.values():
             sizes[matrix.kind if matrix.is_packed else f"{matrix.kind} as {self.wide}"] += prod(matrix.shape)
-        return f"{method} {', '.join(kind for kind, _ in sizes.most_common())}" if sizes else f"{method} (none)"
+        kinds = ", ".join(kind for kind, _ in sizes.most_common())
+        return kinds if kinds.startswith(method) else f"{method} {kinds or '(none)'}"
 
     def names(self) -> list[str]:
         return self._names
