@@ -53,5 +53,6 @@ def grouped_packed_matmul(
     x = x.float()
     if x_bits:
         x = quantize_rows(x.flatten(0, -2), x_bits).view(x.shape)
-    stack = torch.cat([part.unpack().view(num_matrices, -1, part.width) for part in parts], dim=1)
+    stacks = [part.unpack(integers=bool(x_bits)).view(num_matrices, -1, part.width) for part in parts]
+    stack = torch.cat(stacks, dim=1)
     return multiply_groups(x, stack, ids, epilogue)
