@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from penstock import LLM
 from penstock.models.decoder import Decoder
@@ -50,6 +54,25 @@ def test_equals_transformers_on_the_widened_weights(name: str, tmp_path: Path) -
     for row in Paged(ours).run(PROMPTS, 12, chunk=16):
         expected, found = oracle.logits(theirs, row.tokens[:-1]), torch.stack(row.logits)
         assert expected.std() > 0.1 and (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+SETTINGS: list[Any] = [
+    *(partial(oracle.transformers.GPTQConfig, bits=bits) for bits in (2, 4, 8)),
+    oracle.transformers.AwqConfig,
+    oracle.transformers.FineGrainedFP8Config,
+    oracle.transformers.FbgemmFp8Config,
+    oracle.transformers.Mxfp4Config,
+    partial(oracle.transformers.BitsAndBytesConfig, load_in_4bit=True),
+    partial(oracle.transformers.BitsAndBytesConfig, load_in_8bit=True),
+]
+
+
+@pytest.mark.parametrize("make", SETTINGS)
+def test_every_key_that_transformers_writes_is_known(make: Any, tmp_path: Path) -> None:
+    written = json.loads(json.dumps(make().to_dict(), default=lambda value: getattr(value, "value", str(value))))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": written}))
+    save_file({"norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
+    assert open_checkpoint(tmp_path).names() == ["norm.weight"]
 
 
 def test_bits_of_single_modules(tmp_path: Path) -> None:
