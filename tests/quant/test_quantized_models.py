@@ -16,6 +16,7 @@ from penstock.models.decoder import Decoder
 from penstock.models.files import open_checkpoint
 from penstock.models.load import load_model
 from penstock.models.spec import spec_from_config
+from penstock.quant.packed import pack
 from tests.models import oracle
 from tests.models.paged import Paged
 from tests.quant import other_writers as others
@@ -108,6 +109,29 @@ def test_unlike_orders_are_multiplied_apart(tmp_path: Path) -> None:
     near, exact = one.matmul(x), other.matmul(x)
     assert (near - exact).norm() / exact.norm() < 0.01
     torch.testing.assert_close(one.rows(torch.tensor([0, 200])), other.rows(torch.tensor([0, 200])), rtol=0, atol=0)
+
+
+def test_stacks_of_mxfp4(tmp_path: Path) -> None:
+    """As gpt-oss stores its experts; transformers' own reader, and its order: inputs before outputs."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (3, 48, 2, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(110, 135, (3, 48, 2), generator=generator, dtype=torch.uint8)
+    blocks[1, 2, 0], scales[1, 2, 0] = 0, 0  # a group of zeros, whatever its exponent
+    stored = {"experts.gate_up_proj_blocks": blocks, "experts.gate_up_proj_scales": scales}
+    save_file(stored | {"experts.gate_up_proj_bias": torch.zeros(3, 48)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "mxfp4"}}))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.names() == ["experts.gate_up_proj_bias", "experts.gate_up_proj"]
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    found = checkpoint.tensor("experts.gate_up_proj")
+    assert checkpoint.shape("experts.gate_up_proj") == found.shape == (3, 64, 48)
+    assert torch.equal(found, expected)
+    coded = checkpoint.read_coded("experts.gate_up_proj")
+    assert coded is not None and coded.transposed
+    rows = coded.take_rows(torch.arange(48, 96))  # the second expert alone
+    assert torch.equal(pack([rows]).unpack(), expected[1].T)
 
 
 def test_the_ledger_names_the_storage(tmp_path: Path) -> None:
