@@ -152,7 +152,7 @@ def hqq(bits: int, group: int, axis: int = 1) -> Method:
         fields, kind = (10, np.int32) if bits == 3 else (8 // bits, np.uint8)
         step = -(-len(codes) // fields)
         rows = np.pad(codes, ((0, step * fields - len(codes)), (0, 0))).astype(kind).reshape(fields, step, -1)
-        packed = np.sum([rows[at] << bits * (fields - 1 - at) for at in range(fields)], axis=0, dtype=kind)
+        packed = np.asarray(np.sum([rows[at] << bits * (fields - 1 - at) for at in range(fields)], axis=0, dtype=kind))
         numbers = {"nbits": bits, "group_size": group, "axis": axis}
         found = {f"{module}.{name}": torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
         found |= {f"{module}.W_q": tensor(packed), f"{module}.scale": tensor(scale), f"{module}.zero": tensor(zero)}
