@@ -139,12 +139,12 @@ def import_file(chat: ChatPage, path: Path) -> None:
 
 
 def test_full_storage_is_told(chat: ChatPage) -> None:
-    chat.page.evaluate("""IDBObjectStore.prototype.put = function () {
+    chat.page.evaluate("""() => { IDBObjectStore.prototype.put = function () {
         const request = this.get("none");
         request.onsuccess = () => this.transaction.abort();
         Object.defineProperty(this.transaction, "error", { value: new DOMException("full", "QuotaExceededError") });
         return request;
-    }""")
+    }; }""")
     chat.script("Kept in the page alone.")
     assert chat.ask("Hello") == "Kept in the page alone."
     assert "storage for this page is full" in chat.page.locator(".toast.error").first.inner_text()
