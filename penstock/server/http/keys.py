@@ -23,9 +23,10 @@ from penstock.server.config import ServerConfig
 from penstock.server.connections.hosts import is_local
 from penstock.server.http.context import IDENTITY, Client
 from penstock.server.http.errors import ApiError
+from penstock.server.page.accept import FILES_ROUTE, wants_page
 
 log = logging.getLogger("penstock.server")
-OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version"})
+OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version", FILES_ROUTE})
 ADMIN = frozenset({"/admin/live", "/admin/running", "/admin/reset_prefix_cache", "/api/pull", "/api/delete"})
 KEYS_VARIABLE, ADMIN_VARIABLE = "PENSTOCK_API_KEYS", "PENSTOCK_ADMIN_KEY"
 MAX_FILE_BYTES = 1 << 20
@@ -200,7 +201,7 @@ class AuthMiddleware:
         if scope["type"] != "http" or IDENTITY in scope:  # an internal batch request has its tenant's identity
             return await self._app(scope, receive, send)
         route = scope[ROUTE] = self._find_route(scope)
-        if route not in OPEN:
+        if route not in OPEN and not (route == "/" and wants_page(scope)):
             local = is_local(scope)
             client = self._ring.identify(_read_key(scope), is_local=local)
             error = self._find_error(client, route)
