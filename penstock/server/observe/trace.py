@@ -109,6 +109,10 @@ class Trace:
         if state == "queue" and self.queued_s is None:
             self.queued_s = self.since_s
 
+    def find_state(self, answer: tuple[int, int]) -> str | None:
+        """Return the state of an answer, None at its end."""
+        return self._answers.get(answer)
+
     def mark(self, answer: tuple[int, int], mark: Mark) -> None:
         """Record what the engine noted of an answer."""
         if mark.kind == "prepared":
