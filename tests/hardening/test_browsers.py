@@ -296,9 +296,7 @@ def test_who_is_on_this_machine(scope: dict[str, Any], local: bool) -> None:
     assert is_local(scope) is local
 
 
-METHODS = {
-    one[0]: method for method, table in (("GET", READS), ("POST", WRITES), ("DELETE", DELETES)) for one in table
-}
+METHODS = {one[0]: method for method, table in (("GET", READS), ("POST", WRITES), ("DELETE", DELETES)) for one in table}
 
 
 @pytest.mark.parametrize("path", sorted(filter(is_for_admin, METHODS)))

@@ -251,7 +251,9 @@ async def _fetch(name: str, catalog: Catalog) -> AsyncGenerator[bytes, None]:
 def _format_progress(label: str, progress: tuple[int, int | None]) -> dict[str, Any]:
     num_bytes, total = progress
     digest = "sha256:" + hashlib.sha256(label.encode()).hexdigest()  # clients tell files apart by it
-    return {"status": f"pulling {label}", "digest": digest, "completed": num_bytes} | ({"total": total} if total else {})
+    return {"status": f"pulling {label}", "digest": digest, "completed": num_bytes} | (
+        {"total": total} if total else {}
+    )
 
 
 async def delete(request: Request) -> Response:
