@@ -164,7 +164,7 @@ def _make_bar(label: str, report: Report) -> type[Any]:
     """Make a class of progress bars that tell a function how many bytes of all files have come, and show nothing."""
     from tqdm import tqdm
 
-    class Bar(tqdm):  # type: ignore[type-arg]
+    class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             is_network = str(options.pop("name", "")).endswith(".transfer")  # another bar counts what is written
             self._num_bytes, self._counts_bytes = 0, options.get("unit") == "B" and not is_network
@@ -175,7 +175,7 @@ def _make_bar(label: str, report: Report) -> type[Any]:
                 self._num_bytes += int(n)
                 total = int(getattr(self, "total", None) or 0)
                 report(label, self._num_bytes, max(total, self._num_bytes) if total else None)
-            return super().update(n)
+            return bool(super().update(n))
 
     return Bar
 

@@ -13,7 +13,6 @@ import pytest
 from penstock.errors import InvalidConfig
 from penstock.server.app import DELETES, READS, WRITES
 from penstock.server.connections.hosts import Hosts, OriginCheck, is_local, read_origins, split_host
-from penstock.server.app import DELETES, READS, WRITES
 from penstock.server.http.keys import AuthMiddleware, KeyRing, is_for_admin, read_keys
 from tests.llm import tiny
 from tests.server.running import RunningServer
