@@ -38,6 +38,7 @@ from penstock.server.openai.completions import CompletionBody, completions
 from penstock.server.openai.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.openai.infill import InfillBody, infill
 from penstock.server.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from penstock.server.page import routes as page
 from penstock.server.responses.background import Background, ResponseStore
 from penstock.server.responses.body import InputTokensBody, ResponsesBody
 from penstock.server.responses.routes import (
@@ -73,9 +74,10 @@ READS: list[tuple[str, Handler, str]] = [
     ("/v1/files/{id}/content", file_content, "OpenAI"),
     ("/v1/batches", batches, "OpenAI"),
     ("/v1/batches/{id}", batch, "OpenAI"),
+    ("/", page.root, "about"),
     *ollama.READS,
 ]
-PAGES: list[tuple[str, Handler]] = [("/docs", docs), ("/docs/{name}", asset)]
+PAGES: list[tuple[str, Handler]] = [("/docs", docs), ("/docs/{name}", asset), *page.PAGES]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/chat/completions", chat_completions, ChatBody, "OpenAI"),
     ("/v1/completions", completions, CompletionBody, "OpenAI"),
@@ -135,7 +137,7 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
         app.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False, response_model=None)
     for path, handler in PAGES:
-        app.add_api_route(path, handler, methods=["GET"], include_in_schema=False, response_model=None)
+        app.add_api_route(path, handler, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
     for method, table in (("POST", WRITES), ("DELETE", DELETES)):
         for path, handler, body, tag in table:
             app.add_api_route(

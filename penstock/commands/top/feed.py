@@ -124,10 +124,8 @@ class Feed(threading.Thread):
 
 def take_snapshot(url: str, api_key: str | None, settle_s: float) -> Look:
     """Return a look that was preceded by others for some seconds, so that it has rates."""
-    end_s, found = time.monotonic() + settle_s, None
-    for found in read_looks(url, api_key):
+    end_s = time.monotonic() + settle_s
+    for look in read_looks(url, api_key):
         if time.monotonic() >= end_s:
-            break
-    if found is None:
-        raise Lost(f"{url} has ended the stream: the server stops or restarts")
-    return found
+            return look
+    raise Lost(f"{url} has ended the stream: the server stops or restarts")

@@ -16,6 +16,7 @@ from penstock.server.http.context import IDENTITY, OPEN_BODY, SEND, USAGE, Clien
 from penstock.server.http.keys import ROUTE, find_route
 from penstock.server.http.log import ACCESS, FIELDS
 from penstock.server.observe.trace import CURRENT, Trace
+from penstock.server.page.accept import FILES_ROUTE
 
 if TYPE_CHECKING:
     from penstock.server.engines.direct import OpenBody
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(ACCESS)
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-QUIET = frozenset({"/health", "/health/live", "/health/ready", "/version", "/metrics"})  # polled
+QUIET = frozenset({"/health", "/health/live", "/health/ready", "/version", "/metrics", FILES_ROUTE})  # polled, or many at once
 OTHER = "other"  # unknown routes and methods
 MAX_PATH_CHARS = 200
 REFUSED = "refused_on_the_wire"  # scope key: already counted by the connection, its response is not sent

@@ -23,9 +23,10 @@ from penstock.server.config import ServerConfig
 from penstock.server.connections.hosts import is_local
 from penstock.server.http.context import IDENTITY, Client
 from penstock.server.http.errors import ApiError
+from penstock.server.page.accept import FILES_ROUTE, wants_page
 
 log = logging.getLogger("penstock.server")
-OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version"})
+OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version", FILES_ROUTE})
 ADMIN = frozenset({"/api/pull", "/api/delete"})
 ADMIN_PREFIX = "/admin/"  # also the admin's, all but those for tenants
 FOR_TENANTS = frozenset({"/admin/requests/{id:path}"})  # a tenant finds its own
@@ -202,7 +203,7 @@ class AuthMiddleware:
         if scope["type"] != "http" or IDENTITY in scope:  # an internal batch request has its tenant's identity
             return await self._app(scope, receive, send)
         route = scope[ROUTE] = self._find_route(scope)
-        if route not in OPEN:
+        if route not in OPEN and not (route == "/" and wants_page(scope)):
             local = is_local(scope)
             client = self._ring.identify(_read_key(scope), is_local=local)
             error = self._find_error(client, route)
