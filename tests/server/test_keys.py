@@ -25,20 +25,19 @@ def closed(keeping: RunningServer) -> RunningServer:
 @pytest.mark.parametrize("path", sorted({one[0] for table in ROUTES.values() for one in table}))
 def test_every_route_is_closed_but_health_and_version(closed: RunningServer, path: str) -> None:
     asked = path.replace("{name:path}", "x")
+    method = next(name for name, table in ROUTES.items() if any(path == one[0] for one in table))
 
-    def find_status(headers: dict[str, str]) -> int:
-        with httpx.stream(method, closed.url + asked, headers=headers) as answer:  # one of them never ends
+    def ask(headers: dict[str, str]) -> int:
+        with httpx.stream(method, closed.url + asked, headers=headers) as answer:  # the live view has no end
             return answer.status_code
 
-    method = next(name for name, table in ROUTES.items() if any(path == one[0] for one in table))
     for key in (None, "wrong", "ONE", "one two"):
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        status = find_status(headers)
+        status = ask({} if key is None else {"Authorization": f"Bearer {key}"})
         assert (status in (200, 503)) if path in OPEN else status == 401
     assert is_for_admin("/admin/new") and is_for_admin("/api/pull") and not is_for_admin("/v1/models")
     if is_for_admin(path):
-        assert find_status({"x-api-key": "one"}) == 403
-        assert find_status({"x-api-key": "root"}) in (200, 400)
+        assert ask({"x-api-key": "one"}) == 403
+        assert ask({"x-api-key": "root"}) in (200, 400)
 
 
 def test_other_sites_pages_cannot_administer(closed: RunningServer) -> None:

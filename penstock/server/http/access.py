@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(ACCESS)
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-QUIET = frozenset({"/health", "/health/live", "/health/ready", "/version", "/metrics", FILES_ROUTE})  # polled, or many at once
+QUIET = frozenset(
+    {"/health", "/health/live", "/health/ready", "/version", "/metrics", FILES_ROUTE}
+)  # polled, or in numbers
 OTHER = "other"  # unknown routes and methods
 MAX_PATH_CHARS = 200
 REFUSED = "refused_on_the_wire"  # scope key: already counted by the connection, its response is not sent
