@@ -22,11 +22,11 @@ PREFIX = b"data: "
 Look = dict[str, Any]
 
 
-class Refused(PenstockError):
+class LookRefused(PenstockError):
     """The server does not let us look, and will not if asked again."""
 
 
-class Lost(PenstockError):
+class LookLost(PenstockError):
     """The server cannot be reached now."""
 
 
@@ -46,7 +46,7 @@ def choose_url(url: str | None) -> str:
 
 
 def read_looks(url: str, api_key: str | None) -> Iterator[Look]:
-    """Yield looks until the stream ends; `Refused` or `Lost` says why there are none."""
+    """Yield looks until the stream ends; `LookRefused` or `LookLost` says why there are none."""
     try:
         with open_route(url, PATH, api_key, SILENCE_S) as answer:
             while line := answer.readline(MAX_LINE_BYTES):
@@ -55,7 +55,7 @@ def read_looks(url: str, api_key: str | None) -> Iterator[Look]:
     except OSError as error:
         raise _explain(url, error) from None
     except ValueError as error:  # of a URL or a header
-        raise Refused(f"{url} cannot be asked: {error}") from None
+        raise LookRefused(f"{url} cannot be asked: {error}") from None
 
 
 def _parse(line: bytes, url: str) -> Look:
@@ -65,26 +65,26 @@ def _parse(line: bytes, url: str) -> Look:
             return dict(look)
     except (ValueError, KeyError, TypeError):
         pass
-    raise Refused(f"{url} does not answer as a Penstock server does: is the URL right?")
+    raise LookRefused(f"{url} does not answer as a Penstock server does: is the URL right?")
 
 
 def _explain(url: str, error: OSError) -> PenstockError:
     status = getattr(error, "code", None)
     if status in (401, 403):
-        return Refused(f"{url} shows this to its admin only: give its admin key with --api-key")
+        return LookRefused(f"{url} shows this to its admin only: give its admin key with --api-key")
     if status == 404:
-        return Refused(f"{url} has no {PATH}: it is not a Penstock server, or an older one")
+        return LookRefused(f"{url} has no {PATH}: it is not a Penstock server, or an older one")
     if status == 429:
-        return Lost(f"too many clients watch {url} already: close one")
+        return LookLost(f"too many clients watch {url} already: close one")
     if status is not None:
-        return Lost(f"{url} answered {status}")
+        return LookLost(f"{url} answered {status}")
     reason = getattr(error, "reason", error)
     if isinstance(reason, ConnectionRefusedError):
-        return Lost(f"nothing answers at {url}: the server is not running")
-    return Lost(f"{url} cannot be reached: {str(reason) or type(reason).__name__}")
+        return LookLost(f"nothing answers at {url}: the server is not running")
+    return LookLost(f"{url} cannot be reached: {str(reason) or type(reason).__name__}")
 
 
-class Feed(threading.Thread):
+class LookThread(threading.Thread):
     """Puts looks, and errors, into `news`; connects again until it is closed."""
 
     def __init__(self, url: str | None, api_key: str | None, wake: Callable[[], None]) -> None:
@@ -102,13 +102,13 @@ class Feed(threading.Thread):
                     self._tell(look)
                     if self._closing.is_set():
                         return
-                self._tell(Lost(f"{self.url} has ended the stream: the server stops or restarts"))
-            except Refused as error:
+                self._tell(LookLost(f"{self.url} has ended the stream: the server stops or restarts"))
+            except LookRefused as error:
                 return self._tell(error)
             except PenstockError as error:
                 self._tell(error)
             except Exception as error:
-                self._tell(Lost(f"{self.url} sent something unreadable ({type(error).__name__})"))
+                self._tell(LookLost(f"{self.url} sent something unreadable ({type(error).__name__})"))
             self._closing.wait(RETRY_S)
             if not self._is_given:
                 with contextlib.suppress(PenstockError):
@@ -128,4 +128,4 @@ def take_snapshot(url: str, api_key: str | None, settle_s: float) -> Look:
     for look in read_looks(url, api_key):
         if time.monotonic() >= end_s:
             return look
-    raise Lost(f"{url} has ended the stream: the server stops or restarts")
+    raise LookLost(f"{url} has ended the stream: the server stops or restarts")

@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock.commands.top.feed import Feed
+    from penstock.commands.top.feed import LookThread
     from penstock.commands.top.screen import Screen
 
 SETTLE_S = 1.2  # before a single look: rates need two
@@ -47,7 +47,7 @@ def top(url: Url = None, api_key: ApiKey = None, once: Once = False, as_json: Js
     """
     from rich.console import Console
 
-    from penstock.commands.top.feed import Feed, choose_url, take_snapshot
+    from penstock.commands.top.feed import LookThread, choose_url, take_snapshot
     from penstock.commands.top.screen import Screen
 
     if once or as_json or not (sys.stdout.isatty() and sys.stdin.isatty()):
@@ -64,7 +64,7 @@ def top(url: Url = None, api_key: ApiKey = None, once: Once = False, as_json: Js
     reader, writer = os.pipe()
     try:
         os.set_blocking(writer, False)
-        feed = Feed(url, api_key, lambda: _wake(writer))
+        feed = LookThread(url, api_key, lambda: _wake(writer))
         environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         console = Console(highlight=False, _environ=environ)  # its size is the terminal's, also when that changes
         _follow(feed, Screen(feed.url), console, reader)
@@ -78,7 +78,7 @@ def _wake(writer: int) -> None:
         os.write(writer, b"!")
 
 
-def _follow(feed: Feed, screen: Screen, console: Console, reader: int) -> None:
+def _follow(feed: LookThread, screen: Screen, console: Console, reader: int) -> None:
     """Draw each look until a key ends it."""
     from rich.live import Live
 
@@ -99,13 +99,13 @@ def _follow(feed: Feed, screen: Screen, console: Console, reader: int) -> None:
         feed.close()
 
 
-def _take_news(feed: Feed, screen: Screen) -> None:
-    from penstock.commands.top.feed import Refused
+def _take_news(feed: LookThread, screen: Screen) -> None:
+    from penstock.commands.top.feed import LookRefused
 
     screen.url = feed.url
     while not feed.news.empty():
         news = feed.news.get()
-        if isinstance(news, Refused):
+        if isinstance(news, LookRefused):
             raise news
         if isinstance(news, PenstockError):
             screen.trouble = f"{news}; trying again"

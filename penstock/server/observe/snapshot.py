@@ -1,4 +1,4 @@
-"""What `/admin/live` shows of a model, and of requests that ended."""
+"""Describe a model, and requests that ended, for `/admin/live`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ def describe_model(model: ServedModel, engine: RemoteEngine) -> dict[str, Any]:
         "age_s": None if seen is None else round(time.monotonic() - engine.view.seen_s, 3),
         "num_rows": len(rows),
         "rows": rows[:MAX_ROWS],
-        "queue": [
-            {"tenant": tenant.name, "requests": tenant.num_flights, "tokens": tenant.num_tokens}
-            for tenant in engine.admission.tenants.values()
-        ],
+        "queue": _list_queue(engine, seen),
         "blocks": None if seen is None else _format_blocks(seen),
     }
 
@@ -93,6 +90,20 @@ def _name_state(state: str | None, has_begun: bool) -> str:
     if state in ("grammar", "restart"):
         return state
     return "preempted" if has_begun else "queued"
+
+
+def _list_queue(engine: RemoteEngine, seen: Seen | None) -> list[dict[str, Any]]:
+    """List tenants by what of theirs has not begun: in the admission queue, or in the engine without a row."""
+    waiting = {tenant.name: [tenant.num_flights, tenant.num_tokens] for tenant in engine.admission.tenants.values()}
+    seen_ids: set[str] = set()
+    for row in () if seen is None else seen.rows:
+        part = engine.dispatcher.parts.get(row.request_id)
+        if part is not None and row.state == "queued" and row.request_id not in seen_ids:
+            seen_ids.add(row.request_id)
+            counts = waiting.setdefault(part.flight.tenant, [0, 0])
+            counts[0] += 1
+            counts[1] += len(part.flight.request.tokens)
+    return [{"tenant": name, "requests": num, "tokens": tokens} for name, (num, tokens) in waiting.items()]
 
 
 def _format_row(flight: InFlightRequest, sibling: int, now_s: float, more: Mapping[str, Any]) -> dict[str, Any]:

@@ -247,7 +247,7 @@ def _explain(one: TraceStage, tenant: str, sees_all: bool) -> str:
     """Say why a stage was; without `sees_all` other tenants have no names."""
     if not one.tenants:
         return one.why
-    if one.name == "queue":
+    if one.name in ("queue", "wait"):
         if sees_all:
             named = [f"{count} of {name}" if name else str(count) for name, count in one.tenants.items()]
             return f"{one.why}: {', '.join(named)}" if any(one.tenants) else one.why

@@ -77,7 +77,8 @@ function makeRow(data) {
     drafts.textContent = one.draft_tokens ? `${count(one.accepted_tokens)} of ${count(one.draft_tokens)}` : "–";
     drafts.title = one.draft_tokens ? `${Math.round(100 * one.accepted_tokens / one.draft_tokens)} % of the draft tokens were accepted` : "";
     preempted.textContent = one.preemptions ? count(one.preemptions) : "–";
-    preempted.className = one.preemptions ? "alarm" : "";
+    preempted.className = one.preemptions ? "alarm" : "is-none";
+    drafts.className = one.draft_tokens ? "" : "is-none";
     age.textContent = seconds(one.age_s);
   }
 

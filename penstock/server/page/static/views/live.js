@@ -120,7 +120,7 @@ function describeRows(rows, total) {
 }
 
 function fillQueue(element, queue) {
-  if (!queue.length) return fill(element, h("p", { class: "muted", text: "Nobody waits in the admission queue." }));
+  if (!queue.length) return fill(element, h("p", { class: "muted", text: "No request waits for its turn." }));
   const most = Math.max(...queue.map((one) => one.requests));
   return fill(element, [...queue].sort((a, b) => b.requests - a.requests).slice(0, 20).map((one) => {
     const bar = h("div", { class: "bar-part" });

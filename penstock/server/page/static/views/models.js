@@ -4,6 +4,7 @@ import { fill, h } from "../dom.js";
 import { bytes, count, plural, seconds } from "../live/words.js";
 
 const POLL_MS = 5000;
+const KINDS = ["weights", "cache"]; // of memory
 
 export function mount(element, { api, toast }) {
   const list = h("div", { class: "cards" });
@@ -135,8 +136,8 @@ function makeMemory(model, free) {
   if (model.gpu_bytes) words.push(`of the GPU ${bytes(model.gpu_bytes)}`);
   return h("div", { class: "memory" },
     h("div", { class: "memory-bar", role: "img", "aria-label": words.join(", ") }, part("weights", weights), part("cache", cache)),
-    h("p", { class: "memory-words" }, h("span", { class: "swatch memory-weights" }), words[0],
-      h("span", { class: "swatch memory-cache" }), words.slice(1).join(" · ")));
+    h("p", { class: "memory-words" }, words.map((text, at) =>
+      h("span", {}, at < KINDS.length && h("span", { class: `swatch memory-${KINDS[at]}` }), text))));
 }
 
 function makePull(api, toast, onDone) {
