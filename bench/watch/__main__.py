@@ -8,6 +8,7 @@ added. The device of the engine waits, so that nothing but scheduler, cache and 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import threading
@@ -35,10 +36,8 @@ def run_requests(url: str, number: int, num_prompt: int) -> Iterator[None]:
     def complete(index: int) -> None:
         prompt = [1000 + (index * 17 + at) % 20000 for at in range(num_prompt)]
         body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "ignore_eos": True}
-        try:
+        with contextlib.suppress(httpx.HTTPError):  # the end of the measurement
             client.post(f"{url}/v1/completions", json=body)
-        except httpx.HTTPError:
-            pass  # the end of the measurement
 
     for index in range(number):
         threading.Thread(target=complete, args=(index,), daemon=True).start()

@@ -19,11 +19,11 @@ export function makeBlockMap() {
   const canvas = h("canvas", { class: "blocks-canvas", role: "img", "aria-label": "Map of the block pool" });
   const place = h("div", { class: "blocks-place" }, canvas);
   const says = h("p", { class: "blocks-says muted", text: "Point at a square to see which blocks it stands for." });
-  const legend = h("ul", { class: "legend" });
+  const legend = h("ul", { class: "block-legend" });
   const counts = KINDS.map((kind) => {
     const number = h("b");
     legend.append(h("li", { title: kind.says },
-      h("span", { class: `swatch block-${kind.name}` }), h("span", { text: kind.name === "evicted" ? "evicted lately" : kind.name }), number));
+      h("span", { class: `hue-mark block-${kind.name}` }), h("span", { text: kind.name === "evicted" ? "evicted lately" : kind.name }), number));
     return number;
   });
   const about = h("p", { class: "muted" });

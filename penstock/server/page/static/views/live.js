@@ -5,7 +5,7 @@ import { makeBlockMap } from "../live/block_map.js";
 import { follow, historyOf, listEnded } from "../live/feed.js";
 import { makePlot } from "../live/plot.js";
 import { makeEnded, makeRows } from "../live/rows.js";
-import { milliseconds, plural, rate, seconds, share } from "../live/words.js";
+import { milliseconds, plural, rate, requestPath, seconds, share } from "../live/words.js";
 
 const LONG_STEP_S = 1.5;
 const PLOTS = [
@@ -21,12 +21,14 @@ const PLOTS = [
     lines: [{ name: "step_ms", title: "", hue: "--hue-2" }] },
 ];
 
-export function mount(element, { api }) {
+export function mount(element, { api, route }) {
+  if (openRequest(route.parts)) return () => {};
+  route.watch(openRequest);
   const trouble = h("p", { class: "live-trouble", role: "status", hidden: true });
   const again = h("button", { type: "button", text: "Try again", hidden: true, on: { click: () => feed.again() } });
   const models = h("div", { class: "live-models" });
   const ended = makeEnded();
-  const endedPart = h("section", { class: "panel", hidden: true }, h("h2", { text: "Ended lately" }), h("div", { class: "rows-place" }, ended.element));
+  const endedPart = h("section", { class: "box", hidden: true }, h("h2", { text: "Ended lately" }), h("div", { class: "rows-place" }, ended.element));
   const waiting = h("p", { class: "notice", text: "Waiting for the server…" });
   element.append(h("div", { class: "live page" }, h("div", { class: "live-trouble-line" }, trouble, again), waiting, models, endedPart));
   const shown = new Map(); // model → its section
@@ -66,6 +68,12 @@ export function mount(element, { api }) {
   };
 }
 
+/** Lead from #/live/ID, which others may link to, to the request's timeline. */
+function openRequest(parts) {
+  if (parts.length) location.replace(`#/${requestPath(parts.join("/"))}`);
+  return parts.length > 0;
+}
+
 function makeSection(name) {
   const state = h("span", { class: "badge" });
   const facts = h("span", { class: "muted" });
@@ -77,10 +85,10 @@ function makeSection(name) {
   const inside = h("div", { class: "live-inside" },
     h("div", { class: "plots" }, plots.map((plot) => plot.element)),
     h("div", { class: "live-pair" },
-      h("section", { class: "panel panel-wide" }, rowsTitle, rows.element),
+      h("section", { class: "box box-wide" }, rowsTitle, rows.element),
       h("div", { class: "live-side" },
-        h("section", { class: "panel" }, h("h3", { text: "Blocks" }), map.element),
-        h("section", { class: "panel" }, h("h3", { text: "Queue" }), queue))));
+        h("section", { class: "box" }, h("h3", { text: "Blocks" }), map.element),
+        h("section", { class: "box" }, h("h3", { text: "Queue" }), queue))));
   const element = h("section", { class: "live-model", "aria-label": name },
     h("header", { class: "live-head" }, h("h2", { class: "clip", text: name, title: name }), state, facts), inside);
 
@@ -88,7 +96,7 @@ function makeSection(name) {
     const isLoaded = model.rates !== null;
     inside.hidden = !isLoaded;
     state.textContent = model.state;
-    state.className = `badge ${model.state === "ready" ? "good" : model.state === "unloaded" ? "" : "warn"}`;
+    state.className = `badge ${model.state === "ready" ? "is-good" : model.state === "unloaded" ? "" : "is-warn"}`;
     facts.textContent = [
       model.restarts && plural(model.restarts, "engine restart"),
       model.age_s > LONG_STEP_S && `in a step for ${seconds(model.age_s)}`,

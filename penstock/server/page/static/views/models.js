@@ -117,7 +117,7 @@ export function mount(element, { api, toast }) {
 }
 
 function makeTitle(name, state, more = []) {
-  const kind = state === "ready" ? "good" : state.startsWith("failed") ? "bad" : state === "unloaded" || state === "on disk" ? "" : "warn";
+  const kind = state === "ready" ? "is-good" : state.startsWith("failed") ? "is-bad" : state === "unloaded" || state === "on disk" ? "" : "is-warn";
   return h("header", { class: "card-head" },
     h("h3", { class: "clip", text: name, title: name }), h("span", { class: `badge ${kind}`, text: state }),
     more.length > 0 && h("span", { class: "muted", text: `also ${more.join(", ")}` }));
@@ -137,7 +137,7 @@ function makeMemory(model, free) {
   return h("div", { class: "memory" },
     h("div", { class: "memory-bar", role: "img", "aria-label": words.join(", ") }, part("weights", weights), part("cache", cache)),
     h("p", { class: "memory-words" }, words.map((text, at) =>
-      h("span", {}, at < KINDS.length && h("span", { class: `swatch memory-${KINDS[at]}` }), text))));
+      h("span", {}, at < KINDS.length && h("span", { class: `hue-mark memory-${KINDS[at]}` }), text))));
 }
 
 function makePull(api, toast, onDone) {

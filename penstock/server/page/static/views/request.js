@@ -28,7 +28,7 @@ export function mount(element, { api, route }) {
   const said = h("p", { class: "live-trouble", role: "alert", hidden: true });
   const shown = h("div", { class: "timeline" });
   const recent = makeEnded();
-  const recentPart = h("section", { class: "panel" }, h("h2", { text: "Ended lately" }), h("div", { class: "rows-place" }, recent.element));
+  const recentPart = h("section", { class: "box" }, h("h2", { text: "Ended lately" }), h("div", { class: "rows-place" }, recent.element));
   element.append(h("div", { class: "page" },
     h("div", { class: "search-line" }, input, find),
     h("p", { class: "muted", text: "Every response has its id in its body and in the header x-request-id. The server keeps the last 2,000 requests." }),
@@ -99,7 +99,7 @@ function draw(element, timeline) {
     const piece = h("span", { class: `stage stage-${kind}`, title: `${stage.name}: ${seconds(stage.duration_s)}${stage.why ? `, ${stage.why}` : ""}` });
     piece.style.flexGrow = String(Math.max(part, 0.000001));
     const line = h("li", {},
-      h("span", { class: `swatch stage-${kind}` }),
+      h("span", { class: `hue-mark stage-${kind}` }),
       h("div", { class: "stage-words" },
         h("div", {}, h("b", { text: stage.name }), h("span", { class: "muted", text: ` ${STAGES[stage.name] ?? ""}` })),
         stage.why && h("div", { class: "stage-why", text: stage.why })),
@@ -119,10 +119,10 @@ function draw(element, timeline) {
   const sum = timeline.stages.reduce((all, stage) => all + stage.duration_s, 0);
   fill(element,
     h("header", { class: "live-head" }, h("h2", { class: "clip", text: timeline.id, title: timeline.id }),
-      h("span", { class: `badge ${timeline.state === "finished" ? timeline.status < 400 ? "good" : "bad" : "warn"}`, text: describeState(timeline) })),
+      h("span", { class: `badge ${timeline.state === "finished" ? timeline.status < 400 ? "is-good" : "is-bad" : "is-warn"}`, text: describeState(timeline) })),
     h("p", { class: "muted", text: describeRequest(timeline) }),
     drawTiles(timeline.totals),
-    h("section", { class: "panel" }, h("h3", { text: "Where its time went" }), bar,
+    h("section", { class: "box" }, h("h3", { text: "Where its time went" }), bar,
       h("p", { class: "muted stage-sum", text: `${plural(timeline.stages.length, "stage")} add up to ${sum.toFixed(3)} s of ${total.toFixed(3)} s` }), list));
 }
 
