@@ -81,7 +81,7 @@ class BrowserTab:
     def _listen(self) -> None:
         left = b""
         with self._read:
-            while some := self._read.read1(1 << 16):  # type: ignore[attr-defined]
+            while some := self._read.read1(1 << 16):
                 *messages, left = (left + some).split(b"\0")
                 with self._news:
                     for message in messages:
@@ -93,10 +93,15 @@ class BrowserTab:
             self._answers[message["id"]] = message
         elif message["method"] == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(message["params"]["exceptionDetails"]))
-        elif message["method"] == "Log.entryAdded" and message["params"]["entry"]["level"] in BAD_LEVELS:
-            self.complaints.append(message["params"]["entry"]["text"])
+        elif message["method"] == "Log.entryAdded":
+            self._take_entry(message["params"]["entry"])
         elif message["method"] == "Runtime.consoleAPICalled" and message["params"]["type"] in BAD_LEVELS:
             self.complaints.append(json.dumps(message["params"]["args"]))
+
+    def _take_entry(self, entry: dict[str, Any]) -> None:
+        is_ours = not entry.get("url", "").endswith("/favicon.ico")  # the browser's own idea
+        if entry["level"] in BAD_LEVELS and is_ours:
+            self.complaints.append(entry["text"])
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._numbers)

@@ -1,4 +1,4 @@
-"""The page's live view, request timelines and models in a browser. PAGE_SCREENSHOTS=FOLDER keeps pictures to look at."""
+"""The live view, request timelines and models in a browser. PAGE_SCREENSHOTS=FOLDER keeps pictures to look at."""
 
 from __future__ import annotations
 
