@@ -124,7 +124,8 @@ def served(tmp_path: Path, home: Path) -> Iterator[RunningServer]:
 
 def test_one_look(served: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     body = {"prompt": list(range(20, 60)), "max_tokens": 3900, "ignore_eos": True}
-    thread = threading.Thread(target=httpx.post, args=(f"{served.url}/v1/completions",), kwargs={"json": body})
+    asked = {"url": f"{served.url}/v1/completions", "json": body, "timeout": 120}
+    thread = threading.Thread(target=httpx.post, kwargs=asked)
     assert main(["top"]) == 1
     assert "give its admin key with --api-key" in capsys.readouterr().err
     thread.start()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from penstock.server.ollama import models
 from tests.llm import tiny
 from tests.server.running import RunningServer
 
@@ -96,6 +99,33 @@ def test_a_busy_model_stays(running: RunningServer) -> None:
     thread.join()
     assert refused.status_code == 409 and "try again when they have ended" in refused.json()["error"]["message"]
     assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 3000
+
+
+def test_a_pull_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go = threading.Event()
+
+    def pull(name: str, revision: str | None, tell: Callable[[str, int, int | None], None]) -> None:
+        tell("part 1", 5, None)
+        tell("part 2", 10, 100)
+        may_go.wait(10)
+
+    async def read() -> list[dict[str, Any]]:
+        lines = []
+        async for line in models._fetch("some/model", catalog):
+            lines.append(json.loads(line))
+            if "completed" in lines[-1]:
+                may_go.set()
+        return lines
+
+    monkeypatch.setattr(models, "PROGRESS_S", 0.01)
+    monkeypatch.setattr(models.hub, "pull", pull)
+    added: list[str] = []
+    catalog: Any = SimpleNamespace(add=added.append)
+    first, *rest = asyncio.run(read())
+    assert first == {"status": "pulling manifest"} and rest[-1] == {"status": "success"} and added == ["some/model"]
+    told = next(line for line in rest if "completed" in line)
+    assert (told["status"], told["completed"], told["total"]) == ("pulling part 2", 10, 100)
+    assert told["digest"].startswith("sha256:")
 
 
 def test_rates_begin_anew_with_another_engine(running: RunningServer) -> None:

@@ -111,21 +111,25 @@ def _colour_state(state: str) -> str:
 
 def _format_rates(rates: dict[str, Any], width: int, kept: Sequence[float]) -> Text:
     shown = [
-        ("out", rates["generation_tokens_per_s"], "{:.1f} tok/s"),
-        ("in", rates["prompt_tokens_per_s"], "{:.1f} tok/s"),
-        ("TTFT", rates["ttft_ms"], "{:.0f} ms"),
-        ("TPOT", rates["tpot_ms"], "{:.1f} ms"),
-        ("hits", None if rates["hit_rate"] is None else 100 * rates["hit_rate"], "{:.0f} %"),
-        ("step", rates["step_ms"], "{:.1f} ms"),
+        ("out", rates["generation_tokens_per_s"], "{:.1f} tok/s".format),
+        ("in", rates["prompt_tokens_per_s"], "{:.1f} tok/s".format),
+        ("TTFT", rates["ttft_ms"], _format_ms),
+        ("TPOT", rates["tpot_ms"], _format_ms),
+        ("hits", None if rates["hit_rate"] is None else 100 * rates["hit_rate"], "{:.0f} %".format),
+        ("step", rates["step_ms"], _format_ms),
     ]
     line = Text()
     for title, value, form in shown if width >= NARROW else [shown[0], shown[2], shown[3]]:
         line.append(f"{title} ", "bright_black")
-        line.append("–  " if value is None else form.format(value) + "  ")
+        line.append("–  " if value is None else form(value) + "  ")
     room = min(MAX_RATES, width - line.cell_len)
     if room >= 10:
         line.append(draw_sparks(kept[-room:]), "green")
     return line
+
+
+def _format_ms(value: float) -> str:
+    return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms" if value < 1000 else f"{value / 1e3:.1f} s"
 
 
 def draw_sparks(values: Sequence[float]) -> str:
@@ -135,7 +139,7 @@ def draw_sparks(values: Sequence[float]) -> str:
 
 
 def _draw_pool(blocks: dict[str, Any], width: int) -> list[Text]:
-    bar = Text("blocks ", "bright_black")
+    bar = Text.assemble(("blocks ", "bright_black"))
     room, num = max(4, width - 7), max(1, blocks["num"])
     for (_, colour, char), length in zip(BLOCKS, share_out([blocks[name] for name, _, _ in BLOCKS], room, num)):
         bar.append(char * length, colour)
@@ -159,7 +163,7 @@ def share_out(counts: Sequence[int], room: int, num: int) -> list[int]:
 
 
 def _format_queue(queue: list[dict[str, Any]]) -> Text:
-    line = Text("queue  ", "bright_black")
+    line = Text.assemble(("queue  ", "bright_black"))
     for at, tenant in enumerate(sorted(queue, key=lambda one: -one["requests"])):
         name = f"{clean(tenant['tenant'])} " if tenant["tenant"] else ""
         line.append(", " if at else "")
@@ -213,7 +217,7 @@ def _prompt_progress(row: Row) -> tuple[int, int]:
 
 def _draw_progress(done: int, total: int) -> Text:
     cells = min(BAR_CELLS, BAR_CELLS * done // max(1, total))
-    text = Text("━" * cells, "green")
+    text = Text.assemble(("━" * cells, "green"))
     text.append("─" * (BAR_CELLS - cells), "bright_black")
     text.append(f" {done}/{total}")
     return text
