@@ -68,6 +68,8 @@ async def load(request: Request) -> Response:
         catalog.add(body.model)
     model = catalog.find(body.model, is_exact=True)
     await cancel_on_disconnect(request, catalog.open(model.name))
+    if not model.is_loaded:
+        raise ApiError(409, f"{model.name} was unloaded while it was loaded: load it again", code="unloaded")
     return json_response(_describe(catalog, model, await asyncio.to_thread(_file_bytes, model)))
 
 

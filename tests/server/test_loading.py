@@ -83,6 +83,22 @@ def test_what_cannot_be_loaded_says_why(running: RunningServer) -> None:
     assert tell(running, "unload", "nobody").status_code == 404
 
 
+def test_loading_can_be_stopped(running: RunningServer) -> None:
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(tell(running, "load", HOSTILE)))
+    thread.start()
+    end = time.monotonic() + 20
+    while time.monotonic() < end and look(running)["models"][1]["state"] != "loading":
+        time.sleep(0.01)
+    assert tell(running, "unload", HOSTILE).json()["state"] == "unloaded"
+    thread.join(30)
+    told = answers[0].json()
+    if answers[0].status_code == 200:
+        assert told["is_loaded"]  # it was faster
+    else:
+        assert HOSTILE in told["error"]["message"] and "loaded" in told["error"]["message"]
+
+
 def test_a_busy_model_stays(running: RunningServer) -> None:
     body = {"prompt": list(range(20, 60)), "max_tokens": 3000, "ignore_eos": True}
 

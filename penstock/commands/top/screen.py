@@ -106,6 +106,8 @@ def _cut(text: Text, width: int) -> Text:
 
 
 def _colour_state(state: str) -> str:
+    if state.startswith("failed"):
+        return "red"
     return "green" if state == "ready" else "bright_black" if state == "unloaded" else "yellow"
 
 

@@ -98,8 +98,8 @@ def _list_queue(engine: RemoteEngine, seen: Seen | None) -> list[dict[str, Any]]
     seen_ids: set[str] = set()
     for row in () if seen is None else seen.rows:
         part = engine.dispatcher.parts.get(row.request_id)
-        if part is not None and row.state == "queued" and row.request_id not in seen_ids:
-            seen_ids.add(row.request_id)
+        if part is not None and row.state == "queued" and part.flight.request.id not in seen_ids:
+            seen_ids.add(part.flight.request.id)
             counts = waiting.setdefault(part.flight.tenant, [0, 0])
             counts[0] += 1
             counts[1] += len(part.flight.request.tokens)
