@@ -36,7 +36,7 @@ function describeWait(figures) {
 
 export function makeFigures(node) {
   const found = listFigures(node).map(({ text, title }) => h("li", { title, text }));
-  const hasTimeline = VIEWS.some((view) => view.name === "live") && node.answerId && node.figures;
-  if (hasTimeline) found.push(h("li", {}, h("a", { href: `#/live/${encodeURIComponent(node.answerId)}`, text: "timeline", title: "What this request went through" })));
+  const hasTimeline = VIEWS.some((view) => view.name === "requests") && node.answerId && node.figures;
+  if (hasTimeline) found.push(h("li", {}, h("a", { href: `#/requests/${encodeURIComponent(node.answerId)}`, text: "timeline", title: "What this request went through" })));
   return h("ul", { class: "figures", "aria-label": "Figures of this answer", hidden: !found.length }, found);
 }

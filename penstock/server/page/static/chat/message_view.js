@@ -20,7 +20,7 @@ export class MessageView {
 
   #fillBody(names) {
     const { node, session } = this;
-    if (node.role === "user") fill(this.body, h("div", { class: "said", dir: "auto", text: node.content }));
+    if (node.role === "user") fill(this.body, h("div", { class: "said", text: node.content }));
     else if (node.role === "tool") fill(this.body, makeResultsView(node.results ?? [], names));
     else {
       const sendResults = this.isAnswered ? null : (results) => session.sendResults(node, results);

@@ -8,7 +8,11 @@ export class Panel {
 
   constructor(session) {
     this.session = session;
-    this.element = h("aside", { class: "panel", "aria-label": "Parameters" });
+    this.fields = h("div", { class: "panel-fields" });
+    this.help = h("p", { class: "panel-help muted", "aria-hidden": "true" });
+    this.element = h("aside", { class: "chat-panel", "aria-label": "Parameters" }, this.fields, this.help);
+    for (const kind of ["focusin", "mouseover"]) this.fields.addEventListener(kind, (event) => this.#explain(event.target));
+    this.#explain(null);
     this.readDefaults();
     this.show();
   }
@@ -30,7 +34,7 @@ export class Panel {
   show() {
     if (this.element.contains(document.activeElement)) return;
     const { session } = this;
-    fill(this.element,
+    fill(this.fields,
       this.#makeModel(),
       this.#makeArea("system", "System prompt", "Said before the conversation: who the model is, and how it answers.", { rows: "4", placeholder: "None" }),
       h("details", { class: "group", open: true }, h("summary", { text: "Sampling" }), SAMPLING.map((one) => this.#makeNumber(one)),
@@ -40,6 +44,12 @@ export class Panel {
       h("details", { class: "group", open: Boolean(session.conversation.settings.tools) }, h("summary", { text: "Tools" }), this.#makeTools()));
   }
 
+  /** Show what a parameter means, where it moves nothing. Screen readers have it as the field's description. */
+  #explain(target) {
+    const hint = target?.closest?.(".param")?.querySelector(".hint")?.textContent;
+    if (hint || target === null) this.help.textContent = hint ?? "Point at a parameter to read what it does.";
+  }
+
   get #settings() {
     return this.session.conversation.settings;
   }
@@ -47,7 +57,7 @@ export class Panel {
   #makeField(label, hint, control, extra = null) {
     const [id, hintId] = [newId("param"), newId("hint")];
     setProps(control, { id, "aria-describedby": hintId });
-    return h("div", { class: "field param" }, h("label", { for: id, title: hint, text: label }), control, h("p", { class: "hint", id: hintId, text: hint }), extra);
+    return h("div", { class: "field param" }, h("label", { for: id, text: label }), control, h("p", { class: "hint", id: hintId, text: hint, hidden: true }), extra);
   }
 
   #makeModel() {

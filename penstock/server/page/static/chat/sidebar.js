@@ -23,7 +23,7 @@ export class Sidebar {
     Object.assign(this, { session, onchoose });
     this.search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search conversations", on: { input: () => this.#searchSoon() } });
     this.list = h("nav", { class: "conversations", "aria-label": "Conversations" });
-    this.element = h("aside", { class: "sidebar", "aria-label": "Conversations" },
+    this.element = h("aside", { class: "chat-sidebar", "aria-label": "Conversations" },
       h("div", { class: "sidebar-head" },
         h("button", { type: "button", class: "new-chat", on: { click: () => this.#create() } }, "New conversation"),
         this.search),

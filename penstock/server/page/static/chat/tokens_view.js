@@ -32,8 +32,8 @@ export function makeTokensView(tokens) {
       h("span", { class: `token level-${levelOf(shareOf(logprob))}`, tabindex: at ? "-1" : "0", dataset: { at }, text: token.replaceAll("\n", "↵") || "∅" }),
       token.includes("\n") ? h("br") : null,
     ]));
-  const legend = h("ul", { class: "legend", "aria-label": "Colours: a token's share" },
-    NAMES.map((name, at) => h("li", {}, h("span", { class: `swatch level-${at}` }), name)));
+  const legend = h("ul", { class: "token-legend", "aria-label": "Colours: a token's share" },
+    NAMES.map((name, at) => h("li", {}, h("span", { class: `token-swatch level-${at}` }), name)));
   const view = h("div", { class: "tokens-view" }, text, popup, legend);
   const show = (event) => {
     const token = event.target.closest?.(".token");

@@ -5,7 +5,7 @@ import { fill, h, iconButton } from "../dom.js";
 import { renderInline } from "./inline.js";
 
 const SHORT_CHARS = 3000; // a text of this length is rendered at each frame
-const GROWTH = 1.25; // a longer one when it has grown by this, so that all renderings together are linear
+const GROWTH = 2; // a longer one when it has grown by this, so that all renderings together are linear
 const MAX_CELLS = 64; // of a row
 
 /** A paragraph, or a heading (`isOneLine`). */
@@ -19,7 +19,7 @@ export class TextLeaf {
   #unshown = []; // pieces after what is shown
 
   constructor(tag, budget, isOneLine = false) {
-    this.element = h(tag, { dir: "auto" });
+    this.element = h(tag);
     this.budget = budget;
     this.isOneLine = isOneLine;
   }
@@ -97,7 +97,7 @@ export class CodeLeaf {
     this.element = h("div", { class: "code" },
       h("div", { class: "code-head" }, h("span", { text: language }), copy),
       h("pre", { tabindex: "0", "aria-label": language ? `${language} code` : "code" }, h("code", {}, this.#text)));
-    budget.left -= 4;
+    budget.left -= 8;
   }
 
   isEnd(line) {
@@ -150,7 +150,7 @@ export class TableLeaf {
   #makeRow(cells, tag) {
     this.budget.left -= 1 + this.aligns.length;
     return h("tr", {}, this.aligns.map((align, at) =>
-      h(tag, { class: align, dir: "auto" }, renderInline(cells[at] ?? "", this.budget))));
+      h(tag, { class: align }, renderInline(cells[at] ?? "", this.budget))));
   }
 
   addLine(line) {
@@ -186,7 +186,7 @@ export class PlainLeaf {
   #pending = [];
 
   constructor() {
-    this.element = h("div", { class: "plain", dir: "auto" }, this.#text);
+    this.element = h("div", { class: "plain" }, this.#text);
   }
 
   addLine(line) {

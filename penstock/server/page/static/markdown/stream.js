@@ -156,7 +156,7 @@ export class MarkdownStream {
 
   #openQuote() {
     this.#endList();
-    this.#push("quote", h("blockquote", { dir: "auto" }), (line, isBlank) => {
+    this.#push("quote", h("blockquote"), (line, isBlank) => {
       const found = isBlank ? null : QUOTE.exec(line);
       return found ? line.slice(found[0].length) : null;
     });
@@ -169,7 +169,7 @@ export class MarkdownStream {
     if (list.kind !== "list" || list.mark !== mark) {
       this.#endList();
       const start = isNumber && item[2] !== "1" ? Number(item[2]) : undefined;
-      this.#push("list", h(isNumber ? "ol" : "ul", { start, dir: "auto" }), (line) => line).mark = mark;
+      this.#push("list", h(isNumber ? "ol" : "ul", { start }), (line) => line).mark = mark;
     }
     const indent = item[0].trimEnd() === item[0] ? item[0].length + 1 : item[0].length;
     this.#push("item", h("li"), (line, isBlank) => {
