@@ -15,17 +15,17 @@ import httpx
 import pytest
 
 from tests.llm import tiny
-from tests.page.devtools import BrowserTab
+from tests.page.live_tab import LiveTab, open_tab
 from tests.server.running import RunningServer
 
 HOSTILE = "<img src=x onerror=document.title='bad'>"
-ROOT = {"penstock.adminKey": "root"}
+ROOT = {"admin": "root"}
 KEYS = "one alice\ntwo bob\n"
 ROWS = "document.querySelectorAll('.live-pair .rows tbody tr')"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def served(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Three rows for two tenants, and a model on disk whose name is an attack."""
     home = tmp_path_factory.mktemp("home")
     for name in ("tiny", HOSTILE):
@@ -38,18 +38,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserTab]:
-    with BrowserTab(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
 @pytest.fixture
-def tab(browser: BrowserTab) -> Iterator[BrowserTab]:
-    browser.resize(1400, 900)
-    browser.complaints.clear()
-    yield browser
-    assert browser.complaints == []
+def tab(browser: object) -> Iterator[LiveTab]:
+    with open_tab(browser) as opened:
+        yield opened
 
 
 def complete(running: RunningServer, key: str, **more: Any) -> httpx.Response:
@@ -74,7 +66,7 @@ def load(running: RunningServer, num_requests: int) -> Iterator[list[httpx.Respo
         thread.join()
 
 
-def picture(tab: BrowserTab, name: str) -> None:
+def picture(tab: LiveTab, name: str) -> None:
     """Take wide and narrow pictures, and require that nothing is wider than the screen."""
     for width, height in ((1400, 900), (390, 844)):
         tab.resize(width, height)
@@ -86,7 +78,7 @@ def picture(tab: BrowserTab, name: str) -> None:
     tab.resize(1400, 900)
 
 
-def count_colours(tab: BrowserTab, selector: str) -> int:
+def count_colours(tab: LiveTab, selector: str) -> int:
     """Return how many colours a canvas has."""
     return int(
         tab.run(
@@ -99,7 +91,7 @@ def count_colours(tab: BrowserTab, selector: str) -> int:
     )
 
 
-def test_the_batch_is_shown_under_load_and_through_a_restart(served: RunningServer, tab: BrowserTab) -> None:
+def test_the_batch_is_shown_under_load_and_through_a_restart(served: RunningServer, tab: LiveTab) -> None:
     tab.open(f"{served.url}/#/live", **ROOT)
     tab.wait("document.querySelector('.badge.is-good')")
     with load(served, 7) as answers:
@@ -130,7 +122,7 @@ def test_the_batch_is_shown_under_load_and_through_a_restart(served: RunningServ
     assert "the engine died and was restarted" in tab.text(".timeline")
 
 
-def test_a_hidden_tab_does_not_look(served: RunningServer, tab: BrowserTab) -> None:
+def test_a_hidden_tab_does_not_look(served: RunningServer, tab: LiveTab) -> None:
     tab.open(f"{served.url}/#/live", **ROOT)
     with load(served, 1):
         tab.wait(f"{ROWS}.length === 1")
@@ -144,13 +136,13 @@ def test_a_hidden_tab_does_not_look(served: RunningServer, tab: BrowserTab) -> N
         tab.wait(f"{age} !== {json.dumps(before)}")
 
 
-def test_a_timeline_adds_up(served: RunningServer, tab: BrowserTab) -> None:
+def test_a_timeline_adds_up(served: RunningServer, tab: LiveTab) -> None:
     complete(served, "one", max_tokens=5)
     asked = {"x-api-key": "one", "x-request-id": "mine/1"}
     body = {"prompt": list(range(20, 140)), "max_tokens": 40, "ignore_eos": True}
     answer = httpx.post(f"{served.url}/v1/completions", json=body, headers=asked, timeout=60)
     assert answer.headers["x-request-id"] == "mine/1"
-    tab.open(f"{served.url}/#/requests", **{"penstock.apiKey": "one"})
+    tab.open(f"{served.url}/#/requests", api="one")
     tab.wait("document.querySelector('input[type=search]')")
     tab.run("document.querySelector('input[type=search]').value = 'mine/1'")
     tab.click(".search-line button")
@@ -166,7 +158,7 @@ def test_a_timeline_adds_up(served: RunningServer, tab: BrowserTab) -> None:
     tab.wait("location.hash.startsWith('#/requests/cmpl-') && document.querySelector('.stage-list li')")
 
 
-def test_an_unknown_request_is_told(served: RunningServer, tab: BrowserTab) -> None:
+def test_an_unknown_request_is_told(served: RunningServer, tab: LiveTab) -> None:
     tab.open(f"{served.url}/#/requests/{HOSTILE}", **ROOT)
     tab.wait("document.querySelector('[role=alert]:not([hidden])')")
     assert "no recent request" in tab.text("[role=alert]") and tab.run("document.title") != "bad"
@@ -175,7 +167,7 @@ def test_an_unknown_request_is_told(served: RunningServer, tab: BrowserTab) -> N
     )
 
 
-def test_models_are_loaded_and_unloaded(served: RunningServer, tab: BrowserTab) -> None:
+def test_models_are_loaded_and_unloaded(served: RunningServer, tab: LiveTab) -> None:
     tab.open(f"{served.url}/#/models", **ROOT)
     tab.wait("document.querySelectorAll('.card').length === 2")
     assert "cache" in tab.text(".memory-words") and "its process" in tab.text(".memory-words")
@@ -193,8 +185,8 @@ def test_models_are_loaded_and_unloaded(served: RunningServer, tab: BrowserTab) 
     assert tab.complaints.pop().startswith("Failed to load resource")  # the refused pull
 
 
-def test_without_the_admin_key_it_is_asked_for(served: RunningServer, tab: BrowserTab) -> None:
-    tab.open(f"{served.url}/#/models", **{"penstock.apiKey": "two", "penstock.adminKey": ""})
+def test_without_the_admin_key_it_is_asked_for(served: RunningServer, tab: LiveTab) -> None:
+    tab.open(f"{served.url}/#/models", api="two")
     tab.wait("document.querySelector('dialog[open] input')")
     tab.click("dialog[open] button")  # cancel
     tab.wait("document.body.innerText.includes('Give the admin key')")
@@ -208,7 +200,7 @@ def test_without_the_admin_key_it_is_asked_for(served: RunningServer, tab: Brows
     tab.complaints.clear()
 
 
-def test_a_server_that_stops_is_told(served: RunningServer, tab: BrowserTab) -> None:
+def test_a_server_that_stops_is_told(served: RunningServer, tab: LiveTab) -> None:
     """The last one: it stops the server."""
     tab.open(f"{served.url}/#/live", **ROOT)
     tab.wait("document.querySelector('.plots')")
