@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.cache.kv import KVCache
 from penstock.engine.view import CACHED, EVICTED, FREE, HELD, MAX_CELLS, MAX_SHARE, SHARED, Viewer
 from tests.engine.stage import Stage
 
@@ -77,9 +78,14 @@ def test_a_map_that_takes_long_is_drawn_rarely() -> None:
     times = iter([100.0, 100.05, 100.5, 105.0, 110.049, 110.1, 110.15])
     stage = Stage(num_blocks=8)
     viewer = Viewer(stage.engine, clock=lambda: next(times))
-    drawn: list[float] = []
+    drawn: list[int] = []
     make_map = viewer._make_map
-    viewer._make_map = lambda cache, size: (drawn.append(1.0), make_map(cache, size))[1]  # type: ignore[method-assign]
+
+    def note_and_make(cache: KVCache, size: int) -> None:
+        drawn.append(size)
+        make_map(cache, size)
+
+    viewer._make_map = note_and_make  # type: ignore[method-assign]
     for _ in range(5):
         viewer.describe_blocks()
     assert len(drawn) == 2 and MAX_SHARE == 0.005

@@ -60,7 +60,7 @@ def open_tab(browser: Any) -> Iterator[LiveTab]:
     try:
         tab = LiveTab(context.new_page())
         tab.page.on("pageerror", lambda error: tab.complaints.append(f"script: {error}"))
-        tab.page.on("console", lambda said: said.type == "error" and tab.complaints.append(said.text))
+        tab.page.on("console", lambda said: tab.complaints.extend([said.text] if said.type == "error" else []))
         yield tab
         assert tab.complaints + tab.run("window.trouble") == []
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock import hub
 from penstock.server.ollama import models
 from tests.llm import tiny
 from tests.server.running import RunningServer
@@ -134,7 +135,7 @@ def test_a_pull_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         return lines
 
     monkeypatch.setattr(models, "PROGRESS_S", 0.01)
-    monkeypatch.setattr(models.hub, "pull", pull)
+    monkeypatch.setattr(hub, "pull", pull)
     added: list[str] = []
     catalog: Any = SimpleNamespace(add=added.append)
     first, *rest = asyncio.run(read())

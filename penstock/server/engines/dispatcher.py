@@ -124,9 +124,9 @@ def _report_output(error: Exception) -> EngineFailed:
 
 
 def _describe_rows(parts: Occupancy, max_rows: int | None) -> tuple[str, dict[str, int]]:
-    """Say behind whom a request waits in the engine if all rows are taken."""
+    """Say what a request waits for in the engine: the step under way, or those who have the rows."""
     if max_rows is None or parts.num_rows < max_rows:
-        return "", {}
+        return "a step was under way" if parts.num_rows else "", {}
     return f"behind {parts.num_rows} answers in the engine", parts.count_tenants(MAX_TENANTS_SHOWN)
 
 

@@ -132,8 +132,7 @@ class Trace:
         if self.run_s is None:
             self.run_s = mark.at_s
         if self.name in ("wait", "preempted"):
-            last, why = self.stages[-1], mark.why or ("a step was under way" if self.name == "wait" else "")
-            last.then = why
+            self.stages[-1].then = mark.why
         self.follow(answer, "prefill", mark.at_s, f"{mark.start} tokens were cached" if mark.start else "")
 
     def _chunk(self, answer: tuple[int, int], mark: Mark) -> None:
