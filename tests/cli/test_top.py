@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from penstock.cli import main
+from penstock.commands.top.feed import LookLost, LookRefused, read_looks
 from penstock.commands.top.screen import BLOCKS, Screen, draw_sparks, share_out
 from tests.cli.conftest import Terminal
 from tests.llm import tiny
@@ -111,6 +113,35 @@ def test_cells_are_shared_out() -> None:
             assert sum(cells) == room and len(cells) == len(BLOCKS)
             assert all((cell > 0) == (count > 0) for cell, count in zip(cells, counts))
     assert draw_sparks([0.0, 0.0]) == "▁▁" and draw_sparks([0, 5, 10]) == "▁▅█"
+
+
+def test_a_stream_that_breaks_off_is_lost_and_no_news() -> None:
+    """An event that was cut, a length that was not kept, and what is no event at all."""
+    whole = b"data: " + json.dumps(make_look()).encode() + b"\n\n"
+    for body, number, error in (
+        (whole + whole[:100], 1, LookLost),
+        (whole, 1, LookLost),
+        (b'data: {"models": 3}\n\n', 0, LookRefused),
+        (b"data: []\n\n", 0, LookRefused),
+    ):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b" % (len(body) + 9, body)
+            thread = threading.Thread(target=send_once, args=(listening, answer))
+            thread.start()
+            looks = []
+            with pytest.raises(error):
+                for look in read_looks(f"http://127.0.0.1:{listening.getsockname()[1]}", None):
+                    looks.append(look)
+                raise LookLost("it ended")
+            thread.join()
+            assert len(looks) == number
+
+
+def send_once(listening: socket.socket, answer: bytes) -> None:
+    connection = listening.accept()[0]
+    with connection:
+        connection.recv(4096)
+        connection.sendall(answer)
 
 
 @pytest.fixture

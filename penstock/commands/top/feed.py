@@ -1,8 +1,9 @@
-"""Looks at a server: its live stream, read in a thread that connects again when it ends."""
+"""Read a server's live stream, in a thread that connects again when it ends."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import queue
 import threading
@@ -50,8 +51,10 @@ def read_looks(url: str, api_key: str | None) -> Iterator[Look]:
     try:
         with open_route(url, PATH, api_key, SILENCE_S) as answer:
             while line := answer.readline(MAX_LINE_BYTES):
-                if line.startswith(PREFIX):
+                if line.startswith(PREFIX) and line.endswith(b"\n"):  # else the server died within it
                     yield _parse(line, url)
+    except http.client.HTTPException as error:
+        raise LookLost(f"{url} broke off ({type(error).__name__})") from None
     except OSError as error:
         raise _explain(url, error) from None
     except ValueError as error:  # of a URL or a header
@@ -119,7 +122,8 @@ class LookThread(threading.Thread):
 
     def _tell(self, news: Look | PenstockError) -> None:
         self.news.put(news)
-        self._wake()
+        if not self._closing.is_set():
+            self._wake()
 
 
 def take_snapshot(url: str, api_key: str | None, settle_s: float) -> Look:

@@ -20,12 +20,12 @@ SPARKS = "▁▂▃▄▅▆▇█"
 MAX_RATES = 240  # kept for the curve: two minutes
 NARROW, MEDIUM, WIDE = 60, 96, 124  # columns from which more is shown
 STATES = {
-    "prefill": ("yellow", "prefill"),
-    "decode": ("green", "decode"),
-    "queued": ("bright_black", "queued"),
-    "preempted": ("red", "preempted"),
-    "grammar": ("magenta", "grammar"),
-    "restart": ("red", "restart"),
+    "prefill": "yellow",
+    "decode": "green",
+    "queued": "bright_black",
+    "preempted": "red",
+    "grammar": "magenta",
+    "restart": "red",
 }
 BLOCKS = (("held", "cyan", "█"), ("shared", "magenta", "▓"), ("cached", "blue", "▒"), ("free", "bright_black", "·"))
 Row = dict[str, Any]
@@ -59,7 +59,7 @@ class Screen:
             rows = model["rows"]
             if left is not None:
                 left -= len(summary) + 1
-                after = sum(3 for _ in models[number + 1 :])
+                after = 3 * len(models[number + 1 :])
                 rows = rows[: max(0, left - after - 2)]
                 left -= len(rows) + 2 if rows else 0
             parts += ["", *summary]
@@ -186,7 +186,7 @@ COLUMNS = (
     Column("REQUEST", lambda row: clean(row["id"]) + (f"#{row['index']}" if row["index"] else ""), WIDE),
     Column("REQUEST", lambda row: "…" + clean(row["id"])[-8:] + (f"#{row['index']}" if row["index"] else "")),
     Column("TENANT", lambda row: clean(row["tenant"])[:16], MEDIUM),
-    Column("STATE", lambda row: Text(clean(row["state"]), STATES.get(row["state"], ("", ""))[0])),
+    Column("STATE", lambda row: Text(clean(row["state"]), STATES.get(row["state"], ""))),
     Column("PROMPT", lambda row: _draw_progress(*_prompt_progress(row)), NARROW),
     Column("CACHED", lambda row: str(row["cached_tokens"] or "–"), MEDIUM, True),
     Column("OUTPUT", lambda row: _draw_progress(row["output_tokens"], row["max_tokens"])),
