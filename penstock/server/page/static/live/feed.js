@@ -65,7 +65,7 @@ export function follow(api, { onLook, onTrouble }) {
   let heardMs = 0;
 
   async function run() {
-    clearTimeout(waiting);
+    rest();
     abort?.abort();
     const mine = abort = new AbortController();
     heardMs = performance.now();
@@ -92,6 +92,11 @@ export function follow(api, { onLook, onTrouble }) {
     waiting = setTimeout(run, wait);
   }
 
+  function rest() {
+    clearTimeout(waiting);
+    waiting = 0;
+  }
+
   function watch() {
     if (document.hidden || !abort || abort.signal.aborted || waiting) return;
     const silent = performance.now() - heardMs;
@@ -103,7 +108,7 @@ export function follow(api, { onLook, onTrouble }) {
 
   function turn() {
     if (document.hidden) {
-      clearTimeout(waiting);
+      rest();
       abort?.abort();
     } else run();
   }
@@ -115,7 +120,7 @@ export function follow(api, { onLook, onTrouble }) {
     again: run,
     stop() {
       isOver = true;
-      clearTimeout(waiting);
+      rest();
       clearInterval(timer);
       document.removeEventListener("visibilitychange", turn);
       abort?.abort();
