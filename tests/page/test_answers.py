@@ -337,7 +337,7 @@ def test_failures_are_told_in_words(chat: ChatPage) -> None:
     error = {
         "error": {"message": "temperature=9 is too high", "type": "invalid_request_error", "param": None, "code": None}
     }
-    answers = [
+    answers: list[dict[str, Any]] = [
         {"status": 400, "content_type": "application/json", "body": json.dumps(error)},
         {
             "status": 503,

@@ -138,6 +138,30 @@ def import_file(chat: ChatPage, path: Path) -> None:
     chat.page.wait_for_selector(".toast")
 
 
+def test_full_storage_is_told(chat: ChatPage) -> None:
+    chat.page.evaluate("""() => { IDBObjectStore.prototype.put = function () {
+        const request = this.get("none");
+        request.onsuccess = () => this.transaction.abort();
+        Object.defineProperty(this.transaction, "error", { value: new DOMException("full", "QuotaExceededError") });
+        return request;
+    }; }""")
+    chat.script("Kept in the page alone.")
+    assert chat.ask("Hello") == "Kept in the page alone."
+    assert "storage for this page is full" in chat.page.locator(".toast.error").first.inner_text()
+
+
+def test_one_answer_is_written_at_a_time(chat: ChatPage) -> None:
+    chat.set_parameter("Most tokens", "30")
+    chat.ask("Name a river.")
+    chat.send(STORY)
+    chat.wait_text(1)
+    chat.page.locator(".message.assistant").first.hover()
+    chat.page.locator("button[aria-label='Answer again, as a new branch']").first.click()
+    assert "stop it first" in chat.page.locator(".toast").inner_text()
+    chat.wait_end()
+    assert chat.page.locator(".message").count() == 4 and chat.page.locator(".turn").count() == 0
+
+
 def test_answer_goes_on_when_the_engine_is_killed(chat: ChatPage, keyed: RunningServer) -> None:
     chat.set_parameter("Temperature", "0")
     chat.set_parameter("Most tokens", "60")

@@ -20,7 +20,7 @@ export async function send(path, { method = "GET", body, signal, headers = {} } 
     const isAdmin = ADMIN_PATHS.test(path);
     const key = (isAdmin && keys.get("admin")) || keys.get("api") || keys.get("admin");
     const response = await reach(path, {
-      method, signal, credentials: "omit", cache: "no-store", redirect: "error",
+      method, signal, cache: "no-store", redirect: "error",
       headers: {
         ...(body === undefined ? {} : { "Content-Type": "application/json" }),
         ...(key ? { Authorization: `Bearer ${key}` } : {}),

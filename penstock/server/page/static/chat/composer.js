@@ -17,6 +17,11 @@ export class Composer {
     this.update();
   }
 
+  /** Go to the field; not on a phone, where its keyboard would cover the answer. */
+  focus() {
+    if (!isTouch) this.field.focus();
+  }
+
   #onKey(event) {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouch) return;
     event.preventDefault();
@@ -26,7 +31,7 @@ export class Composer {
   #press() {
     if (this.session.isRunning()) this.session.stop();
     else this.#send();
-    this.field.focus();
+    this.focus();
   }
 
   #send() {

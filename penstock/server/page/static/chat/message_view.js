@@ -33,7 +33,8 @@ export class MessageView {
   #makeRetry() {
     const { node, session } = this;
     if (!["broken", "failed", "stopped"].includes(node.status) && node.finish !== "length") return null;
-    const canContinue = node.content && !node.toolCalls?.length && !this.isAnswered && node.status !== "failed";
+    const isText = !node.form || node.form === "text"; // a form would begin anew
+    const canContinue = isText && node.content && !node.toolCalls?.length && !this.isAnswered && node.status !== "failed";
     const buttons = [];
     if (canContinue) buttons.push(h("button", { type: "button", text: "Continue", on: { click: () => session.continueAnswer(node) } }));
     if (node.error) buttons.push(h("button", { type: "button", text: "Try again", on: { click: () => session.regenerate(node) } }));

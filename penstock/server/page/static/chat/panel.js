@@ -1,16 +1,17 @@
 // The panel of parameters: model, system prompt, sampling, form of the answer, tools.
 
 import { EXAMPLE_SCHEMA, EXAMPLE_TOOLS, FORMS, LENGTH, readSchema, readTools, SAMPLING, TOOL_CHOICES } from "./params.js";
-import { fill, h, newId, setProps } from "../dom.js";
+import { fill, h, iconButton, newId, setProps } from "../dom.js";
 
 export class Panel {
   #defaults = new Map(); // model → Map of name → {value, why}
 
-  constructor(session) {
+  constructor(session, { onclose }) {
     this.session = session;
     this.fields = h("div", { class: "panel-fields" });
     this.help = h("p", { class: "panel-help muted", "aria-hidden": "true" });
-    this.element = h("aside", { class: "chat-panel", "aria-label": "Parameters" }, this.fields, this.help);
+    this.element = h("aside", { class: "chat-panel", "aria-label": "Parameters" },
+      h("div", { class: "panel-head" }, h("h2", { text: "Parameters" }), iconButton("cross", "Close the parameters", onclose)), this.fields, this.help);
     for (const kind of ["focusin", "mouseover"]) this.fields.addEventListener(kind, (event) => this.#explain(event.target));
     this.#explain(null);
     this.readDefaults();

@@ -129,7 +129,14 @@ export class Session extends EventTarget {
     return [...this.#running.values()].some((one) => one.node === node);
   }
 
+  /** True if no answer is being written here; else the user is told. */
+  #isFree() {
+    if (this.isRunning()) this.toast("An answer is being written in this conversation: stop it first.");
+    return !this.isRunning();
+  }
+
   send(text) {
+    if (!this.#isFree()) return;
     const path = this.conversation.path();
     const node = this.conversation.add(path.at(-1)?.id ?? null, { role: "user", content: text });
     this.#answer(node.id);
@@ -137,6 +144,7 @@ export class Session extends EventTarget {
 
   /** Put another text in place of a user's message, as a branch of its own, and answer it. */
   edit(node, text) {
+    if (!this.#isFree()) return;
     const made = this.conversation.add(node.parent, { role: "user", content: text });
     this.#answer(made.id);
   }
@@ -150,16 +158,17 @@ export class Session extends EventTarget {
   }
 
   sendResults(node, results) {
+    if (!this.#isFree()) return;
     const made = this.conversation.add(node.id, { role: "tool", content: "", results });
     this.#answer(made.id);
   }
 
   regenerate(node) {
-    this.#answer(node.parent);
+    if (this.#isFree()) this.#answer(node.parent);
   }
 
   continueAnswer(node) {
-    this.#run(this.conversation, node, true);
+    if (this.#isFree()) this.#run(this.conversation, node, true);
   }
 
   turn(node, step) {
@@ -178,7 +187,6 @@ export class Session extends EventTarget {
   }
 
   async #run(conversation, node, goesOn) {
-    if (this.isRunning(conversation)) return;
     const abort = new AbortController();
     const run = { conversation, node, abort, savedMs: Date.now() };
     this.#running.set(conversation.id, run);

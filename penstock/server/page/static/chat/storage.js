@@ -71,11 +71,20 @@ export class Storage {
     if (num >= MAX_CONVERSATIONS && !(await settle(this.#table("readonly").getKey(record.id))))
       throw new StorageError(`${num} conversations are kept, and that is the limit: delete some to keep this one.`);
     try {
-      await settle(this.#table("readwrite").put(record));
+      await this.#put(record);
     } catch (error) {
       if (error?.name !== "QuotaExceededError") throw new StorageError(`The browser did not keep this conversation: ${error?.message ?? error}`);
       throw new StorageError("The browser's storage for this page is full: export and delete conversations to keep this one.");
     }
+  }
+
+  /** Settles when the transaction does: a full storage shows only then. */
+  #put(record) {
+    return new Promise((resolve, reject) => {
+      const { transaction } = this.#table("readwrite").put(record);
+      transaction.oncomplete = () => resolve();
+      transaction.onabort = () => reject(transaction.error ?? new Error("the write was aborted"));
+    });
   }
 
   async delete(id) {
@@ -93,6 +102,5 @@ function settle(request) {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
     request.onblocked = () => reject(new Error("another tab holds it"));
-    if (request.transaction) request.transaction.onabort = () => reject(request.transaction?.error ?? request.error);
   });
 }

@@ -85,7 +85,7 @@ export class Thread {
   #makeWelcome() {
     const { models, modelsError, model } = this.session;
     const lines = modelsError
-      ? [h("h1", { text: "No connection" }), h("p", { class: "error-text", role: "alert", text: modelsError.message }),
+      ? [h("h1", { text: modelsError.status === 401 ? "A key is needed" : "No models to talk to" }), h("p", { class: "error-text", role: "alert", text: modelsError.message }),
         h("button", { type: "button", text: "Try again", on: { click: () => this.session.loadModels() } })]
       : models.length
         ? [h("h1", { text: "What shall we talk about?" }), h("p", { text: `${model.id} answers${model.max_model_len ? `, with a context of ${model.max_model_len.toLocaleString("en")} tokens` : ""}. Conversations stay in this browser.` })]

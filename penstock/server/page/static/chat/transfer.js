@@ -1,7 +1,7 @@
 // Export and import of conversations as JSON. What is imported is checked and copied field by field.
 
 import { MAX_CONVERSATIONS, MAX_IMPORT_BYTES, MAX_NODES, MAX_TEXT_CHARS, MAX_TITLE_CHARS, VERSION } from "./limits.js";
-import { readSettings } from "./params.js";
+import { FORMS, readSettings } from "./params.js";
 import { Conversation, makeId } from "./tree.js";
 import { h } from "../dom.js";
 
@@ -82,6 +82,8 @@ function readNode(given, ids, where) {
   for (const name of ["content", "reasoning", "model", "finish", "answerId"])
     if (given[name] !== undefined && given[name] !== null) node[name] = readText(given[name], `${where}'s ${name}`);
   node.content ??= "";
+  if (Object.hasOwn(FORMS, given.form)) Object.assign(node, { form: given.form, schema: readText(given.schema ?? "", `${where}'s schema`) });
+  if (given.figures && typeof given.figures === "object") node.figures = Object.fromEntries(Object.entries(given.figures).slice(0, 50).filter(([, value]) => Number.isFinite(value)));
   if (Array.isArray(given.toolCalls)) node.toolCalls = given.toolCalls.slice(0, 128).map((call, at) => readCall(call, `${where}, call ${at + 1}`));
   if (Array.isArray(given.results)) node.results = given.results.slice(0, 128).map((one) => ({ id: readText(one?.id, `${where}'s result`), content: readText(one?.content, `${where}'s result`) }));
   return node;

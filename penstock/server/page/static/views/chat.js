@@ -28,7 +28,7 @@ class ChatView {
     Object.assign(this, { element, store });
     this.thread = new Thread(session);
     this.composer = new Composer(session);
-    this.panel = new Panel(session);
+    this.panel = new Panel(session, { onclose: () => this.#toggle("panel", WIDE) });
     this.sidebar = new Sidebar(session, { onchoose: () => this.#choose() });
     this.title = h("h1", { class: "chat-title" });
     this.listButton = iconButton("menu", "Conversations", () => this.#toggle("sidebar", MIDDLE), { "aria-expanded": "false" });
@@ -43,7 +43,7 @@ class ChatView {
     this.#apply("sidebar", MIDDLE.matches && store.get("chat.sidebar", true));
     this.#apply("panel", WIDE.matches && store.get("chat.panel", false));
     this.#show();
-    this.composer.field.focus();
+    this.composer.focus();
   }
 
   #listen() {
@@ -105,14 +105,15 @@ class ChatView {
 
   #choose() {
     this.#closeDrawers();
-    this.composer.field.focus();
+    this.composer.focus();
   }
 
   #toggle(name, isBeside) {
     const shows = !this.element.classList.contains(`shows-${name}`);
     if (isBeside.matches) this.store.set(`chat.${name}`, shows);
     this.#apply(name, shows);
-    if (shows) this[name].element.querySelector("input, select, button")?.focus({ preventScroll: true });
+    if (shows) this[name].element.querySelector("input, select")?.focus({ preventScroll: true });
+    else this.composer.focus();
   }
 
   #apply(name, shows) {
