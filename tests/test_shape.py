@@ -104,6 +104,10 @@ ADDED_FLAGS: dict[str, str] = {
             mirostat-eta json-schema json-object regex grammar choice
         """.split()
     },
+    **{
+        f"top --{flag}": "the live view asks one server, as ps does, and scripts and pipes take one look"
+        for flag in ("url", "api-key", "once", "json")
+    },
     "chat --markdown": "who copies an answer's source wants it as it is",
     **{
         f"{command} --help-all": "help fits a screen, so what is rare is explained on demand"

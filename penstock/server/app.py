@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from penstock.errors import quote
 from penstock.host.version import VERSION
-from penstock.server import status
+from penstock.server import loading, status
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.anthropic.routes import count_tokens, messages
@@ -64,8 +64,9 @@ READS: list[tuple[str, Handler, str]] = [
     ("/info", status.info, "about"),
     ("/metrics", status.metrics, "about"),
     ("/admin/running", status.list_running, "about"),
+    ("/admin/models", loading.list_all, "about"),
     ("/admin/live", observe.watch_live, "about"),
-    ("/admin/requests/{id}", observe.explain_request, "about"),
+    ("/admin/requests/{id:path}", observe.explain_request, "about"),
     ("/v1/responses/{id}", response, "OpenAI"),
     ("/v1/responses/{id}/input_items", input_items, "OpenAI"),
     ("/v1/files", files, "OpenAI"),
@@ -96,6 +97,8 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/score", score, ScoreBody, "embeddings"),
     ("/rerank", rerank, RerankBody, "embeddings"),
     ("/v1/rerank", rerank, RerankBody, "embeddings"),
+    ("/admin/models/load", loading.load, loading.ModelBody, "about"),
+    ("/admin/models/unload", loading.unload, loading.ModelBody, "about"),
     ("/admin/reset_prefix_cache", status.reset_prefix_cache, None, "about"),
     *ollama.WRITES,
     *tgi.WRITES,

@@ -78,6 +78,15 @@ class Catalog:
         worst = max(engines, key=lambda engine: engine.retry_after_s, default=None)
         return ("loading", 1) if worst is None else (worst.state, worst.retry_after_s)
 
+    @property
+    def can_add(self) -> bool:
+        return self._make is not None
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Memory that all models together may take."""
+        return self._budget_bytes
+
     def find(self, name: str | None, *, is_exact: bool = False) -> ServedModel:
         """Find a model by name; `is_exact` rules out generic names."""
         if not name:

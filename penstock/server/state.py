@@ -41,7 +41,7 @@ class Server:
         self.pid = os.getpid()
         self.generations: set[Generation] = set()
         self.traces = TraceRing()
-        self.live = LiveHub(catalog, metrics)
+        self.live = LiveHub(catalog, metrics, self.traces)
 
     @property
     def is_ready(self) -> bool:

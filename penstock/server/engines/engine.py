@@ -130,6 +130,8 @@ class EngineView:
             await asyncio.wait_for(self._news.wait(), patience_s)
 
     def take(self, seen: Seen) -> None:
+        if self._asked_s is None:
+            return  # nobody looks any more
         self.seen, self.seen_s, self._asked_s = seen, time.monotonic(), None
         self._news.set()
 

@@ -33,7 +33,7 @@ LATEST = ":latest"
 MAX_NAME_CHARS = 1_000
 HUBS = ("hf.co/", "huggingface.co/")
 FOREVER = "9999-12-31T23:59:59Z"
-PROGRESS_S = 5.0  # between progress lines
+PROGRESS_S = 0.5  # between progress lines
 
 
 def normalize_name(name: str) -> str:
@@ -231,16 +231,29 @@ async def pull(request: Request) -> Response:
 async def _fetch(name: str, catalog: Catalog) -> AsyncGenerator[bytes, None]:
     """Download; a client that disconnects does not stop it."""
     yield encode_line({"status": "pulling manifest"})
-    fetching = asyncio.ensure_future(asyncio.to_thread(hub.pull, name, None, False))
+    told: dict[str, tuple[int, int | None]] = {}  # bytes so far, and in all, by file
+
+    def tell(label: str, num_bytes: int, total: int | None) -> None:
+        told[label] = num_bytes, total
+
+    fetching = asyncio.ensure_future(asyncio.to_thread(hub.pull, name, None, tell))
     try:
         while not (await asyncio.wait([fetching], timeout=PROGRESS_S))[0]:
-            yield encode_line({"status": f"pulling {name}"})
+            yield encode_line({"status": f"pulling {name}"} if not told else _format_progress(*list(told.items())[-1]))
         fetching.result()
     except (InvalidModel, DownloadFailed) as error:
         raise ApiError(404 if isinstance(error, InvalidModel) else 502, str(error)) from None
     catalog.add(name)
     yield encode_line({"status": "verifying sha256 digest"})
     yield encode_line({"status": "success"})
+
+
+def _format_progress(label: str, progress: tuple[int, int | None]) -> dict[str, Any]:
+    num_bytes, total = progress
+    digest = "sha256:" + hashlib.sha256(label.encode()).hexdigest()  # clients tell files apart by it
+    return {"status": f"pulling {label}", "digest": digest, "completed": num_bytes} | (
+        {"total": total} if total else {}
+    )
 
 
 async def delete(request: Request) -> Response:

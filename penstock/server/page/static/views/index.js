@@ -8,4 +8,7 @@
 
 export const VIEWS = [
   { name: "chat", title: "Chat", load: () => import("./chat.js") },
+  { name: "live", title: "Live", load: () => import("./live.js") },
+  { name: "requests", title: "Requests", load: () => import("./request.js") },
+  { name: "models", title: "Models", load: () => import("./models.js") },
 ];
