@@ -111,7 +111,7 @@ ADDED_FLAGS: dict[str, str] = {
     },
     **{
         f"serve --{flag}": "adapters, their number and their rank are limits of memory, and vLLM's flags"
-        for flag in ("enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras")
+        for flag in ("enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "lora-modules")
     },
     **{
         f"bench speculation {flag}": "the command takes what the other benchmarks take"

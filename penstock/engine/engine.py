@@ -108,6 +108,7 @@ class Engine:
             "num_blocks": cache.pool.num_blocks,
             "num_used_blocks": cache.pool.num_used,
             "num_cached_blocks": cache.pool.num_idle,
+            **self.loras.count(),
         }
 
     def close(self) -> None:

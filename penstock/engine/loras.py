@@ -135,6 +135,16 @@ class LoraSlots:
         self.memory.forget(number)
         return Done(Answer())
 
+    def count(self) -> dict[str, int]:
+        """Return counters since the start; none without slots."""
+        memory = self.memory
+        counts = {
+            "num_loras": len(memory),
+            "num_lora_loads": memory.num_loads,
+            "num_lora_evictions": memory.num_evictions,
+        }
+        return counts if self.slots else {}
+
     def check_known(self, loras: Sequence[LoraUse]) -> None:
         """Refuse a request whose adapters could never run."""
         if loras and self.memory.tell is None:

@@ -30,6 +30,7 @@ from penstock.server.http.context import Handler, release_body
 from penstock.server.http.errors import MAX_MESSAGE_CHARS, WarningHeaders, to_api_error
 from penstock.server.http.keys import AuthMiddleware, KeyRing
 from penstock.server.http.openapi import asset, describe_body, docs, make_document
+from penstock.server.loras import routes as loras
 from penstock.server.observe import routes as observe
 from penstock.server.ollama import routes as ollama
 from penstock.server.openai.chat import chat_completions
@@ -72,6 +73,7 @@ READS: list[tuple[str, Handler, str]] = [
     ("/v1/files/{id}/content", file_content, "OpenAI"),
     ("/v1/batches", batches, "OpenAI"),
     ("/v1/batches/{id}", batch, "OpenAI"),
+    *loras.READS,
     *ollama.READS,
 ]
 PAGES: list[tuple[str, Handler]] = [("/docs", docs), ("/docs/{name}", asset)]
@@ -95,6 +97,7 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/rerank", rerank, RerankBody, "embeddings"),
     ("/v1/rerank", rerank, RerankBody, "embeddings"),
     ("/admin/reset_prefix_cache", status.reset_prefix_cache, None, "about"),
+    *loras.WRITES,
     *ollama.WRITES,
     *tgi.WRITES,
 ]

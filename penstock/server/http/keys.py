@@ -26,7 +26,10 @@ from penstock.server.http.errors import ApiError
 
 log = logging.getLogger("penstock.server")
 OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version"})
-ADMIN = frozenset({"/admin/live", "/admin/running", "/admin/reset_prefix_cache", "/api/pull", "/api/delete"})
+LORA_ADMIN = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+ADMIN = frozenset(
+    {"/admin/live", "/admin/running", "/admin/reset_prefix_cache", "/api/pull", "/api/delete", *LORA_ADMIN}
+)
 KEYS_VARIABLE, ADMIN_VARIABLE = "PENSTOCK_API_KEYS", "PENSTOCK_ADMIN_KEY"
 MAX_FILE_BYTES = 1 << 20
 FORM = "KEY [NAME [WEIGHT]], with a weight over 0"
