@@ -104,6 +104,7 @@ ADDED_FLAGS: dict[str, str] = {
             mirostat-eta json-schema json-object regex grammar choice
         """.split()
     },
+    "merge --scale": "an adapter's strength is the user's choice, as in requests",
     "chat --markdown": "who copies an answer's source wants it as it is",
     **{
         f"{command} --help-all": "help fits a screen, so what is rare is explained on demand"

@@ -44,7 +44,9 @@ def get(server: RunningServer, path: str) -> Any:
 
 
 def ask(server: RunningServer, model: str = "base", **more: Any) -> str:
-    return str(post(server, "/v1/chat/completions", {**ASK, "model": model, **more})["choices"][0]["message"]["content"])
+    return str(
+        post(server, "/v1/chat/completions", {**ASK, "model": model, **more})["choices"][0]["message"]["content"]
+    )
 
 
 def load(server: RunningServer, name: str, path: Path | str, status: int = 200, **more: Any) -> Any:

@@ -15,7 +15,6 @@ from penstock.engine.ipc import BEAT_S
 from penstock.engine.messages import (
     Abort,
     Add,
-    Answer,
     Answered,
     Beat,
     Control,
