@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.commands import bench, completion, info, merge, models, perplexity, ps, run, run_batch, serve
+from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
 from penstock.commands.streams import close_broken, mend_streams
@@ -54,7 +54,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": models.list_,
     "rm": models.rm,
     "info": info.info,
-    "merge": merge.merge,
+    "merge": models.merge,
     "perplexity": perplexity.perplexity,
     "completion": completion.completion,
 }

@@ -120,11 +120,14 @@ def test_many_loads_and_unloads_leave_nothing() -> None:
     assert abs(asyncio.run(run(300)) - asyncio.run(run(10))) < 100
 
 
+CD = LoraModule("c", "d")
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         (["a=/x/y=z"], [LoraModule("a", "/x/y=z")]),
-        (['{"name": "a", "path": "p", "base_model_name": "b"}', "c=d"], [LoraModule("a", "p", "b"), LoraModule("c", "d")]),
+        (['{"name": "a", "path": "p", "base_model_name": "b"}', "c=d"], [LoraModule("a", "p", "b"), CD]),
         (['[{"name": "a", "path": "p"}]'], [LoraModule("a", "p")]),
     ],
 )  # fmt: skip

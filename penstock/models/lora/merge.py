@@ -15,12 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from penstock.errors import InvalidModel
+from penstock.models.files import open_checkpoint
 from penstock.models.files.json_file import quote_name
 from penstock.models.files.safetensors import INDEX, PICKLES, SafetensorsCheckpoint
 from penstock.models.lora.adapter import EMBEDDING, FLOATS, check_adapter
 from penstock.models.lora.config import MAX_RANK
 from penstock.models.names import IGNORED
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import ModelSpec, spec_from_config
 
 WEIGHTS_AND_PARTS = (".safetensors", ".gguf", *PICKLES)
 HEAD = "head.rows.weight"
@@ -45,11 +46,24 @@ class _Term:
     is_transposed: bool  # the weight is [in, out]
 
 
-def merge(base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[ScaledAdapter], out: Path) -> int:
-    """Write the base with the adapters in its weights; returns the number of tensors that changed. Sums are float32,
-    rounded once to the dtype that the base stores."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InvalidModel(f"{out} exists: name a folder that does not, or an empty one")
+def merge(path: Path, adapters: Sequence[ScaledAdapter], out: Path) -> int:
+    """Write a model of safetensors with adapters in its weights to a new folder; returns the number of tensors that
+    changed. Sums are float32, rounded once to the dtype that the base stores."""
+    base = open_checkpoint(path)
+    try:
+        if not isinstance(base, SafetensorsCheckpoint):
+            raise InvalidModel(
+                f"{path} is a GGUF file: merge into the safetensors folder it was made from, then convert the result"
+            )
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise InvalidModel(f"{out} exists: name a folder that does not, or an empty one")
+        _require_floats(base)
+        return _merge(base, spec_from_config(base.config), adapters, out)
+    finally:
+        base.close()
+
+
+def _merge(base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[ScaledAdapter], out: Path) -> int:
     terms = _collect(base, spec, adapters)
     embedding = _find_tensor(base, spec, f"{EMBEDDING}.weight")
     head = spec.names.spelling(HEAD)
@@ -67,8 +81,7 @@ def merge(base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[Scale
     return len(terms.keys() | added.keys())
 
 
-def require_floats(base: SafetensorsCheckpoint) -> None:
-    """Refuse a model that is stored quantized."""
+def _require_floats(base: SafetensorsCheckpoint) -> None:
     method = base.config.get("quantization_config") or base.config.get("compression_config")
     if method:
         kind = method.get("quant_method", "quantized") if isinstance(method, dict) else "quantized"
