@@ -126,11 +126,9 @@ class LoraSlots:
         return Done(Answer(error=NO_LORAS)) if self.memory.tell is None else self.memory.load(message)
 
     def drop(self, number: int) -> Awaited[Answer]:
-        """Forget an adapter, which no request may name any more."""
+        """Forget an adapter that no sequence uses."""
         if self.memory.tell is None:
             return Done(Answer(error=NO_LORAS))
-        if number in self._pin():
-            return Done(Answer(error=f"adapter {number} is in use: end its requests first"))
         self._clear(number)
         self.memory.forget(number)
         return Done(Answer())
