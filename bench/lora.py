@@ -73,7 +73,7 @@ def measure_cost(llm: LLM, folder: Path, rank: int, turns: int) -> None:
         ratios = []
         for turn in range(turns + 1):
             prompts = make_prompts(size, PROMPT, turn)
-            asked = [[None] * size, [lora] * size]
+            asked: list[list[LoRARequest | None]] = [[None] * size, [lora] * size]
             found = [run(llm, loras, prompts, TOKENS) for loras in (asked if turn % 2 else asked[::-1])]
             plain, adapted = found if turn % 2 else found[::-1]
             if turn:  # the first one records steps
