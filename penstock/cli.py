@@ -56,6 +56,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": models.list_,
     "rm": models.rm,
     "info": info.info,
+    "merge": models.merge,
     "perplexity": perplexity.perplexity,
     "completion": completion.completion,
 }

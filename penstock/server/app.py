@@ -30,6 +30,7 @@ from penstock.server.http.context import Handler, release_body
 from penstock.server.http.errors import MAX_MESSAGE_CHARS, WarningHeaders, to_api_error
 from penstock.server.http.keys import AuthMiddleware, KeyRing
 from penstock.server.http.openapi import asset, describe_body, docs, make_document
+from penstock.server.loras import routes as loras
 from penstock.server.observe import routes as observe
 from penstock.server.ollama import routes as ollama
 from penstock.server.openai.chat import chat_completions
@@ -75,6 +76,7 @@ READS: list[tuple[str, Handler, str]] = [
     ("/v1/batches", batches, "OpenAI"),
     ("/v1/batches/{id}", batch, "OpenAI"),
     ("/", page.root, "about"),
+    *loras.READS,
     *ollama.READS,
 ]
 PAGES: list[tuple[str, Handler]] = [("/docs", docs), ("/docs/{name}", asset), *page.PAGES]
@@ -100,6 +102,7 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/admin/models/load", loading.load, loading.ModelBody, "about"),
     ("/admin/models/unload", loading.unload, loading.ModelBody, "about"),
     ("/admin/reset_prefix_cache", status.reset_prefix_cache, None, "about"),
+    *loras.WRITES,
     *ollama.WRITES,
     *tgi.WRITES,
 ]

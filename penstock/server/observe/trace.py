@@ -35,6 +35,7 @@ class Trace:
         self.id, self.tenant = id, tenant
         self.answer_id = ""  # of the response's body
         self.model = self.route = ""
+        self.loras: tuple[str, ...] = ()  # names of its adapters
         self.begun_s = time.monotonic() if begun_s is None else begun_s
         self.begun_unix_s = time.time()
         self.end_s: float | None = None

@@ -47,10 +47,18 @@ def find_model(catalog: Catalog, model: str | None, older: str | None = None, *,
     """Find a model; NAME and NAME:latest are the same."""
     name = model or older
     known = {own for one in catalog for own in catalog.list_names(one)}
+    known |= set() if is_exact else {name for one in catalog for name in one.loras.list_names()}
     for candidate in (name, name and normalize_name(name), f"{name}{LATEST}"):
         if candidate in known:
             return catalog.find(candidate)
     return catalog.find(normalize_name(name) if name else None, is_exact=is_exact)
+
+
+def find_lora(catalog: Catalog, model: str | None, older: str | None = None) -> str | None:
+    """Return the name of the adapter that a body names as its model; None if it names a model."""
+    base, name = find_model(catalog, model, older), model or older
+    candidates = (name, name and normalize_name(name), f"{name}{LATEST}")
+    return next((one for one in candidates if one in base.loras), None)
 
 
 def require_name(model: str | None, older: str | None) -> str:
