@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 M_ARENA_MAX = -8  # from glibc's malloc.h
@@ -17,14 +17,39 @@ MANY_NEW = 50_000  # a step of 256 rows makes about a thousand objects, most of 
 
 
 def free_memory_bytes() -> int:
-    """Return the memory available without swapping."""
-    try:
+    """Return the memory available without swapping, in the machine and in the control groups of this process."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                available = int(line.split()[1]) * 1024
+    return min([available, *_group_rooms()])
+
+
+def _group_rooms() -> Iterator[int]:
+    """Yield what each control group's limit leaves beside memory that cannot be dropped."""
+    groups = [line.split(":", 2) for line in _read_lines(Path("/proc/self/cgroup"))]
+    for _, controllers, group in (parts for parts in groups if len(parts) == 3):
+        is_old = "memory" in controllers.split(",")
+        if controllers and not is_old:
+            continue
+        root = Path("/sys/fs/cgroup/memory" if is_old else "/sys/fs/cgroup")
+        limit, kept = ("memory.limit_in_bytes", "total_rss") if is_old else ("memory.max", "anon")
+        place = root / group.strip("/")
+        for folder in (place, *place.parents):
+            most = "".join(_read_lines(folder / limit))
+            used = dict(line.split(" ", 1) for line in _read_lines(folder / "memory.stat") if " " in line)
+            if most.isdecimal() and used.get(kept, "").isdecimal():
+                yield max(0, int(most) - int(used[kept]))
+            if folder == root:
+                break
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
     except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        return []
 
 
 def hold_few_heaps() -> None:

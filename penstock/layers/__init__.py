@@ -7,7 +7,7 @@ cannot be taped.
 
 from __future__ import annotations
 
-from penstock.layers.attention import Attention, EncoderAttention, Mixer
+from penstock.layers.attention import Attention, EncoderAttention, Mixer, SinkAttention
 from penstock.layers.block import (
     AnyBlock,
     Block,
@@ -18,10 +18,10 @@ from penstock.layers.block import (
     ScaledBlock,
 )
 from penstock.layers.embedding import Embedding
-from penstock.layers.experts import Experts
+from penstock.layers.experts import Experts, Router
 from penstock.layers.ffn import Ffn, GatedMlp, Mlp
 from penstock.layers.head import Head
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, Stack
 from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
 from penstock.layers.norm import GroupedRmsNorm, LayerNorm, Norm, RmsNorm
 from penstock.layers.recurrent import CausalConv, Mamba2, StateSpace
@@ -56,7 +56,10 @@ __all__ = [
     "PostNormBlock",
     "RmsNorm",
     "RopeTable",
+    "Router",
     "ScaledBlock",
+    "SinkAttention",
+    "Stack",
     "StateRows",
     "StateSpace",
     "StepInputs",

@@ -31,6 +31,7 @@ class Merge:
 
     parts: tuple[tuple[str, int], ...]
     head_size: int = 0  # query, key and value parts: rows per head
+    num_matrices: int = 1  # of a stack: checkpoints may store [E, O, C]
 
 
 Merges = dict[str, Merge]
@@ -236,6 +237,19 @@ class Attention:
             q_norm,
             k_norm,
         )
+
+
+@dataclass(frozen=True)
+class SinkAttention(Attention):
+    """Attention in which a learned score of each head takes weight but has no value."""
+
+    def parameters(self) -> Shapes:
+        return super().parameters() | {"sinks.weight": (self.num_heads,)}
+
+    def build(self, build: Build, name: str) -> layers.SinkAttention:
+        from penstock import layers
+
+        return layers.SinkAttention(super().build(build, name), build.take(f"{name}.sinks.weight").float())
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,13 @@ Everything is checked by name and shape before the first tensor is read.
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from penstock import layers
 from penstock.errors import InvalidConfig, InvalidModel
+from penstock.host.machine import free_memory_bytes
 from penstock.models.decoder import CPU, Build, Decoder, Encoder, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.layer import Merge, Shape, Shapes
@@ -25,6 +29,7 @@ from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
 from penstock.quant.ints import QUANTIZERS, Ints, quantize
+from penstock.quant.mapped import spill
 from penstock.quant.packed import Packed, Stored
 from penstock.quant.permuted import pack_in_order
 from penstock.quant.scheme import Scheme
@@ -35,6 +40,7 @@ Progress = Callable[[int, int], None]  # values loaded so far, values in all
 
 MIN_QUANTIZED_WIDTH = 32  # inputs; a narrower matrix gains nothing
 OUTER = ("head.", "embedding.")
+SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -48,9 +54,11 @@ class Source:
     head_size: int = 0
     kv_rows: int = 0  # grouped: rows of all the keys
     rows: range | None = None  # these rows of the tensor only, or of the matrices in a stack
+    num_matrices: int = 1  # of the parameter, if it is a stack
 
 
 Sources = dict[str, list[Source]]
+STACKS = ("stack", "stack_transposed", "alternating", "alternating_transposed")
 
 
 def _find_tensors(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, tuple[str, Layout]]:
@@ -110,8 +118,8 @@ def match(checkpoint: Checkpoint, spec: ModelSpec) -> Sources:
                     f"{checkpoint.path}: tensor {spec.names.spelling(name)!r} of shape {list(part_shape)} is missing"
                 )
             tensor, layout = found[key]
-            head_size, kv_rows = (merge.head_size, merge.parts[1][1]) if merge else (0, 0)
-            source = Source(tensor, layout, part_shape, head_size, kv_rows, rows)
+            head_size, kv_rows = (merge.head_size, merge.parts[1][1]) if merge and merge.head_size else (0, 0)
+            source = Source(tensor, layout, part_shape, head_size, kv_rows, rows, merge.num_matrices if merge else 1)
             _check(checkpoint, source)
             sources[parameter].append(source)
             used[key] += prod(part_shape)
@@ -128,6 +136,9 @@ def _check(checkpoint: Checkpoint, source: Source) -> None:
     shape, expected = tuple(checkpoint.shape(source.tensor)), source.shape
     if source.layout == "transposed":
         expected = expected[::-1]
+    if source.layout in STACKS:
+        inner = (expected[0] // source.num_matrices, *expected[1:])
+        expected = (source.num_matrices, *(inner[::-1] if source.layout.endswith("transposed") else inner))
     if source.rows is not None:
         count = source.rows.stop // len(source.rows)
         expected = (max((count, *shape[:1])), *expected)
@@ -151,7 +162,13 @@ def _lay_out(tensor: Tensor, source: Source) -> Tensor:
         return ungroup(tensor, source.head_size, source.kv_rows)
     if source.layout == "one_plus":
         return tensor.float() + 1.0
-    return tensor
+    if source.layout not in STACKS:
+        return tensor
+    if source.layout.endswith("transposed"):
+        tensor = tensor.transpose(1, 2)
+    if source.layout.startswith("alternating"):
+        tensor = tensor.reshape(len(tensor), -1, 2, *tensor.shape[2:]).transpose(1, 2)
+    return tensor.reshape(source.shape)
 
 
 def _kept_dtype(checkpoint: Checkpoint, source: Source, tensor: Tensor) -> torch.dtype:
@@ -210,8 +227,11 @@ def _read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
     stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_coded(source.tensor)
     if stored is None or stored.format is None or source.layout == "one_plus":
         return None
-    if stored.transposed != (source.layout == "transposed"):
+    if stored.transposed != source.layout.endswith("transposed"):
         return None
+    if source.layout.startswith("alternating"):
+        rows = torch.arange(stored.num_out).view(source.num_matrices, -1, 2)
+        return stored.take_rows(rows.transpose(1, 2).flatten())
     if source.rows is not None:
         return stored.take_rows(torch.arange(source.rows.start, source.rows.stop))
     if source.layout == "grouped":
@@ -227,6 +247,7 @@ class Options:
     quantization: str | None = None  # "int8" or "int4": pack what the checkpoint holds unquantized
     rounded: bool = True  # packed weights meet activations rounded to 8 bits
     on_gpu: bool = False
+    spills_to: Path | None = None  # the folder for experts that do not fit in memory
 
     def x_bits(self, name: str) -> int:
         """The logits show every error of the last product, so its activations are rounded less."""
@@ -245,9 +266,20 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
             return None
         parts = [_read_blocks(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
-        return pack_in_order(ops, stored, bias, options.x_bits(name)) if len(stored) == len(parts) else None
+        if not stored or len(stored) != len(parts):
+            return None
+        num_matrices = sources[name][0].num_matrices
+        if num_matrices > 1:
+            return Packed.from_stacks(ops, stored, num_matrices, bias, options.x_bits(name))
+        return pack_in_order(ops, stored, bias, options.x_bits(name))
 
     def hold(name: str, bias: Tensor | None) -> Scheme:
+        scheme = store(name, bias)
+        if options.spills_to is not None and sources[name][0].num_matrices > 1:
+            spill(scheme, options.spills_to)
+        return scheme
+
+    def store(name: str, bias: Tensor | None) -> Scheme:
         scheme = pack_blocks(name, bias)
         if scheme is not None:
             return scheme
@@ -261,6 +293,17 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
         return dense(ops, weight.to(options.dtype) if options.on_gpu and options.dtype else weight, bias)
 
     return hold
+
+
+def _find_spill(checkpoint: Checkpoint | None, spec: ModelSpec, itemsize: int | None) -> Path | None:
+    """Return the folder that experts are moved to, beside the checkpoint; None if the model fits in memory."""
+    if checkpoint is None or all(merge.num_matrices == 1 for merge in spec.merges().values()):
+        return None
+    needed = checkpoint.num_bytes if itemsize is None else itemsize * spec.num_parameters
+    if needed < SPILLING_SHARE * free_memory_bytes():
+        return None
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def _report_progress(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tuple[Take, Hold]:
@@ -333,7 +376,10 @@ def load_model(
             source = checkpoint.tokenizer_source()
             pooling = pooling_from_gguf(source) if isinstance(source, Mapping) else read_pooling(checkpoint.path)
     ops = finish.ops if finish else OpTable("cpu" if device.type == "cpu" else "cuda")
-    hold = storage(ops, take_kept, Options(dtype, quantization, rounded, device.type != "cpu"), checkpoint, sources)
+    on_cpu = device.type == "cpu"
+    spills_to = _find_spill(checkpoint, spec, None if dtype is None else dtype.itemsize) if on_cpu else None
+    options = Options(dtype, quantization, rounded, not on_cpu, spills_to)
+    hold = storage(ops, take_kept, options, checkpoint, sources)
     if progress:
         take, hold = _report_progress(take, hold, spec, progress)
     try:

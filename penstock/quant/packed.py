@@ -90,12 +90,30 @@ class Packed(StoredWeight):
         runs = [list(run) for _, run in groupby(stored, key=lambda part: part.kind)]
         return cls(ops, [pack(run) for run in runs], bias, x_bits)
 
+    @classmethod
+    def from_stacks(
+        cls, ops: OpTable, stored: Sequence[Stored], num_matrices: int, bias: Tensor | None, x_bits: int
+    ) -> Packed | None:
+        """Pack the parts of all matrices of a stack, matrix by matrix, or the stack. Parts of different kinds, such as
+        gates and ups, become stacks of their own; None where that is not enough."""
+        if any(isinstance(part, Coded) and part.order is not None for part in stored):
+            return None
+        count = len(stored) // num_matrices
+        alike = len({part.kind for part in stored}) == 1
+        groups = [stored] if alike else [stored[first::count] for first in range(count)]
+        if any(len({part.kind for part in group}) > 1 for group in groups):
+            return None
+        return cls(ops, [pack(group) for group in groups], bias, x_bits)
+
     @property
     def num_bytes(self) -> int:
         return super().num_bytes + sum(part.num_bytes for part in self.parts)
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.ops.packed_linear(x, self.parts, self.x_bits, Epilogue(self.bias))
+
+    def grouped_matmul(self, x: Tensor, ids: Tensor, num_matrices: int) -> Tensor:
+        return self.ops.grouped_packed_matmul(x, self.parts, ids, num_matrices, self.x_bits, Epilogue(self.bias))
 
     def rows(self, ids: Tensor) -> Tensor:
         if len(self.parts) == 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.models.known_moe_configs import KNOWN_MOE
+
 SMOLLM2_135M: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -614,4 +616,5 @@ KNOWN: dict[str, tuple[dict[str, Any], int]] = {
     "Granite-3-2B": (GRANITE_3_2B, 2_533_531_648),
     "Mamba-Codestral-7B": (MAMBA_CODESTRAL_7B, 7_285_403_648),
     "all-MiniLM-L6-v2": (ALL_MINILM_L6, 22_565_376),
+    **KNOWN_MOE,
 }

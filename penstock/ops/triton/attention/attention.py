@@ -256,11 +256,11 @@ def _body(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     work: Work | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    if not can_read(k_cache, v_cache, k_scale):
-        return attention.reference(
-            q, k_cache, v_cache, table, query_start, lengths, scale, window, softcap, alibi, k_scale, v_scale
-        )
+    if sinks is not None or not can_read(k_cache, v_cache, k_scale):
+        beside = (scale, window, softcap, alibi, k_scale, v_scale, None, sinks)
+        return attention.reference(q, k_cache, v_cache, table, query_start, lengths, *beside)
     q = compact_heads(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.shape[0]:
