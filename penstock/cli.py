@@ -16,6 +16,7 @@ import typer
 from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
+from penstock.commands.machine import plan
 from penstock.commands.streams import close_broken, mend_streams
 from penstock.errors import PenstockError
 from penstock.host.interrupts import INTERRUPTED
@@ -54,6 +55,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": models.list_,
     "rm": models.rm,
     "info": info.info,
+    "plan": plan.plan,
     "perplexity": perplexity.perplexity,
     "completion": completion.completion,
 }

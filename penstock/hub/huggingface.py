@@ -25,7 +25,7 @@ def fetch_repository(source: RepositoryModel, store: Store, progress: bool) -> P
 
     with download_errors(str(source), Path(HF_HUB_CACHE), "HF_HOME"):
         try:
-            files = _remote_files(source)
+            files = remote_files(source)
         except _Unreachable as error:
             return _find_cached(source, str(error))
         wanted = choose_files(str(source), files, source.file)
@@ -120,7 +120,7 @@ class _Unreachable(Exception):
     pass
 
 
-def _remote_files(source: RepositoryModel) -> list[str]:
+def remote_files(source: RepositoryModel) -> list[str]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 

@@ -198,7 +198,7 @@ def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: tor
     return take
 
 
-def _read_blocks(checkpoint: Checkpoint, source: Source) -> GgmlMatrix | None:
+def read_blocks(checkpoint: Checkpoint, source: Source) -> GgmlMatrix | None:
     """Read a matrix in the file's blocks, its rows in our order; None if that needs more than moving rows."""
     stored = checkpoint.read_ggml(source.tensor)
     if stored is None or stored.format is None or source.layout == "one_plus":
@@ -235,7 +235,7 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
     def pack_blocks(name: str, bias: Tensor | None) -> Scheme | None:
         if checkpoint is None or options.dtype is not None or options.on_gpu or cpu.path() == "reference":
             return None
-        parts = [_read_blocks(checkpoint, source) for source in sources[name]]
+        parts = [read_blocks(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
         return Packed.from_stored(ops, stored, bias, options.x_bits(name)) if len(stored) == len(parts) else None
 
