@@ -117,6 +117,14 @@ ADDED_FLAGS: dict[str, str] = {
         f"bench speculation {flag}": "the command takes what the other benchmarks take"
         for flag in f"{ENGINE_FLAGS} --json --repetitions --skip-tokenizer-init --speculative-config".split()
     },
+    **{
+        f"plan --{flag}": "a forecast is for a machine, a load and the engine's options that change either"
+        for flag in """
+            gpu memory context concurrency prompt-tokens output-tokens bandwidth tflops json help-all revision
+            load-format gpu-memory-utilization enforce-eager deterministic dtype quantization activation-dtype
+            kv-cache-dtype max-num-seqs max-num-batched-tokens block-size threads
+        """.split()
+    },
 }
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from penstock.errors import DownloadFailed, InvalidModel
+from penstock.errors import DownloadFailed, InvalidModel, PenstockError
 from penstock.hub.download_errors import download_errors
-from penstock.hub.huggingface import choose_files, remote_files
+from penstock.hub.huggingface import Unreachable, choose_files, find_cached, first_line, remote_files
 from penstock.hub.names import RepositoryModel, existing_path, parse_name
 from penstock.hub.resolve import local_model
 from penstock.hub.store import Store
@@ -17,7 +15,9 @@ from penstock.hub.store import Store
 MAX_HEADER_BYTES = 1 << 28
 MAX_FILE_BYTES = 1 << 45
 GGUF_BYTES = 1 << 22  # asked for at first; vocabularies take some
+MAX_TEXT_BYTES = 1 << 26
 TEXT = (".json", ".jinja")
+WEIGHTS = (".safetensors", ".gguf")
 Opens = Callable[[Path], object]
 
 
@@ -41,59 +41,67 @@ def find_headers(name: str, revision: str | None, folder: Path, opens: Opens) ->
 
 
 def _fetch(source: RepositoryModel, folder: Path, opens: Opens) -> Path:
-    from huggingface_hub import HfFileSystem
+    from huggingface_hub import hf_hub_url
 
-    wanted = choose_files(str(source), remote_files(source), source.file)
-    weights = [file for file in wanted if file.endswith((".safetensors", ".gguf"))]
-    texts = [file for file in wanted if file.endswith(TEXT) and "/" not in file and not file.startswith("tokenizer")]
-    files: Any = HfFileSystem(use_listings_cache=False)
-    root = source.repository + (f"@{source.revision}" if source.revision else "")
     try:
-        for file in texts:
-            (folder / file).write_bytes(files.cat_file(f"{root}/{file}"))
+        listed = remote_files(source)
+    except Unreachable as error:
+        return find_cached(source, str(error))
+    wanted = choose_files(str(source), listed, source.file)
+    urls = {file: hf_hub_url(source.repository, file, revision=source.revision) for file in wanted}
+    weights = [file for file in wanted if file.endswith(WEIGHTS)]
+    for file in wanted:
+        if file.endswith(TEXT) and "/" not in file and not file.startswith("tokenizer"):
+            data, _ = _read(urls[file], MAX_TEXT_BYTES)
+            (folder / file).write_bytes(data)
+    paths = {file: folder / PurePosixPath(file).name for file in weights}
+    if not weights[0].endswith(".gguf"):
         for file in weights:
-            _fetch_header(files, f"{root}/{file}", folder / PurePosixPath(file).name)
-        path = folder / PurePosixPath(weights[0]).name if weights[0].endswith(".gguf") else folder
-        _widen(files, root, weights, folder, path, opens)
-        return path
-    except OSError as error:
-        if error.errno:
-            raise
-        raise DownloadFailed(f"cannot read the headers of {source}: {error}; try again") from error
-
-
-def _fetch_header(files: Any, remote: str, path: Path) -> None:
-    size = int(files.info(remote)["size"])
-    if not 16 <= size <= MAX_FILE_BYTES:
-        raise InvalidModel(f"{remote} has {size} bytes: no file of weights has so many")
-    if path.suffix == ".gguf":
-        return _write(path, files.cat_file(remote, start=0, end=min(size, GGUF_BYTES)), size)
-    start: bytes = files.cat_file(remote, start=0, end=8)
-    length = 8 + struct.unpack("<Q", start)[0]
-    if length > min(size, MAX_HEADER_BYTES):
-        raise InvalidModel(f"{remote}: its header would take {length} of its {size} bytes; the file is damaged")
-    _write(path, files.cat_file(remote, start=0, end=length), size)
-
-
-def _widen(files: Any, root: str, weights: list[str], folder: Path, path: Path, opens: Opens) -> None:
-    """Read more of GGUF files until their headers are whole."""
+            start, _ = _read(urls[file], 8)
+            length = 8 + int.from_bytes(start, "little")
+            if length > MAX_HEADER_BYTES:
+                raise InvalidModel(f"{file} of {source}: its header would take {length} bytes; the file is damaged")
+            _write(paths[file], *_read(urls[file], length))
+        return folder
     num_bytes = GGUF_BYTES
-    while path.suffix == ".gguf":
+    while True:
+        sizes = [_write(paths[file], *_read(urls[file], num_bytes)) for file in weights]
         try:
-            opens(path)
-            return
+            opens(paths[weights[0]])
+            return paths[weights[0]]
         except InvalidModel:
-            num_bytes *= 4
-            sizes = {file: int(files.info(f"{root}/{file}")["size"]) for file in weights}
-            if num_bytes > MAX_HEADER_BYTES or num_bytes // 4 >= max(sizes.values()):
+            if num_bytes >= min(MAX_HEADER_BYTES, max(sizes)):
                 raise
-        for file, size in sizes.items():
-            part = files.cat_file(f"{root}/{file}", start=0, end=min(size, num_bytes))
-            _write(folder / PurePosixPath(file).name, part, size)
+        num_bytes *= 4
 
 
-def _write(path: Path, data: bytes, size: int) -> None:
+def _read(url: str, num_bytes: int) -> tuple[bytes, int]:
+    """Read the first bytes of a file, and its size. A server that sends it whole is not listened to any longer."""
+    from huggingface_hub.utils import build_hf_headers, http_stream_backoff
+
+    asked = {**build_hf_headers(), "Range": f"bytes=0-{num_bytes - 1}", "Accept-Encoding": "identity"}
+    try:
+        with http_stream_backoff("GET", url, headers=asked) as response:
+            response.raise_for_status()
+            data = b""
+            for part in response.iter_bytes():
+                data += part
+                if len(data) >= num_bytes:
+                    break
+            sizes = response.headers.get("Content-Range", "").rpartition("/")[2]
+            size = int(sizes or response.headers.get("Content-Length", len(data)))
+    except PenstockError:
+        raise
+    except Exception as error:  # the hub's client changes its network library and errors between versions
+        raise DownloadFailed(f"cannot read the beginning of {url}: {first_line(error)}; try again") from error
+    if not len(data[:num_bytes]) <= size <= MAX_FILE_BYTES:
+        raise DownloadFailed(f"{url} claims to have {size} bytes: no file of weights has so many")
+    return data[:num_bytes], size
+
+
+def _write(path: Path, data: bytes, size: int) -> int:
     """Write a file of this size that begins with `data`; the rest takes no space."""
     with path.open("wb") as file:
         file.write(data)
         file.truncate(size)
+    return size

@@ -15,7 +15,6 @@ from bench.gpu_sets import SHAPES
 from penstock.api.plan.costs import Matrices, Memories
 from penstock.api.plan.devices import Device, find_gpu, here, known_gpus, parse_memory
 from penstock.api.plan.fit import Subject, find_fit
-from penstock.api.plan.outline import weight_bytes
 from penstock.api.plan.plan import Wish, make_plan
 from penstock.cli import main
 from penstock.config import EngineConfig
@@ -24,6 +23,7 @@ from penstock.hub import resolve_model
 from penstock.models.files import open_checkpoint
 from penstock.models.spec import FAMILIES
 from penstock.passes.load import load_lowered
+from penstock.passes.outline import weight_bytes
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "bench/results/gpu-2026-11-16.json").read_text())

@@ -24,11 +24,11 @@ class Matrices:
     expert_share: float = 0.0  # of the layers' values that routers choose among
     chosen_share: float = 1.0  # of those, what one token goes through
 
-    def used(self) -> float:
+    def use_share(self) -> float:
         """Return the share of the layers' values that a token is multiplied with."""
         return 1.0 - self.expert_share * (1.0 - self.chosen_share)
 
-    def touched(self, tokens: float) -> float:
+    def touch_share(self, tokens: float) -> float:
         """Return the share of them that a step of so many tokens reads."""
         return 1.0 - self.expert_share * (1.0 - self.chosen_share) ** max(1.0, tokens)
 

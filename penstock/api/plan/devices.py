@@ -57,9 +57,7 @@ def find_gpu(name: str) -> Device:
     asked = re.sub(r"[-_ ]|nvidia|geforce", "", name.lower())
     known = plain.get(asked) or plain.get(f"rtx{asked}") or {"a100": "A100-80G"}.get(asked)
     if known is None:
-        raise InvalidConfig(
-            f"--gpu {quote(name)} is unknown: give one of {', '.join(_KNOWN)}, or --memory with --bandwidth and --tflops"
-        )
+        raise InvalidConfig(f"--gpu {quote(name)} is unknown: give one of {', '.join(_KNOWN)}")
     return _device(known)
 
 

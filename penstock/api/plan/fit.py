@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.api.assemble import bytes_per_token
+from penstock.api.assemble import DTYPES, META, bytes_per_token
 from penstock.api.drafting import group_states
 from penstock.api.plan.devices import Device
-from penstock.api.plan.outline import outline_model, weight_bytes
 from penstock.cache.group import Grouping
 from penstock.config import EngineConfig, Facts, GpuFacts, Resolved, resolve
 from penstock.config.resolve import gpu_room
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint
+from penstock.models.load import Options
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
+from penstock.passes.load import load_lowered
+from penstock.passes.outline import blank_model, weight_bytes
 
 GIB = 1 << 30
 AMPLE = 1 << 60
@@ -35,7 +37,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """Bytes by what they are for; `fits` says if they are there."""
 
     weights: int
@@ -60,7 +62,7 @@ class Fit:
     spec: ModelSpec
     settings: Resolved
     model: Decoder | Encoder
-    memory: Memory
+    memory: MemoryUse
 
 
 def needed_blocks(grouping: Grouping, length: int, settings: Resolved) -> int:
@@ -115,7 +117,7 @@ def find_fit(subject: Subject, config: EngineConfig, device: Device, length: int
         limit, process = device.memory_bytes, PROCESS_BYTES
         most = max(-1, limit - weights - process - step) // per_token
     keeps = bool(grouping.groups)
-    memory = Memory(weights, needed * per_token * keeps, step, process, limit, most, needed if keeps else 0)
+    memory = MemoryUse(weights, needed * per_token * keeps, step, process, limit, most, needed if keeps else 0)
     return Fit(spec, settings, model, memory)
 
 
@@ -128,3 +130,23 @@ def _facts(subject: Subject, spec: ModelSpec, config: EngineConfig, device: Devi
         gpu = known_facts(spec, stored, device.name, device.memory_bytes, device.capability)
     per_token, cores = bytes_per_token(spec, config), cpu.available_cores()
     return Facts(spec.max_positions, per_token, device.memory_bytes, cores, spec.is_encoder, gpu=gpu), gpu
+
+
+def storage_options(settings: Resolved) -> Options:
+    """Return the storage of weights on a CPU."""
+    return Options(DTYPES.get(settings.dtype), settings.quantization, settings.activation_dtype == "int8")
+
+
+def outline_model(checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved) -> Decoder | Encoder:
+    """Build the model for its device with weights that have sizes only."""
+    if settings.device == "cpu":
+        return blank_model(checkpoint, spec, storage_options(settings), META)
+    return load_lowered(
+        None,
+        spec,
+        dtype=DTYPES[settings.dtype],
+        quantization=settings.quantization,
+        dummy_seed=0,
+        device=META,
+        exact=settings.deterministic,
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from penstock.api.plan.costs import Matrices, Memories
 from penstock.api.plan.devices import Device, known_gpus
 from penstock.api.plan.fit import Fit, Subject, find_fit, fits_gpu
-from penstock.api.plan.speed import Load, Roofline, Speed, StepTimes, forecast_speed
+from penstock.api.plan.speed import Demand, Roofline, Speed, StepTimes, forecast_speed
 from penstock.api.plan.timed import time_steps
 from penstock.config import EngineConfig
 from penstock.config.resolve import GPU_STEP_TOKENS
@@ -49,7 +49,7 @@ class Change:
 class Forecast:
     device: Device
     fit: Fit
-    load: Load
+    load: Demand
     length: int  # of each request, that memory was counted for
     max_concurrency: int
     speed: Speed | None  # None: no speed of the device is known, or the model makes embeddings
@@ -64,7 +64,7 @@ def make_plan(subject: Subject, config: EngineConfig, device: Device, wish: Wish
         config = replace(config, max_model_len=config.max_model_len or context)
     fit = find_fit(subject, config, device, length, wish.concurrency)
     memory, settings = fit.memory, fit.settings
-    load = Load(wish.concurrency, prompt, output, settings.max_num_seqs, settings.max_num_batched_tokens)
+    load = Demand(wish.concurrency, prompt, output, settings.max_num_seqs, settings.max_num_batched_tokens)
     change = None if memory.fits else _find_change(subject, config, device, fit, length, wish.concurrency)
     speed = None
     if not fit.spec.is_encoder and memory.fits and (device.bytes_s or is_timed):

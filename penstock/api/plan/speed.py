@@ -13,7 +13,7 @@ WEIGHTS, CACHE, PRODUCTS, LAUNCHES = "reading weights", "reading the KV cache", 
 
 
 @dataclass(frozen=True)
-class Load:
+class Demand:
     """Requests at once, each of so many tokens."""
 
     concurrency: int
@@ -42,8 +42,8 @@ class Roofline:
     def _weights(self, tokens: float, logits: float) -> tuple[float, float]:
         """Return the seconds of reading matrices and of multiplying with them."""
         each, device = self._matrices, self._device
-        num_bytes = each.layer_bytes * each.touched(tokens) + (each.head_bytes if logits else 0)
-        layers = 2.0 * each.layer_values * each.used() * tokens / self._layer_ops_s
+        num_bytes = each.layer_bytes * each.touch_share(tokens) + (each.head_bytes if logits else 0)
+        layers = 2.0 * each.layer_values * each.use_share() * tokens / self._layer_ops_s
         read_s = (num_bytes + tokens * each.row_bytes) / device.bytes_s
         return read_s, layers + 2.0 * each.head_values * logits / device.ops_s
 
@@ -78,7 +78,7 @@ class Speed:
     bound: dict[str, float]  # shares of a decode step
 
 
-def forecast_speed(times: StepTimes, load: Load) -> Speed:
+def forecast_speed(times: StepTimes, load: Demand) -> Speed:
     rows = min(load.concurrency, load.max_rows)
     waves = load.concurrency / rows
     length = load.prompt + load.output / 2

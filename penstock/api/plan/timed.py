@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from penstock.api.plan.outline import CPU, blank_model
-from penstock.api.plan.speed import CACHE, PRODUCTS, WEIGHTS, Load
+from penstock.api.plan.fit import storage_options
+from penstock.api.plan.speed import CACHE, PRODUCTS, WEIGHTS, Demand
 from penstock.errors import InvalidConfig
+from penstock.models.decoder import CPU
 from penstock.models.spec import ModelSpec
+from penstock.passes.outline import blank_model
 from penstock.types import Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class _Sample:
 class TimedSteps:
     """Steps of the whole model, extrapolated from its first layers: outside of them a step takes the same."""
 
-    def __init__(self, few: _Sample, many: _Sample, scale: float, timed: Load, depth: int) -> None:
+    def __init__(self, few: _Sample, many: _Sample, scale: float, timed: Demand, depth: int) -> None:
         """`many` has more layers than `few`; one more of their difference is added `scale` times."""
         self._prefill_s, self._single_s, self._deep_s, self._rows_s = (
             max(b, b + scale * (b - a)) for a, b in zip(vars(few).values(), vars(many).values())
@@ -65,7 +67,7 @@ class TimedSteps:
 _PAIR_SHARE = 0.25  # a prompt's queries share the reads of a position, which one decode row does not
 
 
-def time_steps(checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved, load: Load) -> TimedSteps:
+def time_steps(checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved, load: Demand) -> TimedSteps:
     """Run prefills and decode steps of a few layers. Takes some seconds."""
     from penstock.ops import cpu
 
@@ -90,11 +92,11 @@ def _count_layers(spec: ModelSpec, settings: Resolved) -> tuple[int, int]:
 
 
 def _sample(
-    checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved, num_layers: int, load: Load, depth: int
+    checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved, num_layers: int, load: Demand, depth: int
 ) -> _Sample:
     from penstock.api.assemble import start_engine
 
-    model = blank_model(checkpoint, spec, settings, CPU, num_layers)
+    model = blank_model(checkpoint, spec, storage_options(settings), CPU, num_layers)
     rows = min(load.concurrency, settings.max_num_seqs)
     own = replace(
         settings,

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.config import Resolved
 from penstock.models.decoder import Build, Decoder, Encoder
 from penstock.models.files import Checkpoint
 from penstock.models.load import MIN_QUANTIZED_WIDTH, OUTER, STORED, Options, Source, Sources, match, read_blocks
 from penstock.models.pooling import Pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import FORMATS, OpTable, PackedWeight, cpu
-from penstock.passes.load import load_lowered
 from penstock.passes.lower import Lower
 from penstock.quant.dense import Dense
 from penstock.quant.gguf import GGML_TYPES
@@ -24,31 +22,13 @@ from penstock.quant.ints import QUANTIZERS
 from penstock.quant.packed import Packed
 from penstock.quant.scheme import Scheme
 
-META, CPU = torch.device("meta"), torch.device("cpu")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in STORED}
 
 
-def outline_model(checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved) -> Decoder | Encoder:
-    """Build the model for its device with weights that have sizes only."""
-    if settings.device != "cpu":
-        return load_lowered(
-            None,
-            spec,
-            dtype=DTYPES[settings.dtype],
-            quantization=settings.quantization,
-            dummy_seed=0,
-            device=META,
-            exact=settings.deterministic,
-        )
-    return blank_model(checkpoint, spec, settings, META)
-
-
 def blank_model(
-    checkpoint: Checkpoint | None, spec: ModelSpec, settings: Resolved, device: torch.device, num_layers: int = 0
+    checkpoint: Checkpoint | None, spec: ModelSpec, options: Options, device: torch.device, num_layers: int = 0
 ) -> Decoder | Encoder:
     """Build the model for a CPU, or its first layers, with blank weights on `device`."""
-    options = Options(DTYPES.get(settings.dtype), settings.quantization, settings.activation_dtype == "int8")
     sources = match(checkpoint, spec) if checkpoint else {}
     ops = OpTable("cpu")
     some = replace(spec, layers=spec.layers[:num_layers]) if num_layers else spec
@@ -74,9 +54,11 @@ class _Blanks:
 
     def take(self, name: str) -> Tensor:
         shape = self._shapes[name]
-        return torch.zeros(shape, dtype=self._kept(name) if len(shape) == 2 else torch.float32, device=self._device)
+        return torch.zeros(
+            shape, dtype=self._find_dtype(name) if len(shape) == 2 else torch.float32, device=self._device
+        )
 
-    def _kept(self, name: str) -> torch.dtype:
+    def _find_dtype(self, name: str) -> torch.dtype:
         if self._options.dtype is not None or self._checkpoint is None:
             return self._options.dtype or torch.float32
         found = {self._checkpoint.dtype(source.tensor) for source in self._sources[name]}
@@ -85,7 +67,7 @@ class _Blanks:
     def hold(self, name: str, bias: Tensor | None) -> Scheme:
         num_out, num_in = self._shapes[name]
         bits, quantization = self._options.x_bits(name), self._options.quantization
-        packed = self._packed_as_stored(name)
+        packed = self._pack_like_file(name)
         if packed:
             return Packed(self._ops, packed, bias, bits)
         if quantization in QUANTIZERS and num_in >= MIN_QUANTIZED_WIDTH:
@@ -93,7 +75,7 @@ class _Blanks:
             return Packed(self._ops, [self._empty(QUANTIZERS[kind][0], num_out, num_in)], bias, bits)
         return Dense(self._ops, self.take(name), bias)
 
-    def _packed_as_stored(self, name: str) -> list[PackedWeight]:
+    def _pack_like_file(self, name: str) -> list[PackedWeight]:
         """Make blank weights of the types of the file's blocks; none where loading would widen them."""
         if self._checkpoint is None or self._options.dtype is not None or cpu.path() == "reference":
             return []
