@@ -16,7 +16,7 @@ import typer
 from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
-from penstock.commands.machine import plan
+from penstock.commands.machine import plan, verify
 from penstock.commands.streams import close_broken, mend_streams
 from penstock.errors import PenstockError
 from penstock.host.interrupts import INTERRUPTED
@@ -56,6 +56,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "rm": models.rm,
     "info": info.info,
     "plan": plan.plan,
+    "verify": verify.verify,
     "perplexity": perplexity.perplexity,
     "completion": completion.completion,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from penstock.errors import DownloadFailed, InvalidModel, PenstockError
 from penstock.hub.download_errors import download_errors
@@ -77,11 +78,12 @@ def _fetch(source: RepositoryModel, folder: Path, opens: Opens) -> Path:
 
 def _read(url: str, num_bytes: int) -> tuple[bytes, int]:
     """Read the first bytes of a file, and its size. A server that sends it whole is not listened to any longer."""
-    from huggingface_hub.utils import build_hf_headers, http_stream_backoff
+    from huggingface_hub import utils
 
-    asked = {**build_hf_headers(), "Range": f"bytes=0-{num_bytes - 1}", "Accept-Encoding": "identity"}
+    hub: Any = utils  # it exports these without saying so
+    asked = {**hub.build_hf_headers(), "Range": f"bytes=0-{num_bytes - 1}", "Accept-Encoding": "identity"}
     try:
-        with http_stream_backoff("GET", url, headers=asked) as response:
+        with hub.http_stream_backoff("GET", url, headers=asked) as response:
             response.raise_for_status()
             data = b""
             for part in response.iter_bytes():
