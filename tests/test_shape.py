@@ -118,6 +118,11 @@ ADDED_FLAGS: dict[str, str] = {
         for flag in f"{ENGINE_FLAGS} --json --repetitions --skip-tokenizer-init --speculative-config".split()
     },
     **{
+        f"verify {flag}": "what is verified is the engine with the options that it will run with"
+        for flag in f"{ENGINE_FLAGS} --json --skip-tokenizer-init --help-all".split()
+        if flag not in ("--capacity", "--chat-template", "--parse-special-tokens", "--scheduling-policy")
+    },
+    **{
         f"plan --{flag}": "a forecast is for a machine, a load and the engine's options that change either"
         for flag in """
             gpu memory context concurrency prompt-tokens output-tokens bandwidth tflops json help-all revision

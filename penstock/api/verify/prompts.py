@@ -33,8 +33,8 @@ def compare_prompts(llm: LLM, reference: Reference, storage: str, is_exact: bool
     prompts = _prompts(llm)
     params = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, logprobs=0, ignore_eos=True)
     given = [{"prompt_token_ids": ids} for ids in prompts]
-    together = [output.outputs[0] for output in llm.generate(given, params)]
-    alone = [llm.generate([one], params)[0].outputs[0] for one in given]
+    together = [output.outputs[0] for output in llm.generate(given, params, use_tqdm=False)]
+    alone = [llm.generate([one], params, use_tqdm=False)[0].outputs[0] for one in given]
     rows = [[*ids, *answer.token_ids] for ids, answer in zip(prompts, together)]
     scored, begin = reference(rows), 0
     for number, (ids, row, answer, single) in enumerate(zip(prompts, rows, together, alone), 1):

@@ -31,7 +31,9 @@ def verify(llm: LLM) -> Iterator[Finding]:
     try:
         with torch.inference_mode():
             with watch_ops(settings.device) as watch:
-                llm.generate([{"prompt_token_ids": [at % 97 + 3 for at in range(70)]}], _PARAMS)  # too large for a tape
+                llm.generate(
+                    [{"prompt_token_ids": [at % 97 + 3 for at in range(70)]}], _PARAMS, use_tqdm=False
+                )  # too large for a tape
                 model = getattr(assembly.engine.executor, "model", None)
                 if settings.device == "cpu" and isinstance(model, Decoder):
                     layers = list(compare_layers(model, checkpoint, settings))
