@@ -56,7 +56,7 @@ def test_speed_on_an_h200(case: dict[str, Any]) -> None:
     assert found.speed.output_tokens_s == pytest.approx(case["out_tok_s"], rel=0.25)
 
 
-@pytest.mark.parametrize("case", [run for run in RUNS if "roofline" in run.values[0]])
+@pytest.mark.parametrize("case", [case for case in RECORD["cases"] if case["kind"] in LOADS and "roofline" in case])
 def test_bytes_on_an_h200(case: dict[str, Any]) -> None:
     """The bytes that the recorded runs counted on loaded models follow from the headers."""
     found = gpu_plan(case)
@@ -125,8 +125,8 @@ def test_the_change_that_makes_it_fit(gpu: str, options: dict[str, Any], wish: W
     elif name == "--context":
         config = replace(config, max_model_len=int(value))
     else:
-        kind = int if value.isdigit() else str
-        config = replace(config, **{name.removeprefix("--").replace("-", "_"): kind(value)})
+        changed: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): int(value) if value.isdigit() else value}
+        config = replace(config, **changed)
     assert make_plan(subject, config, device, wish, is_timed=False).fit.memory.fits
 
 

@@ -30,7 +30,7 @@ class Matrices:
 
     def touch_share(self, tokens: float) -> float:
         """Return the share of them that a step of so many tokens reads."""
-        return 1.0 - self.expert_share * (1.0 - self.chosen_share) ** max(1.0, tokens)
+        return 1.0 - self.expert_share * float((1.0 - self.chosen_share) ** max(1.0, tokens))
 
     @classmethod
     def of(cls, model: Any) -> Matrices:

@@ -43,9 +43,14 @@ class TimedSteps:
 
     def __init__(self, few: _Sample, many: _Sample, scale: float, timed: Demand, depth: int) -> None:
         """`many` has more layers than `few`; one more of their difference is added `scale` times."""
-        self._prefill_s, self._single_s, self._deep_s, self._rows_s = (
-            max(b, b + scale * (b - a)) for a, b in zip(vars(few).values(), vars(many).values())
-        )
+
+        def extrapolate(a: float, b: float) -> float:
+            return max(b, b + scale * (b - a))
+
+        self._prefill_s = extrapolate(few.prefill_s, many.prefill_s)
+        self._single_s = extrapolate(few.single_s, many.single_s)
+        self._deep_s = extrapolate(few.deep_s, many.deep_s)
+        self._rows_s = extrapolate(few.rows_s, many.rows_s)
         self._timed, self._depth = timed, depth
 
     def decode(self, rows: int, length: float) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from penstock.engine.messages import Abort, Add, Mark
@@ -180,6 +180,13 @@ class Dispatcher:
                     part.flight.trace.mark((part.flight.number, sibling), mark)
             elif part is not None and mark.sibling in part.siblings:
                 part.flight.trace.mark((part.flight.number, mark.sibling), mark)
+
+    def handle_energy(self, energy_j: Mapping[str, float]) -> None:
+        """Add joules to the requests that they were used for."""
+        for id, joules in energy_j.items():
+            part = self.parts.get(id)
+            if part is not None:
+                part.flight.trace.energy_j = (part.flight.trace.energy_j or 0.0) + joules
 
     def handle_deltas(self, deltas: Iterable[Delta]) -> None:
         find, has_trials = self.parts.get, self.quarantine.has_trials

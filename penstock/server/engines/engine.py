@@ -284,6 +284,8 @@ class RemoteEngine:
 
     def _handle(self, report: Report) -> None:
         if isinstance(report, Deltas):
+            if report.energy_j:
+                self.dispatcher.handle_energy(report.energy_j)
             if report.marks:
                 self.dispatcher.handle_marks(report.marks)
             if report.deltas:
