@@ -16,7 +16,7 @@ import typer
 from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
-from penstock.commands.machine import plan, verify
+from penstock.commands.machine import plan, tune, verify
 from penstock.commands.streams import close_broken, mend_streams
 from penstock.errors import PenstockError
 from penstock.host.interrupts import INTERRUPTED
@@ -57,6 +57,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "info": info.info,
     "plan": plan.plan,
     "verify": verify.verify,
+    "tune": tune.tune,
     "perplexity": perplexity.perplexity,
     "completion": completion.completion,
 }

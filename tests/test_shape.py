@@ -123,6 +123,14 @@ ADDED_FLAGS: dict[str, str] = {
         if flag not in ("--capacity", "--chat-template", "--parse-special-tokens", "--scheduling-policy")
     },
     **{
+        f"tune {flag}": "a search is for an aim, a workload, and the engine with the options that stay"
+        for flag in f"""
+            {ENGINE_FLAGS} --json --help-all --aim --concurrency --prompt-tokens --output-tokens --trials --repeats
+            --speculative-config
+        """.split()
+        if flag not in ("--tokenizer", "--chat-template", "--parse-special-tokens", "--generation-config")
+    },
+    **{
         f"plan --{flag}": "a forecast is for a machine, a load and the engine's options that change either"
         for flag in """
             gpu memory context concurrency prompt-tokens output-tokens bandwidth tflops json help-all revision

@@ -80,7 +80,7 @@ def test_joules_are_shared_by_tokens_and_add_up() -> None:
     assert account.settle([end("stop")], False) == {"c": pytest.approx(2.0)}
     clock.joules = 60.0
     account.rest()
-    assert (account.busy_j, account.idle_j) == (pytest.approx(45.0), pytest.approx(15.0))
+    assert account.busy_j == pytest.approx(45.0) and account.idle_j == pytest.approx(15.0)
 
 
 def test_a_counter_that_goes_away_ends_the_account() -> None:
