@@ -104,6 +104,7 @@ ADDED_FLAGS: dict[str, str] = {
             mirostat-eta json-schema json-object regex grammar choice
         """.split()
     },
+    "serve --otlp-traces-endpoint": "the collector's address is the operator's, and vLLM's flag has this name",
     "chat --markdown": "who copies an answer's source wants it as it is",
     **{
         f"{command} --help-all": "help fits a screen, so what is rare is explained on demand"
