@@ -9,17 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.models.decoder import Build, Decoder, Encoder
+from penstock.models.decoder import CPU, Build, Decoder, Encoder
 from penstock.models.files import Checkpoint
 from penstock.models.load import MIN_QUANTIZED_WIDTH, OUTER, STORED, Options, Source, Sources, match, read_blocks
 from penstock.models.pooling import Pooling
 from penstock.models.spec import ModelSpec
-from penstock.ops import FORMATS, OpTable, PackedWeight, cpu
+from penstock.ops import FORMATS, Format, OpTable, PackedWeight, cpu
 from penstock.passes.lower import Lower
+from penstock.quant.coded import Coded
 from penstock.quant.dense import Dense
 from penstock.quant.gguf import GGML_TYPES
 from penstock.quant.ints import QUANTIZERS
 from penstock.quant.packed import Packed
+from penstock.quant.permuted import Permuted
 from penstock.quant.scheme import Scheme
 
 BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in STORED}
@@ -67,34 +69,41 @@ class _Blanks:
     def hold(self, name: str, bias: Tensor | None) -> Scheme:
         num_out, num_in = self._shapes[name]
         bits, quantization = self._options.x_bits(name), self._options.quantization
-        packed = self._pack_like_file(name)
-        if packed:
-            return Packed(self._ops, packed, bias, bits)
+        if (packed := self._pack_like_file(name, bias)) is not None:
+            return packed
         if quantization in QUANTIZERS and num_in >= MIN_QUANTIZED_WIDTH:
             kind = "int8" if name.startswith(OUTER) else quantization
-            return Packed(self._ops, [self._empty(QUANTIZERS[kind][0], num_out, num_in)], bias, bits)
+            return Packed(
+                self._ops, [_empty(FORMATS[GGML_TYPES[QUANTIZERS[kind][0]].name], num_out, num_in)], bias, bits
+            )
         return Dense(self._ops, self.take(name), bias)
 
-    def _pack_like_file(self, name: str) -> list[PackedWeight]:
-        """Make blank weights of the types of the file's blocks; none where loading would widen them."""
+    def _pack_like_file(self, name: str, bias: Tensor | None) -> Scheme | None:
+        """Make a blank weight of the types of the file's blocks; None where loading would widen them."""
         if self._checkpoint is None or self._options.dtype is not None or cpu.path() == "reference":
-            return []
-        runs: list[tuple[int, int, int]] = []  # type, rows, width
+            return None
+        runs: list[tuple[Format, int, int]] = []  # format, rows, width
+        order: Tensor | None = None
         for source in self._sources[name]:
-            stored = read_blocks(self._checkpoint, source)
-            if stored is None:
-                return []
-            if runs and runs[-1][0] == stored.ggml_type:
-                runs[-1] = stored.ggml_type, runs[-1][1] + stored.num_out, stored.width
+            with CPU:  # rows are put in order by their numbers
+                stored = read_blocks(self._checkpoint, source)
+            if stored is None or stored.format is None:
+                return None
+            if runs and runs[-1][0] == stored.format:
+                runs[-1] = stored.format, runs[-1][1] + stored.num_out, stored.width
             else:
-                runs.append((stored.ggml_type, stored.num_out, stored.width))
-        return [self._empty(*run) for run in runs]
+                runs.append((stored.format, stored.num_out, stored.width))
+            order = stored.order if isinstance(stored, Coded) and stored.order is not None else order
+        packed = Packed(self._ops, [_empty(*run) for run in runs], bias, self._options.x_bits(name))
+        return packed if order is None else Permuted(self._ops, packed, order.to(self._device))
 
-    def _empty(self, ggml_type: int, num_out: int, num_in: int) -> PackedWeight:
-        weight = PackedWeight.empty(FORMATS[GGML_TYPES[ggml_type].name], num_out, num_in)
-        for plane in (weight.codes, weight.high, weight.scales, weight.supers):
+
+def _empty(format: Format, num_out: int, num_in: int) -> PackedWeight:
+    weight = PackedWeight.empty(format, num_out, num_in)
+    for plane in vars(weight).values():
+        if isinstance(plane, Tensor):
             plane.zero_()  # real memory, not the one page of zeros
-        return weight
+    return weight
 
 
 def tensors_of(thing: Any) -> Iterator[Tensor]:

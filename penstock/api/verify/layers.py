@@ -21,7 +21,12 @@ from penstock.runner.memory import BlockMemory
 from penstock.runner.step import Step
 
 LENGTHS = (33, 7, 1)  # of the sequences of the compared step
-MAX_ERROR = {"float32": 1e-3, "16": 2e-2, "packed": 8e-2}  # relative to what a layer adds: see docs/verify.md
+MAX_ERROR = {
+    "float32": 1e-3,
+    "16": 2e-2,
+    "packed": 8e-2,
+    "int4 cache": 0.3,
+}  # relative to what a layer adds: see docs/verify.md
 
 
 class References(OpTable):
@@ -74,6 +79,8 @@ def name_storage(settings: Resolved, checkpoint: Checkpoint | None) -> str:
     """Name the coarsest rounding of weights, activations and cache."""
     stored = checkpoint.quantization.lower() if checkpoint else "float32"
     is_packed = settings.dtype == "auto" and stored not in ("float32", "bfloat16", "float16", "f32", "f16", "bf16")
+    if settings.kv_cache_dtype == "int4":
+        return "int4 cache"
     if settings.quantization or is_packed or settings.kv_cache_dtype in ("int8", "fp8"):
         return "packed"
     return "float32" if settings.dtype == settings.kv_cache_dtype == "float32" else "16"
