@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,12 +72,12 @@ class Trial:
         """Return the relative spread of the median."""
         if len(self.scores) < 2:
             return 1.0
-        return stdev(self.scores) / max(self.score, 1e-9) * 1.25 / len(self.scores) ** 0.5
+        return float(stdev(self.scores) / max(self.score, 1e-9) * 1.25 / math.sqrt(len(self.scores)))
 
 
 def find_gain(trial: Trial, base: Trial) -> tuple[float, float]:
     """Return the relative gain, and the noise of it: two standard errors of the difference of medians."""
-    return trial.score / max(base.score, 1e-9) - 1.0, 2.0 * (trial.noise**2 + base.noise**2) ** 0.5
+    return trial.score / max(base.score, 1e-9) - 1.0, 2.0 * math.hypot(trial.noise, base.noise)
 
 
 def is_better(trial: Trial, base: Trial) -> bool:
@@ -86,7 +87,7 @@ def is_better(trial: Trial, base: Trial) -> bool:
 
 @dataclass
 class Search:
-    """What was found so far. `measure` runs the workload once under some options, or raises InvalidConfig."""
+    """A search, with its best so far. `measure` runs the workload once under some options, or raises InvalidConfig."""
 
     measure: Callable[[Options], Run]
     aim: Aim

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Finding:
-    """How far a part is from its reference, at most, and how far it may be."""
+    """The error of a part against its reference, at most, and its limit."""
 
     part: str  # "op rms_norm", "layer 3", "prompt 2"
     test: str

@@ -29,7 +29,7 @@ MAX_ERROR = {
 }  # relative to what a layer adds: see docs/verify.md
 
 
-class References(OpTable):
+class ReferenceOps(OpTable):
     """Every op's reference, whatever the device has."""
 
     def __getattr__(self, name: str) -> Any:
@@ -42,7 +42,7 @@ def compare_layers(model: Decoder, checkpoint: Checkpoint | None, settings: Reso
     """Give each layer the same inputs, those of the reference, and yield what comes of it."""
     spec, kept = model.spec, storage_options(settings)
     plain = _open(checkpoint, spec, kept, OpTable("cpu"), settings)
-    reference = _open(checkpoint, spec, Options(torch.float32, None), References("cpu"), settings)
+    reference = _open(checkpoint, spec, Options(torch.float32, None), ReferenceOps("cpu"), settings)
     size, kv = settings.block_size, settings.kv_cache_dtype
     rows = [[(7919 * at + length) % spec.vocab_size for at in range(length)] for length in LENGTHS]
     rows = [row[: spec.max_model_len] for row in rows]
@@ -101,7 +101,7 @@ def compute_reference(
 ) -> Tensor:
     """Compute the log probabilities [T, V] after every token of the sequences in float32, one layer in memory at a
     time."""
-    reference = _open(checkpoint, spec, Options(torch.float32, None), References("cpu"), settings)
+    reference = _open(checkpoint, spec, Options(torch.float32, None), ReferenceOps("cpu"), settings)
     step, memories = make_step(spec, settings.block_size, "float32", rows)
     embedding = reference.embedding(spec.embedding)
     x = embedding(step)

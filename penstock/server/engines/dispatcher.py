@@ -181,13 +181,6 @@ class Dispatcher:
             elif part is not None and mark.sibling in part.siblings:
                 part.flight.trace.mark((part.flight.number, mark.sibling), mark)
 
-    def handle_energy(self, energy_j: Mapping[str, float]) -> None:
-        """Add joules to the requests that they were used for."""
-        for id, joules in energy_j.items():
-            part = self.parts.get(id)
-            if part is not None:
-                part.flight.trace.energy_j = (part.flight.trace.energy_j or 0.0) + joules
-
     def handle_deltas(self, deltas: Iterable[Delta]) -> None:
         find, has_trials = self.parts.get, self.quarantine.has_trials
         num_written: dict[str, int] = {}  # tokens by tenant
@@ -344,3 +337,11 @@ class Dispatcher:
             part.flight.follow(part.siblings, "queue", "it gave its row back", {flight.tenant: 1})
             self.admission.put_back(part.flight)
         return bool(parts)
+
+
+def add_energy(dispatcher: Dispatcher, energy_j: Mapping[str, float]) -> None:
+    """Add joules to the requests that they were used for."""
+    for id, joules in energy_j.items():
+        part = dispatcher.parts.get(id)
+        if part is not None:
+            part.flight.trace.energy_j = (part.flight.trace.energy_j or 0.0) + joules

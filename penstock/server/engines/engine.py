@@ -15,7 +15,7 @@ from penstock.engine.ipc import BEAT_S
 from penstock.engine.messages import Abort, Add, Beat, Deltas, Failed, Forget, Found, Look, Ready, Refused, Report, Seen
 from penstock.errors import EngineFailed, InvalidModel
 from penstock.server.engines.admission import AdmissionQueue
-from penstock.server.engines.dispatcher import Dispatcher
+from penstock.server.engines.dispatcher import Dispatcher, add_energy
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.engines.process import WORKER, EngineProcess
 
@@ -285,7 +285,7 @@ class RemoteEngine:
     def _handle(self, report: Report) -> None:
         if isinstance(report, Deltas):
             if report.energy_j:
-                self.dispatcher.handle_energy(report.energy_j)
+                add_energy(self.dispatcher, report.energy_j)
             if report.marks:
                 self.dispatcher.handle_marks(report.marks)
             if report.deltas:
