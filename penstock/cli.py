@@ -16,6 +16,7 @@ import typer
 from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
+from penstock.commands.machine import plan, tune, verify
 from penstock.commands.streams import close_broken, mend_streams
 from penstock.commands.top import top
 from penstock.errors import PenstockError
@@ -57,6 +58,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "rm": models.rm,
     "info": info.info,
     "merge": models.merge,
+    "plan": plan.plan,
+    "verify": verify.verify,
+    "tune": tune.tune,
     "perplexity": perplexity.perplexity,
     "completion": completion.completion,
 }

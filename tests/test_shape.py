@@ -109,6 +109,7 @@ ADDED_FLAGS: dict[str, str] = {
         for flag in ("url", "api-key", "once", "json")
     },
     "merge --scale": "an adapter's strength is the user's choice, as in requests",
+    "serve --otlp-traces-endpoint": "the collector's address is the operator's, and vLLM's flag has this name",
     "chat --markdown": "who copies an answer's source wants it as it is",
     **{
         f"{command} --help-all": "help fits a screen, so what is rare is explained on demand"
@@ -121,6 +122,27 @@ ADDED_FLAGS: dict[str, str] = {
     **{
         f"bench speculation {flag}": "the command takes what the other benchmarks take"
         for flag in f"{ENGINE_FLAGS} --json --repetitions --skip-tokenizer-init --speculative-config".split()
+    },
+    **{
+        f"verify {flag}": "what is verified is the engine with the options that it will run with"
+        for flag in f"{ENGINE_FLAGS} --json --skip-tokenizer-init --help-all".split()
+        if flag not in ("--capacity", "--chat-template", "--parse-special-tokens", "--scheduling-policy")
+    },
+    **{
+        f"tune {flag}": "a search is for an aim, a workload, and the engine with the options that stay"
+        for flag in f"""
+            {ENGINE_FLAGS} --json --help-all --aim --concurrency --prompt-tokens --output-tokens --trials --repeats
+            --speculative-config
+        """.split()
+        if flag not in ("--tokenizer", "--chat-template", "--parse-special-tokens", "--generation-config")
+    },
+    **{
+        f"plan --{flag}": "a forecast is for a machine, a load and the engine's options that change either"
+        for flag in """
+            gpu memory context concurrency prompt-tokens output-tokens bandwidth tflops json help-all revision
+            load-format gpu-memory-utilization enforce-eager deterministic dtype quantization activation-dtype
+            kv-cache-dtype max-num-seqs max-num-batched-tokens block-size threads
+        """.split()
     },
 }
 

@@ -139,7 +139,7 @@ def assemble(
         settings,
         generation,
         made,
-        _engine(loaded, settings, grammars, ahead, others, draft, loras),
+        start_engine(loaded, settings, grammars, ahead, others, draft, loras),
         stored,
         checkpoint.num_bytes if checkpoint else 0,
         grammars,
@@ -308,11 +308,11 @@ def _memory(num_blocks: int, grouping: Grouping, settings: Resolved, device: tor
     return BlockMemory(num_blocks, settings.block_size, grouping, settings.kv_cache_dtype, device)
 
 
-def _engine(
+def start_engine(
     model: Decoder | Encoder,
     settings: Resolved,
-    grammars: GrammarCompiler | None,
-    ahead: AheadCompiler | None,
+    grammars: GrammarCompiler | None = None,
+    ahead: AheadCompiler | None = None,
     others: Sequence[Drafter] = (),
     draft: DraftPart | None = None,
     loras: LoraTable | None = None,

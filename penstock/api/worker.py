@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.config import EngineConfig
+from penstock.engine.accounting import EnergyAccount
 from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
 from penstock.engine.messages import Failed, Found, Ready
 from penstock.errors import InvalidRequest, PenstockError
+from penstock.host.energy import find_counter
 from penstock.host.machine import die_with_parent, hold_few_heaps
 from penstock.types import Request
 
@@ -97,8 +99,12 @@ def _work(task: Task, wire: Wire) -> int:
             list(assembly.applied),
         )
     )
-    pulse.tell(engine.stats)
-    CommandLoop(engine, wire, pulse, partial(_prepare, assembly.grammars)).serve()
+    loop = CommandLoop(engine, wire, pulse, partial(_prepare, assembly.grammars))
+    counter = find_counter(settings.device)
+    if counter is not None:
+        loop.account.energy = EnergyAccount(counter)
+    pulse.tell(loop.stats)
+    loop.serve()
     engine.close()
     return 0
 

@@ -138,6 +138,13 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     return max(0, left) // max(1, facts.bytes_per_token)
 
 
+def gpu_room(config: EngineConfig, facts: Facts) -> tuple[int, int, int]:
+    """Return the bytes that an engine may take of the GPU, those its weights are counted with, and the tokens of cache
+    that fit."""
+    assert facts.gpu is not None
+    return _gpu_share(config, facts.gpu)[0], _weight_bytes(config, facts.gpu), _gpu_fit(config, facts, facts.gpu)
+
+
 def _gpu_cache_tokens(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> tuple[int, str]:
     fit, (share, words) = _gpu_fit(config, facts, gpu), _gpu_share(config, gpu)
     if fit < config.block_size:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import zmq
 
+from penstock.engine.accounting import StepAccount
 from penstock.engine.engine import Engine
 from penstock.engine.executor import Answer, Awaited, Done, make_message
 from penstock.engine.messages import (
@@ -100,6 +101,14 @@ class CommandLoop:
         self._told: list[tuple[str, Awaited[Answer]]] = []  # control messages that have no answer yet
         self._journal, self._viewer = engine.scheduler.roster.journal, Viewer(engine)
         self._journal.is_open = True
+        self.account = StepAccount()
+        engine.watch = self.account.watch
+
+    def stats(self) -> dict[str, float]:
+        """Return the figures for heartbeats."""
+        if self.account.energy is not None and not self._engine.has_work:
+            self.account.energy.rest()
+        return {**self._engine.stats(), **self.account.stats()}
 
     def serve(self) -> None:
         """Make steps while there is work and wait while there is none, until told to stop."""
@@ -125,6 +134,9 @@ class CommandLoop:
         deltas = self._engine.step()
         self._engine.scheduler.stats.step_s += time.perf_counter() - begin
         self._pulse.begun = None
+        energy = self.account.energy.settle(deltas, self._engine.has_work) if self.account.energy is not None else {}
+        if energy:
+            self._wire.send(Deltas(energy_j=energy))
         few, marks = [delta for delta in deltas if delta.prompt_logprobs is None], self._journal.take()
         if marks and len(few) < len(deltas):
             self._wire.send(Deltas(marks=marks))
@@ -161,7 +173,7 @@ class CommandLoop:
     def _look(self, command: Look) -> None:
         if command.last:
             return self._viewer.stop()
-        stats, num_waiting = self._engine.stats(), len(self._engine.scheduler.roster.waiting)
+        stats, num_waiting = self.stats(), len(self._engine.scheduler.roster.waiting)
         self._wire.send(Seen(stats, self._viewer.list_rows(), num_waiting, self._viewer.describe_blocks()))
 
     def _tell(self, command: Control) -> Awaited[Answer]:

@@ -91,6 +91,7 @@ class Deltas(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
     deltas: list[Delta] = []
     marks: list[Mark] = []
+    energy_j: dict[str, float] = {}  # by request, since the last time
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +115,9 @@ class Seen(msgspec.Struct, frozen=True, tag=True):
     rows: list[RowView]
     num_waiting: int
     blocks: BlockView
+
+
+STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # upper ends of counts
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):

@@ -25,9 +25,9 @@ def fetch_repository(source: RepositoryModel, store: Store, progress: Progress) 
 
     with download_errors(str(source), Path(HF_HUB_CACHE), "HF_HOME"):
         try:
-            files = _remote_files(source)
-        except _Unreachable as error:
-            return _find_cached(source, str(error))
+            files = remote_files(source)
+        except Unreachable as error:
+            return find_cached(source, str(error))
         wanted = choose_files(str(source), files, source.file)
         folder = _download(source, wanted, progress)
     path = _model_path(folder, wanted)
@@ -116,11 +116,11 @@ def _default_gguf(name: str, ggufs: list[str]) -> str:
     raise InvalidModel(f"{name} holds {len(ggufs)} GGUF files; name one, as in {name}:FILE: {', '.join(ggufs)}")
 
 
-class _Unreachable(Exception):
-    pass
+class Unreachable(Exception):
+    """The hub does not answer."""
 
 
-def _remote_files(source: RepositoryModel) -> list[str]:
+def remote_files(source: RepositoryModel) -> list[str]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -137,7 +137,7 @@ def _remote_files(source: RepositoryModel) -> list[str]:
             "spelling, or set HF_TOKEN if it is private"
         ) from error
     except Exception as error:  # the hub's client changes its network library and errors between versions
-        raise _Unreachable(_first_line(error)) from error
+        raise Unreachable(first_line(error)) from error
     return [entry.rfilename for entry in info.siblings or []]
 
 
@@ -154,7 +154,7 @@ def _download(source: RepositoryModel, files: list[str], progress: Progress) -> 
     except Exception as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        raise DownloadFailed(f"cannot fetch {source}: {_first_line(error)}; try again") from error
+        raise DownloadFailed(f"cannot fetch {source}: {first_line(error)}; try again") from error
     finally:
         if silenced:
             enable_progress_bars()
@@ -180,7 +180,7 @@ def _make_bar(label: str, report: Report) -> type[Any]:
     return Bar
 
 
-def _find_cached(source: RepositoryModel, reason: str) -> Path:
+def find_cached(source: RepositoryModel, reason: str) -> Path:
     """Return what an earlier download left in the hub's cache."""
     from huggingface_hub import snapshot_download
 
@@ -211,6 +211,6 @@ def _sizes(path: Path, folder: Path, files: list[str]) -> dict[str, int]:
     return {file: (folder / file).stat().st_size for file in files}
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     lines: list[Any] = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -222,7 +222,7 @@ def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: tor
     return take
 
 
-def _read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
+def read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
     """Read a matrix as the file codes it, its rows in our order; None if that needs more than moving rows."""
     stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_coded(source.tensor)
     if stored is None or stored.format is None or source.layout == "one_plus":
@@ -264,7 +264,7 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
     def pack_blocks(name: str, bias: Tensor | None) -> Scheme | None:
         if checkpoint is None or options.dtype is not None or options.on_gpu or cpu.path() == "reference":
             return None
-        parts = [_read_blocks(checkpoint, source) for source in sources[name]]
+        parts = [read_blocks(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
         if not stored or len(stored) != len(parts):
             return None

@@ -71,6 +71,9 @@ class ServerConfig:
     trust_request_chat_template: bool = option(False, "allow chat_template in requests")
     access_log: bool = option(True, "log every request, except successful health checks and /metrics")
     log_format: str = option("text", "log format", LOG_FORMATS)
+    otlp_traces_endpoint: str | None = option(
+        None, "URL of an OpenTelemetry collector to send traces to, over HTTP; needs penstock[otel]"
+    )
     tool_call_parser: str | None = option(
         None, "format of tool calls (default: detected from the chat template)", TOOL_CALL_PARSERS
     )

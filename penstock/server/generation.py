@@ -30,13 +30,16 @@ class Usage:
     num_prompt: int = 0
     num_output: int = 0
     num_cached: int = 0
+    energy_j: float | None = None  # where the hardware tells
 
     def to_openai(self) -> dict[str, object]:
+        energy = {} if self.energy_j is None else {"energy_mj": round(1e3 * self.energy_j, 3)}
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_output,
             "total_tokens": self.num_prompt + self.num_output,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
+            **energy,
         }
 
 
@@ -156,6 +159,7 @@ class Generation:
             self._metrics.gaps.observe_gap(self.model.name, now_s - self._last_s, len(batch[-1].token_ids))
         self._last_s = now_s
         usage = self.usage
+        usage.energy_j = self.trace.energy_j
         for item in batch:
             usage.num_output += len(item.token_ids)
             if item.finish_reason is not None:

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.config import EngineConfig
 from penstock.server.engines.engine import sum_totals
 from penstock.server.histogram import GapHistogram, LoopHistogram
+from penstock.server.machine_metrics import MachineCollector
 
 if TYPE_CHECKING:
     from penstock.server.catalog import Catalog
@@ -36,6 +37,7 @@ QUEUE = "penstock:request_queue_time_seconds"
 PREFILL = "penstock:request_prefill_time_seconds"
 DECODE = "penstock:request_decode_time_seconds"
 INFERENCE = "penstock:request_inference_time_seconds"
+GRAMMAR = "penstock:grammar_compilation_time_seconds"
 HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     PROMPTS: ("Prompt tokens per request.", TOKENS),
     OUTPUTS: ("Generated tokens per request.", TOKENS),
@@ -46,6 +48,7 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     QUEUE: ("Time until a request is first run.", WHOLE_S),
     PREFILL: ("Time from there to the first token.", WHOLE_S),
     DECODE: ("Time from the first to the last token.", WHOLE_S),
+    GRAMMAR: ("Time to try and compile an answer's grammar, per request that has one.", FIRST_S),
     INFERENCE: ("Time from the first run to the last token.", WHOLE_S),
 }
 CONNECTION_REFUSALS = ("seats", "descriptors")  # connection slots, or file descriptors
@@ -118,6 +121,7 @@ class Metrics:
             for histogram in (*self._histograms.values(), self.gaps):
                 histogram.add_model(model.name)
         self.registry.register(_EngineCollector(catalog))
+        self.registry.register(MachineCollector(catalog))
 
     def count_refusal(self, status: int) -> None:
         self._refused.labels(str(status)).inc()
@@ -147,6 +151,8 @@ class Metrics:
                     PREFILL: times.first_s - run_s,
                     INFERENCE: times.end_s - run_s,
                 }
+        if "grammar" in trace.sums:
+            observed[GRAMMAR] = trace.sums["grammar"]
         for name, value in observed.items():
             self._histograms[name].observe(model, max(0.0, value))
 

@@ -21,6 +21,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.model import ServedModel
 from penstock.server.observe.live import LiveHub
 from penstock.server.observe.ring import TraceRing
+from penstock.server.observe.spans import open_spans
 from penstock.server.observe.trace import CURRENT, Trace, stage
 from penstock.server.openai.logprobs import check_prompt_logprobs
 from penstock.text.prompt_encoder import Encoded
@@ -43,6 +44,7 @@ class Server:
         self.generations: set[Generation] = set()
         self.traces = TraceRing()
         self.live = LiveHub(catalog, metrics, self.traces)
+        self.spans = None if config.otlp_traces_endpoint is None else open_spans(config.otlp_traces_endpoint)
 
     @property
     def is_ready(self) -> bool:
@@ -113,6 +115,8 @@ class Server:
 
     def _end_trace(self, trace: Trace) -> None:
         self.traces.end(trace)
+        if self.spans is not None:
+            self.spans.write(trace)
 
     def _enter_trace(self, model: ServedModel, client: Client) -> Trace:
         trace = CURRENT.get() or Trace(new_id("req_"))
@@ -135,6 +139,9 @@ class Server:
         return not left
 
     async def close(self) -> None:
+        if self.spans is not None:
+            spans, self.spans = self.spans, None
+            await spans.close()
         await self.catalog.close()
 
 

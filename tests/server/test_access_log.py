@@ -87,6 +87,14 @@ def test_requests_are_logged_and_counted(keeping: RunningServer) -> None:
     assert '"GET /health' not in whole and '"GET /metrics" 200' not in whole
 
 
+def test_prompts_are_not_logged(keeping: RunningServer) -> None:
+    for body in ({"prompt": [20, 21, 31337], "max_tokens": 2}, {"prompt": "xyzzy plugh", "max_tokens": "many xyzzy"}):
+        httpx.post(f"{keeping.url}/v1/completions", json={**body, "user": "xyzzy"}, headers=KEY)
+    httpx.post(f"{keeping.url}/v1/chat/completions", json={"messages": [{"role": "xyzzy"}]}, headers=KEY)
+    assert lines(keeping, '"POST /v1/chat/completions" 4')
+    assert "xyzzy" not in "".join(keeping.log) and "31337" not in "".join(keeping.log)
+
+
 def test_no_line_can_be_forged(keeping: RunningServer) -> None:
     raw(keeping, b'GET /a%0A12:00:00%20forged%1b[31m"x?q=1 HTTP/1.1\r\nHost: localhost\r\nx-api-key: one\r\n\r\n')
     assert '"GET /a%0A12:00:00%20forged%1B[31m%22x" 404,' in lines(keeping, "forged")[-1]

@@ -12,6 +12,6 @@ _GROUPS = {
         shutdown_timeout hang_timeout
     """,
     "API": "served_model_name lora_modules unknown_fields tool_call_parser reasoning_parser public_prefix data_folder",
-    "Log": "access_log log_format",
+    "Log": "access_log log_format otlp_traces_endpoint",
 }
 SERVER_GROUPS = {name: group for group, names in _GROUPS.items() for name in names.split()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -85,6 +85,15 @@ def gpu_facts(spec: ModelSpec, stored_dtype: str) -> GpuFacts:
 def likely_facts(spec: ModelSpec, stored_dtype: str, seen: DriverInfo) -> GpuFacts:
     """Facts from the driver alone: all memory counts as free."""
     return _facts(spec, stored_dtype, "", seen.total_bytes, seen.total_bytes, seen.capability)
+
+
+def known_facts(
+    spec: ModelSpec, stored_dtype: str, name: str, total_bytes: int, capability: tuple[int, int]
+) -> GpuFacts:
+    """Facts of a GPU that need not be here; whatever software it needs is taken to be there."""
+    facts = _facts(spec, stored_dtype, name, total_bytes, total_bytes, capability)
+    lacks = spec.cpu_only or find_missing(name, capability, ".".join(map(str, MIN_TRITON)))
+    return replace(facts, lacks=lacks)
 
 
 def _facts(

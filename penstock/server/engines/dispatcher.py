@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from penstock.engine.messages import Abort, Add, Mark
@@ -348,3 +348,11 @@ class Dispatcher:
             part.flight.follow(part.siblings, "queue", "it gave its row back", {flight.tenant: 1})
             self.admission.put_back(part.flight)
         return bool(parts)
+
+
+def add_energy(dispatcher: Dispatcher, energy_j: Mapping[str, float]) -> None:
+    """Add joules to the requests that they were used for."""
+    for id, joules in energy_j.items():
+        part = dispatcher.parts.get(id)
+        if part is not None:
+            part.flight.trace.energy_j = (part.flight.trace.energy_j or 0.0) + joules

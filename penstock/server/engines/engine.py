@@ -31,7 +31,7 @@ from penstock.engine.messages import (
 from penstock.errors import EngineFailed, InvalidModel
 from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.controls import Controls
-from penstock.server.engines.dispatcher import Dispatcher
+from penstock.server.engines.dispatcher import Dispatcher, add_energy
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.engines.process import WORKER, EngineProcess
 
@@ -306,6 +306,8 @@ class RemoteEngine:
 
     def _handle(self, report: Report) -> None:
         if isinstance(report, Deltas):
+            if report.energy_j:
+                add_energy(self.dispatcher, report.energy_j)
             if report.marks:
                 self.dispatcher.handle_marks(report.marks)
             if report.deltas:

@@ -209,7 +209,7 @@ def format_trace(trace: Trace, *, sees_all: bool) -> dict[str, Any]:
                 "name": one.name,
                 "start_s": round(one.begin_s - trace.begun_s, 6),
                 "duration_s": round(max(0.0, end_s - one.begin_s), 6),
-                "why": "; ".join(filter(None, (_explain(one, trace.tenant, sees_all), one.then))),
+                "why": explain(one, trace.tenant, sees_all),
             }
         )
     if trace.end_s is None:
@@ -241,6 +241,11 @@ def format_trace(trace: Trace, *, sees_all: bool) -> dict[str, Any]:
             **({} if trace.energy_j is None else {"energy_mj": round(1e3 * trace.energy_j, 3)}),
         },
     }
+
+
+def explain(one: TraceStage, tenant: str, sees_all: bool = True) -> str:
+    """Say why a stage was, and why it took so long; without `sees_all` other tenants have no names."""
+    return "; ".join(filter(None, (_explain(one, tenant, sees_all), one.then)))
 
 
 def _explain(one: TraceStage, tenant: str, sees_all: bool) -> str:

@@ -1,0 +1,99 @@
+"""Metrics of the machine and of what was loaded: versions, memory, settings, energy, and sizes of steps."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from penstock.engine.messages import STEP_TOKENS
+from penstock.host.version import VERSION
+
+if TYPE_CHECKING:
+    from penstock.server.catalog import Catalog
+    from penstock.server.engines.engine import RemoteEngine
+
+CONFIG = ("block_size", "kv_cache_dtype", "kv_cache_tokens", "max_num_seqs", "max_model_len", "enable_prefix_caching")
+LOADED = {  # metric: (help, the field of an engine's facts)
+    "penstock:weights_bytes": ("Bytes of weights, as stored.", "num_bytes"),
+    "penstock:kv_cache_bytes": ("Bytes of the KV cache.", "kv_cache_bytes"),
+    "penstock:gpu_memory_bytes": ("GPU memory that the engine held when it was ready.", "gpu_bytes"),
+    "penstock:weight_load_duration_seconds": ("Time from the engine's start until the model was loaded.", "load_s"),
+}
+
+
+class MachineCollector:
+    """Collects them on demand."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def collect(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily("penstock:build_info", "Versions.", labels=["version", "python"])
+        build.add_metric([VERSION, platform.python_version()], 1)
+        yield build
+        engines = {model.name: model.engine for model in self._catalog if model.engine is not None}
+        yield _memory(engines)
+        for name, (help, field) in LOADED.items():
+            gauge = GaugeMetricFamily(name, help, labels=["model_name"])
+            for model, engine in engines.items():
+                if engine.facts is not None:
+                    gauge.add_metric([model], getattr(engine.facts, field))
+            yield gauge
+        config = GaugeMetricFamily(
+            "penstock:cache_config_info", "The cache's settings.", labels=["model_name", *CONFIG]
+        )
+        for model, engine in engines.items():
+            if engine.facts is not None:
+                values = {name: value for name, value, _ in engine.facts.settings}
+                config.add_metric([model, *(str(values.get(name, "")).lower() for name in CONFIG)], 1)
+        yield config
+        yield from _counters(engines)
+        yield _steps(engines)
+
+
+def _memory(engines: dict[str, RemoteEngine]) -> Metric:
+    gauge = GaugeMetricFamily(
+        "penstock:resident_memory_bytes",
+        "Memory of our processes, maps of files included.",
+        labels=["process", "model_name"],
+    )
+    pids = {("api", ""): os.getpid(), **{("engine", model): engine.pid for model, engine in engines.items()}}
+    for labels, pid in pids.items():
+        with suppress(OSError, ValueError, IndexError):
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            gauge.add_metric(list(labels), pages * os.sysconf("SC_PAGE_SIZE"))
+    return gauge
+
+
+def _counters(engines: dict[str, RemoteEngine]) -> Iterator[Metric]:
+    cached = CounterMetricFamily(
+        "penstock:prompt_tokens_cached", "Prompt tokens that were not computed again.", labels=["model_name"]
+    )
+    energy = CounterMetricFamily(
+        "penstock:energy_joules", "Energy while requests ran, and while none did.", labels=["model_name", "state"]
+    )
+    for model, engine in engines.items():
+        cached.add_metric([model], engine.total("num_cached_tokens"))
+        if "busy_j" in engine.stats:
+            energy.add_metric([model, "busy"], engine.total("busy_j"))
+            energy.add_metric([model, "idle"], engine.total("idle_j"))
+    yield cached
+    yield energy
+
+
+def _steps(engines: dict[str, RemoteEngine]) -> Metric:
+    family = HistogramMetricFamily("penstock:iteration_tokens_total", "Tokens per engine step.", labels=["model_name"])
+    for model, engine in engines.items():
+        total, buckets = 0.0, []
+        for end in STEP_TOKENS:
+            total += engine.total(f"num_steps_to_{end}")
+            buckets.append((str(float(end)), total))
+        buckets.append(("+Inf", total + engine.total("num_steps_beyond")))
+        family.add_metric([model], buckets, engine.total("num_step_tokens"))
+    return family

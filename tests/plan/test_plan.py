@@ -1,0 +1,191 @@
+"""The plan against what was measured: memory of loaded models, and the recorded runs on an H200."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.gpu_sets import SHAPES
+from penstock.api.plan.costs import Matrices, Memories
+from penstock.api.plan.devices import Device, find_gpu, here, known_gpus, parse_memory
+from penstock.api.plan.fit import Subject, find_fit
+from penstock.api.plan.plan import Wish, make_plan
+from penstock.cli import main
+from penstock.config import EngineConfig
+from penstock.errors import InvalidConfig
+from penstock.hub import resolve_model
+from penstock.models.files import open_checkpoint
+from penstock.models.spec import FAMILIES
+from penstock.passes.load import load_lowered
+from penstock.passes.outline import weight_bytes
+
+ROOT = Path(__file__).parents[2]
+RECORD = json.loads((ROOT / "bench/results/gpu-2026-11-16.json").read_text())
+LOADS = {  # requests, prompt, output; of "nano" the means
+    "bs1": (1, 128, 256),
+    "bs32": (32, 128, 256),
+    "256x1024in128out": (256, 1024, 128),
+    "256x128in512out": (256, 128, 512),
+    "nano": (256, 562, 562),
+}
+RUNS = [
+    pytest.param(case, id=f"{case['shape']}-{case.get('quantization')}-{case['kind']}")
+    for case in RECORD["cases"]
+    if case["kind"] in LOADS
+]
+
+
+def gpu_plan(case: dict[str, Any]) -> Any:
+    concurrency, prompt, output = LOADS[case["kind"]]
+    config = EngineConfig(quantization=case.get("quantization"), max_model_len=4096, max_num_batched_tokens=16384)
+    wish = Wish(concurrency, prompt, output)
+    return make_plan(Subject(SHAPES[case["shape"]], None), config, find_gpu("H200"), wish, is_timed=False)
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_speed_on_an_h200(case: dict[str, Any]) -> None:
+    """Within a quarter of every recorded run whose requests share nothing."""
+    found = gpu_plan(case)
+    assert found.fit.memory.fits
+    assert found.speed.output_tokens_s == pytest.approx(case["out_tok_s"], rel=0.25)
+
+
+@pytest.mark.parametrize("case", [case for case in RECORD["cases"] if case["kind"] in LOADS and "roofline" in case])
+def test_bytes_on_an_h200(case: dict[str, Any]) -> None:
+    """The bytes that the recorded runs counted on loaded models follow from the headers."""
+    found = gpu_plan(case)
+    counted, matrices = case["roofline"], Matrices.of(found.fit.model)
+    per_position = Memories.of(found.fit.spec, found.fit.settings.kv_cache_dtype).read_bytes(1)
+    moved = case["steps"] * (matrices.layer_bytes + matrices.head_bytes) + counted["read_positions"] * per_position
+    assert moved / 1e9 == pytest.approx(counted["moved_gb"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma3-270m", {}),
+        ("smollm2", {}),
+        ("smollm2", {"dtype": "float16"}),
+        ("smollm2", {"dtype": "bfloat16", "quantization": "int4"}),
+    ],
+)
+def test_weights_take_what_was_forecast(name: str, options: dict[str, Any]) -> None:
+    checkpoint = open_checkpoint(resolve_model(name, progress=False))
+    try:
+        config = EngineConfig(**options, max_model_len=1024)
+        fit = find_fit(Subject(checkpoint.config, checkpoint), config, here(False), 1024, 1)
+        dtype = getattr(torch, options["dtype"]) if "dtype" in options else None
+        model = load_lowered(checkpoint, fit.spec, dtype=dtype, quantization=options.get("quantization"))
+    finally:
+        checkpoint.close()
+    assert fit.memory.weights == weight_bytes(model)
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_of_every_family(architecture: str, dtype: str) -> None:
+    described = {"architectures": [architecture], **FAMILIES[architecture].like[0]}
+    fit = find_fit(Subject(described, None), EngineConfig(dtype=dtype), here(False), 16, 1)
+    if fit.spec.is_encoder:
+        return
+    model = load_lowered(None, fit.spec, dtype=getattr(torch, dtype), dummy_seed=0)
+    assert fit.memory.weights == pytest.approx(weight_bytes(model), rel=0.05)
+
+
+def llama(**options: Any) -> tuple[Subject, EngineConfig]:
+    return Subject(SHAPES["llama-3.1-8b"], None), EngineConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "options", "wish", "flags"),
+    [
+        ("RTX-4090", {"max_model_len": 4096}, Wish(4), "--max-num-batched-tokens 2048"),
+        ("L40S", {"max_model_len": 32768, "max_num_batched_tokens": 2048}, Wish(8), "--kv-cache-dtype fp8"),
+        ("A10", {"max_model_len": 4096, "dtype": "float32"}, Wish(1), "--quantization int8"),
+        ("RTX-3090", {"max_model_len": 8192, "quantization": "int8"}, Wish(64), "--concurrency"),
+        ("RTX-3090", {"max_model_len": 131072, "quantization": "int8"}, Wish(1), "--context"),
+    ],
+)
+def test_the_change_that_makes_it_fit(gpu: str, options: dict[str, Any], wish: Wish, flags: str) -> None:
+    """The change that is named really makes it fit."""
+    subject, config = llama(**options)
+    device = find_gpu(gpu)
+    found = make_plan(subject, config, device, wish, is_timed=False)
+    assert not found.fit.memory.fits and found.speed is None
+    assert found.change is not None and found.change.flags.startswith(flags)
+    name, value = found.change.flags.split()
+    if name == "--concurrency":
+        wish = replace(wish, concurrency=int(value))
+    elif name == "--context":
+        config = replace(config, max_model_len=int(value))
+    else:
+        changed: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): int(value) if value.isdigit() else value}
+        config = replace(config, **changed)
+    assert make_plan(subject, config, device, wish, is_timed=False).fit.memory.fits
+
+
+def test_a_slower_device_is_slower() -> None:
+    """Bandwidth bounds one request, arithmetic a large batch."""
+    subject, config = llama(max_model_len=2048)
+    device = find_gpu("H200")
+    half = replace(device, bytes_s=device.bytes_s / 2)
+    single, slower = (make_plan(subject, config, one, Wish(1), is_timed=False).speed for one in (device, half))
+    assert single is not None and slower is not None
+    assert 0.5 < slower.decode_tokens_s / single.decode_tokens_s < 0.6
+    assert max(single.bound, key=lambda name: single.bound[name]) == "reading weights"
+    many = make_plan(subject, config, device, Wish(256), is_timed=False).speed
+    assert many is not None and many.decode_tokens_s > 50 * single.decode_tokens_s
+
+
+def test_names_and_sizes() -> None:
+    assert find_gpu("nvidia h100 nvl") == find_gpu("H100-NVL") and find_gpu("4090").memory_bytes == 24564 << 20
+    assert parse_memory("24G") == parse_memory("24GiB") == 24 << 30 and parse_memory("1.5 T") == int(1.5 * (1 << 40))
+    assert all(device.is_gpu and device.bytes_s > 1e11 for device in known_gpus())
+    for wrong in ("24", "-3G", "1e9G", "0.1M"):
+        with pytest.raises(InvalidConfig, match="--memory"):
+            parse_memory(wrong)
+    with pytest.raises(InvalidConfig, match="--gpu 'H300' is unknown"):
+        find_gpu("H300")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["llama-3.1-8b"]))
+    yield str(tmp_path)
+
+
+def test_the_command(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", folder, "--load-format", "dummy", "--context", "8192"]
+    assert main([*given, "--gpu", "H200", "--concurrency", "8", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["fits"] and facts["memory_bytes"]["weights"] == pytest.approx(16.07e9, rel=0.01)
+    assert facts["kv_cache_tokens"]["needed"] == 8 * 8192
+    assert main([*given, "--gpu", "L40S"]) == 0
+    assert "such requests at once" in capsys.readouterr().out
+    assert main([*given, "--memory", "8G", "--dtype", "bfloat16"]) == 1  # a CPU
+    shown = capsys.readouterr().out
+    assert "no: the weights alone leave no room" in shown and "--quantization int4" in shown
+    assert main([*given, "--bandwidth", "50"]) == 1 and "--tflops" in capsys.readouterr().err
+    assert main([*given, "--prompt-tokens", "9000"]) == 1 and "over the context of 8192" in capsys.readouterr().err
+
+
+def test_a_cpu_with_given_speeds(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--load-format", "dummy", "--dtype", "bfloat16", "--context", "4096", "--memory", "64G"]
+    assert main(["plan", folder, *given, "--bandwidth", "100", "--tflops", "20", "--json"]) == 0
+    speed = json.loads(capsys.readouterr().out)["speed"]
+    assert speed["decode_tokens_per_s"] == pytest.approx(100e9 / 15.0e9, rel=0.1)
+
+
+def test_steps_are_timed_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], **FAMILIES["LlamaForCausalLM"].like[0]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", str(tmp_path), "--load-format", "dummy", "--concurrency", "4", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["device"] == "this CPU" and facts["speed"]["output_tokens_per_s"] > 0
+    assert isinstance(here(False), Device)
