@@ -64,35 +64,32 @@ class Sweep:
         grids: list[Grid | None] = [None] * (width // group)
         if self.fit is not None and (not in_order or COLUMNS % group):
             grids = [self.fit(w[:, g * group : (g + 1) * group]) for g in range(len(grids))]
-        w = w[:, order]
-        mask = None if self.mask is None else self.mask[:, order]
-        done = torch.empty_like(w)
+        columns = w.t()[order].contiguous()  # [C, O]: a column is one run of memory
+        mask = None if self.mask is None else self.mask.t()[order]
         for first in range(0, width, COLUMNS):
             last = min(first + COLUMNS, width)
-            part, errors = w[:, first:last].clone(), torch.zeros(len(w), last - first)
-            cut = torch.zeros_like(part, dtype=torch.bool) if mask is None else mask[:, first:last].clone()
-            block = upper[first:last, first:last]
+            part, errors = columns[first:last], torch.zeros(last - first, len(w))
+            cut = torch.zeros_like(part, dtype=torch.bool) if mask is None else mask[first:last].clone()
+            block = upper[first:last, first:last].contiguous()
             for j in range(last - first):
                 if self.choose is not None and j % self.every == 0:
-                    end = j + self.every
-                    cut[:, j:end] = self.choose(part[:, j:end], block.diagonal()[j:end])
-                column = part[:, j]
-                value = torch.where(cut[:, j], 0.0, column)
+                    chosen = self.choose(part[j : j + self.every].t(), block.diagonal()[j : j + self.every])
+                    cut[j : j + self.every] = chosen.t()
+                value = part[j].masked_fill(cut[j], 0.0)
                 if self.fit is not None:
                     at = int(order[first + j]) // group
                     grid = grids[at]
                     if grid is None:
-                        kept = torch.where(cut[:, j : j + group], 0.0, part[:, j : j + group])
-                        grid = grids[at] = self.fit(kept)
+                        kept = part[j : j + group].masked_fill(cut[j : j + group], 0.0)
+                        grid = grids[at] = self.fit(kept.t())
                     value = grid.round(value[:, None])[:, 0]
-                done[:, first + j] = value
-                error = (column - value) / block[j, j]
-                part[:, j:] -= error[:, None] * block[j, j:]
-                errors[:, j] = error
+                errors[j] = (part[j] - value) / block[j, j]
+                part[j + 1 :].addr_(block[j, j + 1 :], errors[j], alpha=-1.0)
+                part[j] = value
             if last < width:
-                w[:, last:] -= errors @ upper[first:last, last:]
-        result = torch.empty_like(done)
-        result[:, order] = done
+                columns[last:].addmm_(upper[first:last, last:].t(), errors, alpha=-1.0)
+        result = torch.empty_like(w)
+        result[:, order] = columns.t()
         return result, _join([grid for grid in grids if grid is not None])
 
 
