@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Layout = Literal["plain", "transposed", "grouped", "one_plus", "stacked"]
@@ -30,16 +30,19 @@ IGNORED = Stored("")  # buffers and heads that no computation here reads
 @dataclass(frozen=True)
 class Names:
     """Module names without the optional prefixes; those of a layer without the stack's name and the layer's number.
-    In a layer's names a `*` stands for one number: `"experts.*.w1": "mlp.experts.*.gate"`."""
+    In a layer's names a `*` stands for one number: `"experts.*.w1": "mlp.experts.*.gate"`. Names that begin with one of
+    `ignored` belong to parts that are not computed here."""
 
     prefixes: tuple[str, ...] = ()
     stack: str = ""
     model: Mapping[str, Stored | str] = field(default_factory=dict)
     layer: Mapping[str, Stored | str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
     def __or__(self, other: Names) -> Names:
         prefixes = self.prefixes + tuple(p for p in other.prefixes if p not in self.prefixes)
-        return Names(prefixes, other.stack or self.stack, {**self.model, **other.model}, {**self.layer, **other.layer})
+        model, layer = {**self.model, **other.model}, {**self.layer, **other.layer}
+        return Names(prefixes, other.stack or self.stack, model, layer, self.ignored + other.ignored)
 
     def find(self, tensor: str) -> Stored | None:
         """Return our name for a checkpoint's tensor and its layout; IGNORED, or None if the table does not know it."""
@@ -49,6 +52,8 @@ class Names:
             if tensor.startswith(prefix):
                 tensor = tensor[len(prefix) :]
                 break
+        if tensor.startswith(self.ignored):
+            return IGNORED
         module, _, suffix = tensor.rpartition(".")
         inside = re.fullmatch(rf"{re.escape(self.stack)}\.(\d{{1,6}})\.(.+)", module)
         table, module = (self.layer, inside[2]) if inside else (self.model, module)
@@ -127,4 +132,4 @@ def one_plus(names: Names) -> Names:
             for spelled, stored in modules.items()
         }
 
-    return Names(names.prefixes, names.stack, change(names.model), change(names.layer))
+    return replace(names, model=change(names.model), layer=change(names.layer))

@@ -17,7 +17,7 @@ from penstock.ops.attention.qkv_attention import is_joined, qkv_attention
 from penstock.ops.attention.qkv_write import qkv_write
 from penstock.ops.attention.rope import rope
 from penstock.ops.attention.tree_attention import Tail, tree_attention
-from penstock.ops.elementwise import activation, add, gated_activation, gather, scale, softcap
+from penstock.ops.elementwise import activation, add, gated_activation, gather, scale, softcap, take_columns
 from penstock.ops.embedding import embedding
 from penstock.ops.experts import add_rows, route
 from penstock.ops.matmul.fp8_mlp import fp8_mlp
@@ -95,6 +95,7 @@ __all__ = [
     "single_inputs",
     "softcap",
     "state_scan",
+    "take_columns",
     "tree_attention",
     "unpack_panels",
     "weight_sums",

@@ -66,6 +66,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         | dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=32)),
     ),
     "qwen3": ("qwen3", "Qwen3Config", TINY | dict(head_dim=24, tie_word_embeddings=True)),
+    "qwen2vl": ("qwen2vl", "Qwen2Config", TINY),
+    "qwen3vl": ("qwen3vl", "Qwen3Config", TINY | dict(head_dim=24)),
     "gemma": ("gemma", "GemmaConfig", TINY | dict(head_dim=24, num_key_value_heads=1)),
     "gemma2": (
         "gemma2",

@@ -104,7 +104,9 @@ SPELLINGS: dict[str, GgufNames] = {
     "llama": LLAMA,
     "granite": LLAMA,
     "qwen2": QWEN,
+    "qwen2vl": QWEN,
     "qwen3": QWEN,
+    "qwen3vl": QWEN,
     "gemma": GgufNames(EMBEDDINGS, NORMS | ATTENTION | GATED, one_plus=True),
     "gemma2": GgufNames(EMBEDDINGS, SANDWICH | ATTENTION | GATED, one_plus=True),
     "gemma3": GgufNames(EMBEDDINGS, SANDWICH | ATTENTION | QK_NORMS | GATED, one_plus=True),
@@ -304,6 +306,12 @@ class GgufCheckpoint:
             return None
         raw = self.file.raw(info).reshape(info.shape[0], -1)
         return GgmlMatrix(info.ggml_type, raw, info.shape[1], self._order(origin, info.shape[0]), origin.transposed)
+
+    def read_coded(self, name: str) -> None:
+        return None
+
+    def stays_packed(self, name: str) -> bool:
+        return self.read_ggml(name) is not None
 
     def _order(self, origin: Origin, num_rows: int) -> np.ndarray | None:
         """Return, for each row of the checkpoint, its row in the file."""
