@@ -16,6 +16,7 @@ import typer
 from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
+from penstock.commands.quantize import quality, quantize
 from penstock.commands.streams import close_broken, mend_streams
 from penstock.errors import PenstockError
 from penstock.host.interrupts import INTERRUPTED
@@ -55,6 +56,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "rm": models.rm,
     "info": info.info,
     "perplexity": perplexity.perplexity,
+    "quantize": quantize.quantize,
+    "quality": quality.quality,
     "completion": completion.completion,
 }
 for _name, _command in COMMANDS.items():

@@ -17,7 +17,6 @@ from penstock.quant.coded import Coded, pack_coded
 from penstock.quant.gguf import GGML_TYPES
 from penstock.quant.scheme import StoredWeight
 
-
 MIN_EXPONENT, MAX_EXPONENT = 104, 143  # of MXFP4's bytes: half of their powers of two are float16
 
 

@@ -84,7 +84,9 @@ class Job:
 
     def finish(self, number: int, tensors: dict[str, Tensor], facts: dict[str, Any], x: Tensor | None) -> None:
         """Keep part `number`, facts about it, and the inputs of the next one."""
-        write_safetensors(self._inputs(number + 1), {} if x is None else {"x": x}, {"has": "x" if x is not None else ""})
+        write_safetensors(
+            self._inputs(number + 1), {} if x is None else {"x": x}, {"has": "x" if x is not None else ""}
+        )
         write_safetensors(self._part(number), tensors, {"facts": json.dumps(facts)})
         self._inputs(number).unlink(missing_ok=True)
 
@@ -92,7 +94,7 @@ class Job:
         from safetensors import safe_open
 
         with safe_open(self._inputs(number), framework="pt") as file:
-            x: Tensor | None = file.get_tensor("x") if "x" in file.keys() else None
+            x: Tensor | None = file.get_tensor("x") if file.metadata()["has"] else None
             return x
 
     def read(self, number: int) -> Any:
@@ -103,7 +105,9 @@ class Job:
             return safe_open(self._part(number), framework="pt")
         except Exception as error:
             reason = str(error).partition("\n")[0]
-            raise InvalidModel(f"{self._part(number)} is damaged ({reason}): remove {self.folder} and start anew") from None
+            raise InvalidModel(
+                f"{self._part(number)} is damaged ({reason}): remove {self.folder} and start anew"
+            ) from None
 
     def part_facts(self, number: int) -> dict[str, Any]:
         with self.read(number) as file:

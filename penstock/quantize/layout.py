@@ -41,4 +41,6 @@ def require_separate(sources: Sources) -> None:
     for parts in sources.values():
         for source in parts:
             if source.rows is not None or source.layout == "stacked":
-                raise InvalidModel(f"tensor {source.tensor!r} holds several matrices: such models are not quantized yet")
+                raise InvalidModel(
+                    f"tensor {source.tensor!r} holds several matrices: such models are not quantized yet"
+                )

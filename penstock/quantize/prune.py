@@ -1,4 +1,4 @@
-"""Choose the weights that become zero: by magnitude, with the inputs' norms (Wanda), or by the error left (SparseGPT)."""
+"""Choose weights that become zero: by magnitude, with the inputs' norms (Wanda), or by the error left (SparseGPT)."""
 
 from __future__ import annotations
 

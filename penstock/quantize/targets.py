@@ -121,7 +121,9 @@ def choose_group(target: Target, widths: set[int], group_size: int | None) -> in
         if target.bits == 8:
             return 0
         if not fitting:
-            raise InvalidConfig(f"no group of {', '.join(map(str, GROUPS))} divides {_list(widths)}: give --group-size 0")
+            raise InvalidConfig(
+                f"no group of {', '.join(map(str, GROUPS))} divides {_list(widths)}: give --group-size 0"
+            )
         return fitting[0]
     odd = sorted(width for width in widths if group_size and width % group_size)
     if odd:

@@ -89,5 +89,3 @@ def copy_text(checkpoint: Checkpoint, folder: Path) -> None:
     write_tokenizer(read_vocabulary(source, str(checkpoint.path)), folder)
     if checkpoint.generation_config:
         (folder / "generation_config.json").write_text(json.dumps(checkpoint.generation_config, indent=2) + "\n")
-
-

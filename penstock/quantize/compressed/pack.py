@@ -11,7 +11,7 @@ from penstock.quantize.targets import Target
 
 
 def pack_words(codes: Tensor, bits: int) -> Tensor:
-    """Pack signed codes[R, C] along rows to int32 [R, ceil(C · bits / 32)], offset to be unsigned, lowest bits first."""
+    """Pack signed codes[R, C] along rows to int32, offset to be unsigned, lowest bits first → [R, C · bits / 32]."""
     per_word = 32 // bits
     unsigned = (codes.to(torch.int64) + (1 << bits - 1)).numpy().astype(np.uint32)
     padded = np.pad(unsigned, ((0, 0), (0, -unsigned.shape[1] % per_word)))

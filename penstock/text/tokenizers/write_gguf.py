@@ -31,8 +31,8 @@ def describe_tokenizer(folder: Path, num_ids: int, architecture: str, sample: st
         found = _sentencepiece(folder / "tokenizer.model", vocabulary, num_ids)
     else:
         raise InvalidModel(
-            f"{folder}: GGUF files carry byte-level BPE and SentencePiece tokenizers; this tokenizer.json is neither, and "
-            "there is no tokenizer.model: choose a scheme without gguf:"
+            f"{folder}: GGUF files carry byte-level BPE and SentencePiece tokenizers; this tokenizer.json is neither, "
+            "and there is no tokenizer.model: choose a scheme without gguf:"
         )
     found |= _ids(vocabulary)
     template = vocabulary.templates.get("default")
@@ -85,9 +85,9 @@ def _find_splitting(vocabulary: Vocabulary, whole_words: bool) -> str:
     wanted = backend.pre_tokenizer.pre_tokenize_str(text)
     for name in (*USUAL, *SPLITTINGS):
         splitting = SPLITTINGS[name]
-        if splitting.whole_words == whole_words and splitting.compose == (backend.normalizer is not None):
-            if splitting.build().pre_tokenize_str(text) == wanted:
-                return name
+        is_like = splitting.whole_words == whole_words and splitting.compose == (backend.normalizer is not None)
+        if is_like and splitting.build().pre_tokenize_str(text) == wanted:
+            return name
     raise InvalidModel(
         f"{vocabulary.origin}: its pre-tokenizer is none that GGUF files have a name for: choose a scheme without gguf:"
     )

@@ -11,8 +11,8 @@ import torch
 from penstock.errors import InvalidModel
 from penstock.models.files.json_file import quote_name
 from penstock.models.files.safetensors import SafetensorsCheckpoint
-from penstock.quant.coded import Coded
 from penstock.ops.matmul.packed import GROUP
+from penstock.quant.coded import Coded
 
 Shape = tuple[int, ...]
 FLOATS = ("float16", "bfloat16", "float32")
