@@ -18,7 +18,6 @@ from typing import Any
 from torch import Tensor
 
 from penstock.errors import InvalidConfig, InvalidModel
-from penstock.models.files.safetensors import read_header
 from penstock.models.files.write_safetensors import write_safetensors
 
 SUFFIX = ".unfinished"
@@ -67,7 +66,7 @@ class Job:
                     "finish it, or remove the folder"
                 )
 
-    def _part(self, number: int) -> Path:
+    def part(self, number: int) -> Path:
         return self.folder / f"part-{number:05}.tensors"
 
     def _inputs(self, number: int) -> Path:
@@ -76,7 +75,7 @@ class Job:
     def count_finished(self, total: int) -> int:
         """Count the parts that are complete, and whose successor's inputs are there."""
         count = 0
-        while count < total and self._part(count).exists():
+        while count < total and self.part(count).exists():
             count += 1
         while count and count < total and not self._inputs(count).exists():
             count -= 1
@@ -87,35 +86,32 @@ class Job:
         write_safetensors(
             self._inputs(number + 1), {} if x is None else {"x": x}, {"has": "x" if x is not None else ""}
         )
-        write_safetensors(self._part(number), tensors, {"facts": json.dumps(facts)})
+        write_safetensors(self.part(number), tensors, {"facts": json.dumps(facts)})
         self._inputs(number).unlink(missing_ok=True)
 
     def inputs(self, number: int) -> Tensor | None:
-        from safetensors import safe_open
-
-        with safe_open(self._inputs(number), framework="pt") as file:
+        """Read the inputs of a part; None where the run has none."""
+        with self._open(self._inputs(number)) as file:
             x: Tensor | None = file.get_tensor("x") if file.metadata()["has"] else None
             return x
 
     def read(self, number: int) -> Any:
         """Open the tensors of a finished part."""
+        return self._open(self.part(number))
+
+    def _open(self, path: Path) -> Any:
         from safetensors import safe_open
 
         try:
-            return safe_open(self._part(number), framework="pt")
+            return safe_open(path, framework="pt")
         except Exception as error:
             reason = str(error).partition("\n")[0]
-            raise InvalidModel(
-                f"{self._part(number)} is damaged ({reason}): remove {self.folder} and start anew"
-            ) from None
+            raise InvalidModel(f"{path} is damaged ({reason}): remove {self.folder} and start anew") from None
 
     def part_facts(self, number: int) -> dict[str, Any]:
         with self.read(number) as file:
             facts: dict[str, Any] = json.loads(file.metadata()["facts"])
             return facts
-
-    def names(self, number: int) -> list[str]:
-        return list(read_header(self._part(number)))
 
     def publish(self, made: Path) -> None:
         """Give the finished folder or file its name, and remove what led to it."""

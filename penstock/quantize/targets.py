@@ -78,6 +78,11 @@ def make_target(
         raise InvalidConfig(f"act_order belongs to method=gptq, not to method={method}: leave it out")
     _check_group(base, scheme, group_size)
     common = {"sparsity": sparsity, "prune": prune, "act_order": act_order}
+    if base == "gguf" and sparsity != "none":
+        raise InvalidConfig(
+            f"sparsity={sparsity} does not go with scheme={scheme}: GGUF's types store zeros like other values, and not "
+            f"all can; use {', '.join(SCHEMES)}"
+        )
     if base == "gguf":
         return Target(scheme, "gguf", method, mix=mix, **common)  # type: ignore[arg-type]
     if base == "bf16":

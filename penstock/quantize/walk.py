@@ -99,7 +99,8 @@ class Stack:
 
     def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:
         self.checkpoint = checkpoint
-        self.spec: ModelSpec = spec_from_config(checkpoint.config, max_model_len)
+        whole = spec_from_config(checkpoint.config)
+        self.spec: ModelSpec = spec_from_config(checkpoint.config, min(max_model_len, whole.max_positions))
         _require_known(self.spec, checkpoint)
         self.sources: Sources = match(checkpoint, self.spec)
         self.take = from_checkpoint(checkpoint, self.sources, torch.float32)

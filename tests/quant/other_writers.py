@@ -8,19 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.quant.writers import (
-    F32,
-    Array,
-    Method,
-    Written,
-    blocks_of,
-    compressed,
-    pack,
-    rtn,
-    tensor,
-    to_fp8,
-    values_of,
-)
+from tests.quant.writers import F32, Array, Method, Written, blocks_of, compressed, pack, rtn, tensor, to_fp8, values_of
 
 
 def gptq(bits: int, group: int, symmetric: bool = True, order: bool = False, v2: bool = False, **more: Any) -> Method:
@@ -186,7 +174,10 @@ def sparse(kind: str = "") -> Method:
         mask = kept.reshape(weight.shape)
         pruned = np.where(mask, weight, 0).astype(F32)
         scale = np.abs(pruned).max(1, keepdims=True).astype(F32) / F32(448 if kind == "fp8" else 127)
-        stored = {"fp8": lambda: to_fp8(pruned, scale)[0], "int8": lambda: tensor(np.round(pruned / scale)).to(torch.int8)}
+        stored = {
+            "fp8": lambda: to_fp8(pruned, scale)[0],
+            "int8": lambda: tensor(np.round(pruned / scale)).to(torch.int8),
+        }
         values = stored.get(kind, lambda: tensor(pruned).to(torch.bfloat16))()
         raw = values.view(torch.uint8) if values.element_size() == 1 else values
         short = raw[tensor(mask)].view(len(weight), -1).view(values.dtype)

@@ -70,7 +70,6 @@ def is_widened(name: str) -> bool:
     return name.startswith(WIDENED) or name in ("sparse", "sparse fp8")
 
 
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(make("LlamaForCausalLM", LIKE), tmp_path_factory.mktemp("plain"))

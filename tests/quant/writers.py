@@ -186,6 +186,8 @@ def quantize_folder(
             found |= tensors
         else:
             found[name] = value
-    (target / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16", "quantization_config": method.settings}))
+    (target / "config.json").write_text(
+        json.dumps(config | {"dtype": "bfloat16", "quantization_config": method.settings})
+    )
     save_file({name: value.contiguous().clone() for name, value in found.items()}, target / "model.safetensors")
     return meant

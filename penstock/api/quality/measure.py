@@ -14,6 +14,7 @@ from penstock.api.perplexity import tokens_before, windows
 from penstock.config import EngineConfig
 from penstock.errors import InvalidModel, InvalidRequest
 from penstock.models.files import Checkpoint, open_checkpoint
+from penstock.models.spec import spec_from_config
 from penstock.quantize.compare import Text, compare
 from penstock.quantize.report.figures import Report
 from penstock.types import SamplingParams
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.api.llm import LLM
     from penstock.text.tokenizers.tokenizer import Tokenizer
 
-WINDOW, STRIDE = 512, 384
+WINDOW = 512
 MAX_TOKENS = 4096  # scored, unless the user says otherwise
 MIN_TOKENS = 8
 TURNS, PROMPT_TOKENS, OUTPUT_TOKENS = 3, 16, 48
@@ -77,7 +78,8 @@ def _encode(paths: list[Path], checkpoints: list[Checkpoint], text: str, max_tok
         raise InvalidRequest(f"the text has {len(found[0])} tokens: give one of {MIN_TOKENS} or more")
     before, tokens = befores[0], found[0]
     cut, firsts = [], []
-    for place in windows(len(tokens), WINDOW, STRIDE, len(before)):
+    window = min([WINDOW, *(spec_from_config(checkpoint.config).max_positions for checkpoint in checkpoints)])
+    for place in windows(len(tokens), window, max(1, window * 3 // 4 - len(before)), len(before)):
         cut.append(before + tokens[place.begin : place.end])
         firsts.append(len(before) + place.first - place.begin)
     return Text(cut, firsts)

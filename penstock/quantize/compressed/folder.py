@@ -40,7 +40,7 @@ def write_weights(job: Job, num_parts: int, folder: Path) -> None:
     shards: list[list[tuple[int, Described]]] = [[]]
     held = total = 0
     for number in range(num_parts):
-        for name, entry in read_header(job._part(number)).items():
+        for name, entry in read_header(job.part(number)).items():
             size = entry.end - entry.begin
             if held and held + size > SHARD_BYTES:
                 shards.append([])
