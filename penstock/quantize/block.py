@@ -39,7 +39,7 @@ class RoundedBlock:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorRows:
     """Rows of a matrix that the file holds as a tensor of their own."""
 
     name: str
@@ -47,7 +47,7 @@ class Piece:
     ggml_type: str = ""
 
 
-Pieces = dict[str, list[Piece]]  # by parameter
+Pieces = dict[str, list[TensorRows]]  # by parameter
 
 
 class RoundedInputs:

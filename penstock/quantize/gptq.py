@@ -45,7 +45,7 @@ Choose = Callable[[Tensor, Tensor], Tensor]  # w[O, n], d[n] of the factor's dia
 
 @dataclass
 class Sweep:
-    """How a sweep rounds and prunes."""
+    """A way to round and prune, column by column."""
 
     fit: Callable[[Tensor], Grid] | None = None  # w[O, group] → its grid; None: values stay as they are
     group: int = 0  # inputs of a grid; 0: all

@@ -26,7 +26,7 @@ MIN_TOKENS = 64
 FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-class Output(Protocol):
+class ModelWriter(Protocol):
     """A format being written."""
 
     def pieces(self) -> Pieces: ...
@@ -45,7 +45,7 @@ Progress = Callable[[int, int], None]  # blocks done, blocks in all
 
 @dataclass(frozen=True)
 class Made:
-    """What a run did."""
+    """The result of a run."""
 
     out: Path
     target: Target
@@ -81,7 +81,7 @@ def quantize(
     }
     target = replace(target, group=choose_group(target, widths, group_size))
     dtype = _dtype(checkpoint)
-    output: Output = (
+    output: ModelWriter = (
         GgufOutput(stack, target, dtype, sample) if target.kind == "gguf" else FolderOutput(stack, target, dtype)
     )
     windows = None if tokens is None else split_windows(tokens, min(WINDOW, stack.spec.max_positions))
@@ -92,7 +92,7 @@ def quantize(
 
 def _work(
     stack: Stack,
-    output: Output,
+    output: ModelWriter,
     target: Target,
     dtype: torch.dtype,
     windows: list[list[int]] | None,

@@ -101,13 +101,13 @@ def awq_scale(fold: Fold, params: dict[str, Tensor], notes: dict[str, Note], rou
         scale = size.pow(step / STEPS)
         scale = (scale / (scale.max() * scale.min()).sqrt()).clamp(min=MIN_SCALE)
         spread = fold.spread(scale)
-        error = sum(_cost(note, round_off(w * spread, _scaled(note, spread)) / spread - w) for w in weights)
+        error = sum(_cost(note, round_off(w * spread, _rescale(note, spread)) / spread - w) for w in weights)
         if error < least:
             best, least = (scale if step else None), error
     return best
 
 
-def _scaled(note: Note, scale: Tensor) -> Note:
+def _rescale(note: Note, scale: Tensor) -> Note:
     """The note's importance for inputs divided by scale; nothing else of it."""
     made = Note(note.width, wants_products=False)
     made.count, made.squares = note.count, note.squares / scale.square()

@@ -50,8 +50,8 @@ class Target:
 
 def make_target(
     scheme: str,
-    method: str | None,
-    group_size: int | None,
+    method: str | None = None,
+    group_size: int | None = None,
     sparsity: str = "none",
     prune: str = "wanda",
     act_order: bool = False,
@@ -80,8 +80,8 @@ def make_target(
     common = {"sparsity": sparsity, "prune": prune, "act_order": act_order}
     if base == "gguf" and sparsity != "none":
         raise InvalidConfig(
-            f"sparsity={sparsity} does not go with scheme={scheme}: GGUF's types store zeros like other values, and not "
-            f"all can; use {', '.join(SCHEMES)}"
+            f"sparsity={sparsity} does not go with scheme={scheme}: GGUF's types store zeros like other "
+            f"values, and not all can; use {', '.join(SCHEMES)}"
         )
     if base == "gguf":
         return Target(scheme, "gguf", method, mix=mix, **common)  # type: ignore[arg-type]

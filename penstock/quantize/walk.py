@@ -101,7 +101,7 @@ class Stack:
         self.checkpoint = checkpoint
         whole = spec_from_config(checkpoint.config)
         self.spec: ModelSpec = spec_from_config(checkpoint.config, min(max_model_len, whole.max_positions))
-        _require_known(self.spec, checkpoint)
+        _check_layers(self.spec, checkpoint)
         self.sources: Sources = match(checkpoint, self.spec)
         self.take = from_checkpoint(checkpoint, self.sources, torch.float32)
         self.ops = OpTable("cpu")
@@ -146,7 +146,7 @@ class Stack:
         return self.spec.memories()[index]
 
 
-def _require_known(spec: ModelSpec, checkpoint: Checkpoint) -> None:
+def _check_layers(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     if spec.is_encoder:
         raise InvalidModel(f"{checkpoint.path}: {spec.architecture} makes embeddings; only text generation is measured")
     for layer in spec.layers:

@@ -31,7 +31,8 @@ def wait(done, total):
         time.sleep(60)
 
 tokens = [int(each) for each in sys.argv[3].split(",")]
-quantize(open_checkpoint(Path(sys.argv[1])), Path(sys.argv[2]), make_target("int4", "gptq", None), tokens, progress=wait)
+source, out = map(Path, sys.argv[1:3])
+quantize(open_checkpoint(source), out, make_target("int4", "gptq", None), tokens, progress=wait)
 """
 
 

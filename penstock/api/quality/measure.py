@@ -16,7 +16,7 @@ from penstock.errors import InvalidModel, InvalidRequest
 from penstock.models.files import Checkpoint, open_checkpoint
 from penstock.models.spec import spec_from_config
 from penstock.quantize.compare import Text, compare
-from penstock.quantize.report.figures import Report
+from penstock.quantize.report.figures import QualityReport
 from penstock.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def measure_quality(
     max_tokens: int | None = None,
     speed: bool = True,
     progress: Progress = lambda done, total: None,
-) -> Report:
+) -> QualityReport:
     """Compare models by name on a text, which the report calls `named`."""
     if max_tokens is not None and max_tokens < MIN_TOKENS:
         raise InvalidRequest(f"max_tokens={max_tokens} is too few for a comparison: give {MIN_TOKENS} or more")
@@ -58,7 +58,7 @@ def measure_quality(
         comparison = compare(checkpoints[0], checkpoints[1], tokens, progress)
         sizes = checkpoints[0].num_bytes, checkpoints[1].num_bytes
     speeds = measure_speeds(str(paths[0]), str(paths[1])) if speed else None
-    return Report(first, second, named, comparison, sizes, speeds)
+    return QualityReport(first, second, named, comparison, sizes, speeds)
 
 
 def _encode(paths: list[Path], checkpoints: list[Checkpoint], text: str, max_tokens: int) -> Text:

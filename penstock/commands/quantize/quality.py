@@ -16,7 +16,7 @@ from penstock.errors import InvalidRequest
 from penstock.host.progress import block_bar
 
 if TYPE_CHECKING:
-    from penstock.quantize.report.figures import Report
+    from penstock.quantize.report.figures import QualityReport
 
 First = Annotated[str, typer.Argument(metavar="A", hidden=True)]
 Second = Annotated[str, typer.Argument(metavar="B", hidden=True)]
@@ -51,7 +51,7 @@ def quality(
     show_report(report, html, as_json)
 
 
-def show_report(report: Report, html: Path | None, as_json: bool) -> None:
+def show_report(report: QualityReport, html: Path | None, as_json: bool) -> None:
     """Print a report, and write its page where one is wanted."""
     if html is not None:
         write_page(report, html)
@@ -66,7 +66,7 @@ def show_report(report: Report, html: Path | None, as_json: bool) -> None:
         write_note(f"Plots: {html}")
 
 
-def write_page(report: Report, path: Path) -> None:
+def write_page(report: QualityReport, path: Path) -> None:
     try:
         path.write_text(report.page(), encoding="utf-8")
     except OSError as error:

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.commands.flags.options import Json
+from penstock.commands.flags.options import Json, add_flags
 from penstock.commands.output import write_note
 from penstock.commands.perplexity import read_text
 from penstock.commands.quantize.quality import HELD_OUT, show_report
 from penstock.errors import InvalidConfig
 from penstock.host.progress import block_bar
 
+if TYPE_CHECKING:
+    from penstock.quantize.run import Made
+
 Source = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
 Out = Annotated[Path, typer.Argument(metavar="OUT", hidden=True)]
-SchemeName = Annotated[
-    str,
-    typer.Option(
-        "--scheme",
-        help="int4, int8, w8a8, fp8 or bf16 (a folder); gguf:Q4_K_M, gguf:Q8_0 … (a file).",
-        show_default=False,
-    ),
-]
-Method = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        help="rtn, gptq, awq, smoothquant or hqq. [default: gptq for int4, smoothquant for w8a8, else rtn]",
-        show_default=False,
-    ),
-]
-GroupSize = Annotated[
-    int | None,
-    typer.Option(
-        "--group-size",
-        help="Inputs that share a scale; 0: all. [default: 128, 64 or 32 for int4; 0 for int8]",
-        show_default=False,
-    ),
-]
-ActOrder = Annotated[bool, typer.Option("--act-order", help="gptq: round the inputs that matter most first.")]
-Sparsity = Annotated[str, typer.Option("--sparsity", help="Share of weights to make zero: none, 0.5 or 2:4.")]
-Prune = Annotated[str, typer.Option("--prune", help="Choose them by wanda, sparsegpt or magnitude.")]
 Calibration = Annotated[
     str | None,
     typer.Option(
@@ -53,27 +30,47 @@ Calibration = Annotated[
 MAX_CALIBRATION = 32768  # tokens
 
 
+def _flag(name: str, kind: Any, text: str, is_required: bool = False) -> inspect.Parameter:
+    dashed = "--" + name.replace("_", "-")
+    option = typer.Option(dashed, help=text, show_default=False)
+    default = inspect.Parameter.empty if is_required else None
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )  # fmt: skip
+
+
+RECIPE = [
+    _flag("scheme", str, "int4, int8, w8a8, fp8 or bf16 (a folder); gguf:Q4_K_M, gguf:Q8_0 … (a file).", True),
+    _flag(
+        "method",
+        str | None,
+        "rtn, gptq, awq, smoothquant or hqq. [default: gptq for int4, smoothquant for w8a8, else rtn]",
+    ),
+    _flag("group_size", int | None, "Inputs that share a scale; 0: all. [default: 128, 64 or 32 for int4; 0 for int8]"),
+    _flag("act_order", bool | None, "gptq: round the inputs that matter most first."),
+    _flag("sparsity", str | None, "Share of weights to make zero: none, 0.5 or 2:4. [default: none]"),
+    _flag("prune", str | None, "Choose them by wanda, sparsegpt or magnitude. [default: wanda]"),
+]
+
+
+def _read_recipe(given: dict[str, Any]) -> dict[str, Any]:
+    """Check the names before a model is opened."""
+    from penstock.quantize.targets import make_target
+
+    make_target(**given)
+    return given
+
+
+@add_flags(RECIPE, "recipe", _read_recipe)
 def quantize(
-    model: Source,
-    out: Out,
-    scheme: SchemeName,
-    method: Method = None,
-    group_size: GroupSize = None,
-    act_order: ActOrder = False,
-    sparsity: Sparsity = "none",
-    prune: Prune = "wanda",
-    calibration: Calibration = None,
-    as_json: Json = False,
+    model: Source, out: Out, calibration: Calibration = None, as_json: Json = False, *, recipe: dict[str, Any]
 ) -> None:
     """Make a smaller model of one, and report what it loses.
 
     OUT is a new folder, or a new .gguf file. One block of the model is in memory at a time. A run that was stopped
     goes on when it is repeated. The report is printed, and a page with plots lies beside the result.
     """
-    from penstock.quantize.targets import make_target
-
-    target = make_target(scheme, method, group_size, sparsity, prune, act_order)
-    made = _make(model, out, target, group_size, calibration)
+    made = _make(model, out, recipe, calibration)
     from penstock.api.quality.measure import measure_quality, read_bundled
 
     with block_bar(sys.stderr.isatty(), "Comparing") as progress:
@@ -82,11 +79,12 @@ def quantize(
     show_report(report, out / "quality.html" if out.is_dir() else out.with_suffix(".quality.html"), as_json)
 
 
-def _make(model: str, out: Path, target, group_size: int | None, calibration: str | None):  # type: ignore[no-untyped-def]
+def _make(model: str, out: Path, recipe: dict[str, Any], calibration: str | None) -> Made:
     from penstock.api.model_files import find_model
     from penstock.api.quality.measure import read_bundled, tokenizer_of
     from penstock.models.files import open_checkpoint
     from penstock.quantize.run import quantize as run
+    from penstock.quantize.targets import make_target
 
     bundled = read_bundled("calibration.txt")
     text = bundled if calibration in (None, "none") else read_text(Path(str(calibration)))
@@ -101,7 +99,8 @@ def _make(model: str, out: Path, target, group_size: int | None, calibration: st
             tokens = tokenizer.encode(text, add_special_tokens=False)[:MAX_CALIBRATION]
             tokenizer.program.rest()
         with block_bar(sys.stderr.isatty(), "Quantizing") as progress:
-            made = run(checkpoint, out, target, tokens, group_size=group_size, sample=bundled, progress=progress)
+            target, group = make_target(**recipe), recipe.get("group_size")
+            made = run(checkpoint, out, target, tokens, group_size=group, sample=bundled, progress=progress)
     finally:
         checkpoint.close()
     if made.resumed_from:

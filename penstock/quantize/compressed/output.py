@@ -64,11 +64,11 @@ class FolderOutput:
         folder.mkdir(exist_ok=True)
         write_weights(job, num_parts, folder)
         copy_text(self.stack.checkpoint, folder)
-        quantization = None if self.target.kind == "dense" else describe(self.target, self._ignored())
+        quantization = None if self.target.kind == "dense" else describe(self.target, self._find_dense())
         write_config(folder, self.stack.checkpoint.config, self.dtype, quantization)
         job.publish(folder)
 
-    def _ignored(self) -> list[str]:
+    def _find_dense(self) -> list[str]:
         """Name the linear modules that stay in 16 bits: the head, whose tensor may be the embedding's."""
         heads = [name for name in self.stack.sources if name.startswith("head.") and name.endswith(".weight")]
         found = [source.tensor.rpartition(".")[0] for name in heads for source in self.stack.sources[name]]

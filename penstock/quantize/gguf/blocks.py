@@ -32,7 +32,7 @@ def _weigh(x: Tensor, given: Tensor) -> Tensor:
     return given * (x.square().mean(1, keepdim=True) + x * x).sqrt()
 
 
-def _signed(x: Tensor, given: Tensor | None, top: int) -> tuple[Tensor, Bytes]:
+def _fit_by_largest(x: Tensor, given: Tensor | None, top: int) -> tuple[Tensor, Bytes]:
     """Scale by the largest value, which takes −top, or by search → d [N], codes + top [N, 32]."""
     extreme = x.gather(1, x.abs().argmax(1, keepdim=True))[:, 0]
     d = extreme / -top if given is None else fit_symmetric(x, _weigh(x, given), top).half().float()
@@ -41,7 +41,7 @@ def _signed(x: Tensor, given: Tensor | None, top: int) -> tuple[Tensor, Bytes]:
     return d, codes.to(torch.uint8).numpy()
 
 
-def _affine(x: Tensor, given: Tensor | None, top: int) -> tuple[Tensor, Tensor, Bytes]:
+def _fit_affine(x: Tensor, given: Tensor | None, top: int) -> tuple[Tensor, Tensor, Bytes]:
     """Span the values, or search → d [N], minimum [N], codes [N, 32]."""
     if given is None:
         minimum = x.amin(1)
@@ -57,22 +57,22 @@ def _fifth(codes: Bytes) -> Bytes:
 
 
 def q4_0(x: Tensor, given: Tensor | None) -> Bytes:
-    d, codes = _signed(x, given, 8)
+    d, codes = _fit_by_largest(x, given, 8)
     return np.concatenate([_f16(d), _halves(codes)], axis=1)
 
 
 def q4_1(x: Tensor, given: Tensor | None) -> Bytes:
-    d, minimum, codes = _affine(x, given, 15)
+    d, minimum, codes = _fit_affine(x, given, 15)
     return np.concatenate([_f16(d), _f16(minimum), _halves(codes)], axis=1)
 
 
 def q5_0(x: Tensor, given: Tensor | None) -> Bytes:
-    d, codes = _signed(x, given, 16)
+    d, codes = _fit_by_largest(x, given, 16)
     return np.concatenate([_f16(d), _fifth(codes), _halves(codes & np.uint8(15))], axis=1)
 
 
 def q5_1(x: Tensor, given: Tensor | None) -> Bytes:
-    d, minimum, codes = _affine(x, given, 31)
+    d, minimum, codes = _fit_affine(x, given, 31)
     return np.concatenate([_f16(d), _f16(minimum), _fifth(codes), _halves(codes & np.uint8(15))], axis=1)
 
 

@@ -60,12 +60,12 @@ def make_metadata(spec: ModelSpec, name: str) -> dict[str, Any]:
         found["rope.freq_base"] = float(mixer.rope.theta)
         if architecture == "llama":
             found["rope.dimension_count"] = mixer.rope.size
-        found |= _scaling(mixer.rope.scaling)
+        found |= _scale_keys(mixer.rope.scaling)
     keys = {f"{architecture}.{key}": value for key, value in found.items()}
     return {"general.architecture": architecture, "general.name": name, **keys}
 
 
-def _scaling(scaling: object) -> dict[str, Any]:
+def _scale_keys(scaling: object) -> dict[str, Any]:
     if isinstance(scaling, LinearScaling):
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling.factor)}
     if isinstance(scaling, YarnScaling):

@@ -37,7 +37,7 @@ KEPT = ("position_embd", "token_types", "rope_freqs", "rope_factors_long", "rope
 
 @dataclass(frozen=True)
 class Model:
-    """What a mix looks at."""
+    """The facts of a model that a mix looks at."""
 
     architecture: str
     num_layers: int

@@ -16,7 +16,7 @@ from penstock.models.files.gguf_checkpoint import GgufCheckpoint, GgufNames, fin
 from penstock.models.files.write_gguf import GgufTensor, write_gguf
 from penstock.models.layer import Attention
 from penstock.models.load import Source
-from penstock.quantize.block import Piece, Pieces, RoundedBlock
+from penstock.quantize.block import Pieces, RoundedBlock, TensorRows
 from penstock.quantize.gguf.blocks import TYPES, encode
 from penstock.quantize.gguf.metadata import (
     QUANTIZATION_VERSION,
@@ -100,7 +100,7 @@ class GgufOutput:
                 continue
             for source, rows in cut_rows(self.stack.sources, parameter):
                 name = self._name(source)
-                found.setdefault(parameter, []).append(Piece(name, rows, self._type(name, source.shape)))
+                found.setdefault(parameter, []).append(TensorRows(name, rows, self._type(name, source.shape)))
         return found
 
     def _order(self, source: Source, name: str) -> Tensor | None:

@@ -13,8 +13,8 @@ MIB = 1 << 20
 
 
 @dataclass
-class Report:
-    """What is known of models A and B."""
+class QualityReport:
+    """The figures of models A and B, and how they are shown."""
 
     first: str
     second: str
