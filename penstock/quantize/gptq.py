@@ -34,6 +34,7 @@ class Factor:
             damped = hessian + torch.eye(len(hessian), dtype=hessian.dtype) * (damping * mean)
             lower, failed = torch.linalg.cholesky_ex(damped)
             if failed == 0:
+                upper: Tensor
                 upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
                 if failed == 0 and bool(upper.isfinite().all()):
                     return upper

@@ -20,7 +20,7 @@ class Note:
     squares: Tensor = field(init=False)  # [C]: Σ x²
     magnitudes: Tensor = field(init=False)  # [C]: Σ |x|
     largest: Tensor = field(init=False)  # [C]
-    products: Tensor | None = field(init=False, default=None)  # [C, C]: Σ x xᵀ
+    products: Tensor | None = field(init=False, default=None)  # [C, C]: Σ x xᵀ / ‖x‖², so that tokens count alike
     samples: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -35,7 +35,8 @@ class Note:
         self.magnitudes += x.abs().sum(0)
         self.largest = torch.maximum(self.largest, x.abs().amax(0))
         if self.products is not None:
-            self.products.addmm_(x.t(), x)
+            unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
+            self.products.addmm_(unit.t(), unit)
         self.samples.append(x[:: max(1, len(x) // 64)].clone())
 
     @property

@@ -54,7 +54,7 @@ def make_target(
     group_size: int | None = None,
     sparsity: str = "none",
     prune: str = "wanda",
-    act_order: bool = False,
+    act_order: bool | None = None,
 ) -> Target:
     """Check the names of a run and what goes together."""
     mix, base = "", scheme
@@ -74,10 +74,10 @@ def make_target(
         raise InvalidConfig(
             f"method={method} does not make scheme={scheme}: use {' or '.join(MAKERS[base])}; {method} makes {makes}"
         )
-    if act_order and method != "gptq":
+    if act_order is not None and method != "gptq":
         raise InvalidConfig(f"act_order belongs to method=gptq, not to method={method}: leave it out")
     _check_group(base, scheme, group_size)
-    common = {"sparsity": sparsity, "prune": prune, "act_order": act_order}
+    common = {"sparsity": sparsity, "prune": prune, "act_order": method == "gptq" and act_order is not False}
     if base == "gguf" and sparsity != "none":
         raise InvalidConfig(
             f"sparsity={sparsity} does not go with scheme={scheme}: GGUF's types store zeros like other "

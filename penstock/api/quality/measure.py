@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WINDOW = 512
 MAX_TOKENS = 4096  # scored, unless the user says otherwise
 MIN_TOKENS = 8
-TURNS, PROMPT_TOKENS, OUTPUT_TOKENS = 3, 16, 48
+TURNS, PROMPT_TOKENS, OUTPUT_TOKENS, MAX_MODEL_LEN = 3, 16, 48, 256  # of measuring speeds
 BUNDLED = Path(__file__).parents[2] / "quantize" / "calibration"
 
 Progress = Callable[[int, int], None]
@@ -57,7 +57,8 @@ def measure_quality(
         tokens = _encode(paths, checkpoints, text, max_tokens or MAX_TOKENS)
         comparison = compare(checkpoints[0], checkpoints[1], tokens, progress)
         sizes = checkpoints[0].num_bytes, checkpoints[1].num_bytes
-    speeds = measure_speeds(str(paths[0]), str(paths[1])) if speed else None
+        context = min(spec_from_config(checkpoint.config).max_positions for checkpoint in checkpoints)
+    speeds = measure_speeds(str(paths[0]), str(paths[1]), min(context, MAX_MODEL_LEN)) if speed else None
     return QualityReport(first, second, named, comparison, sizes, speeds)
 
 
@@ -85,12 +86,12 @@ def _encode(paths: list[Path], checkpoints: list[Checkpoint], text: str, max_tok
     return Text(cut, firsts)
 
 
-def measure_speeds(first: str, second: str) -> tuple[list[float], list[float]]:
+def measure_speeds(first: str, second: str, max_model_len: int) -> tuple[list[float], list[float]]:
     """Decode the same prompts with both models in turn → tokens per second of each turn."""
     from penstock.api.llm import LLM
 
     found: tuple[list[float], list[float]] = ([], [])
-    options = {"max_model_len": 256, "progress": False, "skip_tokenizer_init": True}
+    options = {"max_model_len": max_model_len, "progress": False, "skip_tokenizer_init": True}
     with LLM(first, **options) as a, LLM(second, **options) as b:
         vocabulary = min(llm.service.assembly.spec.vocab_size for llm in (a, b))
         for turn in range(TURNS + 1):

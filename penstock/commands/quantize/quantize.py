@@ -31,8 +31,10 @@ MAX_CALIBRATION = 32768  # tokens
 
 
 def _flag(name: str, kind: Any, text: str, is_required: bool = False) -> inspect.Parameter:
-    dashed = "--" + name.replace("_", "-")
-    option = typer.Option(dashed, help=text, show_default=False)
+    dashed = name.replace("_", "-")
+    option = typer.Option(
+        f"--{dashed}/--no-{dashed}" if kind == bool | None else f"--{dashed}", help=text, show_default=False
+    )
     default = inspect.Parameter.empty if is_required else None
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
@@ -47,7 +49,7 @@ RECIPE = [
         "rtn, gptq, awq, smoothquant or hqq. [default: gptq for int4, smoothquant for w8a8, else rtn]",
     ),
     _flag("group_size", int | None, "Inputs that share a scale; 0: all. [default: 128, 64 or 32 for int4; 0 for int8]"),
-    _flag("act_order", bool | None, "gptq: round the inputs that matter most first."),
+    _flag("act_order", bool | None, "gptq: round the inputs that matter most first. [default: yes]"),
     _flag("sparsity", str | None, "Share of weights to make zero: none, 0.5 or 2:4. [default: none]"),
     _flag("prune", str | None, "Choose them by wanda, sparsegpt or magnitude. [default: wanda]"),
 ]

@@ -61,7 +61,7 @@ def write_gguf(
         for tensor, data in zip(tensors, raw, strict=True):
             if data.nbytes != tensor.num_bytes:
                 raise ValueError(f"{tensor.name} takes {tensor.num_bytes} bytes, not {data.nbytes}")
-            file.write(memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
+            file.write(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
             file.write(b"\0" * (-data.nbytes % alignment))
         file.flush()
         os.fsync(file.fileno())

@@ -53,7 +53,7 @@ def write_stream(
             file.write(len(text).to_bytes(8, "little") + text)
             for tensor in tensors:
                 stored = tensor.detach().contiguous().reshape(-1)
-                file.write(memoryview(stored.view(torch.uint8).numpy()) if stored.numel() else b"")
+                file.write(stored.view(torch.uint8).numpy().data if stored.numel() else b"")
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)

@@ -25,7 +25,8 @@ def _f16(x: Tensor) -> Bytes:
 
 def _halves(codes: Bytes) -> Bytes:
     """Pack 4-bit codes [N, 32]: the first sixteen lie in the low halves."""
-    return codes[:, :16] | codes[:, 16:] << np.uint8(4)
+    packed: Bytes = codes[:, :16] | codes[:, 16:] << np.uint8(4)
+    return packed
 
 
 def _weigh(x: Tensor, given: Tensor) -> Tensor:

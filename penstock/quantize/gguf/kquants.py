@@ -43,7 +43,8 @@ def _importance(x: Tensor, given: Tensor | None, share: float) -> Tensor | None:
 def _planes(codes: Bytes, bits: int) -> Bytes:
     """Pack codes [N, R, 8 / bits, W] of `bits` each to bytes [N, R · W], the first plane lowest."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    return np.bitwise_or.reduce(codes << shifts, axis=2).reshape(len(codes), -1)
+    packed: Bytes = np.bitwise_or.reduce(codes << shifts, axis=2).reshape(len(codes), -1)
+    return packed
 
 
 def _nibbles(codes: Bytes, width: int) -> Bytes:
