@@ -12,7 +12,7 @@ from penstock.errors import PenstockError
 from penstock.quantize.grids import Grid
 
 COLUMNS = 128  # done before the rest of the matrix hears of their errors
-DAMPING = 0.01  # of the mean square, added to every input's
+DAMPING = 0.1  # of the mean square, added to every input's: calibration texts are short
 
 
 class Factor:
@@ -30,7 +30,7 @@ class Factor:
     @staticmethod
     def _invert(hessian: Tensor, mean: float) -> Tensor:
         """Damp until the factor exists: few tokens leave many directions without any input."""
-        for damping in (DAMPING, 0.05, 0.2, 1.0):
+        for damping in (DAMPING, 0.3, 1.0, 10.0):
             damped = hessian + torch.eye(len(hessian), dtype=hessian.dtype) * (damping * mean)
             lower, failed = torch.linalg.cholesky_ex(damped)
             if failed == 0:
