@@ -26,7 +26,7 @@ from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
 from penstock.quant.ints import QUANTIZERS, Ints, quantize
 from penstock.quant.packed import Packed, Stored
-from penstock.quant.permuted import pack_stored
+from penstock.quant.permuted import pack_in_order
 from penstock.quant.scheme import Scheme
 
 Take = Callable[[str], Tensor]
@@ -245,7 +245,7 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
             return None
         parts = [_read_blocks(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
-        return pack_stored(ops, stored, bias, options.x_bits(name)) if len(stored) == len(parts) else None
+        return pack_in_order(ops, stored, bias, options.x_bits(name)) if len(stored) == len(parts) else None
 
     def hold(name: str, bias: Tensor | None) -> Scheme:
         scheme = pack_blocks(name, bias)

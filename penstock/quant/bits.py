@@ -44,8 +44,7 @@ def widen_fp8(codes: Tensor, scale: Tensor, block: tuple[int, int] | None = None
     """Multiply 8-bit floats [O, C] by a scale: of all, of each output, or of each block of that size."""
     scale = scale.float()
     if block is not None:
-        scale = scale.repeat_interleave(block[0], dim=0)[: codes.shape[0]]
-        scale = scale.repeat_interleave(block[1], dim=1)[:, : codes.shape[1]]
+        scale = scale[torch.arange(codes.shape[0]) // block[0]][:, torch.arange(codes.shape[1]) // block[1]]
     elif scale.numel() == 1:
         scale = scale.reshape(1, 1)
     else:

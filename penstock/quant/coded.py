@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Coded:
     def width(self) -> int:
         return self.codes.shape[1]
 
-    @property
+    @cached_property
     def format(self) -> Format | None:
         """The packed format that holds exactly these values; None if there is none."""
         return FORMATS.get(self._find_format())
@@ -91,14 +92,14 @@ def is_exact_half(scale: Tensor) -> bool:
     """Return True if float16 holds every one of these scales."""
     if scale.dtype == torch.float16:
         return True
-    return all(torch.equal(part.half().float(), part.float()) for part in scale.flatten().split(SCALES))
+    return all(torch.equal(part.half().float(), part.float()) for part in torch.split(scale.flatten(), SCALES))
 
 
 def _repeat(entries: Tensor, times: int, width: int) -> Tensor:
     return entries.repeat_interleave(times, dim=1)[:, :width]
 
 
-def pack_coded(parts: Sequence[Coded]) -> PackedWeight:
+def pack_matrices(parts: Sequence[Coded]) -> PackedWeight:
     """Pack matrices of one format on top of each other."""
     format, width = parts[0].format, parts[0].width
     if format is None or any(part.format != format or part.width != width for part in parts):

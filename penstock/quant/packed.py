@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.ops import FORMATS, Format, OpTable, PackedWeight
 from penstock.ops.cpu.matmul.packed import pack_into
 from penstock.ops.matmul.epilogue import Epilogue
-from penstock.quant.coded import Coded, pack_coded
+from penstock.quant.coded import Coded, pack_matrices
 from penstock.quant.gguf import GGML_TYPES
 from penstock.quant.scheme import StoredWeight
 
@@ -61,7 +61,7 @@ def pack(stored: Sequence[Stored]) -> PackedWeight:
     """Pack matrices of one kind on top of each other."""
     blocks = [part for part in stored if isinstance(part, GgmlMatrix)]
     if not blocks:
-        return pack_coded([part for part in stored if isinstance(part, Coded)])
+        return pack_matrices([part for part in stored if isinstance(part, Coded)])
     format = blocks[0].format
     if format is None or len(blocks) != len(stored) or any(part.kind != blocks[0].kind for part in blocks):
         raise ValueError(f"kinds {[part.kind for part in stored]} cannot be packed together")

@@ -51,16 +51,19 @@ class Stacked:
         return torch.cat(every)[ids]
 
 
-def pack_stored(ops: OpTable, stored: Sequence[Stored], bias: Tensor | None, x_bits: int) -> Scheme:
+def pack_in_order(ops: OpTable, stored: Sequence[Stored], bias: Tensor | None, x_bits: int) -> Scheme:
     """Pack stored matrices, one after the other, each with its inputs in its own order."""
-    orders = [part.order if isinstance(part, Coded) else None for part in stored]
     schemes: list[Scheme] = []
     first = 0
-    for _, group in groupby(range(len(stored)), key=lambda i: () if orders[i] is None else tuple(orders[i].tolist())):
+    for _, group in groupby(stored, key=_name_order):
         run = list(group)
-        order, some = orders[run[0]], [stored[i] for i in run]
-        count = sum(part.num_out for part in some)
-        packed = Packed.from_stored(ops, some, None if bias is None else bias[first : first + count], x_bits)
+        count = sum(part.num_out for part in run)
+        packed = Packed.from_stored(ops, run, None if bias is None else bias[first : first + count], x_bits)
+        order = run[0].order if isinstance(run[0], Coded) else None
         schemes.append(packed if order is None else Permuted(ops, packed, order))
         first += count
     return schemes[0] if len(schemes) == 1 else Stacked(schemes)
+
+
+def _name_order(part: Stored) -> bytes:
+    return part.order.numpy().tobytes() if isinstance(part, Coded) and part.order is not None else b""

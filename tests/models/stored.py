@@ -36,7 +36,7 @@ class Stored:
     def read_coded(self, name: str) -> None:
         return None
 
-    def stays_packed(self, name: str) -> bool:
+    def is_packed(self, name: str) -> bool:
         return False
 
     def tokenizer_source(self) -> Path:

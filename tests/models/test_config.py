@@ -74,7 +74,7 @@ def test_gemma3_layers_are_full_every_sixth() -> None:
     assert near is not None and far is not None
     assert (near.theta, far.theta) == (10000.0, 1000000.0)
     sizes = {name: next(s.bytes_per_position for s in spec.states(layout) if s) for name, layout in LAYOUTS.items()}
-    assert sizes == {"float32": 2048, "bfloat16": 1024, "float16": 1024, "int8": 2 * (256 + 4), "fp8": 512}
+    assert sizes == {"float32": 2048, "bfloat16": 1024, "float16": 1024, "int8": 2 * (256 + 4), "fp8": 512, "int4": 320}
 
 
 def test_a_window_as_long_as_the_context_is_no_window() -> None:

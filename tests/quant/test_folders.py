@@ -11,7 +11,7 @@ import torch
 from penstock.models.files import open_checkpoint
 from penstock.models.load import load_model
 from penstock.models.spec import spec_from_config
-from penstock.quant.coded import pack_coded
+from penstock.quant.coded import pack_matrices
 from tests.models.oracle import make, save
 from tests.quant import other_writers as others
 from tests.quant import writers
@@ -89,9 +89,9 @@ def test_every_tensor_is_what_its_method_defines(name: str, plain: Path, tmp_pat
         found = after.tensor(tensor)
         assert found.dtype == torch.float32 and np.array_equal(found.numpy(), meant[tensor])
         coded = after.read_coded(tensor)
-        assert (coded is None) == is_widened(name) and (coded is not None) == after.stays_packed(tensor)
+        assert (coded is None) == is_widened(name) and (coded is not None) == after.is_packed(tensor)
         if coded is not None:
-            planes = pack_coded([coded]).unpack()
+            planes = pack_matrices([coded]).unpack()
             planes = planes if coded.order is None else torch.empty_like(planes).index_copy_(1, coded.order, planes)
             assert torch.equal(planes, found)
 
@@ -102,7 +102,7 @@ def test_a_model_stays_packed(name: str, plain: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path)
     spec = spec_from_config(checkpoint.config)
     packed, wide = (load_model(checkpoint, spec, dtype=dtype) for dtype in (None, torch.float32))
-    linear, plain_linear = packed.blocks[0].mixer.qkv.scheme, wide.blocks[0].mixer.qkv.scheme
+    linear, plain_linear = (dict(block.mixer.linears())["qkv"].scheme for block in (packed.blocks[0], wide.blocks[0]))
     x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0))
     near, exact = linear.matmul(x), plain_linear.matmul(x)
     assert (near - exact).norm() / exact.norm() < 0.015

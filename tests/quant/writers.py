@@ -127,8 +127,8 @@ def int_quantized(strategy: str, symmetric: bool = True, dtype: str = "float32")
         if not symmetric:
             found[f"{module}.weight_zero_point"] = tensor((zero ^ 128).view(np.int8))
         rows = np.zeros(weight.shape[1], dtype=int)
-        spread = (np.broadcast_to(each, (len(weight), 1)) for each in (scales.float().numpy(), zero))
-        return found, values_of(codes, *spread, rows)
+        spread, zeros = (np.broadcast_to(each, (len(weight), 1)) for each in (scales.float().numpy(), zero))
+        return found, values_of(codes, spread, zeros, rows)
 
     settings = compressed("int-quantized", {"strategy": strategy, "symmetric": symmetric})
     settings["config_groups"]["group_0"]["input_activations"] = inputs
@@ -186,8 +186,7 @@ def quantize_folder(
             found |= tensors
         else:
             found[name] = value
-    (target / "config.json").write_text(
-        json.dumps(config | {"dtype": "bfloat16", "quantization_config": method.settings})
-    )
+    config |= {"dtype": "bfloat16", "quantization_config": method.settings}
+    (target / "config.json").write_text(json.dumps(config))
     save_file({name: value.contiguous().clone() for name, value in found.items()}, target / "model.safetensors")
     return meant

@@ -44,7 +44,7 @@ class Checkpoint(Protocol):
     def read_coded(self, name: str) -> Coded | None:
         """Return a matrix in its codes, where a packed format holds them; None for a GGUF file's."""
 
-    def stays_packed(self, name: str) -> bool:
+    def is_packed(self, name: str) -> bool:
         """Return True if a CPU multiplies the tensor as it is stored, as far as its header tells."""
 
     def tokenizer_source(self) -> Path | Mapping[str, Any]:

@@ -310,7 +310,7 @@ class GgufCheckpoint:
     def read_coded(self, name: str) -> None:
         return None
 
-    def stays_packed(self, name: str) -> bool:
+    def is_packed(self, name: str) -> bool:
         return self.read_ggml(name) is not None
 
     def _order(self, origin: Origin, num_rows: int) -> np.ndarray | None:

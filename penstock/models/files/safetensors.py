@@ -162,7 +162,7 @@ class SafetensorsCheckpoint:
     def read_coded(self, name: str) -> None:
         return None
 
-    def stays_packed(self, name: str) -> bool:
+    def is_packed(self, name: str) -> bool:
         return False
 
     def tokenizer_source(self) -> Path:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.models.config import Config
 from penstock.models.files.json_file import Damaged, parse_object
-from penstock.models.files.quantized.matrix import FLOATS, Part, Parts, QuantizedMatrix, fits_kernel
+from penstock.models.files.quantized.matrix import FLOATS, PartHeader, Parts, QuantizedMatrix, fits_kernel
 from penstock.ops.matmul.levels import FLOAT_LEVELS
 from penstock.quant.bits import unpack_nibbles
 from penstock.quant.coded import Coded
@@ -39,7 +39,7 @@ def find_bitsandbytes(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     return found
 
 
-def _find_int8(parts: Parts, module: str, scale: Part) -> QuantizedMatrix:
+def _find_int8(parts: Parts, module: str, scale: PartHeader) -> QuantizedMatrix:
     weight = parts.check(parts.need(f"{module}.weight", scale), "int8")
     num_out, width = parts.check_matrix(weight)
     parts.check(scale, FLOATS, (num_out,))
@@ -55,7 +55,7 @@ def _find_int8(parts: Parts, module: str, scale: Part) -> QuantizedMatrix:
     return QuantizedMatrix(weight.name, (num_out, width), "int8", used, read)
 
 
-def _read_state(parts: Parts, part: Part) -> Mapping[str, Any]:
+def _read_state(parts: Parts, part: PartHeader) -> Mapping[str, Any]:
     parts.check(part, "uint8")
     if len(part.shape) != 1 or part.shape[0] > MAX_STATE_BYTES:
         parts.refuse(part, f"has shape {list(part.shape)}, where up to {MAX_STATE_BYTES} bytes of JSON are needed")
@@ -65,7 +65,7 @@ def _read_state(parts: Parts, part: Part) -> Mapping[str, Any]:
         parts.refuse(part, f"is damaged: {error}")
 
 
-def _find_4bit(parts: Parts, part: Part, name: str, kind: str) -> QuantizedMatrix:
+def _find_4bit(parts: Parts, part: PartHeader, name: str, kind: str) -> QuantizedMatrix:
     state = _read_state(parts, part)
     if kind not in TABLES or state.get("quant_type") != kind:
         parts.refuse(
@@ -100,13 +100,13 @@ def _find_4bit(parts: Parts, part: Part, name: str, kind: str) -> QuantizedMatri
 
     packs = kind == "nf4" and width % block == 0 and fits_kernel(block, width)
     used = (packed.name, part.name, table.name, *scale.names)
-    return QuantizedMatrix(name, (num_out, width), kind, used, read, stays_packed=packs)
+    return QuantizedMatrix(name, (num_out, width), kind, used, read, is_packed=packs)
 
 
 class _Scale:
     """The scales of a matrix's blocks: floats, or codes of a table with scales of their own."""
 
-    def __init__(self, parts: Parts, part: Part, name: str, state: Mapping[str, Any], num_blocks: int) -> None:
+    def __init__(self, parts: Parts, part: PartHeader, name: str, state: Mapping[str, Any], num_blocks: int) -> None:
         self.parts, self.num_blocks = parts, num_blocks
         self.absmax = parts.need(f"{name}.absmax", part)
         self.nested = parts.find(f"{name}.nested_absmax")

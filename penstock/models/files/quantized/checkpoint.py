@@ -71,7 +71,7 @@ def find_settings(file: SafetensorsCheckpoint) -> dict[str, Any] | None:
     return {"quant_method": method} | read_object(old[0])
 
 
-def open_quantized(file: SafetensorsCheckpoint) -> SafetensorsCheckpoint | QuantizedCheckpoint:
+def wrap_folder(file: SafetensorsCheckpoint) -> SafetensorsCheckpoint | QuantizedCheckpoint:
     """Wrap a folder that is quantized; return another as it is."""
     settings = find_settings(file)
     if settings is None:
@@ -145,8 +145,9 @@ class QuantizedCheckpoint:
         """Name the storage of most values, and of those that no kernel multiplies as they are."""
         sizes: Counter[str] = Counter()
         for matrix in self.matrices.values():
-            sizes[matrix.kind if matrix.stays_packed else f"{matrix.kind} as {self.wide}"] += prod(matrix.shape)
-        return f"{method} {', '.join(kind for kind, _ in sizes.most_common())}" if sizes else f"{method} (none)"
+            sizes[matrix.kind if matrix.is_packed else f"{matrix.kind} as {self.wide}"] += prod(matrix.shape)
+        kinds = ", ".join(kind for kind, _ in sizes.most_common())
+        return kinds if kinds.startswith(method) else f"{method} {kinds or '(none)'}"
 
     def names(self) -> list[str]:
         return self._names
@@ -167,15 +168,15 @@ class QuantizedCheckpoint:
         values, shape = found.widen(), self.matrices[name].shape
         return values.view(shape[0], shape[2], shape[1]).transpose(1, 2) if len(shape) == 3 else values
 
-    def stays_packed(self, name: str) -> bool:
-        return name in self.matrices and self.matrices[name].stays_packed
+    def is_packed(self, name: str) -> bool:
+        return name in self.matrices and self.matrices[name].is_packed
 
     def read_ggml(self, name: str) -> None:
         return None
 
     def read_coded(self, name: str) -> Coded | None:
         """Return a matrix in its codes; None if it has none that a packed format holds."""
-        if not self.stays_packed(name):
+        if not self.is_packed(name):
             return None
         found = self.matrices[name].read()
         return found if isinstance(found, Coded) and found.format is not None else None

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.models.config import Config
 from penstock.models.files.quantized.matrix import (
     FLOATS,
-    Part,
+    PartHeader,
     Parts,
     QuantizedMatrix,
     Shape,
@@ -119,7 +119,7 @@ def _read_block(c: Config) -> tuple[int, int]:
 
 
 def _choose(
-    parts: Parts, scale: Part, shape: tuple[int, int], groups: Sequence[WeightArgs], **wanted: Any
+    parts: Parts, scale: PartHeader, shape: tuple[int, int], groups: Sequence[WeightArgs], **wanted: Any
 ) -> WeightArgs:
     """Return the config group whose scales of this matrix have the shape that these have."""
     alike = [args for args in groups if all(getattr(args, name) == value for name, value in wanted.items())]
@@ -141,7 +141,7 @@ def _spread_scale(scale: Tensor, num_out: int) -> Tensor:
     return scale.reshape(1, 1).expand(num_out, 1) if scale.numel() == 1 else scale.reshape(num_out, -1)
 
 
-def _find_packed(parts: Parts, module: str, packed: Part, groups: Sequence[WeightArgs]) -> QuantizedMatrix:
+def _find_packed(parts: Parts, module: str, packed: PartHeader, groups: Sequence[WeightArgs]) -> QuantizedMatrix:
     if packed.dtype == "uint8":
         return _find_fp4(parts, module, packed)
     parts.check(packed, "int32")
@@ -178,7 +178,7 @@ def _find_packed(parts: Parts, module: str, packed: Part, groups: Sequence[Weigh
     return QuantizedMatrix(f"{module}.weight", (num_out, width), kind, tuple(used), read, fits_kernel(group, width))
 
 
-def _read_zeros(parts: Parts, part: Part, bits: int, shape: tuple[int, int]) -> int | Tensor:
+def _read_zeros(parts: Parts, part: PartHeader, bits: int, shape: tuple[int, int]) -> int | Tensor:
     """Read zero points: packed along the outputs, or an int8 for each scale."""
     num_out, count = shape
     middle = 1 << (bits - 1)
@@ -195,12 +195,12 @@ def _read_zeros(parts: Parts, part: Part, bits: int, shape: tuple[int, int]) -> 
     return middle if bool((zeros == middle).all()) else zeros.to(torch.uint8).contiguous()
 
 
-def _find_order(parts: Parts, module: str, width: int) -> Part | None:
+def _find_order(parts: Parts, module: str, width: int) -> PartHeader | None:
     order = parts.find(f"{module}.weight_g_idx")
     return None if order is None else parts.check(order, ("int32", "int64"), (width,))
 
 
-def _sort(parts: Parts, part: Part, coded: Coded) -> Coded:
+def _sort(parts: Parts, part: PartHeader, coded: Coded) -> Coded:
     groups = parts.read(part)
     if bool((groups == -1).all()):  # not used
         return coded
@@ -210,7 +210,7 @@ def _sort(parts: Parts, part: Part, coded: Coded) -> Coded:
     return replace(coded, codes=codes, order=order, groups=irregular)
 
 
-def _find_fp4(parts: Parts, module: str, packed: Part) -> QuantizedMatrix:
+def _find_fp4(parts: Parts, module: str, packed: PartHeader) -> QuantizedMatrix:
     """Read NVFP4, or MXFP4 where scales are exponents."""
     num_out, half = parts.check_matrix(packed)
     width = 2 * half
@@ -233,10 +233,10 @@ def _find_fp4(parts: Parts, module: str, packed: Part) -> QuantizedMatrix:
     def read_nv() -> Tensor:
         return widen_nvfp4(parts.read(packed), parts.read(scale), parts.read(divisor).reshape(1, 1))
 
-    return QuantizedMatrix(name, shape, "nvfp4", used, read_nv, stays_packed=False)
+    return QuantizedMatrix(name, shape, "nvfp4", used, read_nv, is_packed=False)
 
 
-def _find_plain(parts: Parts, module: str, weight: Part, groups: Sequence[WeightArgs]) -> QuantizedMatrix:
+def _find_plain(parts: Parts, module: str, weight: PartHeader, groups: Sequence[WeightArgs]) -> QuantizedMatrix:
     """Read int8 or 8-bit floats as they are, one to a value."""
     shape = parts.check_matrix(weight)
     is_float = weight.dtype == FP8
@@ -247,7 +247,7 @@ def _find_plain(parts: Parts, module: str, weight: Part, groups: Sequence[Weight
     used = tuple(part.name for part in (weight, scale, zero, order) if part is not None)
     if is_float:
         read, kind = _read_float(parts, weight, scale, zero, args), "fp8"
-        return QuantizedMatrix(weight.name, shape, kind, used, read, stays_packed=False)
+        return QuantizedMatrix(weight.name, shape, kind, used, read, is_packed=False)
     group = args.group if args.strategy == "group" else shape[1]
     middle = 128
 
@@ -262,7 +262,7 @@ def _find_plain(parts: Parts, module: str, weight: Part, groups: Sequence[Weight
     return QuantizedMatrix(weight.name, shape, kind, used, read_int, fits_kernel(group, shape[1]))
 
 
-def _read_float(parts: Parts, weight: Part, scale: Part, zero: Part | None, args: WeightArgs) -> Any:
+def _read_float(parts: Parts, weight: PartHeader, scale: PartHeader, zero: PartHeader | None, args: WeightArgs) -> Any:
     def read() -> Tensor:
         if zero is not None and bool(parts.read(zero).float().any()):
             parts.refuse(zero, "holds zero points, which 8-bit floats do not have")
@@ -275,7 +275,7 @@ def _read_float(parts: Parts, weight: Part, scale: Part, zero: Part | None, args
     return read
 
 
-def _dense_scale(parts: Parts, module: str, part: Part, groups: Sequence[WeightArgs]) -> Mapping[str, Any]:
+def _dense_scale(parts: Parts, module: str, part: PartHeader, groups: Sequence[WeightArgs]) -> Mapping[str, Any]:
     """Return the scale of a sparse matrix of 8-bit values, and its place."""
     shape = part.shape[0], 2 * part.shape[1]
     scale = parts.check(parts.need(f"{module}.weight_scale", part), FLOATS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from penstock.models.config import Config
-from penstock.models.files.quantized.matrix import FLOATS, Part, Parts, QuantizedMatrix, Shape
+from penstock.models.files.quantized.matrix import FLOATS, PartHeader, Parts, QuantizedMatrix, Shape
 from penstock.quant.bits import mxfp4_scale, unpack_nibbles, widen_fp8
 from penstock.quant.coded import Coded
 
@@ -57,7 +57,7 @@ def _find_all(parts: Parts, block: tuple[int, int] | None) -> list[QuantizedMatr
     return found
 
 
-def _find(parts: Parts, module: str, weight: Part, block: tuple[int, int] | None) -> QuantizedMatrix:
+def _find(parts: Parts, module: str, weight: PartHeader, block: tuple[int, int] | None) -> QuantizedMatrix:
     num_out, width = parts.check_matrix(weight)
     scale = parts.find(f"{module}.weight_scale_inv") or parts.need(f"{module}.weight_scale", weight)
     shapes: list[Shape] = [(), (1,), (1, 1), (num_out, 1), (num_out,)]
@@ -67,7 +67,7 @@ def _find(parts: Parts, module: str, weight: Part, block: tuple[int, int] | None
     def read() -> Tensor:
         return widen_fp8(parts.read(weight), parts.read(scale), block)
 
-    return QuantizedMatrix(weight.name, (num_out, width), "fp8", (weight.name, scale.name), read, stays_packed=False)
+    return QuantizedMatrix(weight.name, (num_out, width), "fp8", (weight.name, scale.name), read, is_packed=False)
 
 
 def find_mxfp4(parts: Parts, c: Config) -> list[QuantizedMatrix]:
@@ -80,7 +80,7 @@ def find_mxfp4(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     return found
 
 
-def _find_stack(parts: Parts, blocks: Part, name: str) -> QuantizedMatrix:
+def _find_stack(parts: Parts, blocks: PartHeader, name: str) -> QuantizedMatrix:
     parts.check(blocks, "uint8")
     if len(blocks.shape) != 4 or 0 in blocks.shape or blocks.shape[3] != GROUP // 2:
         parts.refuse(

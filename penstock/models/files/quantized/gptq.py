@@ -6,12 +6,14 @@ eight outputs into a word, in its own order: qweight [C, O / 8]. Zeros are packe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from penstock.models.config import Config
 from penstock.models.files.quantized.matrix import (
     FLOATS,
-    Part,
+    PartHeader,
     Parts,
     QuantizedMatrix,
     fits_kernel,
@@ -60,24 +62,49 @@ def find_gptq(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     c.only("is_marlin_format", False)
     c.only("pack_dtype", "int32")
     c.ignore("checkpoint_format", "format", *GPTQ_HARMLESS)
-    differ = bool(c.values.get("dynamic")) or bool(c.values.get("lm_head"))
-    asked = (0, 0) if differ else (bits, group)
-    return [_find_gptq(parts, module, words, asked, is_v2) for module, words in parts.modules("qweight")]
+    usual = Usual(bits, group, is_v2, bool(c.values.get("dynamic")))
+    return [_find_gptq(parts, module, words, usual) for module, words in parts.modules("qweight")]
 
 
-def _find_gptq(parts: Parts, module: str, words: Part, asked: tuple[int, int], is_v2: bool) -> QuantizedMatrix:
-    """Describe a matrix; `asked` are the config's bits and group size, or 0 where those of a module may differ."""
+@dataclass(frozen=True)
+class Usual:
+    """A GPTQ config's own settings, from which single modules may differ."""
+
+    bits: int
+    group: int  # -1: whole rows
+    is_v2: bool
+    may_differ: bool
+
+    def find_bits(self, zeros: PartHeader, num_groups: int, num_out: int, num_words: int) -> int:
+        """Return the bits that zeros of this shape have; 0 if there are none."""
+        possible = [self.bits, *(bits for bits in BITS if bits != self.bits and self.may_differ)]
+        fitting = [
+            bits
+            for bits in possible
+            if zeros.shape == (num_groups, -(-num_out * bits // 32)) and num_words * 32 % bits == 0
+        ]
+        return fitting[0] if fitting else 0
+
+    def find_group(self, num_groups: int, width: int) -> int:
+        """Return the group size that makes these groups; 0 if none does."""
+        group = width if self.group == -1 else self.group
+        if -(-width // group) != num_groups and self.may_differ:
+            group = -(-width // num_groups)
+        return group if -(-width // group) == num_groups else 0
+
+
+def _find_gptq(parts: Parts, module: str, words: PartHeader, usual: Usual) -> QuantizedMatrix:
     num_words, num_out = parts.check_matrix(parts.check(words, "int32"))
     scale = parts.check(parts.need(f"{module}.scales", words), FLOATS)
     num_groups, _ = parts.check_matrix(parts.check(scale, FLOATS, (scale.shape[0] if scale.shape else 1, num_out)))
     zeros = parts.check(parts.need(f"{module}.qzeros", words), "int32")
-    fitting = [each for each in BITS if zeros.shape == (num_groups, -(-num_out * each // 32)) and asked[0] in (0, each)]
-    if len(fitting) != 1 or num_words * 32 % fitting[0]:
-        wanted = f"{asked[0]} bits" if asked[0] else f"{', '.join(map(str, BITS))} bits"
-        parts.refuse(zeros, f"has shape {list(zeros.shape)}, which is none of {num_out} outputs' zeros of {wanted}")
-    bits = fitting[0]
+    bits = usual.find_bits(zeros, num_groups, num_out, num_words)
+    if not bits:
+        parts.refuse(zeros, f"has shape {list(zeros.shape)}, not that of {num_out} outputs' zeros of {usual.bits} bits")
     width = num_words * 32 // bits
-    group = _find_group(parts, scale, num_groups, width, asked[1])
+    group = usual.find_group(num_groups, width)
+    if not group:
+        parts.refuse(scale, f"has {num_groups} groups, not those of group_size={usual.group} of {width} inputs")
     index = parts.find(f"{module}.g_idx")
     if index is not None:
         parts.check(index, ("int32", "int64"), (width,))
@@ -86,7 +113,7 @@ def _find_gptq(parts: Parts, module: str, words: Part, asked: tuple[int, int], i
     def read() -> Coded:
         codes = unpack_words(parts.read(words).t(), bits, width)
         stored = unpack_words(parts.read(zeros), bits, num_out).t()
-        points = stored if is_v2 else stored + 1 & (1 << bits) - 1
+        points = stored if usual.is_v2 else stored + 1 & (1 << bits) - 1
         order, groups = (None, None) if index is None else _read_order(parts, index, num_groups, group)
         codes = codes if order is None else codes[:, order]
         return Coded(codes, parts.read(scale).t(), group, _unite(points, bits), bits, order=order, groups=groups)
@@ -95,18 +122,8 @@ def _find_gptq(parts: Parts, module: str, words: Part, asked: tuple[int, int], i
     return QuantizedMatrix(f"{module}.weight", (num_out, width), kind, used, read, fits_kernel(group, width))
 
 
-def _find_group(parts: Parts, scale: Part, num_groups: int, width: int, asked: int) -> int:
-    """Return the group size: the config's, or the one that follows from the number of scales."""
-    group = width if asked == -1 else asked or -(-width // num_groups)
-    if -(-width // group) != num_groups:
-        parts.refuse(
-            scale, f"has {num_groups} groups, where group_size={group} makes {-(-width // group)} of {width} inputs"
-        )
-    return group
-
-
 def _read_order(
-    parts: Parts, index: Part, num_groups: int, group: int
+    parts: Parts, index: PartHeader, num_groups: int, group: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     return sort_groups(parts.check_range(index, parts.read(index), num_groups), group)
 
@@ -129,7 +146,7 @@ def find_awq(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     return [_find_awq(parts, module, words, group) for module, words in parts.modules("qweight")]
 
 
-def _find_awq(parts: Parts, module: str, words: Part, asked: int) -> QuantizedMatrix:
+def _find_awq(parts: Parts, module: str, words: PartHeader, asked: int) -> QuantizedMatrix:
     width, num_words = parts.check_matrix(parts.check(words, "int32"))
     num_out, group = 8 * num_words, width if asked == -1 else asked
     if width % group:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.models.config import Config
-from penstock.models.files.quantized.matrix import FLOATS, Part, Parts, QuantizedMatrix, name_group
+from penstock.models.files.quantized.matrix import FLOATS, PartHeader, Parts, QuantizedMatrix, name_group
 
 MAX_GROUP = 1 << 20
 PACKINGS = {"8bit_u8": 8, "4bit_u8": 4, "3bit_32": 3, "2bit_u8": 2, "1bit_u8": 1}
@@ -23,7 +23,7 @@ def find_hqq(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     return [_find(parts, module, codes) for module, codes in parts.modules("W_q")]
 
 
-def _find(parts: Parts, module: str, packed: Part) -> QuantizedMatrix:
+def _find(parts: Parts, module: str, packed: PartHeader) -> QuantizedMatrix:
     for name in OTHERS:
         parts.find(f"{module}.{name}")
     settings = {name: _read_number(parts, module, name, packed) for name in NUMBERS}
@@ -57,10 +57,10 @@ def _find(parts: Parts, module: str, packed: Part) -> QuantizedMatrix:
 
     kind = name_group(bits, group, width)
     used = (packed.name, scale.name, zero.name, listed.name)
-    return QuantizedMatrix(f"{module}.weight", (num_out, width), kind, used, read, stays_packed=False)
+    return QuantizedMatrix(f"{module}.weight", (num_out, width), kind, used, read, is_packed=False)
 
 
-def _read_number(parts: Parts, module: str, name: str, of: Part) -> int:
+def _read_number(parts: Parts, module: str, name: str, of: PartHeader) -> int:
     part = parts.find(f"{module}.{name}")
     if part is None and name in ("nbits", "axis"):
         parts.need(f"{module}.{name}", of)

@@ -28,11 +28,11 @@ class QuantizedMatrix:
     kind: str  # "int4 g128", "fp8", …
     parts: tuple[str, ...]  # the tensors that it is made of
     read: Callable[[], Coded | torch.Tensor]
-    stays_packed: bool = True  # as far as the header tells
+    is_packed: bool = True  # as far as the header tells
 
 
 @dataclass(frozen=True)
-class Part:
+class PartHeader:
     """A tensor that a matrix is made of."""
 
     name: str
@@ -47,31 +47,31 @@ class Parts:
     file: SafetensorsCheckpoint
     used: set[str] = field(default_factory=set)
 
-    def modules(self, suffix: str) -> Iterator[tuple[str, Part]]:
+    def modules(self, suffix: str) -> Iterator[tuple[str, PartHeader]]:
         """Yield the modules that have a tensor of this name, and the tensor."""
         for name in self.file.names():
             module, _, last = name.rpartition(".")
             if last == suffix and module:
                 yield module, self.take(name)
 
-    def take(self, name: str) -> Part:
+    def take(self, name: str) -> PartHeader:
         self.used.add(name)
-        return Part(name, self.file.dtype(name), tuple(self.file.shape(name)))
+        return PartHeader(name, self.file.dtype(name), tuple(self.file.shape(name)))
 
-    def find(self, name: str) -> Part | None:
+    def find(self, name: str) -> PartHeader | None:
         return self.take(name) if name in self.file.entries else None
 
-    def need(self, name: str, of: Part) -> Part:
+    def need(self, name: str, of: PartHeader) -> PartHeader:
         found = self.find(name)
         if found is None:
             self.refuse(of, f"lacks its part {quote_name(name)}")
         return found
 
-    def refuse(self, part: Part, reason: str) -> NoReturn:
+    def refuse(self, part: PartHeader, reason: str) -> NoReturn:
         shard = self.file.entries[part.name][0]
         raise InvalidModel(f"{self.file.path / shard}: tensor {quote_name(part.name)} {reason}; {REMEDY}")
 
-    def check(self, part: Part, dtypes: str | Sequence[str], *shapes: Shape) -> Part:
+    def check(self, part: PartHeader, dtypes: str | Sequence[str], *shapes: Shape) -> PartHeader:
         """Require one of these dtypes, and one of these shapes."""
         dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
         if part.dtype not in dtypes:
@@ -81,15 +81,15 @@ class Parts:
             self.refuse(part, f"has shape {list(part.shape)}, where {wanted} is needed")
         return part
 
-    def check_matrix(self, part: Part) -> tuple[int, int]:
+    def check_matrix(self, part: PartHeader) -> tuple[int, int]:
         if len(part.shape) != 2 or 0 in part.shape:
             self.refuse(part, f"has shape {list(part.shape)}, where a matrix is needed")
         return part.shape[0], part.shape[1]
 
-    def read(self, part: Part) -> torch.Tensor:
+    def read(self, part: PartHeader) -> torch.Tensor:
         return self.file.tensor(part.name)
 
-    def check_range(self, part: Part, values: torch.Tensor, limit: int) -> torch.Tensor:
+    def check_range(self, part: PartHeader, values: torch.Tensor, limit: int) -> torch.Tensor:
         """Require integers from 0 to below `limit`."""
         low, high = (int(values.min()), int(values.max())) if values.numel() else (0, 0)
         if low < 0 or high >= limit:

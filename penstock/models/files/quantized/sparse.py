@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.models.config import Config
-from penstock.models.files.quantized.matrix import FLOATS, Part, Parts, QuantizedMatrix, fits_kernel
+from penstock.models.files.quantized.matrix import FLOATS, PartHeader, Parts, QuantizedMatrix, fits_kernel
 from penstock.quant.bits import widen_fp8
 from penstock.quant.coded import Coded
 
@@ -18,7 +18,7 @@ KEPT = (*FLOATS, "int8", "float8_e4m3fn")
 
 
 def find_sparse(
-    parts: Parts, c: Config | None, find_scale: Callable[[str, Part], Mapping[str, Any]]
+    parts: Parts, c: Config | None, find_scale: Callable[[str, PartHeader], Mapping[str, Any]]
 ) -> list[QuantizedMatrix]:
     """Find sparse matrices; `find_scale` describes the scales of one whose values are of 8 bits."""
     if c is not None:
@@ -29,7 +29,7 @@ def find_sparse(
 
 
 def _find(
-    parts: Parts, module: str, kept: Part, find_scale: Callable[[str, Part], Mapping[str, Any]]
+    parts: Parts, module: str, kept: PartHeader, find_scale: Callable[[str, PartHeader], Mapping[str, Any]]
 ) -> QuantizedMatrix:
     num_out, half = parts.check_matrix(parts.check(kept, KEPT))
     shape = num_out, 2 * half
@@ -38,7 +38,7 @@ def _find(
     if parts.read(listed).flatten().tolist() != list(shape):
         parts.refuse(listed, f"is not {list(shape)}, the shape of 2:4 sparse {list(kept.shape)}")
     extra = {} if kept.dtype in FLOATS else dict(find_scale(module, kept))
-    scale: Part | None = extra.get("scale")
+    scale: PartHeader | None = extra.get("scale")
 
     def read_values() -> Tensor:
         bits = parts.read(bitmask)
@@ -65,4 +65,4 @@ def _find(
     used = tuple(part.name for part in (kept, bitmask, listed, scale) if part is not None)
     kind = {"int8": "int8 2:4", "float8_e4m3fn": "fp8 2:4"}.get(kept.dtype, f"{kept.dtype} 2:4")
     packs = kept.dtype == "int8" and fits_kernel(extra["group"], shape[1])
-    return QuantizedMatrix(f"{module}.weight", shape, kind, used, read, stays_packed=packs)
+    return QuantizedMatrix(f"{module}.weight", shape, kind, used, read, is_packed=packs)
