@@ -101,6 +101,8 @@ def _run(stacks: Sequence[Stack], walk: Walk, found: Comparison, progress: Progr
     counts = [stack.spec.num_layers for stack in stacks]
     wraps = [input_wrap(stack.checkpoint.config) for stack in stacks]
     x = [walk.embed(stack.ends()[0]) for stack in stacks]
+    few = Walk(walk.windows[:1])  # enough to find the layers that differ most
+    count = few.num_tokens
     for index in range(max(counts)):
         blocks = [_block(stack, index, wrap) for stack, wrap in zip(stacks, wraps) if index < stack.spec.num_layers]
         y = [
@@ -108,9 +110,9 @@ def _run(stacks: Sequence[Stack], walk: Walk, found: Comparison, progress: Progr
             for at, stack in enumerate(stacks)
         ]
         if counts[0] == counts[1] and x[0].shape == x[1].shape:
-            given = walk.run(blocks[1], stacks[1].memory(index), x[0])
-            added = (y[0] - x[0]).square().sum().clamp(min=1e-30)
-            found.layers[f"layers.{index}"] = float(((given - y[0]).square().sum() / added).sqrt())
+            given = few.run(blocks[1], stacks[1].memory(index), x[0][:count])
+            added = (y[0] - x[0])[:count].square().sum().clamp(min=1e-30)
+            found.layers[f"layers.{index}"] = float(((given - y[0][:count]).square().sum() / added).sqrt())
         x = y
         progress(index + 1, max(counts))
     return x
