@@ -136,7 +136,9 @@ def input_wrap(config: dict[str, Any]) -> Wrap | None:
 
 
 def _judge(stacks: Sequence[Stack], walk: Walk, hidden: list[Tensor], text: Text, found: Comparison) -> None:
-    at, wanted, begin = [], [], 0
+    at: list[int] = []
+    wanted: list[int] = []
+    begin = 0
     for window, first in zip(text.windows, text.firsts):
         at += range(begin + first - 1, begin + len(window) - 1)
         wanted += window[first:]

@@ -50,7 +50,7 @@ class Grid:
         zero = None if self.zero is None else self.zero[:, group : group + 1]
         return Grid(self.bits, self.scale[:, group : group + 1], zero, self.is_float)
 
-    def rows(self, part: slice) -> Grid:
+    def rows(self, part: slice | Tensor) -> Grid:
         return Grid(self.bits, self.scale[part], None if self.zero is None else self.zero[part], self.is_float)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -170,7 +171,7 @@ def test_half_of_the_weights_are_zero(
 
 
 def test_bad_options_say_what_is_known(folder: Path, tokens: list[int], tmp_path: Path) -> None:
-    for scheme, method, more, message in [
+    cases: list[tuple[str, str | None, dict[str, Any], str]] = [
         ("int3", None, {}, "scheme='int3' is unknown; known: int8, int4, w8a8, fp8, bf16, and gguf: followed by"),
         ("gguf:Q9", None, {}, "names no GGUF type; known: F32.*Q4_K_M"),
         ("int4", "magic", {}, "method='magic' is unknown; known: rtn, gptq, awq, smoothquant, hqq"),
@@ -184,7 +185,8 @@ def test_bad_options_say_what_is_known(folder: Path, tokens: list[int], tmp_path
         ),
         ("fp8", "rtn", {"group_size": 32}, "group_size=32 has no meaning for scheme=fp8"),
         ("gguf:Q8_0", None, {"sparsity": "0.5"}, "GGUF"),
-    ]:
+    ]
+    for scheme, method, more, message in cases:
         with pytest.raises(InvalidConfig, match=message):
             make(folder, tmp_path / "out.gguf", tokens, scheme, method, **more)
     with pytest.raises(InvalidConfig, match="the calibration text has 0 tokens, 64 or more are needed"):

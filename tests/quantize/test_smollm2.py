@@ -22,7 +22,7 @@ NUM_TOKENS, WINDOW = 1536, 512
 
 
 @pytest.fixture(scope="module")
-def figures(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def figures(tmp_path_factory: pytest.TempPathFactory):
     """Return a function that makes a model once, and compares it with the base on the held-out text."""
     path, folder = model_path("smollm2"), tmp_path_factory.mktemp("smollm2")
     base = open_checkpoint(path)
@@ -43,22 +43,22 @@ def figures(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untype
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_int4_by_gptq_and_awq_beats_rounding(figures, method: str) -> None:  # type: ignore[no-untyped-def]
+def test_int4_by_gptq_and_awq_beats_rounding(figures, method: str) -> None:
     assert figures(method, "int4", method)["kl_mean"] <= 0.7 * figures("rtn", "int4", "rtn")["kl_mean"]
 
 
-def test_smooth_8_bits_cost_less_than_a_percent(figures) -> None:  # type: ignore[no-untyped-def]
+def test_smooth_8_bits_cost_less_than_a_percent(figures) -> None:
     assert figures("w8a8", "w8a8", "smoothquant")["perplexity_ratio"] == pytest.approx(1, abs=0.01)
 
 
-def test_2_4_by_sparsegpt_beats_wanda_beats_magnitude(figures) -> None:  # type: ignore[no-untyped-def]
+def test_2_4_by_sparsegpt_beats_wanda_beats_magnitude(figures) -> None:
     apart = [
         figures(prune, "bf16", sparsity="2:4", prune=prune)["kl_mean"] for prune in ("sparsegpt", "wanda", "magnitude")
     ]
     assert apart == sorted(apart)
 
 
-def test_k_quants_keep_the_model(figures) -> None:  # type: ignore[no-untyped-def]
+def test_k_quants_keep_the_model(figures) -> None:
     """Rows of 576 fall back to blocks of 32; those of 1,536 are K-quants."""
     assert figures("q4.gguf", "gguf:Q4_K_M")["kl_mean"] < 0.05
     assert figures("q8.gguf", "gguf:Q8_0")["kl_mean"] < 0.002

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.api.model_files import find_model, load_in_sandbox
 from penstock.api.perplexity import tokens_before, windows
@@ -91,7 +91,7 @@ def measure_speeds(first: str, second: str, max_model_len: int) -> tuple[list[fl
     from penstock.api.llm import LLM
 
     found: tuple[list[float], list[float]] = ([], [])
-    options = {"max_model_len": max_model_len, "progress": False, "skip_tokenizer_init": True}
+    options: dict[str, Any] = {"max_model_len": max_model_len, "progress": False, "skip_tokenizer_init": True}
     with LLM(first, **options) as a, LLM(second, **options) as b:
         vocabulary = min(llm.service.assembly.spec.vocab_size for llm in (a, b))
         for turn in range(TURNS + 1):
