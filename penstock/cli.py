@@ -18,6 +18,7 @@ from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
 from penstock.commands.quantize import quality, quantize
 from penstock.commands.streams import close_broken, mend_streams
+from penstock.commands.top import top
 from penstock.errors import PenstockError
 from penstock.host.interrupts import INTERRUPTED
 
@@ -50,11 +51,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "ps": ps.ps,
     "stop": ps.stop,
+    "top": top.top,
     "run-batch": run_batch.run_batch,
     "pull": models.pull,
     "list": models.list_,
     "rm": models.rm,
     "info": info.info,
+    "merge": models.merge,
     "perplexity": perplexity.perplexity,
     "quantize": quantize.quantize,
     "quality": quality.quality,
