@@ -17,6 +17,7 @@ from penstock.commands import bench, completion, info, models, perplexity, ps, r
 from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
 from penstock.commands.machine import plan, tune, verify
+from penstock.commands.quantize import quality, quantize
 from penstock.commands.streams import close_broken, mend_streams
 from penstock.commands.top import top
 from penstock.errors import PenstockError
@@ -62,6 +63,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify.verify,
     "tune": tune.tune,
     "perplexity": perplexity.perplexity,
+    "quantize": quantize.quantize,
+    "quality": quality.quality,
     "completion": completion.completion,
 }
 for _name, _command in COMMANDS.items():

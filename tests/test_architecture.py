@@ -57,9 +57,12 @@ ALLOWED = {
         "config",
         "errors",
     ),
+    # runner: a step's tensors and the cache's memory, not what drives them
+    "quantize": ("runner", "passes", "models", "layers", "quant", "ops", "cache", "text", "host", "errors"),
     "hub": ("errors", "host"),
     "text": ("types", "errors", "hub", "host"),
     "api": (
+        "quantize",
         "runner",
         "draft",
         "passes",

@@ -88,6 +88,19 @@ FLAGS = {
 
 # "command --flag" → why it is a flag and not a default that is right for everybody; every later flag is listed here
 ADDED_FLAGS: dict[str, str] = {
+    "quantize --scheme": "what is to be made is the user's choice, and has no default that fits",
+    "quantize --method": "slower methods keep more quality, and which one depends on the model",
+    "quantize --group-size": "smaller groups keep more and take more bytes; other programs read some sizes only",
+    "quantize --act-order": "it helps some models and costs others, so it is measured by trying",
+    "quantize --sparsity": "zeros cost quality, and only some hardware gains by them",
+    "quantize --prune": "each way to choose zeros costs something else: time, memory or quality",
+    "quantize --calibration": "a model with one purpose is best calibrated on text of that purpose",
+    "quantize --json": "scripts read the report as a document, as of other commands",
+    "quality --text": "what counts is the text that the model will meet",
+    "quality --max-tokens": "a longer text costs time and narrows the errors",
+    "quality --html": "a page is a file that not everybody wants",
+    "quality --speed": "measuring speed loads both models, which may not fit",
+    "quality --json": "scripts read the report as a document, as of other commands",
     **{
         f"{command} --speculative-config": "speculative decoding needs a switch, and vLLM's scripts set it by this name"
         for command in ("bench latency", "bench throughput", "chat", "perplexity", "run", "run-batch")

@@ -50,3 +50,26 @@ def counting_bar(wanted: bool | Callable[..., Any], total: int, title: str) -> I
         yield lambda count: bar.update(count) if count else None
     finally:
         bar.close()
+
+
+@contextmanager
+def block_bar(enabled: bool, title: str) -> Iterator[Report]:
+    """Yield a callback (done, total) that draws a bar of a model's blocks, with the time that is left."""
+    if not enabled:
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("blocks,"))
+    times = (TimeElapsedColumn(), TextColumn("gone,"), TimeRemainingColumn(), TextColumn("left"))
+    with Progress(*columns, *times, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -6,15 +6,17 @@ import math
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from penstock import ops
 from penstock.cache.group import LAYOUTS, Grouping
-from penstock.engine.plan import Move
 from penstock.errors import InvalidConfig
 from penstock.models.memory import Memory
+
+if TYPE_CHECKING:
+    from penstock.engine.plan import Move
 
 DTYPES = {
     "float32": torch.float32,

@@ -140,7 +140,7 @@ class GgufFile:
         num_tensors, num_keys = cursor.u64("tensor count"), cursor.u64("metadata count")
         if num_tensors > MAX_TENSORS or num_keys > MAX_KEYS:
             raise _too_many(num_tensors, num_keys)
-        self.metadata = _metadata(cursor, num_keys)
+        self.metadata, self._places = _metadata(cursor, num_keys)
         if num_tensors == 0 and self.metadata.get("split.count", 0) in (0, 1):  # a first part may hold metadata alone
             raise _too_many(num_tensors, num_keys)
         self.alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -151,6 +151,10 @@ class GgufFile:
     def raw(self, info: TensorInfo) -> np.ndarray:
         """Return the tensor's bytes, mapped from the file."""
         return np.frombuffer(self.data, np.uint8, info.num_bytes, info.start)
+
+    def stored_value(self, key: str) -> bytes:
+        """Return a metadata value as the file has it: its type, then its bytes."""
+        return self.data[self._places[key]]
 
     def close(self) -> None:
         with suppress(BufferError):  # an array from raw() is still alive and keeps the mapping
@@ -192,16 +196,19 @@ def _version(cursor: Cursor) -> int:
     raise InvalidModel(f"it is GGUF version {version}; versions 2 and 3 are supported")
 
 
-def _metadata(cursor: Cursor, num_keys: int) -> dict[str, Any]:
-    begin, metadata = cursor.at, {}
+def _metadata(cursor: Cursor, num_keys: int) -> tuple[dict[str, Any], dict[str, slice]]:
+    """Read the values, and where each lies with its type."""
+    begin, metadata, places = cursor.at, dict[str, Any](), dict[str, slice]()
     for number in range(num_keys):
         key = cursor.string(f"metadata key {number}")
         if not key or key in metadata:
             raise Damaged(f"metadata key {quote_name(key)} is empty or duplicated")
+        start = cursor.at
         metadata[key] = cursor.value(cursor.u32(f"type of {quote_name(key)}"), quote_name(key))
+        places[key] = slice(start, cursor.at)
         if cursor.at - begin > MAX_METADATA_BYTES:
             raise Damaged(f"the metadata up to {quote_name(key)} takes more than {MAX_METADATA_BYTES} bytes")
-    return metadata
+    return metadata, places
 
 
 def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:

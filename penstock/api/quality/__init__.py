@@ -1,0 +1,1 @@
+"""Measure what one model loses against another: predictions of a text, and speed."""

@@ -1,0 +1,1 @@
+"""`penstock quantize` and `penstock quality`: make a smaller model, and measure what it loses."""
