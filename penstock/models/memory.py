@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.cache.group import KvLayout, StateSpec
+from penstock.errors import InvalidConfig
 
 if TYPE_CHECKING:  # configs are read without torch
     from torch import Tensor
@@ -77,17 +78,17 @@ class LatentMemory:
     width: int
 
     def state(self, layout: KvLayout) -> StateSpec:
-        return StateSpec("full", layout.numbers_bytes(self.width) + layout.scale_bytes)
+        if layout.itemsize == 1:
+            raise InvalidConfig(
+                "kv_cache_dtype of 8 bits does not hold latents, which stand for the keys and values of all heads: "
+                "set kv_cache_dtype to bfloat16, float16 or float32"
+            )
+        return StateSpec("full", layout.numbers_bytes(self.width))
 
     def view(self, pool: Pool, group: int, offset: int) -> LatentCache:
         from penstock.layers.memory import LatentCache
 
-        size = pool.block_size
-        latent = pool.view(offset, size, self.width)
-        if not pool.layout.scale_bytes:
-            return LatentCache(latent, group)
-        start = offset + size * pool.layout.numbers_bytes(self.width)
-        return LatentCache(latent, group, pool.view_float32(start, size))
+        return LatentCache(pool.view(offset, pool.block_size, self.width), group)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.models.families import (  # noqa: F401
     bert,
     bloom,
+    deepseek,
     falcon,
     gemma,
     gpt2,
@@ -12,6 +13,7 @@ from penstock.models.families import (  # noqa: F401
     granite,
     llama,
     mamba2,
+    minicpm3,
     mistral,
     mixtral,
     olmo2,
