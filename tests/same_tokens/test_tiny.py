@@ -38,6 +38,7 @@ FAMILIES = [
     "GPT2LMHeadModel",
     "BloomForCausalLM",
     "FalconForCausalLM",
+    "DeepseekV2ForCausalLM",
 ]
 ALIKE = ["MistralForCausalLM", "Gemma2ForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM"]
 NUM_PROMPTS, NUM_TOKENS, VOCABULARY = 32, 20, 64
