@@ -77,13 +77,13 @@ def move_paths(
         if cache is None:
             continue
         if cache.group not in by_group:
-            slots = [
+            own = [
                 device.tables[cache.group][places // block_size].astype(np.int64) * block_size + places % block_size
                 for device, places in found
             ]
-            by_group[cache.group] = torch.from_numpy(np.concatenate(slots))
-        moves = by_group[cache.group]
+            by_group[cache.group] = torch.from_numpy(np.concatenate(own))
+        slots = by_group[cache.group]
         if isinstance(cache, LatentCache):
-            ops.latent_move(cache.latent, moves)
+            ops.latent_move(cache.latent, slots)
         else:
-            ops.cache_move(cache.k, cache.v, moves, cache.k_scale, cache.v_scale)
+            ops.cache_move(cache.k, cache.v, slots, cache.k_scale, cache.v_scale)
