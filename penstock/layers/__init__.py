@@ -21,7 +21,7 @@ from penstock.layers.embedding import Embedding
 from penstock.layers.experts import Experts
 from penstock.layers.ffn import Ffn, GatedMlp, Mlp
 from penstock.layers.head import Head
-from penstock.layers.latent import HeadLinear, HeadSizes, LatentAttention, LowRankQuery
+from penstock.layers.latent import HeadLinear, LatentAttention, LatentHead, LowRankQuery
 from penstock.layers.linear import Linear
 from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
 from penstock.layers.norm import GroupedRmsNorm, LayerNorm, Norm, RmsNorm
@@ -42,10 +42,10 @@ __all__ = [
     "GatedMlp",
     "Head",
     "HeadLinear",
-    "HeadSizes",
     "KvCache",
     "LatentAttention",
     "LatentCache",
+    "LatentHead",
     "LayerMemory",
     "GroupedRmsNorm",
     "LayerNorm",

@@ -44,10 +44,11 @@ class LowRankQuery:
 
 
 @dataclass(frozen=True)
-class HeadSizes:
+class LatentHead:
     nope: int  # numbers of a query and a key that no position turns
     rope: int  # those turned
     rank: int  # of the latent
+    scale: float  # of the scores
 
 
 class LatentAttention:
@@ -59,21 +60,20 @@ class LatentAttention:
         kv_norm: Norm,
         absorbed: tuple[HeadLinear, HeadLinear],
         out: Linear,
-        sizes: HeadSizes,
-        scale: float,
+        head: LatentHead,
         rope: RopeTable,
     ) -> None:
         """`absorbed`: W_ukᵀ [H, rank, nope] and W_uv [H, value, rank]."""
         self.ops, self.query, self.kv_a, self.kv_norm, self.out = ops, query, kv_a, kv_norm, out
         self.absorb_key, self.expand_value = absorbed
-        self.sizes, self.scale, self.rope = sizes, scale, rope
+        self.head, self.rope = head, rope
 
     def __call__(self, x: Tensor, step: StepInputs, memory: LatentCache) -> Tensor:
         return self.out(self.attend(x, step, memory), step)
 
     def attend(self, x: Tensor, step: StepInputs, memory: LatentCache) -> Tensor:
         """Store the latents of x[T, C], and attend to the cache → [T, H · value]."""
-        nope, rope, rank = self.sizes.nope, self.sizes.rope, self.sizes.rank
+        nope, rope, rank = self.head.nope, self.head.rope, self.head.rank
         q = self.query(x, step).view(len(x), -1, nope + rope)
         q_nope, q_rope = torch.split(q, [nope, rope], dim=2)
         latent, k_rope = torch.split(self.kv_a(x, step), [rank, rope], dim=1)
@@ -81,7 +81,7 @@ class LatentAttention:
         self.ops.latent_write(self.kv_norm(latent), k_rope, memory.latent, step.slots[memory.group])
         y = self.ops.latent_attention(
             self.absorb_key(q_nope), self.rope(q_rope, step.positions), memory.latent, step.tables[memory.group],
-            step.query_start, step.lengths, self.scale, step.tail,
+            step.query_start, step.lengths, self.head.scale, step.tail,
         )  # fmt: skip
         return self.expand_value(y).flatten(1)
 

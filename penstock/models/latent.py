@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LatentAttention:
+class LatentAttentionSpec:
     """Causal attention whose keys and values are products of one latent per position."""
 
     prefix: ClassVar[str] = "attention"
@@ -74,8 +74,7 @@ class LatentAttention:
             RmsNorm(self.rank, self.eps).build(build, f"{name}.kv_norm"),
             (absorb_key, expand_value),
             build.linear(f"{name}.out"),
-            layers.HeadSizes(self.nope_size, self.rope_size, self.rank),
-            self.scale,
+            layers.LatentHead(self.nope_size, self.rope_size, self.rank, self.scale),
             rope,
         )
 

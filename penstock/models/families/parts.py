@@ -20,7 +20,7 @@ from penstock.models.config import (
     query_factor,
     rope,
 )
-from penstock.models.latent import LatentAttention
+from penstock.models.latent import LatentAttentionSpec
 from penstock.models.layer import Attention, GatedMlp, LayerNorm, Mlp, Norm, RmsNorm, Rope
 from penstock.models.names import Names
 from penstock.models.spec import AnyBlock, Embedding, Head, ModelSpec
@@ -113,7 +113,7 @@ def attention(
 
 def latent_attention(
     c: Config, *, ranks: tuple[int, int], sizes: tuple[int, int], value_size: int, interleaved: bool
-) -> LatentAttention:
+) -> LatentAttentionSpec:
     """Read latent attention. `ranks` of queries and of keys and values, `sizes` of a head's plain and rotated parts,
     and `value_size` are the family's defaults."""
     c.ignore("head_dim", "qk_head_dim")  # of what is rotated; the sum of both sizes
@@ -124,7 +124,7 @@ def latent_attention(
     query_rank = 0 if is_whole else c.count("q_lora_rank", default=ranks[0], most=MAX_WIDTH)
     nope = c.count("qk_nope_head_dim", default=sizes[0], most=MAX_HEAD_SIZE)
     turned = c.count("qk_rope_head_dim", default=sizes[1], most=MAX_HEAD_SIZE)
-    return LatentAttention(
+    return LatentAttentionSpec(
         width(c),
         heads,
         query_rank,
