@@ -18,11 +18,11 @@ from penstock.layers.block import (
     ScaledBlock,
 )
 from penstock.layers.embedding import Embedding
-from penstock.layers.experts import Experts
+from penstock.layers.experts import Experts, Router
 from penstock.layers.ffn import Ffn, GatedMlp, Mlp
 from penstock.layers.head import Head
 from penstock.layers.latent import HeadLinear, LatentAttention, LatentHead, LowRankQuery
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, Stack
 from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
 from penstock.layers.norm import GroupedRmsNorm, LayerNorm, Norm, RmsNorm
 from penstock.layers.recurrent import CausalConv, Mamba2, StateSpace
@@ -61,7 +61,9 @@ __all__ = [
     "PostNormBlock",
     "RmsNorm",
     "RopeTable",
+    "Router",
     "ScaledBlock",
+    "Stack",
     "StateRows",
     "StateSpace",
     "StepInputs",

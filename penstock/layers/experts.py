@@ -1,44 +1,56 @@
-"""Mixture of experts: each token goes through a few of many gated MLPs."""
+"""Mixture of experts: each token goes through a few of many gated MLPs, and through a shared one if there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
-from penstock.layers.linear import Linear
+from penstock.layers.ffn import GatedMlp
+from penstock.layers.linear import Linear, Stack
 from penstock.layers.step import StepInputs
-from penstock.ops import OpTable
+from penstock.ops import OpTable, RouterRule
+
+
+class Router:
+    """Chooses experts by rule(linear(x)), and says with which weights."""
+
+    def __init__(self, ops: OpTable, linear: Linear, rule: RouterRule, bias: Tensor | None = None) -> None:
+        self.ops, self.linear, self.rule = ops, linear, rule
+        self.bias = bias  # [E], added to scores for the choice alone
+
+    def __call__(self, x: Tensor, step: StepInputs) -> tuple[Tensor, Tensor]:
+        ids, weights = self.ops.route(self.linear(x, step), self.bias, self.rule)
+        return ids, weights
 
 
 class Experts:
-    """Σ weight · down(act(gate(x)) · up(x)) over the experts that the router chooses for a token."""
+    """Σ weight · down(act(gate(x)) · up(x)) over the experts that the router chooses,
+    + sigmoid(shared_gate(x)) · shared(x)."""
 
     def __init__(
         self,
         ops: OpTable,
-        router: Linear,
-        gate_up: Sequence[Linear],
-        down: Sequence[Linear],
+        router: Router,
+        gate_up: Stack,
+        down: Stack,
         activation: str,
-        num_chosen: int,
+        shared: GatedMlp | None = None,
+        shared_gate: Linear | None = None,
     ) -> None:
-        self.ops, self.router, self.gate_up, self.down = ops, router, list(gate_up), list(down)
-        self.activation, self.num_chosen = activation, num_chosen
+        self.ops, self.router, self.gate_up, self.down, self.activation = ops, router, gate_up, down, activation
+        self.shared, self.shared_gate = shared, shared_gate
 
     def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
-        """Sum in the order of the experts, so that a token gets the same in any company."""
-        y = torch.zeros_like(x)
-        weights = self.ops.route(self.router(x, step), self.num_chosen)
-        for weight, gate_up, down in zip(weights.unbind(dim=1), self.gate_up, self.down):
-            at = weight.nonzero().flatten()
-            if len(at):
-                hidden = self.ops.gated_activation(gate_up(self.ops.gather(at, x), step), self.activation)
-                y = self.ops.add_rows(y, at, down(hidden, step), weight[at])
-        return y
+        ids, weights = self.router(x, step)
+        hidden = self.ops.gated_activation(self.gate_up(x, ids), self.activation)
+        shared = None if self.shared is None else self.shared(x, step)
+        gate = None if self.shared_gate is None else self.shared_gate(x, step)
+        return self.ops.combine(self.down(hidden, ids), weights, shared, gate)
 
     def linears(self) -> Iterator[tuple[str, Linear]]:
-        yield "router", self.router
-        for index, (gate_up, down) in enumerate(zip(self.gate_up, self.down)):
-            yield from ((f"experts.{index}.gate_up", gate_up), (f"experts.{index}.down", down))
+        yield "router", self.router.linear
+        if self.shared is not None:
+            yield from ((f"shared.{name}", linear) for name, linear in self.shared.linears())
+        if self.shared_gate is not None:
+            yield "shared_gate", self.shared_gate

@@ -129,6 +129,14 @@ class Config:
             self.refuse(found, f"must be a list of {length} numbers above {above}")
         return tuple(float(x) for x in value)
 
+    def places(self, name: str, length: int) -> set[int]:
+        """Return a list of whole numbers below `length`, each once; none if the key is absent."""
+        found, value = self._find([name], [])
+        ok = isinstance(value, list) and all(type(one) is int and 0 <= one < length for one in value)
+        if not ok or len(set(value)) != len(value):
+            self.refuse(found, f"must be a list of different whole numbers from 0 to {length - 1}")
+        return set(value)
+
     def only(self, name: str, *accepted: Any) -> None:
         """Require the key to be absent, null or one of `accepted`."""
         found, value = self._find([name], None)
@@ -248,8 +256,11 @@ def _long(c: Config, p: Config, size: int, length: int) -> LongScaling:
     original = _original(c, p)
     factor = _factor(p, _base_positions(c) / original)
     usual = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    factors = {kind: p.number(f"{kind}_mscale", default=usual, above=0.0) for kind in ("short", "long")}  # PhiMoE
     short, long = p.numbers("short_factor", size // 2), p.numbers("long_factor", size // 2)
-    return LongScaling(long if length > original else short, p.number("attention_factor", default=usual, above=0.0))
+    chosen = "long" if length > original else "short"
+    factor = p.number("attention_factor", default=factors[chosen], above=0.0)
+    return LongScaling(long if chosen == "long" else short, factor)
 
 
 def _llama3(c: Config, p: Config) -> Llama3Scaling:

@@ -117,6 +117,10 @@ class Build:
     def linear(self, name: str) -> layers.Linear:
         return layers.Linear(self.matrix(name))
 
+    def stack(self, name: str, num_matrices: int) -> layers.Stack:
+        scheme: Any = self.matrix(name)
+        return layers.Stack(scheme, num_matrices)
+
     def optional(self, name: str, norm: Norm | None) -> layers.Norm | None:
         return None if norm is None else norm.build(self, name)
 

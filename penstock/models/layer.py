@@ -31,6 +31,7 @@ class Merge:
 
     parts: tuple[tuple[str, int], ...]
     head_size: int = 0  # query, key and value parts: rows per head
+    num_matrices: int = 1  # of a stack: checkpoints may store [E, O, C]
 
 
 Merges = dict[str, Merge]

@@ -47,9 +47,11 @@ class Source:
     head_size: int = 0
     kv_rows: int = 0  # grouped: rows of all the keys
     rows: range | None = None  # these rows of the tensor only, or of the matrices in a stack
+    num_matrices: int = 1  # of the parameter, if it is a stack
 
 
 Sources = dict[str, list[Source]]
+STACKS = ("stack", "stack_transposed", "alternating", "alternating_transposed")
 
 
 def _find_tensors(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, tuple[str, Layout]]:
@@ -109,8 +111,8 @@ def match(checkpoint: Checkpoint, spec: ModelSpec) -> Sources:
                     f"{checkpoint.path}: tensor {spec.names.spelling(name)!r} of shape {list(part_shape)} is missing"
                 )
             tensor, layout = found[key]
-            head_size, kv_rows = (merge.head_size, merge.parts[1][1]) if merge else (0, 0)
-            source = Source(tensor, layout, part_shape, head_size, kv_rows, rows)
+            head_size, kv_rows = (merge.head_size, merge.parts[1][1]) if merge and merge.head_size else (0, 0)
+            source = Source(tensor, layout, part_shape, head_size, kv_rows, rows, merge.num_matrices if merge else 1)
             _check(checkpoint, source)
             sources[parameter].append(source)
             used[key] += prod(part_shape)
@@ -127,6 +129,9 @@ def _check(checkpoint: Checkpoint, source: Source) -> None:
     shape, expected = tuple(checkpoint.shape(source.tensor)), source.shape
     if source.layout == "transposed":
         expected = expected[::-1]
+    if source.layout in STACKS:
+        inner = (expected[0] // source.num_matrices, *expected[1:])
+        expected = (source.num_matrices, *(inner[::-1] if source.layout.endswith("transposed") else inner))
     if source.rows is not None:
         count = source.rows.stop // len(source.rows)
         expected = (max((count, *shape[:1])), *expected)
@@ -150,7 +155,13 @@ def _lay_out(tensor: Tensor, source: Source) -> Tensor:
         return ungroup(tensor, source.head_size, source.kv_rows)
     if source.layout == "one_plus":
         return tensor.float() + 1.0
-    return tensor
+    if source.layout not in STACKS:
+        return tensor
+    if source.layout.endswith("transposed"):
+        tensor = tensor.transpose(1, 2)
+    if source.layout.startswith("alternating"):
+        tensor = tensor.unflatten(1, (-1, 2)).transpose(1, 2)
+    return tensor.reshape(source.shape)
 
 
 def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype | None) -> Take:
@@ -205,6 +216,10 @@ def _read_blocks(checkpoint: Checkpoint, source: Source) -> GgmlMatrix | None:
         return None
     if stored.transposed != (source.layout == "transposed"):
         return None
+    if source.rows is not None:
+        if stored.order is not None:
+            return None
+        stored = replace(stored, raw=stored.raw[source.rows.start : source.rows.stop])
     if source.layout != "grouped":
         return stored
     rows = torch.arange(stored.num_out) if stored.order is None else torch.from_numpy(stored.order)
@@ -237,7 +252,12 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
             return None
         parts = [_read_blocks(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
-        return Packed.from_stored(ops, stored, bias, options.x_bits(name)) if len(stored) == len(parts) else None
+        if not stored or len(stored) != len(parts):
+            return None
+        num_matrices = sources[name][0].num_matrices
+        if num_matrices > 1:
+            return Packed.from_stacks(ops, stored, num_matrices, bias, options.x_bits(name))
+        return Packed.from_stored(ops, stored, bias, options.x_bits(name))
 
     def hold(name: str, bias: Tensor | None) -> Scheme:
         scheme = pack_blocks(name, bias)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Layout = Literal["plain", "transposed", "grouped", "one_plus", "stacked"]
+Layout = Literal[
+    "plain",
+    "transposed",
+    "grouped",
+    "one_plus",
+    "stacked",
+    "stack",
+    "stack_transposed",
+    "alternating",
+    "alternating_transposed",
+]
 
 SUFFIXES = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 
@@ -18,12 +28,16 @@ class Stored:
 
     `transposed` is [in, out]; `grouped` holds for each key/value head its queries, its key and its value in turn;
     `one_plus` is a norm weight stored less one; `stacked` has a first dimension for the `*` of our name.
+    A stack of matrices that is one parameter is a `stack` [E, O, C] or `stack_transposed` [E, C, O]; in `alternating`
+    ones gates and ups are stored in turn. `kind` says what a tensor is whose name does not end in it.
     """
 
     name: str
     layout: Layout = "plain"
+    kind: Literal["weight", "bias"] = "weight"
 
 
+WITH_SUFFIX: tuple[Layout, ...] = ("plain", "transposed", "grouped", "one_plus")
 IGNORED = Stored("")  # buffers and heads that no computation here reads
 
 
@@ -36,10 +50,17 @@ class Names:
     stack: str = ""
     model: Mapping[str, Stored | str] = field(default_factory=dict)
     layer: Mapping[str, Stored | str] = field(default_factory=dict)
+    num_layers: int = 0  # layers from this one on, which draft, are ignored; 0: there are none
 
     def __or__(self, other: Names) -> Names:
         prefixes = self.prefixes + tuple(p for p in other.prefixes if p not in self.prefixes)
-        return Names(prefixes, other.stack or self.stack, {**self.model, **other.model}, {**self.layer, **other.layer})
+        return Names(
+            prefixes,
+            other.stack or self.stack,
+            {**self.model, **other.model},
+            {**self.layer, **other.layer},
+            other.num_layers or self.num_layers,
+        )
 
     def find(self, tensor: str) -> Stored | None:
         """Return our name for a checkpoint's tensor and its layout; IGNORED, or None if the table does not know it."""
@@ -51,9 +72,11 @@ class Names:
                 break
         module, _, suffix = tensor.rpartition(".")
         inside = re.fullmatch(rf"{re.escape(self.stack)}\.(\d{{1,6}})\.(.+)", module)
+        if inside and 0 < self.num_layers <= int(inside[1]):
+            return IGNORED
         table, module = (self.layer, inside[2]) if inside else (self.model, module)
         starred, number = take_number(module) or (module, 0)
-        for name, kind in ((module, suffix), (starred, suffix), (f"{module}.{suffix}", "weight")):
+        for name, kind in ((f"{module}.{suffix}", "weight"), (module, suffix), (starred, suffix)):
             found = table.get(name)
             if found is None:
                 continue
@@ -62,7 +85,8 @@ class Names:
             stored = Stored(found) if isinstance(found, str) else found
             ours = stored.name.replace("*", str(number)) if "*" in name else stored.name
             where = f"layers.{int(inside[1])}." if inside else ""
-            return Stored(f"{where}{ours}.{SUFFIXES[kind]}", stored.layout)
+            kind = stored.kind if stored.kind != "weight" else SUFFIXES[kind]
+            return Stored(f"{where}{ours}.{kind}", stored.layout)
         return None
 
     def spelling(self, parameter: str) -> str:
@@ -73,7 +97,7 @@ class Names:
         for spelled, found in (self.layer if inside else self.model).items():
             stored = Stored(found) if isinstance(found, str) else found
             if stored.name in (module, starred):
-                name = spelled.replace("*", str(number)) + ("" if stored.layout == "stacked" else f".{suffix}")
+                name = spelled.replace("*", str(number)) + (f".{suffix}" if stored.layout in WITH_SUFFIX else "")
                 return f"{self.stack}.{inside[1]}.{name}" if inside else name
         return parameter
 
@@ -100,6 +124,29 @@ LLAMA = Names(
         "mlp.up_proj": "mlp.up",
         "mlp.down_proj": "mlp.down",
     },
+)
+
+EXPERTS = Names(
+    layer={
+        "mlp.gate": "mlp.router",
+        "mlp.gate.e_score_correction": "mlp.selection",
+        "mlp.gate.e_score_correction_bias": Stored("mlp.selection", kind="bias"),
+        "mlp.experts.*.gate_proj": "mlp.experts.*.gate",
+        "mlp.experts.*.up_proj": "mlp.experts.*.up",
+        "mlp.experts.*.down_proj": "mlp.experts.*.down",
+        "mlp.experts.gate_up_proj": Stored("mlp.experts.gate_up", "stack"),
+        "mlp.experts.down_proj": Stored("mlp.experts.down", "stack"),
+        "mlp.experts.gate_exps": Stored("mlp.experts.*.gate", "stacked"),
+        "mlp.experts.up_exps": Stored("mlp.experts.*.up", "stacked"),
+        "mlp.experts.down_exps": Stored("mlp.experts.*.down", "stacked"),
+        "mlp.shared_experts.gate_proj": "mlp.shared.gate",
+        "mlp.shared_experts.up_proj": "mlp.shared.up",
+        "mlp.shared_experts.down_proj": "mlp.shared.down",
+        "mlp.shared_expert.gate_proj": "mlp.shared.gate",
+        "mlp.shared_expert.up_proj": "mlp.shared.up",
+        "mlp.shared_expert.down_proj": "mlp.shared.down",
+        "mlp.shared_expert_gate": "mlp.shared_gate",
+    }
 )
 
 QK_NORM = Names(layer={"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"})
@@ -138,4 +185,4 @@ def one_plus(names: Names) -> Names:
             for spelled, stored in modules.items()
         }
 
-    return Names(names.prefixes, names.stack, change(names.model), change(names.layer))
+    return replace(names, model=change(names.model), layer=change(names.layer))

@@ -21,7 +21,9 @@ from penstock.ops.attention.rope import rope
 from penstock.ops.attention.tree_attention import Tail, tree_attention
 from penstock.ops.elementwise import activation, add, gated_activation, gather, scale, softcap
 from penstock.ops.embedding import embedding
-from penstock.ops.experts import add_rows, route
+from penstock.ops.experts.combine import combine
+from penstock.ops.experts.grouped import grouped_matmul, grouped_packed_matmul
+from penstock.ops.experts.route import RouterRule, route
 from penstock.ops.matmul.fp8_mlp import fp8_mlp
 from penstock.ops.matmul.fp8_product import fp8_product
 from penstock.ops.matmul.head_linear import head_linear, pack_heads
@@ -52,6 +54,7 @@ __all__ = [
     "Op",
     "OpTable",
     "PackedWeight",
+    "RouterRule",
     "Shared",
     "Tail",
     "Term",
@@ -61,13 +64,13 @@ __all__ = [
     "add",
     "add_lora",
     "add_lora_rows",
-    "add_rows",
     "argmax",
     "attention",
     "block_move",
     "cache_move",
     "cache_write",
     "causal_conv",
+    "combine",
     "cpu",
     "embedding",
     "encoder_attention",
@@ -75,6 +78,8 @@ __all__ = [
     "fp8_product",
     "gated_activation",
     "gather",
+    "grouped_matmul",
+    "grouped_packed_matmul",
     "head_linear",
     "int_product",
     "int_rows",

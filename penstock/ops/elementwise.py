@@ -18,6 +18,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: F.relu(x).square(),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
+SWIGLU_OAI, SWIGLU_LIMIT = "swiglu_oai", 7.0  # of gpt-oss: gates only, with both halves clamped
 ONE_ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 EXPONENTIAL = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -56,7 +57,14 @@ def activation(x: Tensor, kind: str) -> Tensor:
 def gated_activation(x: Tensor, kind: str) -> Tensor:
     """Return act(x[:, :F]) · x[:, F:] for x[T, 2F] → [T, F]."""
     gate, up = x.float().chunk(2, dim=-1)
-    return (find_activation(kind)(gate) * up).to(x.dtype)
+    return gate_by(kind, gate, up).to(x.dtype)
+
+
+def gate_by(kind: str, gate: Tensor, up: Tensor) -> Tensor:
+    """Return act(gate) · up, in plain PyTorch."""
+    if kind == SWIGLU_OAI:
+        return ACTIVATIONS["quick_gelu"](gate.clamp(max=SWIGLU_LIMIT)) * (up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1)
+    return find_activation(kind)(gate) * up
 
 
 def find_activation(kind: str) -> Callable[[Tensor], Tensor]:

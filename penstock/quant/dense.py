@@ -20,6 +20,9 @@ class Dense(StoredWeight):
     def matmul(self, x: Tensor) -> Tensor:
         return self.ops.linear(x, self.panels, self.num_out, Epilogue(self.bias))
 
+    def grouped_matmul(self, x: Tensor, ids: Tensor, num_matrices: int) -> Tensor:
+        return self.ops.grouped_matmul(x, self.panels, ids, num_matrices, Epilogue(self.bias))
+
     def rows(self, ids: Tensor) -> Tensor:
         return self.ops.embedding(ids, self.panels, self.num_in)
 

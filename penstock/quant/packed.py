@@ -71,12 +71,28 @@ class Packed(StoredWeight):
                 runs.append([part])
         return cls(ops, [pack(run) for run in runs], bias, x_bits)
 
+    @classmethod
+    def from_stacks(
+        cls, ops: OpTable, stored: Sequence[GgmlMatrix], num_matrices: int, bias: Tensor | None, x_bits: int
+    ) -> Packed | None:
+        """Pack the parts of all matrices of a stack, matrix by matrix. Parts of different types, such as gates and ups,
+        become stacks of their own; None where that is not enough."""
+        count = len(stored) // num_matrices
+        alike = len({part.ggml_type for part in stored}) == 1
+        groups = [stored] if alike else [stored[first::count] for first in range(count)]
+        if any(len({part.ggml_type for part in group}) > 1 for group in groups):
+            return None
+        return cls(ops, [pack(group) for group in groups], bias, x_bits)
+
     @property
     def num_bytes(self) -> int:
         return super().num_bytes + sum(part.num_bytes for part in self.parts)
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.ops.packed_linear(x, self.parts, self.x_bits, Epilogue(self.bias))
+
+    def grouped_matmul(self, x: Tensor, ids: Tensor, num_matrices: int) -> Tensor:
+        return self.ops.grouped_packed_matmul(x, self.parts, ids, num_matrices, self.x_bits, Epilogue(self.bias))
 
     def rows(self, ids: Tensor) -> Tensor:
         if len(self.parts) == 1:

@@ -26,6 +26,13 @@ class Scheme(Protocol):
         """Rows ids[T] of the matrix → [T, C]"""
 
 
+class StackScheme(Scheme, Protocol):
+    """A stack of E equal matrices [O, C], held as one [E · O, C]."""
+
+    def grouped_matmul(self, x: Tensor, ids: Tensor, num_matrices: int) -> Tensor:
+        """x[T, C] or x[T, K, C] · stack[ids[T, K]]ᵀ + bias → [T, K, O]"""
+
+
 class StoredWeight:
     """A weight [O, C], its bias [O] in float32. Its tensors are attributes of the scheme."""
 

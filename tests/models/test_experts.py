@@ -11,7 +11,7 @@ from penstock import layers
 from penstock.errors import InvalidModel
 from penstock.models.decoder import Decoder, linears
 from penstock.models.load import load_model
-from penstock.models.spec import FAMILIES, spec_from_config
+from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from tests.models import oracle
 from tests.models.paged import Paged
 from tests.models.stored import Stored
@@ -70,9 +70,48 @@ def test_every_expert_is_used_and_each_token_by_few() -> None:
     model = load(stacked())
     experts = model.blocks[0].ffn
     assert isinstance(experts, layers.Experts)
-    names = [name for name, _, part in linears(model) if part is experts]
-    assert names[:3] == ["layers.0.mlp.router", "layers.0.mlp.experts.0.gate_up", "layers.0.mlp.experts.0.down"]
+    assert [name for name, _, part in linears(model) if part is experts] == ["layers.0.mlp.router"]
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    weights = model.ops.route(experts.router.scheme.matmul(x), experts.num_chosen)
-    assert (weights > 0).sum(dim=1).tolist() == [2] * 64 and (weights > 0).any(dim=0).all()
+    ids, weights = model.ops.route(experts.router.linear.scheme.matmul(x), None, experts.router.rule)
+    assert ids.shape == (64, 2) and ids.unique().tolist() == [0, 1, 2, 3] and (ids[:, 0] < ids[:, 1]).all()
     torch.testing.assert_close(weights.sum(dim=1), torch.ones(64))
+
+
+def change(**values: Any) -> ModelSpec:
+    return spec_from_config(CONFIG | values)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        (
+            NAME,
+            {"num_experts_per_tok": 5},
+            "num_experts_per_tok=5 is out of range: it must be a whole number from 1 to 4",
+        ),
+        (NAME, {"num_local_experts": 5000}, "num_local_experts=5000 is out of range"),
+        (NAME, {"intermediate_size": 100}, "intermediate_size=100 is not supported with experts: .* multiple of 16"),
+        ("Glm4MoeForCausalLM", {"n_group": 3}, "n_group=3 does not divide 8 experts"),
+        ("Glm4MoeForCausalLM", {"n_group": 8}, "n_group=8 does not divide 8 experts into groups of at least 2"),
+        ("Glm4MoeForCausalLM", {"n_group": 4, "topk_group": 1}, "num_experts_per_tok=3 is more than the 2 experts"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [7]}, "mlp_only_layers=.* different whole numbers from 0 to 1"),
+        ("Qwen3MoeForCausalLM", {"moe_router_kind": "new"}, "moe_router_kind='new' is unknown"),
+        ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv=8.0 is not supported"),
+    ],
+)
+def test_what_is_not_understood_is_named(name: str, values: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidModel, match=said):
+        spec_from_config({"architectures": [name], **FAMILIES[name].like[0]} | values)
+
+
+def test_counts_that_do_not_match_the_tensors_are_named() -> None:
+    tensors = stacked()
+    wider = {name: tensor.repeat(2, 1) if name.endswith("gate.weight") else tensor for name, tensor in tensors.items()}
+    with pytest.raises(
+        InvalidModel, match=r"gate_up_proj' has shape \[4, 192, 64\], but its config says \[8, 192, 64\]"
+    ):
+        load_model(Stored(CONFIG, wider), change(num_local_experts=8))
+    with pytest.raises(
+        InvalidModel, match=r"experts\.3\.w1\.weight' has no place|experts\.3\..*do not belong together"
+    ):
+        load_model(Stored(CONFIG, split(tensors)), change(num_local_experts=3))

@@ -29,13 +29,18 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return alike and torch.equal(a.contiguous().view(words), b.contiguous().view(words))
 
 
+def results(result: Any) -> list[Any]:
+    """List what a call returned."""
+    return list(result) if isinstance(result, tuple) else [result]
+
+
 def check_near_reference(op: Op[..., Any], index: int) -> None:
     """The op gives what its reference gives, and leaves alone what the reference leaves alone."""
     ours, theirs = example_of(op, index), example_of(op, index)
     floats = [value.dtype for value in tensors_of(ours) if value.dtype.is_floating_point]
     usual = op.tolerance[floats[0] if floats else torch.float32]
-    got, wanted = op(**ours), op.reference(**theirs)
-    for mine, reference in [(got, wanted), *zip(tensors_of(ours), tensors_of(theirs))]:
+    got, wanted = results(op(**ours)), results(op.reference(**theirs))
+    for mine, reference in [*zip(got, wanted, strict=True), *zip(tensors_of(ours), tensors_of(theirs))]:
         if isinstance(reference, Tensor):
             tolerance = op.tolerance.get(reference.dtype, usual)
             torch.testing.assert_close(mine, reference, rtol=tolerance, atol=tolerance, equal_nan=True)

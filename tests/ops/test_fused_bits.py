@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from penstock import ops
 from penstock.ops import FORMATS
 from penstock.ops.elementwise import ACTIVATIONS
+from penstock.ops.matmul.epilogue import Epilogue
 from penstock.ops.matmul.linear import pack_panels
 from tests.ops.check import same_bits
 from tests.ops.examples import integers, normal, permutation
@@ -123,3 +125,39 @@ def test_qkv_write(dtype: torch.dtype, norms: str, rotated: int, path: str) -> N
         assert same_bits(q, plain.contiguous())
         assert all(same_bits(joint[name], apart[name]) for name in joint)
         assert joint["v_cache"].any()
+
+
+@pytest.mark.parametrize("format", [None, "Q4_K", "Q8_0", "Q6_K"])
+def test_a_grouped_product(format: str | None, path: str) -> None:
+    """Each row gives the bits of the plain product with its own matrix, and gates those of gated_activation."""
+    count, num_out, width = 5, 96, 256
+    parts = [packed_weight(seed, FORMATS[format or "Q8_0"], num_out, width) for seed in range(count)]
+    dense = normal(1, count, num_out, width, scale=0.05)
+    stack = replace(parts[0], num_out=count * num_out, **_joined(parts))
+    for num_rows in NUM_ROWS:
+        x, ids = normal(num_rows, num_rows, width, scale=3.0), integers(num_rows, count, num_rows, 2).int()
+        bias = normal(2, count * num_out)
+
+        def run(kind: str | None, gated: bool) -> Tensor:
+            epilogue = Epilogue(bias, kind, gated)
+            if format is None:
+                return ops.grouped_matmul(x, pack_panels(dense.flatten(0, 1)), ids, count, epilogue)  # noqa: B023
+            return ops.grouped_packed_matmul(x, (stack,), ids, count, 8, epilogue)  # noqa: B023
+
+        plain = run(None, False)
+        for row, k in itertools.product(range(num_rows), range(2)):
+            e = int(ids[row, k])
+            own = Epilogue(bias.view(count, -1)[e])
+            one = x[row : row + 1]
+            y = (
+                ops.linear(one, pack_panels(dense[e]), num_out, own)
+                if format is None
+                else ops.packed_linear(one, (parts[e],), 8, own)
+            )
+            assert same_bits(plain[row, k : k + 1], y)
+        for kind in ("silu", "swiglu_oai"):
+            assert same_bits(run(kind, True), ops.gated_activation(plain, kind)), kind
+
+
+def _joined(parts: list[ops.PackedWeight]) -> dict[str, Tensor]:
+    return {name: torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "high", "scales", "supers")}

@@ -18,6 +18,7 @@ from penstock.ops.cpu.runtime.library import KERNELS
 from penstock.ops.cpu.runtime.tape import Obstacle, Tape, record
 from tests.ops.check import same_bits
 from tests.ops.examples import example_of, examples_of, normal, rows_of
+from tests.ops.examples.experts import other_ids
 
 PANELS, WEIGHT = ops.pack_panels(normal(1, 48, 48, scale=0.15)), normal(2, 48)
 WIDER = ops.pack_panels(normal(3, 48, 24, scale=0.2))
@@ -194,3 +195,16 @@ def test_a_failed_recording_leaves_nothing_behind() -> None:
     with pytest.raises(ZeroDivisionError):
         record(lambda: ops.scale(x, 1 / 0), Arena())
     assert [kernel.name for kernel in _recorded(lambda: ops.scale(x, 2.0)).kernels] == ["scale"]
+
+
+@pytest.mark.parametrize("name", ["grouped_matmul", "grouped_packed_matmul"])
+@torch.inference_mode()
+def test_a_tape_is_replayed_with_other_routes(name: str, path: str, threads: None) -> None:
+    """Breaks when rows are sorted by their matrices outside the kernel."""
+    op = OPS[name]
+    for index in range(len(examples_of(op))):
+        call = example_of(op, index)
+        tape = _recorded(lambda call=call: op(**call))  # type: ignore[misc]
+        for ids in (other_ids(call), torch.full_like(call["ids"], -1), call["ids"].clone()):
+            call["ids"].copy_(ids)
+            assert same_bits(tape.replay(), op(**call)), index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from penstock import layers
 from penstock.passes.lower import RULES, Rule, row_limits, rules
-from penstock.passes.lower.fused import QkvWrite
+from penstock.passes.lower.fused import FusedExperts, QkvWrite
 from penstock.passes.lower.products import FusedProduct
 from penstock.passes.lower.stages import Flow, Stage
 from penstock.quant.dense import Matrix
@@ -27,6 +28,7 @@ CASES = [
         ("OPTForCausalLM", 1),
         ("GraniteForCausalLM", 0),
         ("Olmo2ForCausalLM", 0),
+        ("Qwen2MoeForCausalLM", 0),
     ]
     for options in ({}, {"quantization": "int8"}, {"quantization": "int4", "rounded": False})
 ]
@@ -38,6 +40,8 @@ WHERE: dict[str, tuple[str, int, dict[str, Any]]] = {
     "gate_in_product": ("LlamaForCausalLM", 0, {}),
     "activate_in_product": ("GPT2LMHeadModel", 0, {}),
     "add_in_product": ("LlamaForCausalLM", 0, {}),
+    "gate_in_experts": ("Qwen2MoeForCausalLM", 0, {}),
+    "add_in_experts": ("MixtralForCausalLM", 0, {}),
     "add_in_norm": ("Gemma2ForCausalLM", 0, {}),
     "attend_ends": ("LlamaForCausalLM", 0, {}),
 }
@@ -114,6 +118,12 @@ def _add_twice(stage: Stage, flow: Flow) -> None:
     flow.x = flow.x + 1e-6 * before
 
 
+def _gate_by_another(stage: FusedExperts, flow: Flow) -> None:
+    experts = copy.copy(stage.experts)
+    experts.activation = "gelu"
+    replace(stage, experts=experts)(flow)
+
+
 def _select_the_wrong_tokens(stage: Stage, flow: Flow) -> None:
     ends = flow.step.ends
     if ends is not None and len(ends.at):
@@ -127,6 +137,8 @@ MISTAKES: dict[str, Any] = {
     "gate_in_product": lambda stage: replace(stage, activation="gelu"),
     "activate_in_product": lambda stage: replace(stage, activation="gelu"),
     "add_in_product": lambda stage: Wrong(stage, _forget_to_add),
+    "gate_in_experts": lambda stage: Wrong(stage, _gate_by_another),
+    "add_in_experts": lambda stage: Wrong(stage, _add_twice),
     "add_in_norm": lambda stage: Wrong(stage, _add_twice),
     "attend_ends": lambda stage: Wrong(stage, _select_the_wrong_tokens),
 }

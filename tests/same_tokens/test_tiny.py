@@ -40,7 +40,14 @@ FAMILIES = [
     "FalconForCausalLM",
     "DeepseekV2ForCausalLM",
 ]
-ALIKE = ["MistralForCausalLM", "Gemma2ForCausalLM", "GPTNeoXForCausalLM", "Qwen3ForCausalLM", "Olmo2ForCausalLM"]
+ALIKE = [
+    "Qwen2MoeForCausalLM",
+    "MistralForCausalLM",
+    "Gemma2ForCausalLM",
+    "GPTNeoXForCausalLM",
+    "Qwen3ForCausalLM",
+    "Olmo2ForCausalLM",
+]
 NUM_PROMPTS, NUM_TOKENS, VOCABULARY = 32, 20, 64
 
 
@@ -196,7 +203,7 @@ def test_drafted_trees(known: Known) -> None:
     if known.llm.service.engine.scheduler.cache.recurrent:
         assert accepted == checked == 0 and not runner.verifies_trees
     else:
-        assert 100 < accepted < checked and set(runner.tapes.obstacles) == set(obstacles)  # Mixtral is not taped
+        assert 100 < accepted < checked and set(runner.tapes.obstacles) == set(obstacles)
 
 
 def test_speculation(known: Known) -> None:

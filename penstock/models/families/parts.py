@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from penstock.models.config import (
     LAYER_TYPES,
@@ -20,6 +21,7 @@ from penstock.models.config import (
     query_factor,
     rope,
 )
+from penstock.models.experts import Experts, Routing
 from penstock.models.latent import LatentAttentionSpec
 from penstock.models.layer import Attention, GatedMlp, LayerNorm, Mlp, Norm, RmsNorm, Rope
 from penstock.models.names import Names
@@ -145,6 +147,34 @@ def mlp(c: Config, kind: str, bias: bool) -> Mlp:
 
 def gated_mlp(c: Config, kind: str, bias: bool = False) -> GatedMlp:
     return GatedMlp(width(c), hidden_size(c), kind, bias)
+
+
+MAX_EXPERTS = 1024
+PANEL = 16  # outputs that are stored side by side: an expert's own must fill whole panels
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def experts(
+    c: Config, hidden: str = "intermediate_size", *, count: int = 8, chosen: int = 2, shared: int = 0, **options: Any
+) -> Experts:
+    """Read a mixture of experts: `hidden` names their width, `count` and `chosen` are the family's defaults, `shared`
+    is the width of a shared expert. Options are fields of `Routing` and `Experts`, a Routing's first."""
+    c.ignore("router_aux_loss_coef", "output_router_logits")
+    kind, num_experts = activation(c, default="silu"), c.count(*NUM_EXPERTS, default=count, most=MAX_EXPERTS)
+    size = c.count(hidden, most=MAX_HIDDEN)
+    for key, value in ((hidden, size), ("hidden_size", width(c))):
+        if value % PANEL:
+            c.refuse(key, f"is not supported with experts: it must be a multiple of {PANEL}")
+    routing = {name: options.pop(name) for name in list(options) if name in Routing.__dataclass_fields__}
+    rule = Routing(c.count("num_experts_per_tok", default=chosen, most=num_experts), **routing)
+    groups, left = divmod(num_experts, rule.num_groups)
+    if left or groups < rule.best_of_group or rule.top_groups > rule.num_groups:
+        c.refuse("n_group", f"does not divide {num_experts} experts into groups of at least {rule.best_of_group}")
+    if rule.num_chosen > rule.top_groups * groups:
+        c.refuse("num_experts_per_tok", f"is more than the {rule.top_groups * groups} experts of the groups chosen")
+    beside = GatedMlp(width(c), shared, kind) if shared else None
+    one = GatedMlp(width(c), size, kind, options.pop("bias", False))
+    return Experts(one, num_experts, rule, shared=beside, **options)
 
 
 def window(c: Config, default: int = 0) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.errors import InvalidModel
@@ -101,14 +101,18 @@ def _yarn(keys: Keys, factor: float, attention: float, original: int | None) -> 
 
 
 Config = dict[str, Any]
+Make = Callable[[Keys], Config]
 
 
-def read_config(keys: Keys) -> Config:
-    make = CONFIGS.get(keys.architecture)
+def read_config(keys: Keys, mixtures: Mapping[str, Make]) -> Config:
+    """Read the config; `mixtures` are the functions for architectures that may have experts."""
+    make = mixtures.get(keys.architecture) or CONFIGS.get(keys.architecture)
     if make is None:
-        raise InvalidModel(f"GGUF architecture {keys.architecture!r} is not known; known: {', '.join(sorted(CONFIGS))}")
-    keys.require("expert_count", (0,))
-    keys.require("expert_used_count", (0,))
+        known = ", ".join(sorted({*CONFIGS, *mixtures}))
+        raise InvalidModel(f"GGUF architecture {keys.architecture!r} is not known; known: {known}")
+    if keys.architecture not in mixtures:
+        keys.require("expert_count", (0,))
+        keys.require("expert_used_count", (0,))
     keys.require("attention.causal", (keys.architecture not in ENCODERS,))
     config = make(keys)
     keys.refuse_unread()
@@ -135,7 +139,7 @@ def _layers(keys: Keys) -> int:
     return count
 
 
-def _head_size(keys: Keys) -> int:
+def head_size(keys: Keys) -> int:
     usual = keys.count("embedding_length") // keys.count("attention.head_count")
     size = keys.count("attention.key_length", max(1, usual))
     if keys.count("attention.value_length", size) != size:
@@ -148,7 +152,7 @@ def _head_size(keys: Keys) -> int:
 
 def _decoder_config(keys: Keys, architecture: str, model_type: str) -> Config:
     """Return what all decoders with separate projections and RoPE share."""
-    heads, width, size = keys.count("attention.head_count"), keys.count("embedding_length"), _head_size(keys)
+    heads, width, size = keys.count("attention.head_count"), keys.count("embedding_length"), head_size(keys)
     return ({"head_dim": size} if size * heads != width else {}) | {
         "architectures": [architecture],
         "model_type": model_type,
@@ -163,45 +167,48 @@ def _decoder_config(keys: Keys, architecture: str, model_type: str) -> Config:
     }
 
 
-def _rms(keys: Keys, architecture: str, model_type: str, partial: bool = False) -> Config:
+def base_config(keys: Keys, architecture: str, model_type: str, partial: bool = False) -> Config:
     """Return what all decoders with RMS norms share."""
     return (
         _decoder_config(keys, architecture, model_type)
         | {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"), "hidden_act": "silu"}
-        | rope(keys, _head_size(keys), partial)
+        | rope(keys, head_size(keys), partial)
     )
 
 
-def _llama(keys: Keys) -> Config:
-    size = {"head_dim": _head_size(keys)}
+def read_llama(keys: Keys) -> Config:
+    size = {"head_dim": head_size(keys)}
     if window := keys.optional_count("attention.sliding_window"):  # only Mistral has one
-        return _rms(keys, "MistralForCausalLM", "mistral") | size | {"sliding_window": window}
-    return _rms(keys, "LlamaForCausalLM", "llama") | size | _biases(keys)
+        return base_config(keys, "MistralForCausalLM", "mistral") | size | {"sliding_window": window}
+    return base_config(keys, "LlamaForCausalLM", "llama") | size | biases(keys)
 
 
-def _biases(keys: Keys) -> Config:
+def biases(keys: Keys) -> Config:
     return {"attention_bias": keys.has("blk.0.attn_q.bias"), "mlp_bias": keys.has("blk.0.ffn_up.bias")}
 
 
 def _qwen3(keys: Keys) -> Config:
-    return _rms(keys, "Qwen3ForCausalLM", "qwen3") | {
-        "head_dim": _head_size(keys),
+    return base_config(keys, "Qwen3ForCausalLM", "qwen3") | {
+        "head_dim": head_size(keys),
         "attention_bias": keys.has("blk.0.attn_q.bias"),
     }
 
 
 def _granite(keys: Keys) -> Config:
-    scales = {
+    return base_config(keys, "GraniteForCausalLM", "granite") | granite_scales(keys) | biases(keys)
+
+
+def granite_scales(keys: Keys) -> Config:
+    return {
         "attention_multiplier": keys.number("attention.scale", 1.0),
         "embedding_multiplier": keys.number("embedding_scale", 1.0),
         "residual_multiplier": keys.number("residual_scale", 1.0),
         "logits_scaling": keys.number("logit_scale", 1.0),
     }
-    return _rms(keys, "GraniteForCausalLM", "granite") | scales | _biases(keys)
 
 
 def _phi3(keys: Keys) -> Config:
-    config = _rms(keys, "Phi3ForCausalLM", "phi3", partial=True)
+    config = base_config(keys, "Phi3ForCausalLM", "phi3", partial=True)
     original = keys.count("rope.scaling.original_context_length", config["max_position_embeddings"])
     return config | {
         "original_max_position_embeddings": original,
@@ -210,14 +217,17 @@ def _phi3(keys: Keys) -> Config:
 
 
 def _gemma(keys: Keys) -> Config:
-    return _rms(keys, "GemmaForCausalLM", "gemma") | {"head_dim": _head_size(keys), "hidden_act": "gelu_pytorch_tanh"}
+    return base_config(keys, "GemmaForCausalLM", "gemma") | {
+        "head_dim": head_size(keys),
+        "hidden_act": "gelu_pytorch_tanh",
+    }
 
 
 def _sandwich(
     keys: Keys, architecture: str, model_type: str, odd_layers: int, period: int, window: int | None
 ) -> Config:
     """Read Gemma 2 and 3: every `period`-th layer has no window; the largest model scales queries by its width."""
-    size, config = _head_size(keys), _rms(keys, architecture, model_type)
+    size, config = head_size(keys), base_config(keys, architecture, model_type)
     del config["hidden_act"]
     layers = config["num_hidden_layers"]
     scalar = max(1, config["hidden_size"] // config["num_attention_heads"]) if layers == odd_layers else size
@@ -261,7 +271,7 @@ def _gemma3(keys: Keys) -> Config:
 def _starcoder2(keys: Keys) -> Config:
     return (
         _decoder_config(keys, "Starcoder2ForCausalLM", "starcoder2")
-        | rope(keys, _head_size(keys))
+        | rope(keys, head_size(keys))
         | {
             "norm_epsilon": keys.number("attention.layer_norm_epsilon"),
             "hidden_act": "gelu_pytorch_tanh",
@@ -289,7 +299,7 @@ def _gpt2(keys: Keys) -> Config:
 
 
 def _gptneox(keys: Keys) -> Config:
-    size = _head_size(keys)
+    size = head_size(keys)
     rotary = rope(keys, size, partial=True)
     config = _decoder_config(keys, "GPTNeoXForCausalLM", "gpt_neox")
     del config["num_key_value_heads"]
@@ -334,7 +344,7 @@ def _falcon(keys: Keys) -> Config:
     }
     if grouped:
         config["num_ln_in_parallel_attn"] = 2 if keys.has("blk.0.attn_norm_2.weight") else 1
-    return config | rope(keys, _head_size(keys))
+    return config | rope(keys, head_size(keys))
 
 
 def _bloom(keys: Keys) -> Config:
@@ -372,9 +382,8 @@ def _bert(keys: Keys) -> Config:
 
 
 ENCODERS = frozenset({"bert"})
-CONFIGS: dict[str, Callable[[Keys], Config]] = {
-    "llama": _llama,
-    "qwen2": lambda keys: _rms(keys, "Qwen2ForCausalLM", "qwen2"),
+CONFIGS: dict[str, Make] = {
+    "qwen2": lambda keys: base_config(keys, "Qwen2ForCausalLM", "qwen2"),
     "qwen3": _qwen3,
     "gemma": _gemma,
     "gemma2": _gemma2,
@@ -385,7 +394,7 @@ CONFIGS: dict[str, Callable[[Keys], Config]] = {
     "falcon": _falcon,
     "bloom": _bloom,
     "starcoder2": _starcoder2,
-    "olmo2": lambda keys: _rms(keys, "Olmo2ForCausalLM", "olmo2"),
+    "olmo2": lambda keys: base_config(keys, "Olmo2ForCausalLM", "olmo2"),
     "granite": _granite,
     "bert": _bert,
 }

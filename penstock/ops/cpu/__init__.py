@@ -18,6 +18,7 @@ from penstock.ops.cpu.attention import (
     qkv_write,
     rope,
 )
+from penstock.ops.cpu.experts import grouped, route
 from penstock.ops.cpu.matmul import head_linear, linear, lora, packed
 from penstock.ops.cpu.runtime.library import override_path, path, paths, use_path
 from penstock.ops.cpu.runtime.threads import available_cores, limit_torch, num_threads, set_num_threads
@@ -33,6 +34,7 @@ __all__ = [
     "elementwise",
     "embedding",
     "encoder_attention",
+    "grouped",
     "head_linear",
     "latent",
     "limit_torch",
@@ -47,6 +49,7 @@ __all__ = [
     "paths",
     "qkv_write",
     "rope",
+    "route",
     "set_num_threads",
     "use_path",
 ]

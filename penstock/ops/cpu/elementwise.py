@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from penstock.ops.cpu.runtime.library import Kernel, as_integers, as_rows, check_float32, empty_like
-from penstock.ops.elementwise import ACTIVATIONS, activation, add, gated_activation, gather, scale, softcap
+from penstock.ops.elementwise import ACTIVATIONS, SWIGLU_OAI, activation, add, gated_activation, gather, scale, softcap
 
 _add_kernel = Kernel("add", "pnpnnnfp")
 _scale_kernel = Kernel("scale", "pnfp")
 _softcap_kernel = Kernel("softcap", "pnfp")
 _gather_kernel = Kernel("gather", "pnpnnnp")
 _activation_kernel = Kernel("activation", "pnniip")
-_NUMBERS = {kind: number for number, kind in enumerate(ACTIVATIONS)}
+_NUMBERS = {kind: number for number, kind in enumerate([*ACTIVATIONS, SWIGLU_OAI])}
 
 
 @add.impl("cpu", exact=True)
@@ -61,15 +61,15 @@ def _gather(at: Tensor, x: Tensor) -> Tensor:
     return out
 
 
-def activation_number(kind: str) -> int:
+def activation_number(kind: str, gated: bool) -> int:
     """Give the number of an activation as in `with_activation` of activations.h."""
-    if kind not in _NUMBERS:
+    if kind not in _NUMBERS or (kind == SWIGLU_OAI and not gated):
         raise ValueError(f"activation kind={kind!r} is not known: use one of {', '.join(ACTIVATIONS)}")
     return _NUMBERS[kind]
 
 
 def _activate(x: Tensor, kind: str, gated: bool) -> Tensor:
-    number = activation_number(kind)
+    number = activation_number(kind, gated)
     x = check_float32("x", x).contiguous()
     out = torch.empty(*x.shape[:-1], x.shape[-1] // 2) if gated else empty_like(x)
     width = out.shape[-1]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.ops.elementwise import find_activation
+from penstock.ops.elementwise import find_activation, gate_by
 
 
 class Epilogue(NamedTuple):
@@ -30,7 +30,7 @@ def apply_epilogue(y: Tensor, epilogue: Epilogue) -> Tensor:
     y = y if epilogue.bias is None else y + epilogue.bias
     if epilogue.gated:
         gate, up = y.chunk(2, dim=-1)
-        y = (gate if epilogue.activation is None else find_activation(epilogue.activation)(gate)) * up
+        y = gate * up if epilogue.activation is None else gate_by(epilogue.activation, gate, up)
     elif epilogue.activation is not None:
         y = find_activation(epilogue.activation)(y)
     return y if epilogue.residual is None else epilogue.residual + y

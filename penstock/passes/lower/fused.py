@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -11,8 +11,8 @@ from penstock.ops import OpTable
 from penstock.ops.attention.qkv_attention import is_joined
 from penstock.ops.matmul.epilogue import Epilogue
 from penstock.ops.triton.tuning import MAX_WIDE_READ_ROWS, MIN_WIDE_READ_ROWS
-from penstock.passes.lower.products import FusedProduct
-from penstock.passes.lower.stages import Attend, Flow, Mix
+from penstock.passes.lower.products import FusedProduct, can_gate, fuse, gate_experts
+from penstock.passes.lower.stages import Attend, Flow, Mix, Product
 from penstock.quant.fp8 import Fp8
 
 
@@ -157,6 +157,37 @@ class JoinedAttention:
     @property
     def row_limits(self) -> tuple[int, ...]:
         return *self.write.row_limits, MIN_WIDE_READ_ROWS - 1, MAX_WIDE_READ_ROWS
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """y = experts(y), or x = x + that: gates in the experts' first product, the residual in their sum."""
+
+    experts: layers.Experts
+    gates: bool = False
+    adds: bool = False
+
+    def __call__(self, flow: Flow) -> None:
+        experts, x, step = self.experts, flow.y, flow.step
+        ids, weights = experts.router(x, step)
+        if self.gates:
+            hidden = gate_experts(experts, x, ids)
+        else:
+            hidden = experts.ops.gated_activation(experts.gate_up(x, ids), experts.activation)
+        shared = None if experts.shared is None else self.run_shared(experts.shared, x, step)
+        gate = None if experts.shared_gate is None else experts.shared_gate(x, step)
+        residual = flow.x if self.adds else None
+        y = experts.ops.combine(experts.down(hidden, ids), weights, shared, gate, residual)
+        if self.adds:
+            flow.x = y
+        else:
+            flow.y = y
+
+    def run_shared(self, mlp: layers.GatedMlp, x: Tensor, step: layers.StepInputs) -> Tensor:
+        product = fuse(Product(mlp.gate_up)) if self.gates else None
+        if product is None or not can_gate(product):
+            return mlp(x, step)
+        return mlp.down(replace(product, activation=mlp.activation, gated=True).run(x, None), step)
 
 
 @dataclass(frozen=True)

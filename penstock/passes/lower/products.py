@@ -110,6 +110,23 @@ def can_gate(product: FusedProduct) -> bool:
     return not isinstance(scheme, Dense | Packed) or scheme.num_out % (2 * PANEL) == 0
 
 
+def can_gate_experts(experts: layers.Experts) -> bool:
+    """Gates and their values must be in panels of their own, of one part."""
+    scheme: Any = experts.gate_up.scheme
+    if not isinstance(scheme, Dense | Packed) or (isinstance(scheme, Packed) and len(scheme.parts) > 1):
+        return False
+    return scheme.num_out // experts.gate_up.num_matrices % (2 * PANEL) == 0
+
+
+def gate_experts(experts: layers.Experts, x: Tensor, ids: Tensor) -> Tensor:
+    """Return act(gate(x)) · up(x) for the chosen experts, by one op."""
+    scheme: Any = experts.gate_up.scheme
+    epilogue, count = Epilogue(scheme.bias, experts.activation, True), experts.gate_up.num_matrices
+    if isinstance(scheme, Dense):
+        return scheme.ops.grouped_matmul(x, scheme.panels, ids, count, epilogue)
+    return scheme.ops.grouped_packed_matmul(x, scheme.parts, ids, count, scheme.x_bits, epilogue)  # type: ignore[no-any-return]
+
+
 FOLDED_ROWS = 4096  # at a time
 FOLDED_BYTES = 2  # of a value: wider matrices keep their norms apart
 

@@ -12,9 +12,29 @@ from typing import Any
 from penstock import layers
 from penstock.ops import OpTable
 from penstock.passes.lower import products
-from penstock.passes.lower.fused import EndsAttend, EndsMix, Fp8Mlp, HeadNorms, JoinedAttention, NormAdd, QkvWrite
-from penstock.passes.lower.products import FusedProduct, can_gate, can_norm, fuse
-from penstock.passes.lower.stages import Activate, AddResidual, Attend, Branch, Mix, OutputNorm, Product, Stage, Write
+from penstock.passes.lower.fused import (
+    EndsAttend,
+    EndsMix,
+    Fp8Mlp,
+    FusedExperts,
+    HeadNorms,
+    JoinedAttention,
+    NormAdd,
+    QkvWrite,
+)
+from penstock.passes.lower.products import FusedProduct, can_gate, can_gate_experts, can_norm, fuse
+from penstock.passes.lower.stages import (
+    Activate,
+    AddResidual,
+    Attend,
+    Branch,
+    FeedExperts,
+    Mix,
+    OutputNorm,
+    Product,
+    Stage,
+    Write,
+)
 from penstock.quant.fp8 import Fp8
 
 AnyProduct = Product | FusedProduct
@@ -104,6 +124,20 @@ def add_in_product(product: AnyProduct, add: AddResidual) -> Sequence[Stage] | N
     """matmul, add → matmul with a residual epilogue."""
     fused = fuse(product)
     return None if fused is None or add.scale != 1.0 else [replace(fused, adds=True)]
+
+
+@rule(FeedExperts, devices=("cpu",))
+def gate_in_experts(feed: FeedExperts) -> Sequence[Stage] | None:
+    """grouped product, gated_activation → grouped product with a gated epilogue; a shared expert's likewise."""
+    return [FusedExperts(feed.experts, gates=True)] if can_gate_experts(feed.experts) else None
+
+
+@rule(FeedExperts | FusedExperts, AddResidual, devices=("cpu",))
+def add_in_experts(feed: FeedExperts | FusedExperts, add: AddResidual) -> Sequence[Stage] | None:
+    """combine, add → combine with a residual."""
+    if add.scale != 1.0:
+        return None
+    return [FusedExperts(feed.experts, gates=isinstance(feed, FusedExperts) and feed.gates, adds=True)]
 
 
 @rule(OutputNorm, AddResidual)

@@ -159,6 +159,16 @@ class StreamNorm:
         flow.x = self.norm(flow.x)
 
 
+@dataclass(frozen=True)
+class FeedExperts:
+    """y = experts(y)"""
+
+    experts: layers.Experts
+
+    def __call__(self, flow: Flow) -> None:
+        flow.y = self.experts(flow.y, flow.step)
+
+
 def _mix(mixer: layers.Mixer) -> list[Stage]:
     if type(mixer) is layers.Attention:
         return [Product(mixer.qkv), Write(mixer), Attend(mixer), Product(mixer.out)]
@@ -172,6 +182,8 @@ def _feed(ffn: layers.Ffn) -> list[Stage]:
         return [Product(ffn.gate_up), Activate(ffn.ops, ffn.activation, True), Product(ffn.down)]
     if type(ffn) is layers.Mlp:
         return [Product(ffn.up), Activate(ffn.ops, ffn.activation, False), Product(ffn.down)]
+    if type(ffn) is layers.Experts:
+        return [FeedExperts(ffn)]
     return [Feed(ffn)]
 
 

@@ -16,7 +16,7 @@ void activate(const float* x, int64_t num_rows, int64_t width, bool gated, float
         const float *from = x + row * x_stride, *up = from + width;
         float* to = out + row * width;
         if (gated) {
-            for (int64_t c = begin; c < end; c++) to[c] = Kind::of(from[c]) * up[c];
+            for (int64_t c = begin; c < end; c++) to[c] = Kind::of(from[c]) * Kind::up(up[c]);
         } else {
             for (int64_t c = begin; c < end; c++) to[c] = Kind::of(from[c]);
         }

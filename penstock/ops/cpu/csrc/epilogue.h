@@ -16,7 +16,9 @@ struct Epilogue {
     int64_t num_out;            // of the result
     float* out;
     int64_t out_stride;
+    const int32_t* rows = nullptr;  // the place of each row in the result, or null for all in turn
 
+    float* row(int64_t r) const { return out + (rows == nullptr ? r : rows[r]) * out_stride; }
     int64_t num_panels() const { return ceil_div(num_out, kLanes); }
     bool is_plain() const { return bias == nullptr && activation == kNoActivation && !gated; }
 };
@@ -36,13 +38,15 @@ __attribute__((noinline)) static void write_rows(const Epilogue& epilogue, int64
         with_activation(epilogue.activation, [&](auto kind) {
             for (float *lanes = gate, *end = gate + num_rows * kLanes; lanes < end; lanes += kLanes)
                 for (int64_t i = 0; i < kLanes; i++) lanes[i] = decltype(kind)::of(lanes[i]);
+            if (epilogue.gated)
+                for (int64_t i = 0; i < num_rows * kLanes; i++) up[i] = decltype(kind)::up(up[i]);
             return kDone;
         });
     }
     if (epilogue.gated)
         for (int64_t i = 0; i < num_rows * kLanes; i += kWidth) store(gate + i, load(gate + i) * load(up + i));
     for (int64_t r = 0; r < num_rows; r++, gate += kLanes) {
-        float* out = epilogue.out + (row + r) * epilogue.out_stride + begin;
+        float* out = epilogue.row(row + r) + begin;
         if (epilogue.residual != nullptr) {
             const float* residual = epilogue.residual + (row + r) * epilogue.residual_stride + begin;
             for (int64_t i = 0; i < count; i++) gate[i] = residual[i] + gate[i];
@@ -58,7 +62,7 @@ template <int R, int N>
 inline void write_tile(const Epilogue& epilogue, int64_t row, int64_t panel, const Vec (&sums)[R][N][kParts]) {
     if (epilogue.is_plain() && (panel + N) * kLanes <= epilogue.num_out) {
         for (int r = 0; r < R; r++) {
-            float* out = epilogue.out + (row + r) * epilogue.out_stride + panel * kLanes;
+            float* out = epilogue.row(row + r) + panel * kLanes;
             const float* residual = epilogue.residual + (row + r) * epilogue.residual_stride + panel * kLanes;
             for (int i = 0; i < N * kParts; i++) {
                 const Vec sum = sums[r][i / kParts][i % kParts];

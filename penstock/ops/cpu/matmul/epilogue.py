@@ -44,7 +44,7 @@ def _address(x: Tensor | None, column: int) -> int | None:
 def check_epilogue(x: Tensor, num_out: int, epilogue: Epilogue) -> EpilogueArguments:
     """Check the arguments and allocate the result; `num_out` counts the weight's outputs, gate and up alike."""
     bias, activation, gated, residual = epilogue
-    number = -1 if activation is None else activation_number(activation)
+    number = -1 if activation is None else activation_number(activation, gated)
     if bias is not None:
         bias = check_float32("bias", bias).contiguous()
         if bias.shape != (num_out,):

@@ -21,7 +21,7 @@ _rows = Kernel("packed_rows", "pnippppnnp")
 _pack = Kernel("pack", "ipnpnnnpppp")
 
 
-def _planes(weight: PackedWeight) -> tuple[int, int, int, int]:
+def planes(weight: PackedWeight) -> tuple[int, int, int, int]:
     return weight.codes.data_ptr(), weight.high.data_ptr(), weight.scales.data_ptr(), weight.supers.data_ptr()
 
 
@@ -55,7 +55,7 @@ def _packed_linear(
             x.shape[0],
             x.shape[1],
             part.format.number,
-            *_planes(part),
+            *planes(part),
             x_bits,
             None if norm is None else norm.data_ptr(),
             eps,
@@ -73,7 +73,7 @@ def _packed_rows(ids: Tensor, weight: PackedWeight) -> Tensor:
         ids.data_ptr(),
         ids.shape[0],
         weight.format.number,
-        *_planes(weight),
+        *planes(weight),
         weight.num_out,
         weight.width,
         out.data_ptr(),
@@ -96,6 +96,6 @@ def pack_into(weight: PackedWeight, first: int, ggml_type: int, raw: np.ndarray,
         count,
         first,
         weight.codes.shape[1],
-        *_planes(weight),
+        *planes(weight),
     )
     return count

@@ -40,13 +40,31 @@ struct RoundedRows {
     int32_t *quads, *corrections;
     float *steps, *middles, *sums;
 
-    RoundedRows(int64_t num_rows, int64_t groups) : num_groups(groups) {
-        const int64_t cells = num_rows * groups, words = kQuads * Kind::kWords + kSets * (Kind::kSums + 1) + 2;
-        quads = static_cast<int32_t*>(scratch(cells * words * sizeof(int32_t), 1));
+    static size_t num_bytes(int64_t num_rows, int64_t groups) {
+        return num_rows * groups * (kQuads * Kind::kWords + kSets * (Kind::kSums + 1) + 2) * sizeof(int32_t);
+    }
+
+    RoundedRows(int64_t num_rows, int64_t groups, void* memory) : num_groups(groups) {
+        const int64_t cells = num_rows * groups;
+        quads = static_cast<int32_t*>(memory);
         corrections = quads + cells * kQuads * Kind::kWords;
         steps = reinterpret_cast<float*>(corrections + cells * kSets * Kind::kSums);
         middles = steps + cells;
         sums = middles + cells;
+    }
+
+    RoundedRows(int64_t num_rows, int64_t groups) : RoundedRows(num_rows, groups, scratch(num_bytes(num_rows, groups), 1)) {}
+
+    // The same rows from this one on.
+    RoundedRows from(int64_t row) const {
+        RoundedRows result = *this;
+        const Rounded begin = tile(row);
+        result.quads = const_cast<int32_t*>(begin.quads);
+        result.corrections = const_cast<int32_t*>(begin.corrections);
+        result.steps = const_cast<float*>(begin.steps);
+        result.middles = const_cast<float*>(begin.middles);
+        result.sums = const_cast<float*>(begin.sums);
+        return result;
     }
 
     Rounded tile(int64_t row) const {

@@ -1,0 +1,1 @@
+"""CPU bodies of `penstock.ops.experts`."""
