@@ -7,7 +7,7 @@ cannot be taped.
 
 from __future__ import annotations
 
-from penstock.layers.attention import Attention, EncoderAttention, Mixer
+from penstock.layers.attention import Attention, EncoderAttention, Mixer, SinkAttention
 from penstock.layers.block import (
     AnyBlock,
     Block,
@@ -63,6 +63,7 @@ __all__ = [
     "RopeTable",
     "Router",
     "ScaledBlock",
+    "SinkAttention",
     "Stack",
     "StateRows",
     "StateSpace",

@@ -34,6 +34,8 @@ def apply_norm(norm: Norm | None, x: Tensor) -> Tensor:
 
 
 class Attention:
+    sinks: tuple[Tensor, ...] = ()
+
     def __init__(
         self,
         ops: OpTable,
@@ -74,17 +76,25 @@ class Attention:
         if step.tail is not None:
             y = self.ops.tree_attention(
                 q, memory.k, memory.v, table, step.query_start, step.lengths, step.tail, self.scale, self.window,
-                self.softcap, self.alibi, memory.k_scale, memory.v_scale,
+                self.softcap, self.alibi, memory.k_scale, memory.v_scale, *self.sinks,
             )  # fmt: skip
             return y.flatten(1)
         y = self.ops.attention(
             q, memory.k, memory.v, table, step.query_start, step.lengths, self.scale, self.window, self.softcap,
-            self.alibi, memory.k_scale, memory.v_scale, step.work,
+            self.alibi, memory.k_scale, memory.v_scale, step.work, *self.sinks,
         )  # fmt: skip
         return y.flatten(1)
 
     def linears(self) -> Iterator[tuple[str, Linear]]:
         yield from (("qkv", self.qkv), ("out", self.out))
+
+
+class SinkAttention(Attention):
+    """Attention with one more score per head, which takes weight but has no value."""
+
+    def __init__(self, plain: Attention, sinks: Tensor) -> None:
+        vars(self).update(vars(plain))
+        self.sinks = (sinks,)
 
 
 class EncoderAttention:

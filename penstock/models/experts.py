@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Routing:
-    """How experts are chosen and weighed: the fields of `ops.RouterRule`, which explains them."""
+    """Says how experts are chosen and weighed: the fields of `ops.RouterRule`, which explains them."""
 
     num_chosen: int
     score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
@@ -44,7 +44,7 @@ class Experts:
 
     def parameters(self) -> Shapes:
         one, count = self.expert, self.num_experts
-        parts = [
+        parts: list[Shapes] = [
             matrix("router", count, one.width, self.router_bias),
             {"selection.bias": (count,)} if self.selection_bias else {},
             matrix("experts.gate_up", count * 2 * one.hidden, one.width, one.bias),

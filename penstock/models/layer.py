@@ -241,6 +241,19 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class SinkAttention(Attention):
+    """Attention in which a learned score of each head takes weight but has no value."""
+
+    def parameters(self) -> Shapes:
+        return super().parameters() | {"sinks.weight": (self.num_heads,)}
+
+    def build(self, build: Build, name: str) -> layers.SinkAttention:
+        from penstock import layers
+
+        return layers.SinkAttention(super().build(build, name), build.take(f"{name}.sinks.weight").float())
+
+
+@dataclass(frozen=True)
 class EncoderAttention:
     """Bidirectional attention within a sequence; nothing is remembered."""
 

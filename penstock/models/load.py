@@ -160,7 +160,7 @@ def _lay_out(tensor: Tensor, source: Source) -> Tensor:
     if source.layout.endswith("transposed"):
         tensor = tensor.transpose(1, 2)
     if source.layout.startswith("alternating"):
-        tensor = tensor.unflatten(1, (-1, 2)).transpose(1, 2)
+        tensor = tensor.reshape(len(tensor), -1, 2, *tensor.shape[2:]).transpose(1, 2)
     return tensor.reshape(source.shape)
 
 

@@ -44,23 +44,19 @@ IGNORED = Stored("")  # buffers and heads that no computation here reads
 @dataclass(frozen=True)
 class Names:
     """Module names without the optional prefixes; those of a layer without the stack's name and the layer's number.
-    In a layer's names a `*` stands for one number: `"experts.*.w1": "mlp.experts.*.gate"`."""
+    In a layer's names a `*` stands for one number: `"experts.*.w1": "mlp.experts.*.gate"`. Names that begin with one of
+    `ignored` belong to parts that are not computed here."""
 
     prefixes: tuple[str, ...] = ()
     stack: str = ""
     model: Mapping[str, Stored | str] = field(default_factory=dict)
     layer: Mapping[str, Stored | str] = field(default_factory=dict)
-    num_layers: int = 0  # layers from this one on, which draft, are ignored; 0: there are none
+    ignored: tuple[str, ...] = ()
 
     def __or__(self, other: Names) -> Names:
         prefixes = self.prefixes + tuple(p for p in other.prefixes if p not in self.prefixes)
-        return Names(
-            prefixes,
-            other.stack or self.stack,
-            {**self.model, **other.model},
-            {**self.layer, **other.layer},
-            other.num_layers or self.num_layers,
-        )
+        model, layer = {**self.model, **other.model}, {**self.layer, **other.layer}
+        return Names(prefixes, other.stack or self.stack, model, layer, self.ignored + other.ignored)
 
     def find(self, tensor: str) -> Stored | None:
         """Return our name for a checkpoint's tensor and its layout; IGNORED, or None if the table does not know it."""
@@ -70,10 +66,10 @@ class Names:
             if tensor.startswith(prefix):
                 tensor = tensor[len(prefix) :]
                 break
+        if tensor.startswith(self.ignored):
+            return IGNORED
         module, _, suffix = tensor.rpartition(".")
         inside = re.fullmatch(rf"{re.escape(self.stack)}\.(\d{{1,6}})\.(.+)", module)
-        if inside and 0 < self.num_layers <= int(inside[1]):
-            return IGNORED
         table, module = (self.layer, inside[2]) if inside else (self.model, module)
         starred, number = take_number(module) or (module, 0)
         for name, kind in ((f"{module}.{suffix}", "weight"), (module, suffix), (starred, suffix)):

@@ -15,6 +15,8 @@ from penstock.errors import InvalidModel
 from penstock.models.config import Config
 from penstock.models.layer import Ffn, Merges, Mixer, Norm, Part, Shapes, add_prefix, matrix, unite
 from penstock.models.memory import Memory
+from penstock.models.multimodal import MULTIMODAL, is_multimodal, read_text_config
+from penstock.models.multimodal import NAMES as MULTIMODAL_NAMES
 from penstock.models.names import Names
 
 
@@ -248,12 +250,15 @@ def find_family(config: Mapping[str, Any]) -> Family:
     for name in named:
         if name in FAMILIES:
             return FAMILIES[name]
-    known = ", ".join(sorted(FAMILIES))
+    known = ", ".join(sorted([*FAMILIES, *MULTIMODAL]))
     raise InvalidModel(f"unknown architecture {', '.join(named)[:200]}: the known ones are {known}")
 
 
 def spec_from_config(config: Mapping[str, Any], max_model_len: int | None = None) -> ModelSpec:
     """Build the spec for sequences of up to `max_model_len` (default: the model's context length)."""
+    if is_multimodal(config):
+        spec = spec_from_config(read_text_config(config), max_model_len)
+        return replace(spec, names=spec.names | MULTIMODAL_NAMES)
     found = find_family(config)
     reader = Config(config, max_model_len)
     reader.only("is_encoder_decoder", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         | dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e6, factor=4.0, original_max_position_embeddings=32)),
     ),
     "qwen3": ("qwen3", "Qwen3Config", TINY | dict(head_dim=24, tie_word_embeddings=True)),
+    "qwen2vl": ("qwen2vl", "Qwen2Config", TINY),
+    "qwen3vl": ("qwen3vl", "Qwen3Config", TINY | dict(head_dim=24)),
     "gemma": ("gemma", "GemmaConfig", TINY | dict(head_dim=24, num_key_value_heads=1)),
     "gemma2": (
         "gemma2",
@@ -179,9 +182,16 @@ def write_gguf(
     _parameters(writer, model.config, architecture)
     for key, value in (extra or {}).items():
         writer.add_key_value(key, *value)
-    for name, tensor in _tensors(model, architecture):
-        values = np.ascontiguousarray(tensor.numpy())
-        kind = ggml_type if values.ndim > 1 else F32
+    write_tensors(writer, dict(_tensors(model, architecture)), lambda name: ggml_type)
+
+
+def write_tensors(
+    writer: gguf.GGUFWriter, tensors: Mapping[str, torch.Tensor], kind_of: Callable[[str], gguf.GGMLQuantizationType]
+) -> None:
+    """Write the tensors, matrices in the type of their names, and close the file."""
+    for name, tensor in tensors.items():
+        values = np.ascontiguousarray(tensor.float().numpy())
+        kind = kind_of(name) if values.ndim > 1 else F32
         if kind != F32 and values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = F16
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)

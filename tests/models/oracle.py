@@ -39,7 +39,19 @@ def make(architecture: str, like: Mapping[str, Any], seed: int = 0, spread: floa
             parameter.data = spread * noise
         else:
             parameter.data = (0.0 if name.endswith("bias") else 1.0) + 0.2 * noise
+    for name, buffer in model.named_buffers():
+        if name.endswith(CORRECTION):
+            buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     return model
+
+
+CORRECTION = "e_score_correction_bias"  # of routers, whose models hold it as a buffer
+
+
+def count_values(model: Any) -> int:
+    """Count the model's parameters, and the buffers that are parameters here."""
+    buffers = (buffer for name, buffer in model.named_buffers() if name.endswith(CORRECTION))
+    return sum(values.numel() for values in (*model.parameters(), *buffers))
 
 
 def save(model: Any, folder: Path) -> Path:

@@ -105,13 +105,11 @@ def test_what_is_not_understood_is_named(name: str, values: dict[str, Any], said
 
 
 def test_counts_that_do_not_match_the_tensors_are_named() -> None:
-    tensors = stacked()
+    tensors, apart = stacked(), split(stacked())
     wider = {name: tensor.repeat(2, 1) if name.endswith("gate.weight") else tensor for name, tensor in tensors.items()}
-    with pytest.raises(
-        InvalidModel, match=r"gate_up_proj' has shape \[4, 192, 64\], but its config says \[8, 192, 64\]"
-    ):
+    stack = r"gate_up_proj' has shape \[4, 192, 64\], but its config says \[8, 192, 64\]"
+    with pytest.raises(InvalidModel, match=stack):
         load_model(Stored(CONFIG, wider), change(num_local_experts=8))
-    with pytest.raises(
-        InvalidModel, match=r"experts\.3\.w1\.weight' has no place|experts\.3\..*do not belong together"
-    ):
-        load_model(Stored(CONFIG, split(tensors)), change(num_local_experts=3))
+    fewer = {name: tensor[:3] if name.endswith("gate.weight") else tensor for name, tensor in apart.items()}
+    with pytest.raises(InvalidModel, match=r"experts\.3\.\w+\.weight' has no place .* do not belong together"):
+        load_model(Stored(CONFIG, fewer), change(num_local_experts=3))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -133,13 +132,13 @@ def test_a_grouped_product(format: str | None, path: str) -> None:
     count, num_out, width = 5, 96, 256
     parts = [packed_weight(seed, FORMATS[format or "Q8_0"], num_out, width) for seed in range(count)]
     dense = normal(1, count, num_out, width, scale=0.05)
-    stack = replace(parts[0], num_out=count * num_out, **_joined(parts))
+    stack = _joined(parts)
     for num_rows in NUM_ROWS:
         x, ids = normal(num_rows, num_rows, width, scale=3.0), integers(num_rows, count, num_rows, 2).int()
         bias = normal(2, count * num_out)
 
         def run(kind: str | None, gated: bool) -> Tensor:
-            epilogue = Epilogue(bias, kind, gated)
+            epilogue = Epilogue(bias, kind, gated)  # noqa: B023
             if format is None:
                 return ops.grouped_matmul(x, pack_panels(dense.flatten(0, 1)), ids, count, epilogue)  # noqa: B023
             return ops.grouped_packed_matmul(x, (stack,), ids, count, 8, epilogue)  # noqa: B023
@@ -159,5 +158,7 @@ def test_a_grouped_product(format: str | None, path: str) -> None:
             assert same_bits(run(kind, True), ops.gated_activation(plain, kind)), kind
 
 
-def _joined(parts: list[ops.PackedWeight]) -> dict[str, Tensor]:
-    return {name: torch.cat([getattr(part, name) for part in parts]) for name in ("codes", "high", "scales", "supers")}
+def _joined(parts: list[ops.PackedWeight]) -> ops.PackedWeight:
+    first = parts[0]
+    planes = {name: torch.cat([getattr(part, name) for part in parts]) for name in first.format.plane_bytes}
+    return ops.PackedWeight(first.format, sum(part.num_out for part in parts), first.width, **planes)

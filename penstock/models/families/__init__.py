@@ -11,6 +11,7 @@ from penstock.models.families import (  # noqa: F401
     glm4_moe,
     gpt2,
     gpt_neox,
+    gpt_oss,
     granite,
     llama,
     mamba2,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from penstock.models.config import MAX_HIDDEN, MAX_LAYERS, Config, rope
 from penstock.models.families.llama import TINY
 from penstock.models.families.mixtral import CPU_ONLY
@@ -18,7 +16,7 @@ from penstock.models.families.parts import (
     num_layers,
     rms_norm,
 )
-from penstock.models.names import EXPERTS, LLAMA, QK_NORM
+from penstock.models.names import EXPERTS, LLAMA, QK_NORM, Names
 from penstock.models.spec import Block, ModelSpec, family
 
 MOE = TINY | dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, head_dim=16)
@@ -35,7 +33,7 @@ MOE = TINY | dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_si
     cpu_only=CPU_ONLY,
 )
 def glm4_moe(c: Config) -> ModelSpec:
-    c.ignore("num_nextn_predict_layers", "num_mtp_layers")
+    drafting = c.count("num_nextn_predict_layers", "num_mtp_layers", default=1, least=0, most=MAX_LAYERS)
     size, bias = head_size(c), c.flag("attention_bias", False)
     norm = rms_norm(c, size, eps=1e-5) if c.flag("use_qk_norm", False) else None
     turn = rope(c, size, fraction=0.5)
@@ -60,5 +58,6 @@ def glm4_moe(c: Config) -> ModelSpec:
     layers = [
         Block(mixer, feed if i < dense else mixture, mixer_norm=outer, ffn_norm=outer) for i in range(num_layers(c))
     ]
-    names = replace(LLAMA | QK_NORM | EXPERTS, num_layers=num_layers(c))
+    ignored = tuple(f"layers.{num_layers(c) + i}." for i in range(drafting))
+    names = LLAMA | QK_NORM | EXPERTS | Names(ignored=ignored)
     return model(c, layers=layers, norm=outer, names=names, tied=False)

@@ -158,9 +158,11 @@ def experts(
     c: Config, hidden: str = "intermediate_size", *, count: int = 8, chosen: int = 2, shared: int = 0, **options: Any
 ) -> Experts:
     """Read a mixture of experts: `hidden` names their width, `count` and `chosen` are the family's defaults, `shared`
-    is the width of a shared expert. Options are fields of `Routing` and `Experts`, a Routing's first."""
+    is the width of a shared expert. Options are fields of `Routing` and `Experts`, `bias` of an expert's products,
+    and the `kind` of activation where the config does not say it."""
     c.ignore("router_aux_loss_coef", "output_router_logits")
-    kind, num_experts = activation(c, default="silu"), c.count(*NUM_EXPERTS, default=count, most=MAX_EXPERTS)
+    kind = options.pop("kind", "") or activation(c, default="silu")
+    num_experts = c.count(*NUM_EXPERTS, default=count, most=MAX_EXPERTS)
     size = c.count(hidden, most=MAX_HIDDEN)
     for key, value in ((hidden, size), ("hidden_size", width(c))):
         if value % PANEL:

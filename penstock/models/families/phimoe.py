@@ -18,7 +18,7 @@ LONG = dict(
     long_factor=[2.0] * 8,
     short_mscale=1.1,
     long_mscale=1.3,
-    original_max_position_embeddings=32,
+    original_max_position_embeddings=128,
 )
 PHIMOE = Names(model={"lm_head.bias": Stored("head", kind="bias")}, layer={"mlp.router": "mlp.router"})
 

@@ -10,12 +10,12 @@ from penstock.models.files.gguf import Keys
 from penstock.models.files.gguf_config import base_config, biases, granite_scales, head_size, read_llama
 
 Config = dict[str, Any]
-SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # expert_gating_func
 
 
 def _counts(keys: Keys, num_experts: str = "num_experts", gating: int = SOFTMAX) -> Config:
     """Return how many experts there are and are used; check what the family fixes."""
-    keys.require("expert_gating_func", (gating, 0) if gating == SOFTMAX else (gating,))
+    keys.require("expert_gating_func", (gating,) if gating == SIGMOID else (gating, 0))
     keys.require("expert_group_count", (0, 1))
     keys.require("expert_group_used_count", (0, 1))
     return {num_experts: keys.count("expert_count"), "num_experts_per_tok": keys.count("expert_used_count")}
@@ -37,7 +37,7 @@ def _width(keys: Keys, layer: int = 0) -> int:
     return keys.count("expert_feed_forward_length", info.shape[1])
 
 
-def _no_shared(keys: Keys) -> None:
+def _refuse_shared(keys: Keys) -> None:
     for key in ("expert_shared_count", "expert_shared_feed_forward_length"):
         keys.require(key, (0,))
 
@@ -46,7 +46,7 @@ def _scale(keys: Keys) -> float:
     return keys.number("expert_weights_scale", 1.0) or 1.0
 
 
-def _one(keys: Keys) -> None:
+def _refuse_scale(keys: Keys) -> None:
     keys.require("expert_weights_scale", (0.0, 1.0))
 
 
@@ -55,8 +55,8 @@ def _llama(keys: Keys) -> Config:
     if keys.get("expert_count") in (None, 0):
         keys.require("expert_used_count", (0,))
         return read_llama(keys)
-    _no_shared(keys)
-    _one(keys)
+    _refuse_shared(keys)
+    _refuse_scale(keys)
     keys.require("expert_weights_norm", (True,))
     config = base_config(keys, "MixtralForCausalLM", "mixtral") | {"head_dim": head_size(keys)}
     config["intermediate_size"] = _width(keys)
@@ -68,7 +68,7 @@ def _llama(keys: Keys) -> Config:
 
 
 def _qwen2(keys: Keys) -> Config:
-    _one(keys)
+    _refuse_scale(keys)
     info = keys.tensors.get("blk.0.ffn_up_shexp.weight")
     shared = keys.count("expert_shared_feed_forward_length", info.shape[0] if info else None)
     return (
@@ -84,8 +84,8 @@ def _qwen2(keys: Keys) -> Config:
 
 
 def _qwen3(keys: Keys) -> Config:
-    _no_shared(keys)
-    _one(keys)
+    _refuse_shared(keys)
+    _refuse_scale(keys)
     return (
         base_config(keys, "Qwen3MoeForCausalLM", "qwen3_moe")
         | _counts(keys)
@@ -99,15 +99,15 @@ def _qwen3(keys: Keys) -> Config:
 
 
 def _olmoe(keys: Keys) -> Config:
-    _no_shared(keys)
-    _one(keys)
+    _refuse_shared(keys)
+    _refuse_scale(keys)
     config = base_config(keys, "OlmoeForCausalLM", "olmoe") | _counts(keys) | _normalizes(keys, False)
     return config | {"intermediate_size": _width(keys), "attention_bias": keys.has("blk.0.attn_q.bias")}
 
 
 def _granite(keys: Keys) -> Config:
-    _no_shared(keys)
-    _one(keys)
+    _refuse_shared(keys)
+    _refuse_scale(keys)
     keys.require("expert_weights_norm", (True,))
     bias = biases(keys)["attention_bias"]
     config = base_config(keys, "GraniteMoeForCausalLM", "granitemoe") | granite_scales(keys)
@@ -139,6 +139,23 @@ def _glm4(keys: Keys) -> Config:
     )
 
 
+def _gpt_oss(keys: Keys) -> Config:
+    _refuse_shared(keys)
+    _refuse_scale(keys)
+    keys.require("expert_weights_norm", (True,))
+    config = base_config(keys, "GptOssForCausalLM", "gpt_oss")
+    if "rope_scaling" not in config:
+        raise InvalidModel(f"metadata key {keys.architecture}.rope.scaling.type is missing; it must be yarn")
+    config["rope_scaling"] = {**config["rope_scaling"], "truncate": False}
+    config |= _counts(keys, "num_local_experts", SOFTMAX_OF_CHOSEN)
+    return config | {
+        "head_dim": head_size(keys),
+        "intermediate_size": _width(keys),
+        "sliding_window": keys.count("attention.sliding_window"),
+        "attention_bias": keys.has("blk.0.attn_q.bias"),
+    }
+
+
 EXPERT_CONFIGS: dict[str, Callable[[Keys], Config]] = {
     "llama": _llama,
     "qwen2moe": _qwen2,
@@ -146,4 +163,5 @@ EXPERT_CONFIGS: dict[str, Callable[[Keys], Config]] = {
     "olmoe": _olmoe,
     "granitemoe": _granite,
     "glm4moe": _glm4,
+    "gpt-oss": _gpt_oss,
 }

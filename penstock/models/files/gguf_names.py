@@ -115,6 +115,14 @@ GLM_MOE = GgufNames(
     | {"exp_probs_b": "mlp.gate.e_score_correction"},
 )
 
+GPT_OSS = GgufNames(
+    EMBEDDINGS,
+    {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"}
+    | ATTENTION
+    | EXPERTS
+    | {"ffn_gate_inp": "mlp.router"},
+)
+
 SPELLINGS: dict[str, GgufNames] = {
     "llama": LLAMA,
     "granite": LLAMA,
@@ -123,8 +131,11 @@ SPELLINGS: dict[str, GgufNames] = {
     "qwen2moe": QWEN_MOE,
     "qwen3moe": QWEN_MOE,
     "glm4moe": GLM_MOE,
+    "gpt-oss": GPT_OSS,
     "qwen2": QWEN,
+    "qwen2vl": QWEN,
     "qwen3": QWEN,
+    "qwen3vl": QWEN,
     "gemma": GgufNames(EMBEDDINGS, NORMS | ATTENTION | GATED, one_plus=True),
     "gemma2": GgufNames(EMBEDDINGS, SANDWICH | ATTENTION | GATED, one_plus=True),
     "gemma3": GgufNames(EMBEDDINGS, SANDWICH | ATTENTION | QK_NORMS | GATED, one_plus=True),

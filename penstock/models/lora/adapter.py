@@ -157,10 +157,13 @@ def _find_layer(module: str) -> int | None:
     return int(inside[1]) if inside else None
 
 
+MIXTURE = re.compile(r"\.mlp\.(experts|router|selection|shared|shared_gate)\.")
+
+
 def _find_place(module: str, spec: ModelSpec) -> LoraPlace | None:
     """Find the linear a module of the base model is, or is a part of."""
     stored, shapes = spec.names.find(f"{module}.weight"), spec.parameters()
-    if stored is None or stored is IGNORED or stored.layout == "stacked" or ".experts." in stored.name:
+    if stored is None or stored is IGNORED or MIXTURE.search(stored.name):
         return None
     name = stored.name.removesuffix(".weight")
     if name == "head.rows" and spec.head is not None:

@@ -73,13 +73,15 @@ def attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     work: Work | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q[T, H, D] over keys [N, K, D, P] and values [N, K, P, D] → [T, H, D].
 
     The queries query_start[s]:query_start[s+1] are the last of the lengths[s] positions of sequence s; position j lies
     in block table[s, j // P]. A query at position i sees 0..i, with a window the last `window` of them; entries of
     `table` before the first visible position are never read. softcap bounds the scaled score; alibi[H] then adds
-    slope · (j - i). An int8 cache's codes are multiplied by their scales [N, K, P].
+    slope · (j - i). An int8 cache's codes are multiplied by their scales [N, K, P]. sinks[H] are scores that take
+    weight but have no value.
     """
     out = torch.empty_like(q)
     size, groups = k_cache.shape[3], q.shape[1] // k_cache.shape[1]
@@ -97,5 +99,8 @@ def attention(
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         visible = (j <= i) & (j > i - window) if window else j <= i
         scores = _scores(q[begin:end].float(), k, visible, j - i, scale, softcap, alibi)
-        out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.float().view(-1, 1, 1).expand(-1, end - begin, 1)], dim=2)
+        weights = scores.softmax(-1)[..., : length - first]
+        out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
     return out

@@ -43,6 +43,7 @@ def tree_attention(
     alibi: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Like `attention`, but a query sees the path of its node as if the path were a line.
 
@@ -76,5 +77,6 @@ def tree_attention(
                 alibi,
                 None if k_scale is None else k_scale[blocks, :, at].unsqueeze(2),
                 None if v_scale is None else v_scale[blocks, :, at].unsqueeze(2),
+                sinks=sinks,
             )[0]
     return out

@@ -20,7 +20,7 @@ def multiply_groups(x: Tensor, stack: Tensor, ids: Tensor, epilogue: Epilogue) -
     num_out = epilogue.num_results(stack.shape[1])
     rows = x if x.dim() == 3 else x[:, None].expand(-1, num_chosen, -1)
     y = torch.zeros(num_tokens, num_chosen, num_out)
-    for expert in ids[ids >= 0].unique().tolist():
+    for expert in sorted({one for one in ids.flatten().tolist() if one >= 0}):
         at = ids == expert
         bias = None if epilogue.bias is None else epilogue.bias.view(len(stack), -1)[expert]
         y[at] = apply_epilogue(rows[at] @ stack[expert].T, epilogue._replace(bias=bias))

@@ -170,7 +170,7 @@ class FeedExperts:
 
 
 def _mix(mixer: layers.Mixer) -> list[Stage]:
-    if type(mixer) is layers.Attention:
+    if isinstance(mixer, layers.Attention) and type(mixer) in (layers.Attention, layers.SinkAttention):
         return [Product(mixer.qkv), Write(mixer), Attend(mixer), Product(mixer.out)]
     if type(mixer) is layers.EncoderAttention:
         return [Product(mixer.qkv), EncoderAttend(mixer), Product(mixer.out)]

@@ -128,6 +128,9 @@ def _attention() -> Iterator[Example]:
         yield paged(10, [(3, 300), (1, 64)], 5, 1, 96, block=32, dtype=dtype, alibi=torch.linspace(0.01, 0.5, 5))
         yield paged(11, [(9, 70), (50, 50)], 2, 2, 16, block=4, dtype=dtype)
     yield paged(12, [(1, 600)], 7, 1, 48, dtype=torch.float16, window=200)
+    for dtype in (torch.float32, torch.bfloat16):  # a sink far below, among and far above the scores
+        yield paged(13, [(1, 500), (20, 70)], 6, 2, 32, dtype=dtype, sinks=torch.linspace(-9, 40, 6))
+        yield paged(14, [(1, 90), (7, 300)], 4, 1, 48, dtype=dtype, window=30, sinks=normal(14, 4))
 
 
 @examples(ops.encoder_attention, EachSequence())

@@ -8,8 +8,8 @@ from penstock.ops.attention.tree_attention import Tail, tree_attention
 from penstock.ops.cpu.attention.cache import cache_arguments
 from penstock.ops.cpu.runtime.library import Kernel, as_integers, as_rows, check_float32, empty_like, pointer
 
-_kernel = Kernel("attention", "pnpnpnpnpninpnnppnnnnnfnfpp")
-_tree_kernel = Kernel("tree_attention", "pnpnpnpnpninpnnppnnnnnfnfppppnnp")
+_kernel = Kernel("attention", "pnpnpnpnpninpnnppnnnnnfnfppp")
+_tree_kernel = Kernel("tree_attention", "pnpnpnpnpninpnnppnnnnnfnfpppppnnp")
 
 
 def _check_shapes(q: Tensor, k_cache: Tensor, table: Tensor, query_start: Tensor, lengths: Tensor) -> None:
@@ -20,6 +20,14 @@ def _check_shapes(q: Tensor, k_cache: Tensor, table: Tensor, query_start: Tensor
         raise ValueError(
             f"table {tuple(table.shape)} and query_start {tuple(query_start.shape)} do not fit {num_sequences} lengths"
         )
+
+
+def _per_head(name: str, values: Tensor | None, num_heads: int) -> Tensor | None:
+    if values is None:
+        return None
+    if values.shape != (num_heads,):
+        raise ValueError(f"{name} has the shape {tuple(values.shape)}, not ({num_heads},)")
+    return check_float32(name, values).contiguous()
 
 
 @attention.impl("cpu", exact=True)
@@ -37,11 +45,12 @@ def _attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     work: Work | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     caches = cache_arguments(k_cache, v_cache, k_scale, v_scale)
     q = as_rows("q", q)
     table, query_start, lengths = (as_integers(x, torch.int32) for x in (table, query_start, lengths))
-    alibi = None if alibi is None else check_float32("alibi", alibi).contiguous()
+    alibi, sinks = _per_head("alibi", alibi, q.shape[1]), _per_head("sinks", sinks, q.shape[1])
     num_blocks, num_kv_heads, head_size, size = k_cache.shape
     _check_shapes(q, k_cache, table, query_start, lengths)
     out = empty_like(q)
@@ -64,6 +73,7 @@ def _attention(
         window,
         softcap,
         pointer(alibi),
+        pointer(sinks),
         out.data_ptr(),
     )
     return out
@@ -84,13 +94,14 @@ def _tree_attention(
     alibi: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     caches = cache_arguments(k_cache, v_cache, k_scale, v_scale)
     q = as_rows("q", q)
     table, query_start, lengths = (as_integers(x, torch.int32) for x in (table, query_start, lengths))
     begins, nodes = as_integers(tail.begins, torch.int32), as_integers(tail.nodes, torch.int32)
     positions = as_integers(tail.positions, torch.int64)
-    alibi = None if alibi is None else check_float32("alibi", alibi).contiguous()
+    alibi, sinks = _per_head("alibi", alibi, q.shape[1]), _per_head("sinks", sinks, q.shape[1])
     num_blocks, num_kv_heads, head_size, size = k_cache.shape
     _check_shapes(q, k_cache, table, query_start, lengths)
     if begins.shape != lengths.shape or positions.shape[0] != q.shape[0] or nodes.shape[0] != q.shape[0]:
@@ -116,6 +127,7 @@ def _tree_attention(
         window,
         softcap,
         pointer(alibi),
+        pointer(sinks),
         begins.data_ptr(),
         positions.data_ptr(),
         nodes.data_ptr(),

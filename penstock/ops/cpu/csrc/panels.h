@@ -6,9 +6,9 @@
 namespace penstock {
 namespace PENSTOCK_PATH {
 
-constexpr int64_t kXBlockBytes = 512 * 1024;    // of x: a block stays in the L2 cache while panels stream by
+constexpr int64_t kXBlockBytes = 512 * 1024;         // of x: a block stays in the L2 cache while panels stream by
 constexpr int kDenseTogether = kParts == 1 ? 2 : 1;  // panels per tile: enough accumulators to hide the latency of fma
-constexpr int64_t kWidenedRows = 16;               // from this many rows on a widened copy of a panel pays
+constexpr int64_t kWidenedRows = 16;                 // from this many rows on a widened copy of a panel pays
 
 // Reads weights in place, or for many rows from a float32 copy in scratch memory.
 template <int N, class T>

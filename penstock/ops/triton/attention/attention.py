@@ -256,10 +256,23 @@ def _body(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     work: Work | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    if not can_read(k_cache, v_cache, k_scale):
+    if sinks is not None or not can_read(k_cache, v_cache, k_scale):
         return attention.reference(
-            q, k_cache, v_cache, table, query_start, lengths, scale, window, softcap, alibi, k_scale, v_scale
+            q,
+            k_cache,
+            v_cache,
+            table,
+            query_start,
+            lengths,
+            scale,
+            window,
+            softcap,
+            alibi,
+            k_scale,
+            v_scale,
+            sinks=sinks,
         )
     q = compact_heads(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.errors import InvalidConfig
 from penstock.ops.attention.attention import Work, attention
 from penstock.ops.triton.attention.attend import (
     LOG2_E,
@@ -295,9 +296,12 @@ def _body(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     work: Work | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Each sequence reads a shared prefix for itself; a tile of the step has at most `tile_tokens` queries. More than
     one KV split of `work` are enough for the longest sequence (`count_splits`)."""
+    if sinks is not None:
+        raise InvalidConfig("attention sinks have no deterministic GPU kernel: set device=cpu")
     if not can_read(k_cache, v_cache, k_scale):
         raise ValueError("deterministic attention on a GPU needs keys stored as [N, K, P, D] without int8 scales")
     q = compact_heads(q)

@@ -129,7 +129,8 @@ void write_outputs(const Call& call, const Span& span, int64_t kv_head, const Ro
     const int64_t group = call.group();
     for (int64_t i = 0; i < rows.count; i++) {
         const int64_t token = span.begin + i / group, head = kv_head * group + i % group;
-        write_output(rows, i, call.out + (token * call.num_heads + head) * call.cache.head_size);
+        const float* sink = call.sinks == nullptr ? nullptr : call.sinks + head;
+        write_output(rows, i, sink, call.out + (token * call.num_heads + head) * call.cache.head_size);
     }
 }
 
@@ -302,13 +303,13 @@ KERNEL(attention)(const float* q, int64_t q_stride, void* k_cache, int64_t k_str
                   int64_t num_blocks, const int32_t* table, int64_t table_stride, int64_t table_width,
                   const int32_t* query_start, const int32_t* lengths, int64_t num_sequences, int64_t num_heads,
                   int64_t num_kv_heads, int64_t block_size, int64_t head_size, float scale, int64_t window,
-                  float softcap, const float* alibi, float* out) {
+                  float softcap, const float* alibi, const float* sinks, float* out) {
     using namespace penstock::PENSTOCK_PATH;
     const PagedCache cache = {k_cache,        v_cache,        k_stride,   v_stride,     k_scale,    v_scale,
                               k_scale_stride, v_scale_stride, num_blocks, num_kv_heads, block_size, head_size};
     const Rule rule = {scale, softcap};
     const Call call = {cache,         q,         q_stride, table,  table_stride, table_width, query_start, lengths,
-                       num_sequences, num_heads, rule,     window, alibi,        out,         nullptr};
+                       num_sequences, num_heads, rule,     window, alibi,        sinks,       out,         nullptr};
     return attend_step(call, type);
 }
 
@@ -317,7 +318,7 @@ KERNEL(tree_attention)(const float* q, int64_t q_stride, void* k_cache, int64_t 
                        int32_t type, int64_t num_blocks, const int32_t* table, int64_t table_stride,
                        int64_t table_width, const int32_t* query_start, const int32_t* lengths, int64_t num_sequences,
                        int64_t num_heads, int64_t num_kv_heads, int64_t block_size, int64_t head_size, float scale,
-                       int64_t window, float softcap, const float* alibi, const int32_t* begins,
+                       int64_t window, float softcap, const float* alibi, const float* sinks, const int32_t* begins,
                        const int64_t* positions, const int32_t* nodes, int64_t node_stride, int64_t num_nodes,
                        float* out) {
     using namespace penstock::PENSTOCK_PATH;
@@ -326,7 +327,7 @@ KERNEL(tree_attention)(const float* q, int64_t q_stride, void* k_cache, int64_t 
     const Rule rule = {scale, softcap};
     const Tail tail = {begins, positions, nodes, node_stride, num_nodes};
     const Call call = {cache,         q,         q_stride, table,  table_stride, table_width, query_start, lengths,
-                       num_sequences, num_heads, rule,     window, alibi,        out,         &tail};
+                       num_sequences, num_heads, rule,     window, alibi,        sinks,       out,         &tail};
     return attend_step(call, type);
 }
 

@@ -49,7 +49,7 @@ void attend_tokens(const Encoding& call, int64_t head, int64_t token, int64_t un
         attend_chunk(rows, chunk, base, call.rule, nullptr);
     }
     for (int64_t i = 0; i < count; i++)
-        write_output(rows, i, call.out + ((token + i) * call.num_heads + head) * call.head_size);
+        write_output(rows, i, nullptr, call.out + ((token + i) * call.num_heads + head) * call.head_size);
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ struct Call {
     int64_t num_sequences, num_heads;
     Rule rule;
     int64_t window;
-    const float* alibi;
+    const float *alibi, *sinks;
     float* out;
     const Tail* tail;  // null: positions are places
 

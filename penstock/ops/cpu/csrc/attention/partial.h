@@ -163,8 +163,11 @@ inline void merge(Rows& rows, const Partials& part) {
     }
 }
 
-inline void write_output(const Rows& rows, int64_t row, float* out) {
-    for (int64_t d = 0; d < rows.head_size; d++) out[d] = rows.values[row * rows.size + d] / rows.sum[row];
+// Divides by the sum of weights. A sink is one more score, without a value.
+inline void write_output(const Rows& rows, int64_t row, const float* sink, float* out) {
+    float total = rows.sum[row];
+    if (sink != nullptr) total = total + exponential(*sink - rows.max[row] * 0x1.62e43p-1f);  // max is of powers of 2
+    for (int64_t d = 0; d < rows.head_size; d++) out[d] = rows.values[row * rows.size + d] / total;
 }
 
 }  // namespace PENSTOCK_PATH

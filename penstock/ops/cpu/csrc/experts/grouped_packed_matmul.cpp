@@ -75,8 +75,14 @@ KERNEL(grouped_packed_matmul)(const float* x, int64_t x_stride, int64_t shared, 
                               int64_t num_out, const float* bias, int64_t bias_stride, int32_t activation,
                               int32_t gated, float* out, int64_t out_stride) {
     using namespace penstock::PENSTOCK_PATH;
-    const GroupedCall call = {x,        x_stride,     shared,      width,
-                              ids,      num_rows,     num_matrices, bias_stride,
+    const GroupedCall call = {x,
+                              x_stride,
+                              shared,
+                              width,
+                              ids,
+                              num_rows,
+                              num_matrices,
+                              bias_stride,
                               {bias, nullptr, 0, activation, gated, num_out, out, out_stride}};
     const Planes stack = {codes, high, scales, supers, ceil_div(width, kGroup)};
     if (!call.is_valid()) return kBadIndex;

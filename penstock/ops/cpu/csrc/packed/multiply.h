@@ -261,8 +261,7 @@ inline void multiply_few(const Call& call, const RoundedRows<Kind>& rows, int64_
         if constexpr (Kind::kXBits == 8)
             multiply_in_place(call, rows, panel, Direct<Kind, 2>{{at(panel), at(panel + num_panels)}});
     } else if (panel + kTogether <= num_panels) {
-        if constexpr (kTogether == 2)
-            multiply_in_place(call, rows, panel, Direct<Kind, 2>{{at(panel), at(panel + 1)}});
+        if constexpr (kTogether == 2) multiply_in_place(call, rows, panel, Direct<Kind, 2>{{at(panel), at(panel + 1)}});
         else multiply_in_place(call, rows, panel, Direct<Kind, 1>{{at(panel)}});
     } else {
         multiply_in_place(call, rows, panel, Direct<Kind, 1>{{at(panel)}});

@@ -25,8 +25,7 @@ void multiply_rounded(const Call& call) {
     if (!few) {
         const Blocks<Kind> blocks(input.num_rows, rows.num_groups);
         const int64_t work = heights.height * blocks.tiles * rows.num_groups * kGroup * kLanes / 8;
-        return parallel_for(blocks.num_items(call), work,
-                            [&](int64_t item) { blocks.multiply(call, rows, item); });
+        return parallel_for(blocks.num_items(call), work, [&](int64_t item) { blocks.multiply(call, rows, item); });
     }
     if (ones) put_ones(Place<Kind>{rows, 0, input.num_rows + ones, input.num_rows});
     const int64_t work = rows.num_groups * kGroup * kLanes * (call.epilogue.gated ? 1 : kTogether) / 2;

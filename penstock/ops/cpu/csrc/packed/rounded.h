@@ -53,7 +53,8 @@ struct RoundedRows {
         sums = middles + cells;
     }
 
-    RoundedRows(int64_t num_rows, int64_t groups) : RoundedRows(num_rows, groups, scratch(num_bytes(num_rows, groups), 1)) {}
+    RoundedRows(int64_t num_rows, int64_t groups)
+        : RoundedRows(num_rows, groups, scratch(num_bytes(num_rows, groups), 1)) {}
 
     // The same rows from this one on.
     RoundedRows from(int64_t row) const {
