@@ -9,8 +9,11 @@ from penstock.models.layer import Merges, RmsNorm, Rope, Shapes, add_prefix, mat
 from penstock.models.memory import LatentMemory
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from penstock import layers
     from penstock.models.decoder import Build
+    from penstock.quant.scheme import Scheme
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class LatentAttentionSpec:
     def build(self, build: Build, name: str) -> layers.LatentAttention:
         from penstock import layers
 
-        kv_b = build.take(f"{name}.kv_b.weight").view(self.num_heads, -1, self.rank)
+        out = build.linear(f"{name}.out")
+        kv_b = _shrink(build.take(f"{name}.kv_b.weight"), out.scheme).view(self.num_heads, -1, self.rank)
         absorb_key = layers.HeadLinear(build.ops, kv_b[:, : self.nope_size].transpose(1, 2))
         expand_value = layers.HeadLinear(build.ops, kv_b[:, self.nope_size :])
         rope = build.rope(self.rope)
@@ -73,7 +77,7 @@ class LatentAttentionSpec:
             build.linear(f"{name}.kv_a"),
             RmsNorm(self.rank, self.eps).build(build, f"{name}.kv_norm"),
             (absorb_key, expand_value),
-            build.linear(f"{name}.out"),
+            out,
             layers.LatentHead(self.nope_size, self.rope_size, self.rank, self.scale),
             rope,
         )
@@ -85,3 +89,10 @@ class LatentAttentionSpec:
             return build.linear(f"{name}.q")
         norm = RmsNorm(self.query_rank, self.eps).build(build, f"{name}.q_norm")
         return layers.LowRankQuery(build.linear(f"{name}.q_a"), norm, build.linear(f"{name}.q_b"))
+
+
+def _shrink(weight: Tensor, beside: Scheme) -> Tensor:
+    """Hold a float32 matrix in 16 bits where the one beside it takes less than 32 a value: both halves are multiplied
+    head by head, one of them transposed, which quantized blocks cannot be."""
+    is_small = 8 * beside.num_bytes < 32 * beside.num_out * beside.num_in
+    return weight.half() if weight.element_size() == 4 and is_small else weight

@@ -241,10 +241,7 @@ def test_generation_config_has_every_end_and_the_sampling_defaults(tmp_path: Pat
 @pytest.mark.parametrize(
     "extra, reason",
     [
-        (
-            {"llama.expert_count": (8, gguf.GGUFValueType.UINT32)},
-            "no tensor 'blk.0.ffn_up_exps.weight'",
-        ),
+        ({"llama.expert_count": (8, gguf.GGUFValueType.UINT32)}, "no tensor 'blk.0.ffn_up_exps.weight'"),
         ({"llama.attention.causal": (False, gguf.GGUFValueType.BOOL)}, "llama.attention.causal"),
         ({"llama.attention.clamp_kqv": (8.0, gguf.GGUFValueType.FLOAT32)}, "'llama.attention.clamp_kqv' is unknown"),
         ({"llama.rope.scaling.type": ("spiral", gguf.GGUFValueType.STRING)}, "it must be none or linear or yarn"),
