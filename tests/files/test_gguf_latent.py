@@ -187,7 +187,7 @@ def test_packed_files_give_what_their_values_give(apart: bool, tmp_path: Path) -
 
 def test_files_without_groups_have_those_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gguf_latent.GROUPS, 8, (4, 2))
-    nothing = {"expert_group_count": None, "expert_group_used_count": None}
+    nothing: dict[str, int | None] = {"expert_group_count": None, "expert_group_used_count": None}
     model, path = write(tmp_path, "v3", False, changes=nothing)
     for tokens, found in answer(path):
         expected = oracle.logits(model, tokens[:-1])

@@ -78,7 +78,7 @@ def read_mtp(target: ModelSpec, tensors: Collection[str], max_model_len: int) ->
         (target.layers[-1],),
         None,
         None,
-        LayerNames(target.names.prefixes, stack, {}, {**target.names.layer, **PARTS}, number=number),
+        LayerNames(target.names.prefixes, stack, {}, {**target.names.layer, **PARTS}, (), number),
         target.max_positions,
         max_model_len,
         architecture="mtp",

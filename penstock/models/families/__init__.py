@@ -9,6 +9,7 @@ from penstock.models.families import (  # noqa: F401
     falcon,
     gemma,
     glm4_moe,
+    glm4_moe_lite,
     gpt2,
     gpt_neox,
     gpt_oss,

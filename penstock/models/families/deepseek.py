@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from penstock.models.config import MAX_HIDDEN, MAX_LAYERS, Config
 from penstock.models.experts import Experts
 from penstock.models.families.parts import (
@@ -18,7 +16,7 @@ from penstock.models.families.parts import (
 )
 from penstock.models.latent import LatentAttentionSpec
 from penstock.models.layer import Ffn
-from penstock.models.names import EXPERTS, LATENT
+from penstock.models.names import EXPERTS, LATENT, Names
 from penstock.models.spec import Block, ModelSpec, family
 
 METHODS = {"greedy": False, "group_limited_greedy": True}
@@ -70,8 +68,14 @@ def deepseek(c: Config, mixer: LatentAttentionSpec, num_dense: int, mixture: Exp
     c.only("moe_layer_freq", 1)
     dense, norm = gated_mlp(c, activation(c, default="silu")), rms_norm(c)
     feeds: list[Ffn] = [dense if mixture is None or i < num_dense else mixture for i in range(num_layers(c))]
-    names = replace(LATENT | EXPERTS, num_layers=num_layers(c))
-    return model(c, layers=[Block(mixer, feed, norm, norm) for feed in feeds], norm=norm, names=names, tied=False)
+    layers = [Block(mixer, feed, norm, norm) for feed in feeds]
+    return model(c, layers=layers, norm=norm, names=LATENT | EXPERTS | drafting_layers(c), tied=False)
+
+
+def drafting_layers(c: Config) -> Names:
+    """Ignore the layers beyond those counted, which draft (`penstock.draft.net.mtp`)."""
+    drafting = c.count("num_nextn_predict_layers", "num_mtp_layers", default=1, least=0, most=MAX_LAYERS)
+    return Names(ignored=tuple(f"layers.{num_layers(c) + i}." for i in range(drafting)))
 
 
 def count_dense(c: Config, default: int) -> int:
@@ -131,8 +135,6 @@ def softmax_experts(c: Config) -> Experts:
     cpu_only=GPU,
 )
 def deepseek_v3(c: Config) -> ModelSpec:
-    """V3 and R1. Layers beyond those counted draft (`penstock.draft.net.mtp`)."""
-    c.ignore("num_nextn_predict_layers", "num_mtp_layers")
     c.only("scoring_func", "sigmoid")
     c.only("topk_method", "noaux_tc")
     mixer = latent_attention(

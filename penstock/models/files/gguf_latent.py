@@ -9,8 +9,9 @@ import torch
 
 from penstock.errors import InvalidModel
 from penstock.models.files.gguf import Keys
-from penstock.models.files.gguf_config import count_layers, rope, vocab_size
+from penstock.models.files.gguf_config import count_layers, vocab_size
 from penstock.models.files.gguf_experts import SIGMOID, SOFTMAX, expert_width
+from penstock.models.files.gguf_rope import rope
 
 Config = dict[str, Any]
 K_UP, V_UP, KV_UP = "k_b_proj.weight", "v_b_proj.weight", "kv_b_proj.weight"
