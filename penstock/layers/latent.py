@@ -33,14 +33,13 @@ class HeadLinear:
         return self.ops.head_linear(x, self.panels, self.num_out)
 
 
+@dataclass(frozen=True)
 class LowRankQuery:
     """b(norm(a(x)))"""
 
-    def __init__(self, a: Linear, norm: Norm, b: Linear) -> None:
-        self.a, self.norm, self.b = a, norm, b
-
-    def __call__(self, x: Tensor, step: StepInputs) -> Tensor:
-        return self.b(self.norm(self.a(x, step)), step)
+    a: Linear
+    norm: Norm
+    b: Linear
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,9 @@ class LatentAttention:
         rope: RopeTable,
     ) -> None:
         """`absorbed`: W_ukᵀ [H, rank, nope] and W_uv [H, value, rank]."""
-        self.ops, self.query, self.kv_a, self.kv_norm, self.out = ops, query, kv_a, kv_norm, out
+        self.ops, self.kv_a, self.kv_norm, self.out = ops, kv_a, kv_norm, out
+        first, norm, last = (None, None, query) if isinstance(query, Linear) else (query.a, query.norm, query.b)
+        self.q_a, self.q_norm, self.q = first, norm, last
         self.absorb_key, self.expand_value = absorbed
         self.head, self.rope = head, rope
 
@@ -85,9 +86,13 @@ class LatentAttention:
         )  # fmt: skip
         return self.expand_value(y).flatten(1)
 
+    def query(self, x: Tensor, step: StepInputs) -> Tensor:
+        if self.q_a is None or self.q_norm is None:
+            return self.q(x, step)
+        return self.q(self.q_norm(self.q_a(x, step)), step)
+
     def linears(self) -> Iterator[tuple[str, Linear]]:
-        if isinstance(self.query, LowRankQuery):
-            yield from (("q_a", self.query.a), ("q_b", self.query.b))
-        else:
-            yield "q", self.query
+        if self.q_a is not None:
+            yield "q_a", self.q_a
+        yield "q" if self.q_a is None else "q_b", self.q
         yield from (("kv_a", self.kv_a), ("out", self.out))

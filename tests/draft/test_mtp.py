@@ -26,6 +26,7 @@ PREFIX = f"model.layers.{LAYERS}."
 
 def save_target(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     """Save a model whose last layer became its MTP layer; return it with all its layers, and the parts of that one."""
+    folder.mkdir(parents=True, exist_ok=True)
     model = oracle.make(V3, LIKE | {"num_hidden_layers": LAYERS + 1})
     oracle.save(model, folder)
     generator = torch.Generator().manual_seed(3)
