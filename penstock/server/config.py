@@ -11,8 +11,8 @@ from penstock.errors import InvalidConfig
 LOG_FORMATS = ("text", "json")
 UNKNOWN_FIELDS = ("ignore", "refuse")
 ANY = "*"  # matches any name
-TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
-REASONING_PARSERS = ("deepseek_r1", "qwen3", "mistral", "granite")
+TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic", "openai")
+REASONING_PARSERS = ("deepseek_r1", "qwen3", "mistral", "granite", "openai_gptoss")
 MIB = 1 << 20
 MAX_SECONDS = 366 * 86400  # max of any timeout
 MAX_QUEUED = 1 << 40

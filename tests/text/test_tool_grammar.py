@@ -31,12 +31,15 @@ ONE = {
     "llama3_json": '{"name": "weather", "parameters": {"city": "Oslo", "days": 3}}',
     "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}]',
     "pythonic": '[weather(city="Oslo", days=3)]',
+    "openai": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo", "days": 3}',
 }
 TWO = {
     "hermes": ONE["hermes"] + '\n<tool_call>\n{"name": "time", "arguments": {"any": [1]}}\n</tool_call>',
     "llama3_json": ONE["llama3_json"] + '; {"name": "time", "parameters": {"any": [1]}}',
     "mistral": ONE["mistral"][:-1] + ', {"name": "time", "arguments": {"any": [1]}}]',
     "pythonic": '[weather(city="Oslo", days=3), time(any=[1])]',
+    "openai": ONE["openai"]
+    + '<|call|><|channel|>commentary to=functions.time <|constrain|>json<|message|>{"any": [1]}',
 }
 PARSERS = sorted(TOOL_PARSERS)
 

@@ -16,7 +16,7 @@ from penstock.server.common.structured_outputs import read_constraint
 from penstock.server.http.errors import validate, warn
 from penstock.server.model import ServedModel
 from penstock.server.openai.chat_body import AllowedChoice, ChatBody, Message, NamedChoice
-from penstock.text.chat.reasoning import REASONING, ReasoningSplitter, detect_kind, find_block, new_splitter
+from penstock.text.chat.reasoning import HARMONY, REASONING, Splitter, detect_kind, find_block, new_splitter
 from penstock.text.prompt_encoder import Encoded
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.text.tools import TOOL_PARSERS, ToolParser, detect_parser
@@ -202,7 +202,7 @@ class ChatPrompt:
             is_open=is_free and constraint is not None,
         )
 
-    def new_splitter(self) -> ReasoningSplitter | None:
+    def new_splitter(self) -> Splitter | None:
         return new_splitter(self.reasoning, self.encoded.prompt or "", self.is_exact)
 
     def new_parser(self) -> ToolParser | None:
@@ -277,9 +277,9 @@ def _find_special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 def _needs_special_tokens(parser: str | None, kind: str | None, special: Mapping[str, int]) -> bool:
     """True if tool call or reasoning markers may be special tokens."""
     marks = REASONING[kind] if kind is not None else None
-    return bool(special) and (
-        parser is not None or marks is not None and not special.keys().isdisjoint((marks.begin, marks.end))
-    )
+    if parser is not None or kind == HARMONY:
+        return bool(special)
+    return marks is not None and not special.keys().isdisjoint((marks.begin, marks.end))
 
 
 def _make_params(

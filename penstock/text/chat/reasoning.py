@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.text.answer_events import MarkerSearch, ReasoningDelta, TextDelta, skip
+from penstock.text.answer_events import Event, MarkerSearch, ReasoningDelta, TextDelta, skip
+from penstock.text.chat import harmony
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import ReasoningBlock
 
@@ -19,14 +20,27 @@ class ReasoningMarks:
     end: str
 
 
+HARMONY = "openai_gptoss"
 REASONING = {  # named as in vLLM
     "deepseek_r1": ReasoningMarks("<think>", "</think>"),
     "qwen3": ReasoningMarks("<think>", "</think>"),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
     "granite": ReasoningMarks("Here is my thought process:", "Here is my response:"),
+    HARMONY: ReasoningMarks(harmony.ANALYSIS, harmony.FINAL),
 }
 MARKER_TOKENS = 32  # at a prompt's end: a marker and the whitespace after it are shorter
 SWITCHES = ("enable_thinking", "thinking")  # template variables
+
+
+class Splitter(Protocol):
+    """Streamed text in, reasoning and text out, and calls where the form has them in the same headers."""
+
+    @property
+    def is_inside(self) -> bool: ...
+
+    def push(self, text: str) -> Sequence[Event]: ...
+
+    def finish(self) -> Sequence[Event]: ...
 
 
 class ReasoningSplitter:
@@ -138,10 +152,13 @@ def prompt_block(
     return find_block(kind, prompt or "")
 
 
-def new_splitter(kind: str | None, prompt_text: str, exact: bool = False) -> ReasoningSplitter | None:
+def new_splitter(kind: str | None, prompt_text: str, exact: bool = False) -> Splitter | None:
     """Return a splitter for the answer to this prompt; None if the model has no reasoning. A prompt that ends with
     the opening marker opened the block."""
     if kind is None:
         return None
     marks = REASONING[kind]
-    return ReasoningSplitter(marks.begin, marks.end, inside=prompt_text.rstrip().endswith(marks.begin), exact=exact)
+    inside = prompt_text.rstrip().endswith(marks.begin)
+    if kind == HARMONY:
+        return harmony.HarmonySplitter(inside)
+    return ReasoningSplitter(marks.begin, marks.end, inside, exact)

@@ -207,6 +207,18 @@ def _pythonic(functions: Mapping[str, Schema], parallel: bool, special: Mapping[
     return Form(rules, first="[", tags=_tag("<|python_start|>", special))
 
 
+def _harmony(functions: Mapping[str, Schema], parallel: bool, special: Mapping[str, int]) -> Form:
+    constrain, message = _marker("<|constrain|>", special), _marker("<|message|>", special)
+    rules = ["body: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
+    for place, (name, schema) in enumerate(functions.items()):
+        head = _literal(f"commentary to=functions.{_bare(name)} ")
+        rules += [
+            f'call_{place}: {head} {constrain} "json" {message} arguments_{place}',
+            f"arguments_{place}: {_json(schema)}",
+        ]
+    return Form(rules, _marker("<|channel|>", special), _marker("<|call|>", special))
+
+
 def _tag(text: str, special: Mapping[str, int]) -> str:
     return f"{_marker(text, special)}? " if text in special else ""
 
@@ -241,4 +253,4 @@ def _bare(name: str) -> str:
     return name
 
 
-_FORMS = {"hermes": _hermes, "llama3_json": _llama_json, "mistral": _mistral, "pythonic": _pythonic}
+_FORMS = {"hermes": _hermes, "llama3_json": _llama_json, "mistral": _mistral, "pythonic": _pythonic, "openai": _harmony}

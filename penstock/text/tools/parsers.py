@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.text.answer_events import SPACE, Event, MarkerSearch, new_call_id, skip
+from penstock.text.chat.harmony import HarmonySplitter
 from penstock.text.tools.call_object import Arguments, CallObject
 from penstock.text.tools.literals import ValueScanner, to_json
 from penstock.text.tools.stream_parser import BETWEEN, NAME, Step, StreamParser
@@ -286,9 +287,11 @@ TOOL_PARSERS: dict[str, Callable[..., ToolParser]] = {  # named as in vLLM
     "llama3_json": LlamaJsonParser,
     "mistral": MistralParser,
     "pythonic": PythonicParser,
+    "openai": lambda new_id=new_call_id: HarmonySplitter(new_id=new_id),
 }
 
 _MARKS = (  # in this order: Llama 4's templates name the JSON form too
+    ("<|channel|>analysis", "openai"),
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),
     ("<|python_start|>", "pythonic"),
