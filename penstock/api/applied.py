@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from penstock.config import Resolved
 from penstock.config.speculation import REJECTION, parse_speculation
 from penstock.ops import cpu
@@ -13,8 +15,9 @@ def list_static(settings: Resolved, stored: str, packed: float, has_cache: bool)
     share of its matrices."""
     on_cpu = settings.device == "cpu"
     stays_packed = packed > 0 and settings.dtype == "auto" and on_cpu
-    found = [Applied("weights", _name_weights(settings, stored, stays_packed and packed == 1))]
-    if on_cpu and settings.activation_dtype == "int8" and (stays_packed or settings.quantization):
+    rounded = on_cpu and settings.activation_dtype == "int8" and (stays_packed or bool(settings.quantization))
+    found = [Applied("weights", _name_weights(settings, stored, stays_packed and packed == 1, rounded))]
+    if rounded:
         found.append(Applied("activations", "int8"))
     if has_cache:
         found.append(Applied("kv_cache", settings.kv_cache_dtype))
@@ -27,7 +30,11 @@ def list_static(settings: Resolved, stored: str, packed: float, has_cache: bool)
     return (*found, Applied("kernels", f"gpu {mode}", exact=settings.deterministic))
 
 
-def _name_weights(settings: Resolved, stored: str, is_packed: bool) -> str:
+def _name_weights(settings: Resolved, stored: str, is_packed: bool, rounded: bool) -> str:
+    """Name the storage. `stored` may say what a CPU widens: `int4 g32, fp8 as bfloat16`."""
+    file = re.sub(r" as [a-z0-9]+", "", stored)
     if settings.quantization and not is_packed:
-        return f"{stored} as {settings.quantization}"
-    return stored if settings.dtype == "auto" else f"{stored} as {settings.dtype}"
+        return f"{file} as {settings.quantization}"
+    if settings.dtype != "auto":
+        return f"{file} as {settings.dtype}"
+    return f"{stored}, levels rounded to 8 bits" if rounded and "nf4" in stored.split() else stored

@@ -11,7 +11,7 @@ from penstock.models.files.checkpoint import Checkpoint
 def packed_share(checkpoint: Checkpoint | None) -> float:
     """Return the share of a checkpoint's matrices that are stored quantized; 0 for random weights."""
     names = [name for name in checkpoint.names() if len(checkpoint.shape(name)) == 2] if checkpoint else []
-    packed = [name for name in names if checkpoint and checkpoint.read_ggml(name) is not None]
+    packed = [name for name in names if checkpoint and checkpoint.is_packed(name)]
     return len(packed) / len(names) if names else 0.0
 
 

@@ -11,26 +11,32 @@ ALIGNMENT = 4  # bytes: scales are float32
 
 @dataclass(frozen=True)
 class KvLayout:
-    """`itemsize` bytes per number, and `scale_bytes` per position and head of quantized ones."""
+    """`bits` per number, and `scale_bytes` for every `group` numbers of a quantized head (0: for all of them)."""
 
-    itemsize: int
+    bits: int
     scale_bytes: int = 0
+    group: int = 0
 
     def numbers_bytes(self, head_size: int) -> int:
-        """Count the bytes of one position of one head, without its scale."""
-        return -(-head_size * self.itemsize // ALIGNMENT) * ALIGNMENT
+        """Count the bytes of one position of one head, without its scales."""
+        return -(-head_size * self.bits // (8 * ALIGNMENT)) * ALIGNMENT
+
+    def scales_bytes(self, head_size: int) -> int:
+        """Count the bytes of the scales of one position of one head."""
+        return self.scale_bytes * (-(-head_size // self.group) if self.group else 1)
 
     def position_bytes(self, num_heads: int, head_size: int) -> int:
         """Count the bytes of one position's keys and values, scales included."""
-        return 2 * num_heads * (self.numbers_bytes(head_size) + self.scale_bytes)
+        return 2 * num_heads * (self.numbers_bytes(head_size) + self.scales_bytes(head_size))
 
 
 LAYOUTS = {
-    "float32": KvLayout(4),
-    "bfloat16": KvLayout(2),
-    "float16": KvLayout(2),
-    "int8": KvLayout(1, scale_bytes=4),
-    "fp8": KvLayout(1),
+    "float32": KvLayout(32),
+    "bfloat16": KvLayout(16),
+    "float16": KvLayout(16),
+    "int8": KvLayout(8, scale_bytes=4),
+    "int4": KvLayout(4, scale_bytes=4, group=32),
+    "fp8": KvLayout(8),
 }
 
 

@@ -58,7 +58,7 @@ def make_sampling(values: Mapping[str, Any]) -> SamplingParams:
 POLICIES = ("fcfs", "priority", "lpm", "sjf")
 CAPACITIES = ("ondemand", "reserve")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8")
+KV_CACHE_DTYPES = (*DTYPES, "int8", "int4", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("int8", "int4", "fp8")
 ACTIVATION_DTYPES = ("auto", "float32", "int8")
@@ -154,8 +154,8 @@ class EngineConfig:
     activation_dtype: str = option("auto", "dtype of activations in quantized matmuls", ACTIVATION_DTYPES)
     kv_cache_dtype: str = option(
         "auto",
-        "dtype of the KV cache; auto: dtype, else float16 on a CPU and the weights' on a GPU; int8 needs a CPU, "
-        "fp8 a GPU",
+        "dtype of the KV cache; auto: dtype, else float16 on a CPU and the weights' on a GPU; int8 and int4 "
+        "need a CPU, fp8 a GPU",
         KV_CACHE_DTYPES,
     )
     max_model_len: int | None = option(

@@ -18,6 +18,7 @@ OFFLINE_STEP_TOKENS = 16384  # on a large GPU, where nobody waits for the tokens
 LARGE_GPU = 64 * GIB
 GPU_RESERVE = 3 * GIB  # driver, cuBLAS, captured graphs and fragmentation
 GPU_FREE_SHARE = 0.95  # of what other processes leave free: what they hold grows, too
+CPU_CACHES = ("int8", "int4")
 INT_BYTES = {"int8": (17 / 16, 17 / 16), "int4": (10 / 16, 17 / 16)}  # a value: of layers, of embedding and head
 INT_SCRATCH = GIB // 8  # where integers are widened on a GPU
 INT_LOADING = GIB  # to quantize to integers
@@ -162,8 +163,8 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         return "cpu", f"a GPU needs {facts.gpu.lacks}"
     if not facts.gpu.checked:
         return "cpu", "models of this kind have not been checked on a GPU"
-    if config.kv_cache_dtype == "int8":
-        return "cpu", "an int8 cache is for CPUs"
+    if config.kv_cache_dtype in CPU_CACHES:
+        return "cpu", f"an {config.kv_cache_dtype} cache is for CPUs"
     if config.kv_cache_tokens is None and _gpu_fit(config, facts, facts.gpu) < config.block_size:
         return "cpu", "the GPU's memory has no room for the model"
     return "cuda", facts.gpu.name
@@ -178,8 +179,10 @@ def _gpu_step(facts: Facts, gpu: GpuFacts) -> tuple[int, str]:
 
 def _on_gpu(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> dict[str, tuple[Any, str]]:
     """Defaults that differ on a GPU."""
-    if config.kv_cache_dtype == "int8":
-        raise InvalidConfig("kv_cache_dtype=int8 is for CPUs: leave it out on a GPU, or set device=cpu")
+    if config.kv_cache_dtype in CPU_CACHES:
+        raise InvalidConfig(
+            f"kv_cache_dtype={config.kv_cache_dtype} is for CPUs: leave it out on a GPU, or set device=cpu"
+        )
     for name, value in (("kv_cache_dtype", config.kv_cache_dtype), ("quantization", config.quantization)):
         if value == "fp8" and not gpu.has_fp8:
             raise InvalidConfig(

@@ -12,10 +12,10 @@ from torch import Tensor
 class KvCache:
     """Keys and values of one layer. `group` says which of a step's slots and block tables address them."""
 
-    k: Tensor  # [N, K, D, P]
+    k: Tensor  # [N, K, D, P]; int4: two dimensions a byte
     v: Tensor  # [N, K, P, D]
     group: int
-    k_scale: Tensor | None = None  # [N, K, P] float32 of an int8 cache
+    k_scale: Tensor | None = None  # [N, K, P] float32 of an int8 cache, [N, K, G, 2, P] float16 of int4
     v_scale: Tensor | None = None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
@@ -25,7 +25,8 @@ from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
 from penstock.quant.ints import QUANTIZERS, Ints, quantize
-from penstock.quant.packed import GgmlMatrix, Packed
+from penstock.quant.packed import Packed, Stored
+from penstock.quant.permuted import pack_in_order
 from penstock.quant.scheme import Scheme
 
 Take = Callable[[str], Tensor]
@@ -164,6 +165,12 @@ def _lay_out(tensor: Tensor, source: Source) -> Tensor:
     return tensor.reshape(source.shape)
 
 
+def _kept_dtype(checkpoint: Checkpoint, source: Source, tensor: Tensor) -> torch.dtype:
+    """Return the dtype to keep a matrix in where none is asked for."""
+    found = getattr(torch, checkpoint.dtype(source.tensor), tensor.dtype)
+    return found if found in STORED else torch.float32
+
+
 def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype | None) -> Take:
     def fetch(source: Source) -> Tensor:
         tensor = checkpoint.tensor(source.tensor)
@@ -175,8 +182,8 @@ def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype
 
     def take(name: str) -> Tensor:
         parts = [fetch(source) for source in sources[name]]
-        kept = parts[0].dtype if len({part.dtype for part in parts}) == 1 else torch.float32
-        target = dtype or (kept if kept in STORED else torch.float32)
+        kept = {_kept_dtype(checkpoint, source, part) for source, part in zip(sources[name], parts)}
+        target = dtype or (kept.pop() if len(kept) == 1 else torch.float32)
         parts = [part.to(target if part.ndim == 2 else torch.float32) for part in parts]
         if len(parts) > 1:
             return torch.cat(parts)
@@ -209,21 +216,21 @@ def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: tor
     return take
 
 
-def _read_blocks(checkpoint: Checkpoint, source: Source) -> GgmlMatrix | None:
-    """Read a matrix in the file's blocks, its rows in our order; None if that needs more than moving rows."""
-    stored = checkpoint.read_ggml(source.tensor)
+def _read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
+    """Read a matrix as the file codes it, its rows in our order; None if that needs more than moving rows."""
+    stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_coded(source.tensor)
     if stored is None or stored.format is None or source.layout == "one_plus":
         return None
-    if stored.transposed != (source.layout == "transposed"):
+    if stored.transposed != source.layout.endswith("transposed"):
         return None
+    if source.layout.startswith("alternating"):
+        rows = torch.arange(stored.num_out).view(source.num_matrices, -1, 2)
+        return stored.take_rows(rows.transpose(1, 2).flatten())
     if source.rows is not None:
-        if stored.order is not None:
-            return None
-        stored = replace(stored, raw=stored.raw[source.rows.start : source.rows.stop])
-    if source.layout != "grouped":
-        return stored
-    rows = torch.arange(stored.num_out) if stored.order is None else torch.from_numpy(stored.order)
-    return replace(stored, order=ungroup(rows, source.head_size, source.kv_rows).numpy())
+        return stored.take_rows(torch.arange(source.rows.start, source.rows.stop))
+    if source.layout == "grouped":
+        return stored.take_rows(ungroup(torch.arange(stored.num_out), source.head_size, source.kv_rows))
+    return stored
 
 
 @dataclass(frozen=True)
@@ -257,7 +264,7 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
         num_matrices = sources[name][0].num_matrices
         if num_matrices > 1:
             return Packed.from_stacks(ops, stored, num_matrices, bias, options.x_bits(name))
-        return Packed.from_stored(ops, stored, bias, options.x_bits(name))
+        return pack_in_order(ops, stored, bias, options.x_bits(name))
 
     def hold(name: str, bias: Tensor | None) -> Scheme:
         scheme = pack_blocks(name, bias)

@@ -28,6 +28,8 @@ class Pool(Protocol):
 
     def view_float32(self, offset: int, *shape: int) -> Tensor: ...
 
+    def view_float16(self, offset: int, *shape: int) -> Tensor: ...
+
 
 class Memory(Protocol):
     def state(self, layout: KvLayout) -> StateSpec:
@@ -49,17 +51,27 @@ class KvMemory:
     num_heads: int = 0  # query heads that read it
 
     def state(self, layout: KvLayout) -> StateSpec:
+        if layout.group and self.head_size % 2:
+            raise InvalidConfig(
+                f"kv_cache_dtype=int4 stores two numbers a byte, but heads have {self.head_size}: set int8"
+            )
         position_bytes = layout.position_bytes(self.num_kv_heads, self.head_size)
         return StateSpec("window" if self.window else "full", position_bytes, self.window)
 
     def view(self, pool: Pool, group: int, offset: int) -> KvCache:
-        """Lay out keys [K, D, P], values [K, P, D] and, for int8, both scales [K, P], one after the other.
-        With `keys_by_position` the keys are stored like the values."""
+        """Lay out keys [K, D, P], values [K, P, D] and the scales of codes, one after the other, as
+        `penstock.ops.attention.cache` has them. With `keys_by_position` the keys are stored like the values."""
         from penstock.layers.memory import KvCache
 
         heads, head_size, size = self.num_kv_heads, self.head_size, pool.block_size
         numbers = heads * size * pool.layout.numbers_bytes(head_size)
-        scales = heads * size * pool.layout.scale_bytes
+        scales = heads * size * pool.layout.scales_bytes(head_size)
+        starts = (offset + 2 * numbers, offset + 2 * numbers + scales)
+        if pool.layout.group:
+            groups, rows = -(-head_size // pool.layout.group), head_size // 2
+            k, v = pool.view(offset, heads, rows, size), pool.view(offset + numbers, heads, size, rows)
+            k_scale = pool.view_float16(starts[0], heads, groups, 2, size)
+            return KvCache(k, v, group, k_scale, pool.view_float16(starts[1], heads, size, groups, 2))
         if pool.keys_by_position:
             k = pool.view(offset, heads, size, head_size).transpose(2, 3)
         else:
@@ -67,7 +79,6 @@ class KvMemory:
         v = pool.view(offset + numbers, heads, size, head_size)
         if not scales:
             return KvCache(k, v, group)
-        starts = (offset + 2 * numbers, offset + 2 * numbers + scales)
         return KvCache(k, v, group, *(pool.view_float32(start, heads, size) for start in starts))
 
 
@@ -78,9 +89,9 @@ class LatentMemory:
     width: int
 
     def state(self, layout: KvLayout) -> StateSpec:
-        if layout.itemsize == 1:
+        if layout.bits < 16:
             raise InvalidConfig(
-                "kv_cache_dtype of 8 bits does not hold latents, which stand for the keys and values of all heads: "
+                "kv_cache_dtype of 8 bits or less does not hold latents, which stand for the keys and values of all heads: "
                 "set kv_cache_dtype to bfloat16, float16 or float32"
             )
         return StateSpec("full", layout.numbers_bytes(self.width))

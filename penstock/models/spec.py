@@ -208,6 +208,8 @@ class ModelSpec:
         return sum(prod(shape) for shape in self.parameters().values())
 
 
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+
 Read = Callable[[Config], ModelSpec]
 
 
@@ -262,6 +264,7 @@ def spec_from_config(config: Mapping[str, Any], max_model_len: int | None = None
     found = find_family(config)
     reader = Config(config, max_model_len)
     reader.only("is_encoder_decoder", False)
+    reader.ignore(*QUANTIZATION_KEYS)  # which the checkpoint reads
     spec = found.read(reader)
     reader.finish()
     return replace(spec, architecture=found.architecture, cpu_only=found.cpu_only)

@@ -19,7 +19,7 @@ from penstock.ops.attention.qkv_attention import is_joined, qkv_attention
 from penstock.ops.attention.qkv_write import qkv_write
 from penstock.ops.attention.rope import rope
 from penstock.ops.attention.tree_attention import Tail, tree_attention
-from penstock.ops.elementwise import activation, add, gated_activation, gather, scale, softcap
+from penstock.ops.elementwise import activation, add, gated_activation, gather, scale, softcap, take_columns
 from penstock.ops.embedding import embedding
 from penstock.ops.experts.combine import combine
 from penstock.ops.experts.grouped import grouped_matmul, grouped_packed_matmul
@@ -108,6 +108,7 @@ __all__ = [
     "single_inputs",
     "softcap",
     "state_scan",
+    "take_columns",
     "tree_attention",
     "unpack_panels",
     "weight_sums",

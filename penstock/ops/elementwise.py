@@ -47,6 +47,12 @@ def gather(at: Tensor, x: Tensor) -> Tensor:
     return x[at]
 
 
+@op(tolerance={torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}, rowwise=True)
+def take_columns(x: Tensor, order: Tensor) -> Tensor:
+    """Return columns order[M] of x[T, C] → [T, M]."""
+    return x[:, order]
+
+
 @op(tolerance=EXPONENTIAL)
 def activation(x: Tensor, kind: str) -> Tensor:
     """Apply the nonlinearity `kind` to each element of x[T, F]."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -12,13 +13,16 @@ from torch import Tensor
 from penstock.ops import FORMATS, Format, OpTable, PackedWeight
 from penstock.ops.cpu.matmul.packed import pack_into
 from penstock.ops.matmul.epilogue import Epilogue
+from penstock.quant.coded import Coded, pack_matrices
 from penstock.quant.gguf import GGML_TYPES
 from penstock.quant.scheme import StoredWeight
+
+MIN_EXPONENT, MAX_EXPONENT = 104, 143  # of MXFP4's bytes: half of their powers of two are float16
 
 
 @dataclass(frozen=True)
 class GgmlMatrix:
-    """A matrix as a file of quantize_fp8 blocks holds it: one row of bytes per output."""
+    """A matrix as a file of quantized blocks holds it: one row of bytes per output."""
 
     ggml_type: int
     raw: np.ndarray  # [O, bytes] uint8
@@ -32,18 +36,38 @@ class GgmlMatrix:
 
     @property
     def format(self) -> Format | None:
-        """The packed format of its blocks; None if there is none."""
-        return FORMATS.get(GGML_TYPES[self.ggml_type].name)
+        """The packed format of its blocks; None if there is none that holds them exactly."""
+        name = GGML_TYPES[self.ggml_type].name
+        if name == "MXFP4":
+            exponents = self.raw.reshape(-1, GGML_TYPES[self.ggml_type].block_bytes)[:, 0]
+            if exponents.size and (exponents.min() < MIN_EXPONENT or exponents.max() > MAX_EXPONENT):
+                return None
+        return FORMATS.get(name)
+
+    @property
+    def kind(self) -> int:
+        """Matrices of one kind can be packed together."""
+        return self.ggml_type
+
+    def take_rows(self, rows: Tensor) -> GgmlMatrix:
+        """Return these outputs alone, in this order."""
+        return replace(self, order=rows.numpy() if self.order is None else self.order[rows.numpy()])
 
 
-def pack(stored: Sequence[GgmlMatrix]) -> PackedWeight:
-    """Pack matrices of one type on top of each other."""
-    format = stored[0].format
-    if format is None or any(part.ggml_type != stored[0].ggml_type for part in stored):
-        raise ValueError(f"types {[part.ggml_type for part in stored]} cannot be packed together")
-    weight = PackedWeight.empty(format, sum(part.num_out for part in stored), stored[0].width)
+Stored = GgmlMatrix | Coded  # a matrix as its checkpoint codes it
+
+
+def pack(stored: Sequence[Stored]) -> PackedWeight:
+    """Pack matrices of one kind on top of each other."""
+    blocks = [part for part in stored if isinstance(part, GgmlMatrix)]
+    if not blocks:
+        return pack_matrices([part for part in stored if isinstance(part, Coded)])
+    format = blocks[0].format
+    if format is None or len(blocks) != len(stored) or any(part.kind != blocks[0].kind for part in blocks):
+        raise ValueError(f"kinds {[part.kind for part in stored]} cannot be packed together")
+    weight = PackedWeight.empty(format, sum(part.num_out for part in blocks), blocks[0].width)
     first = 0
-    for part in stored:
+    for part in blocks:
         first += pack_into(weight, first, part.ggml_type, part.raw, part.order)
     return weight
 
@@ -61,26 +85,23 @@ class Packed(StoredWeight):
         self.parts, self.x_bits = tuple(parts), x_bits
 
     @classmethod
-    def from_stored(cls, ops: OpTable, stored: Sequence[GgmlMatrix], bias: Tensor | None, x_bits: int) -> Packed:
-        """Pack stored matrices; neighbours of one type become one part."""
-        runs: list[list[GgmlMatrix]] = []
-        for part in stored:
-            if runs and runs[-1][0].ggml_type == part.ggml_type:
-                runs[-1].append(part)
-            else:
-                runs.append([part])
+    def from_stored(cls, ops: OpTable, stored: Sequence[Stored], bias: Tensor | None, x_bits: int) -> Packed:
+        """Pack stored matrices; neighbours of one kind become one part."""
+        runs = [list(run) for _, run in groupby(stored, key=lambda part: part.kind)]
         return cls(ops, [pack(run) for run in runs], bias, x_bits)
 
     @classmethod
     def from_stacks(
-        cls, ops: OpTable, stored: Sequence[GgmlMatrix], num_matrices: int, bias: Tensor | None, x_bits: int
+        cls, ops: OpTable, stored: Sequence[Stored], num_matrices: int, bias: Tensor | None, x_bits: int
     ) -> Packed | None:
-        """Pack the parts of all matrices of a stack, matrix by matrix. Parts of different types, such as gates and ups,
-        become stacks of their own; None where that is not enough."""
+        """Pack the parts of all matrices of a stack, matrix by matrix, or the stack. Parts of different kinds, such as
+        gates and ups, become stacks of their own; None where that is not enough."""
+        if any(isinstance(part, Coded) and part.order is not None for part in stored):
+            return None
         count = len(stored) // num_matrices
-        alike = len({part.ggml_type for part in stored}) == 1
+        alike = len({part.kind for part in stored}) == 1
         groups = [stored] if alike else [stored[first::count] for first in range(count)]
-        if any(len({part.ggml_type for part in group}) > 1 for group in groups):
+        if any(len({part.kind for part in group}) > 1 for group in groups):
             return None
         return cls(ops, [pack(group) for group in groups], bias, x_bits)
 

@@ -21,6 +21,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int8": torch.int8,
+    "int4": torch.uint8,
     "fp8": torch.float8_e4m3fn,
 }
 HUGE_PAGE = 1 << 21
@@ -76,6 +77,9 @@ class BlockMemory:
 
     def view_float32(self, offset: int, *shape: int) -> torch.Tensor:
         return _view(self.blocks.view(torch.float32), offset // 4, shape)
+
+    def view_float16(self, offset: int, *shape: int) -> torch.Tensor:
+        return _view(self.blocks.view(torch.float16), offset // 2, shape)
 
     @property
     def words(self) -> torch.Tensor:

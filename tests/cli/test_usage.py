@@ -104,7 +104,7 @@ def test_completion(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     assert complete("r") == ["rm", "run", "run-batch"] and complete("bench", "l") == ["latency"]
     assert complete("run", "") == ["gemma3-270m", "mine.gguf", "smollm2"] and complete("rm", "") == ["mine.gguf"]
     assert complete("serve", "--max-num-b") == ["--max-num-batched-tokens"]
-    assert complete("run", "mine", "--kv-cache-dtype", "in") == ["int8"] and complete("nothing", "") == []
+    assert complete("run", "mine", "--kv-cache-dtype", "in") == ["int4", "int8"] and complete("nothing", "") == []
     assert complete("serve", "--swap") == [] and complete("run", "--config") == []
     assert main(["completion", "tcsh"]) == 1
     assert "name one of bash, zsh, fish" in capsys.readouterr().err

@@ -31,8 +31,9 @@ SPACE_BYTES = 2 << 30  # that a file may make the process grow by
 START_S = 120.0  # until a worker has imported everything
 
 
-def run_step(path: Path, whole_context: bool) -> None:
-    """What a user's first request does: open, describe, load, three tokens through the model, and the tokenizer."""
+def run_step(path: Path, whole_context: bool, packed: bool = False) -> None:
+    """What a user's first request does: open, describe, load (widened, or `packed` as stored), three tokens through the
+    model, and the tokenizer."""
     import torch
 
     from penstock.cache.group import group_layers
@@ -46,7 +47,7 @@ def run_step(path: Path, whole_context: bool) -> None:
     checkpoint = open_checkpoint(path)
     try:
         spec = spec_from_config(checkpoint.config, None if whole_context else 8)
-        model = load_model(checkpoint, spec)
+        model = load_model(checkpoint, spec, dtype=None if packed else torch.float32)
         ids = torch.tensor([0, spec.vocab_size // 2, spec.vocab_size - 1])
         count = min(3, spec.max_model_len)
         bounds = torch.tensor([0, count], dtype=torch.int32)
@@ -96,7 +97,8 @@ class Folder:
         }
         # GGUF files are as many as folders; those with blocks of 256 are large and come less often.
         large = ("gguf-superblocks", "gguf-grids")
-        self.weights = [1 if name in large else 4 if name.startswith("gguf-") else 7 for name in self.seeds]
+        kinds = {"gguf": 4, "quantized": 5}
+        self.weights = [1 if name in large else kinds.get(name.partition("-")[0], 7) for name in self.seeds]
 
     def write(self, index: int, seed: int) -> tuple[Path, str, str, bool]:
         """Mutation `index`: where it lies, its seed's name, what was done, whether to the structure."""
@@ -140,7 +142,7 @@ def check(folder: Folder, index: int, seed: int, planted: str = "") -> dict[str,
     result = {"index": index, "seed": name, "label": label, "structural": structural}
     try:
         sabotage(planted)
-        run_step(path, whole_context=index % 8 == 0)
+        run_step(path, whole_context=index % 8 == 0, packed=index % 2 == 0)
         return result | {"outcome": "accepted"}
     except PenstockError as error:
         one_line = "\n" not in str(error) and 0 < len(str(error)) < 2000
@@ -295,7 +297,7 @@ def only(index: int, seed: int) -> None:
         prepare()
         path, name, label, _ = Folder(seeds, Path(place) / "work").write(index, seed)
         print(f"file {index}: {name}, {label}", flush=True)
-        run_step(path, whole_context=index % 8 == 0)
+        run_step(path, whole_context=index % 8 == 0, packed=index % 2 == 0)
         print("accepted")
 
 

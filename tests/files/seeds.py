@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ import transformers
 from convert import MODELS, tiny_model, write_gguf
 
 from penstock.quant.gguf import GGML_TYPES, num_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.quant import other_writers as others  # noqa: E402
+from tests.quant import writers  # noqa: E402
 
 Value = gguf.GGUFValueType
 Kind = gguf.GGMLQuantizationType
@@ -71,6 +77,20 @@ FOLDER_SEEDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomConfig", dict(vocab_size=40, hidden_size=32, n_layer=1, n_head=2)),
     "bert": ("BertConfig", {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}),
 }
+QUANTIZED_SEEDS = {
+    "awq": others.awq(32),
+    "fp8": others.fp8("block", 16),
+    "gptq": others.gptq(4, 32, symmetric=False, order=True),
+    "gptq-3": others.gptq(3, 16, dynamic={"-:lm_head": {}}),
+    "hqq": others.hqq(4, 32),
+    "int-quantized": others.sparse("int8"),
+    "llm-int8": others.llm_int8(),
+    "mxfp4": others.mxfp4(),
+    "nf4": others.bitsandbytes("nf4", nested=True, block=32),
+    "nvfp4": others.nvfp4(),
+    "pack-quantized": writers.pack_quantized(4, 32, symmetric=False, order=True),
+    "w8a8": writers.int_quantized("channel", symmetric=False),
+}
 
 
 def write_seeds(folder: Path) -> None:
@@ -86,6 +106,8 @@ def write_seeds(folder: Path) -> None:
     _write_split(folder / "gguf-qwen3" / "model.gguf", folder / "gguf-split")
     for name, (config_class, values) in FOLDER_SEEDS.items():
         _write_folder(folder / name, config_class, values, name.endswith("-shards"))
+    for name, method in QUANTIZED_SEEDS.items():
+        writers.quantize_folder(folder / "llama", folder / f"quantized-{name}", method)
 
 
 def _small(model: str) -> dict[str, Any]:

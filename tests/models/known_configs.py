@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.models.known_moe_configs import KNOWN_MOE
+
 SMOLLM2_135M: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -706,4 +708,5 @@ KNOWN: dict[str, tuple[dict[str, Any], int]] = {
     "DeepSeek-V2-Lite": (DEEPSEEK_V2_LITE, 15_706_484_224),
     "DeepSeek-V3": (DEEPSEEK_V3, 671_026_419_200),
     "all-MiniLM-L6-v2": (ALL_MINILM_L6, 22_565_376),
+    **KNOWN_MOE,
 }

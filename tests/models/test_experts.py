@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from penstock import layers
 from penstock.errors import InvalidModel
 from penstock.models.decoder import Decoder, linears
+from penstock.models.files import open_checkpoint
 from penstock.models.load import load_model
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
+from penstock.ops import FORMATS
 from tests.models import oracle
 from tests.models.paged import Paged
 from tests.models.stored import Stored
@@ -113,3 +118,36 @@ def test_counts_that_do_not_match_the_tensors_are_named() -> None:
     fewer = {name: tensor[:3] if name.endswith("gate.weight") else tensor for name, tensor in apart.items()}
     with pytest.raises(InvalidModel, match=r"experts\.3\.\w+\.weight' has no place .* do not belong together"):
         load_model(Stored(CONFIG, fewer), change(num_local_experts=3))
+
+
+FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def test_mxfp4_stacks_are_multiplied_by_their_codes(tmp_path: Path) -> None:
+    """gpt-oss as it is published: gates and ups in turn, 4-bit floats with an exponent for every 32."""
+    theirs = oracle.make("GptOssForCausalLM", FAMILIES["GptOssForCausalLM"].like[0])
+    generator, tensors = torch.Generator().manual_seed(0), dict(theirs.state_dict())
+    for name, parameter in theirs.named_parameters():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            continue
+        count, width, num_out = parameter.shape
+        blocks = torch.randint(0, 256, (count, num_out, width // 32, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(121, 125, (count, num_out, width // 32), generator=generator, dtype=torch.uint8)
+        codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(3).long()
+        values = torch.cat([FP4, -FP4])[codes] * torch.exp2(scales.float() - 127)[..., None]
+        parameter.data = values.flatten(2).transpose(1, 2).contiguous()
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        del tensors[name]
+    config = json.loads((oracle.save(theirs, tmp_path / "plain") / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    ours = load_model(checkpoint, spec_from_config(checkpoint.config), dtype=None, rounded=False)
+    assert isinstance(ours, Decoder) and isinstance(ours.blocks[0].ffn, layers.Experts)
+    for stack in (ours.blocks[0].ffn.gate_up, ours.blocks[0].ffn.down):
+        scheme: Any = stack.scheme
+        assert [part.format for part in scheme.parts] == [FORMATS["MXFP4"]]
+    for row in Paged(ours).run(PROMPTS, 12, chunk=16):
+        expected, found = oracle.logits(theirs, row.tokens[:-1]), torch.stack(row.logits)
+        assert expected.std() > 0.1 and (found - expected).abs().max() <= 1e-4 * expected.abs().max()

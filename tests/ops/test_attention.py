@@ -10,12 +10,13 @@ from torch import Tensor
 
 from penstock import ops
 from penstock.ops import cpu
+from penstock.ops.attention.cache import read_cache
 from tests.ops.check import same_bits
 from tests.ops.examples import normal, permutation
 from tests.ops.examples.attention import cache_pool, paged
 
 LENGTH = 150
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8]
 
 
 def _run(
@@ -70,7 +71,7 @@ def test_chunks_and_blocks_do_not_matter(dtype: torch.dtype, window: int, path: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (8, 1, 32), (2, 2, 80), (7, 1, 33), (13, 1, 16)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (8, 1, 32), (2, 2, 80), (7, 1, 34), (13, 1, 16)])
 def test_rows_read_in_place_or_converted_before(
     dtype: torch.dtype, heads: int, kv_heads: int, size: int, path: str
 ) -> None:
@@ -140,6 +141,19 @@ def test_int8_is_near(path: str) -> None:
     v = (caches["v_cache"] * caches["v_scale"].unsqueeze(3)).permute(0, 2, 1, 3).reshape(64, 3, 64)[:50]
     bound = x.abs().amax(-1, keepdim=True) / 127 * 0.5001
     assert ((k - x).abs() <= bound).all() and ((v - x).abs() <= bound).all()
+
+
+def test_int4_is_near(path: str) -> None:
+    """Half a step of a 15th of each group's range bounds what is stored, beside the rounding of its ends to float16."""
+    for size in (16, 34, 64, 256):
+        x = normal(1, 50, 3, size, scale=5.0)
+        caches = cache_pool(4, 3, 16, size, torch.uint8)
+        ops.cache_write(x, x, **caches, slots=torch.arange(50))
+        blocks, places = torch.arange(50) // 16, torch.arange(50) % 16
+        for found in read_cache(**caches, blocks=blocks, places=places):
+            for part, group in zip(found.split(32, -1), x.split(32, -1)):
+                span = group.amax(-1, keepdim=True) - group.amin(-1, keepdim=True)
+                assert ((part - group).abs() <= span / 15 * 0.501 + 2e-3 * group.abs().amax()).all()
 
 
 def test_a_table_that_leads_nowhere_is_refused(path: str) -> None:

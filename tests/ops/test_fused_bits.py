@@ -101,7 +101,7 @@ def test_a_norm_with_a_residual(shape: tuple[int, ...], path: str) -> None:
     assert same_bits(ops.layer_norm(x, weight, bias, EPS), ops.add(scaled, bias).view(shape))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8])
 @pytest.mark.parametrize(("norms", "rotated"), [("", 0), ("", 24), ("q", 40), ("k", 24), ("qk", 0), ("qk", 40)])
 def test_qkv_write(dtype: torch.dtype, norms: str, rotated: int, path: str) -> None:
     num_heads, num_kv_heads, size, block = 6, 2, 40, 8

@@ -15,7 +15,7 @@ from tests.ops.check import same_bits
 from tests.ops.examples.attention import paged
 from tests.ops.examples.trees import BUSH, find_paths, with_trees
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8]
 
 
 def draw_tree(rng: random.Random, size: int) -> list[int]:
@@ -63,7 +63,7 @@ RULES: list[dict[str, Any]] = [{}, {"window": 30}, {"window": 3}, {"softcap": 8.
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "size", "block"), [(9, 3, 64, 16), (2, 2, 80, 8), (7, 1, 33, 24)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "block"), [(9, 3, 64, 16), (2, 2, 80, 8), (7, 1, 34, 24)])
 def test_every_node_is_the_end_of_a_line(
     dtype: torch.dtype, heads: int, kv_heads: int, size: int, block: int, path: str
 ) -> None:

@@ -96,8 +96,14 @@ class Blocks:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
+    def dtype(self, name: str) -> str:
+        return "float32"
+
     def tensor(self, name: str) -> Tensor:
         return torch.full(self._shapes[name], 0.02)
+
+    def read_coded(self, name: str) -> None:
+        return None
 
     def read_ggml(self, name: str) -> Any:
         if len(self._shapes[name]) != 2:

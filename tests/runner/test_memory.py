@@ -32,15 +32,24 @@ def _parts(cache: KvCache | None) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kv_dtype", LAYOUTS)
-@pytest.mark.parametrize(("num_heads", "head_size", "size"), [(3, 64, 16), (1, 33, 1), (2, 5, 3), (1, 256, 256)])
+@pytest.mark.parametrize(
+    ("num_heads", "head_size", "size"), [(3, 64, 16), (1, 33, 1), (1, 34, 1), (2, 5, 3), (2, 6, 3), (1, 256, 256)]
+)
 def test_nothing_overlaps(kv_dtype: str, num_heads: int, head_size: int, size: int) -> None:
     memory = _memory(kv_dtype, num_heads, head_size, size)
+    if kv_dtype == "int4" and head_size % 2:
+        with pytest.raises(InvalidConfig, match=f"heads have {head_size}: set int8"):
+            KvMemory(num_heads, head_size).state(LAYOUTS[kv_dtype])
+        return
     memory.blocks.fill_(0)
     caches = memory.views([KvMemory(num_heads, head_size)] * 4)
     for cache in caches:
         parts = _parts(cache)
-        assert [part.shape for part in parts[:2]] == [(5, num_heads, head_size, size), (5, num_heads, size, head_size)]
-        assert [part.shape for part in parts[2:]] == [(5, num_heads, size)] * (2 if kv_dtype == "int8" else 0)
+        rows, groups = (head_size // 2 if kv_dtype == "int4" else head_size), -(-head_size // 32)
+        assert [part.shape for part in parts[:2]] == [(5, num_heads, rows, size), (5, num_heads, size, rows)]
+        both: dict[str, list[tuple[int, ...]]] = {"int8": [(size,)] * 2, "int4": [(groups, 2, size), (size, groups, 2)]}
+        scales = both.get(kv_dtype, [])
+        assert [part.shape for part in parts[2:]] == [(5, num_heads, *shape) for shape in scales]
         assert parts[0].dtype is DTYPES[kv_dtype] and all(part.data_ptr() % part.element_size() == 0 for part in parts)
     assert [cache.group for cache in caches if cache] == [0, 0, 1, 1]
     one_group = [part for cache in caches[:2] for part in _parts(cache)]
@@ -97,8 +106,8 @@ def test_latent_and_recurrent_layers_have_memory_of_their_own(kv_dtype: str) -> 
     assert [set(view.latent[free].flatten().tolist()) for view in latents] == [{1.0}, {2.0}]
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_latents_are_not_kept_in_8_bits(kv_dtype: str) -> None:
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "fp8"])
+def test_latents_are_not_kept_in_few_bits(kv_dtype: str) -> None:
     with pytest.raises(InvalidConfig, match="kv_cache_dtype .* latents"):
         _hybrid(kv_dtype)
 

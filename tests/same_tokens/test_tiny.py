@@ -91,6 +91,7 @@ class Known:
     params=[
         *((name, "auto") for name in FAMILIES),
         ("Gemma3ForCausalLM", "int8"),
+        ("Qwen3ForCausalLM", "int4"),
         *(pytest.param((name, "auto"), marks=pytest.mark.slow) for name in ALIKE),
     ],
     ids=lambda param: param[0] if param[1] == "auto" else "-".join(param),

@@ -12,6 +12,7 @@ from penstock.errors import InvalidModel
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.files.gguf_checkpoint import GgufCheckpoint
 from penstock.models.files.json_file import read_config, read_generation_config
+from penstock.models.files.quantized.checkpoint import wrap_folder
 from penstock.models.files.safetensors import PICKLES, SafetensorsCheckpoint, pickle_error
 
 __all__ = ["Checkpoint", "open_checkpoint", "read_config", "read_generation_config"]
@@ -22,7 +23,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     path = Path(path)
     try:
         if path.is_dir():
-            return SafetensorsCheckpoint(path)
+            return wrap_folder(SafetensorsCheckpoint(path))
         if path.is_file():
             return _open_file(path)
     except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from penstock.quant.coded import Coded
 from penstock.quant.packed import GgmlMatrix
 
 Format = Literal["safetensors", "gguf"]
@@ -31,13 +32,20 @@ class Checkpoint(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
-    def dtype(self, name: str) -> str: ...
+    def dtype(self, name: str) -> str:
+        """Return the dtype that values are kept in; the file's own, or one for those that are widened."""
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return the values as in the family's checkpoint, in a dtype torch computes with."""
 
     def read_ggml(self, name: str) -> GgmlMatrix | None:
         """Return a matrix in the file's quantized blocks, rows as in the family's checkpoint; None if not quantized."""
+
+    def read_coded(self, name: str) -> Coded | None:
+        """Return a matrix in its codes, where a packed format holds them; None for a GGUF file's."""
+
+    def is_packed(self, name: str) -> bool:
+        """Return True if a CPU multiplies the tensor as it is stored, as far as its header tells."""
 
     def tokenizer_source(self) -> Path | Mapping[str, Any]:
         """Return the folder or the metadata that the tokenizer is made from."""

@@ -152,6 +152,12 @@ class GgufCheckpoint:
         raw = self.file.raw(info).reshape(num_rows, -1)
         return GgmlMatrix(info.ggml_type, raw, info.shape[-1], self._order(origin, num_rows), origin.transposed)
 
+    def read_coded(self, name: str) -> None:
+        return None
+
+    def is_packed(self, name: str) -> bool:
+        return self.read_ggml(name) is not None
+
     def _order(self, origin: Origin, num_rows: int) -> np.ndarray | None:
         """Return, for each row of the checkpoint, its row in the file."""
         heads = self.config.get("num_attention_heads") or self.config["n_head"]

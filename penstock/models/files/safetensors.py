@@ -159,6 +159,12 @@ class SafetensorsCheckpoint:
     def read_ggml(self, name: str) -> None:
         return None
 
+    def read_coded(self, name: str) -> None:
+        return None
+
+    def is_packed(self, name: str) -> bool:
+        return False
+
     def tokenizer_source(self) -> Path:
         return self.path
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.ops.attention.cache import bits
+from penstock.ops.attention.cache import read_cache
 from penstock.ops.registry import op
 
 
@@ -80,7 +80,7 @@ def attention(
     The queries query_start[s]:query_start[s+1] are the last of the lengths[s] positions of sequence s; position j lies
     in block table[s, j // P]. A query at position i sees 0..i, with a window the last `window` of them; entries of
     `table` before the first visible position are never read. softcap bounds the scaled score; alibi[H] then adds
-    slope · (j - i). An int8 cache's codes are multiplied by their scales [N, K, P]. sinks[H] are scores that take
+    slope · (j - i). The codes of an int8 or int4 cache are widened by their scales. sinks[H] are scores that take
     weight but have no value.
     """
     out = torch.empty_like(q)
@@ -92,10 +92,7 @@ def attention(
         first = max(0, length - (end - begin) - window + 1) if window else 0
         j = torch.arange(first, length, device=q.device)
         blocks = table[s].long()[j // size]
-        k = bits(k_cache)[blocks, :, :, j % size].view(k_cache.dtype).float()
-        v = bits(v_cache)[blocks, :, j % size].view(v_cache.dtype).float()
-        if k_scale is not None and v_scale is not None:
-            k, v = (x * y[blocks, :, j % size].unsqueeze(-1) for x, y in ((k, k_scale), (v, v_scale)))
+        k, v = read_cache(k_cache, v_cache, k_scale, v_scale, blocks, j % size)
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         visible = (j <= i) & (j > i - window) if window else j <= i
         scores = _scores(q[begin:end].float(), k, visible, j - i, scale, softcap, alibi)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.ops.attention.cache import bits, cast_to_cache, quantize_int8
+from penstock.ops.attention.cache import bits, cast_to_cache, quantize_int4, quantize_int8
 from penstock.ops.registry import op
 
 
@@ -21,10 +21,13 @@ def cache_write(
 ) -> None:
     """Write k and v [T, K, D] into the caches [N, K, D, P] and [N, K, P, D] at slots[T] = block · P + offset.
 
-    Values are rounded to the caches' dtype; with int8 the scales [N, K, P] say what a code of 1 stands for.
+    Values are rounded to the caches' dtype; of int8 and int4 the scales say what the codes stand for.
     """
     block, place = slots // k_cache.shape[3], slots % k_cache.shape[3]
-    if k_scale is not None and v_scale is not None:
+    if k_scale is not None and v_scale is not None and k_cache.dtype is torch.uint8:
+        k_cache[block, :, :, place], k_scale[block, :, :, :, place] = quantize_int4(k)
+        v_cache[block, :, place], v_scale[block, :, place] = quantize_int4(v)
+    elif k_scale is not None and v_scale is not None:
         k_cache[block, :, :, place], k_scale[block, :, place] = quantize_int8(k)
         v_cache[block, :, place], v_scale[block, :, place] = quantize_int8(v)
     else:

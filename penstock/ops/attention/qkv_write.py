@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.ops.attention.cache import head_size_of
 from penstock.ops.attention.cache_write import cache_write
 from penstock.ops.attention.rope import rope
 from penstock.ops.norm import rms_norm
@@ -42,7 +43,7 @@ def qkv_write(
     Each head of the queries and keys is first normed by `rms_norm` where there is a weight [D], then rotated by `rope`
     where there are cos and sin. The bits are those of the ops one by one.
     """
-    num_kv_heads, head_size = k_cache.shape[1:3]
+    num_kv_heads, head_size = k_cache.shape[1], head_size_of(k_cache)
     if source is not None:
         qkv = over_source(qkv, source, source_eps)
     heads = qkv.view(qkv.shape[0], qkv.shape[1] // head_size, head_size)

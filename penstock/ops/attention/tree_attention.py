@@ -28,6 +28,13 @@ class Tail(NamedTuple):
         return Tail(self.begins[:num_sequences], self.positions[:num_tokens], self.nodes[:num_tokens])
 
 
+def _take_scales(k_scale: Tensor, blocks: Tensor, places: Tensor, is_int4: bool) -> Tensor:
+    """Return the scales of keys at `places` of `blocks`, each a block of one position."""
+    if is_int4:
+        return k_scale[blocks, :, :, :, places].unsqueeze(-1)
+    return k_scale[blocks, :, places].unsqueeze(2)
+
+
 @op(tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3})
 def tree_attention(
     q: Tensor,
@@ -75,7 +82,7 @@ def tree_attention(
                 window,
                 softcap,
                 alibi,
-                None if k_scale is None else k_scale[blocks, :, at].unsqueeze(2),
+                None if k_scale is None else _take_scales(k_scale, blocks, at, k_cache.dtype is torch.uint8),
                 None if v_scale is None else v_scale[blocks, :, at].unsqueeze(2),
                 sinks=sinks,
             )[0]

@@ -6,12 +6,23 @@ import torch
 from torch import Tensor
 
 from penstock.ops.cpu.runtime.library import Kernel, as_integers, as_rows, check_float32, empty_like
-from penstock.ops.elementwise import ACTIVATIONS, SWIGLU_OAI, activation, add, gated_activation, gather, scale, softcap
+from penstock.ops.elementwise import (
+    ACTIVATIONS,
+    SWIGLU_OAI,
+    activation,
+    add,
+    gated_activation,
+    gather,
+    scale,
+    softcap,
+    take_columns,
+)
 
 _add_kernel = Kernel("add", "pnpnnnfp")
 _scale_kernel = Kernel("scale", "pnfp")
 _softcap_kernel = Kernel("softcap", "pnfp")
 _gather_kernel = Kernel("gather", "pnpnnnp")
+_take_columns_kernel = Kernel("take_columns", "pnnnpnp")
 _activation_kernel = Kernel("activation", "pnniip")
 _NUMBERS = {kind: number for number, kind in enumerate([*ACTIVATIONS, SWIGLU_OAI])}
 
@@ -58,6 +69,16 @@ def _gather(at: Tensor, x: Tensor) -> Tensor:
     at, x = as_integers(at, torch.int64), as_rows("x", x)
     out = torch.empty(at.shape[0], x.shape[1])
     _gather_kernel(at.data_ptr(), at.shape[0], x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], out.data_ptr())
+    return out
+
+
+@take_columns.impl("cpu", exact=True)
+def _take_columns(x: Tensor, order: Tensor) -> Tensor:
+    x, order = as_rows("x", x), as_integers(order, torch.int64)
+    out = torch.empty(x.shape[0], order.shape[0])
+    _take_columns_kernel(
+        x.data_ptr(), x.stride(0), x.shape[0], x.shape[1], order.data_ptr(), order.shape[0], out.data_ptr()
+    )
     return out
 
 

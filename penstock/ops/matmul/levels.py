@@ -1,4 +1,4 @@
-"""Tables of 16 integers that codes of 4 bits select from. Where a format has signs, bit 3 is the sign."""
+"""Tables of 16 numbers that codes of 4 bits select from. Where a format has signs, bit 3 is the sign."""
 
 from __future__ import annotations
 
@@ -10,3 +10,21 @@ LEVELS: dict[str, tuple[int, ...]] = {
     "IQ1": (-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7, 0, 0, 0, 0, 0),  # 8 · (−1, 0, 1), and 1 more or less
     "FP4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),  # e2m1, doubled
 }
+
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+BNB_FP4 = (0.0, 0.005208333333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)  # then the same with a minus
+
+# The values, and what a CPU multiplies with rounded activations: the same but for NF4 (kNF4Steps in packed/layout.h).
+FLOAT_LEVELS: dict[str, tuple[float, ...]] = {
+    "IQ4": LEVELS["IQ4"],
+    "FP4": LEVELS["FP4"],
+    "NF4": NF4,
+    "BNB_FP4": (*BNB_FP4, *(-level for level in BNB_FP4)),
+}
+NF4_STEPS = 123.25
+INTEGER_LEVELS = FLOAT_LEVELS | {"NF4": tuple(round(level * NF4_STEPS) / NF4_STEPS for level in NF4)}

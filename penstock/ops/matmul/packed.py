@@ -7,15 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.ops.matmul.levels import FLOAT_LEVELS, INTEGER_LEVELS
+
 GROUP = 32  # inputs that are rounded and multiplied together
 LANES = 16  # outputs side by side in a panel
 SUPER = 8  # groups that share a super-scale
-LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of the IQ4 formats
 
 
 @dataclass(frozen=True)
 class Format:
-    """A weight is scale · (code − offset) + minimum, with levels scale · LEVELS[code]."""
+    """A weight is scale · (code − offset − zero) + minimum, with levels scale · level[code].
+
+    With `whole` scales these are float32, otherwise float16 or a super-scale times integers.
+    """
 
     number: int  # as in with_format of packed/layout.h
     bits: int
@@ -23,7 +27,9 @@ class Format:
     minimum: bool = False
     scales: int = 1  # per group
     supers: bool = False  # scales and minimums are int8 times a float16 for every 8 groups
-    levels: bool = False
+    levels: str = ""  # the table of FLOAT_LEVELS
+    zeros: bool = False  # int8
+    whole: bool = False
 
     @property
     def plane_bytes(self) -> dict[str, int]:
@@ -32,7 +38,7 @@ class Format:
         return {
             "codes": 512 if self.bits == 8 else 256,
             "high": {5: 64, 6: 128}.get(self.bits, 0),
-            "scales": LANES * sets * self.scales * (1 if self.supers else 2),
+            "scales": LANES * (sets * self.scales * (1 if self.supers else 4 if self.whole else 2) + self.zeros),
             "supers": 2 * LANES * sets if self.supers else 0,
         }
 
@@ -48,8 +54,14 @@ FORMATS = {
     "Q4_K": Format(7, 4, minimum=True, supers=True),
     "Q5_K": Format(8, 5, minimum=True, supers=True),
     "Q6_K": Format(9, 6, offset=32, scales=2, supers=True),
-    "IQ4_NL": Format(10, 4, levels=True),
-    "IQ4_XS": Format(11, 4, supers=True, levels=True),
+    "IQ4_NL": Format(10, 4, levels="IQ4"),
+    "IQ4_XS": Format(11, 4, supers=True, levels="IQ4"),
+    "U4_F16": Format(12, 4, zeros=True),
+    "U4_F32": Format(13, 4, zeros=True, whole=True),
+    "S8_F32": Format(14, 8, offset=128, whole=True),
+    "U8_F32": Format(15, 8, offset=128, zeros=True, whole=True),
+    "MXFP4": Format(16, 4, levels="FP4"),
+    "NF4": Format(17, 4, levels="NF4", whole=True),
 }
 
 
@@ -82,19 +94,23 @@ class PackedWeight:
     def num_bytes(self) -> int:
         return sum(plane.nbytes for plane in (self.codes, self.high, self.scales, self.supers))
 
-    def unpack(self) -> Tensor:
-        """Return the exact values of the stored format, [O, C] float32."""
+    def unpack(self, integers: bool = False) -> Tensor:
+        """Return the exact values of the stored format, [O, C] float32; with `integers` the levels as kernels multiply
+        them by rounded activations."""
         panels, groups, _ = self.codes.shape
-        scale, minimum = _scales(self)
-        value = _codes(self).float() * scale
-        if minimum is not None:
-            value = value + minimum
+        scale, more = _scales(self)
+        codes = _codes(self, integers)
+        if self.format.zeros:
+            assert more is not None
+            value = (codes - more) * scale
+        else:
+            value = codes * scale if more is None else codes * scale + more
         rows = value.permute(0, 3, 1, 2, 4).reshape(panels * LANES, groups * GROUP)
         return rows[: self.num_out, : self.width].contiguous()
 
 
-def _codes(weight: PackedWeight) -> Tensor:
-    """[panels, groups, quads, lanes, 4], the offset taken away."""
+def _codes(weight: PackedWeight, integers: bool) -> Tensor:
+    """[panels, groups, quads, lanes, 4] float32, the offset taken away."""
     format, (panels, groups, _) = weight.format, weight.codes.shape
     if format.bits == 8:
         codes = weight.codes.view(panels, groups, 8, 64).int()
@@ -106,17 +122,49 @@ def _codes(weight: PackedWeight) -> Tensor:
     if format.bits == 6:
         upper = weight.high.view(panels, groups, 2, 1, 64).int() >> torch.arange(0, 8, 2).view(4, 1)
         codes = codes | (upper.reshape(panels, groups, 8, 64) & 3) << 4
-    codes = torch.tensor(LEVELS)[codes] if format.levels else codes - format.offset
-    return codes.view(panels, groups, 8, LANES, 4)
+    if format.levels:
+        table = (INTEGER_LEVELS if integers else FLOAT_LEVELS)[format.levels]
+        return torch.tensor(table, dtype=torch.float32)[codes].view(panels, groups, 8, LANES, 4)
+    return (codes - format.offset).float().view(panels, groups, 8, LANES, 4)
 
 
 def _scales(weight: PackedWeight) -> tuple[Tensor, Tensor | None]:
-    """Scales and minimums [panels, groups, quads, lanes, 1], float32."""
+    """Scales and minimums or zeros [panels, groups, quads, lanes, 1], float32."""
     format, (panels, groups, _) = weight.format, weight.codes.shape
-    stored = weight.scales.view(torch.int8 if format.supers else torch.float16).float()
+    if format.zeros:
+        scale, zero = weight.scales[..., :-LANES].contiguous(), weight.scales[..., -LANES:].view(torch.int8).float()
+        whole = scale.view(torch.float32 if format.whole else torch.float16).float()
+        return whole.view(panels, groups, 1, LANES, 1), zero.view(panels, groups, 1, LANES, 1)
+    stored = weight.scales.view(
+        torch.int8 if format.supers else torch.float32 if format.whole else torch.float16
+    ).float()
     stored = stored.view(panels, groups, format.scales, -1, LANES)
     if format.supers:
         supers = weight.supers.view(torch.float16).float().view(panels, -1, 1, stored.shape[3], LANES)
         stored = stored * supers.repeat_interleave(SUPER, dim=1)[:, :groups]
     sets = stored.repeat_interleave(8 // format.scales, dim=2).unsqueeze(-1)
     return sets[:, :, :, 0], sets[:, :, :, 1] if format.minimum else None
+
+
+def pack_planes(format: Format, codes: Tensor, scale: Tensor, zero: Tensor | None = None) -> PackedWeight:
+    """Pack codes [O, C] uint8 with a scale, and with `zeros` an int8 zero, for each group: [O, ceil(C/32)]."""
+    num_out, width = codes.shape
+    weight = PackedWeight.empty(format, num_out, width)
+    panels, groups, _ = weight.codes.shape
+    if (panels * LANES, groups * GROUP) != (num_out, width):
+        codes = torch.nn.functional.pad(codes, (0, groups * GROUP - width, 0, panels * LANES - num_out))
+    words = codes.contiguous().view(torch.int32).view(panels, LANES, groups, 8).permute(0, 2, 3, 1)
+    if format.bits == 4:
+        words = words[:, :, 0::2] | words[:, :, 1::2] << 4
+    weight.codes.copy_(words.contiguous().view(torch.uint8).view(weight.codes.shape))
+    kind = torch.float32 if format.whole else torch.float16
+    parts = [(scale.to(kind), kind.itemsize)] + ([] if zero is None else [(zero, 1)])
+    planes = [_lanes(part, panels).view(torch.uint8).view(panels, groups, LANES * size) for part, size in parts]
+    weight.scales.copy_(torch.cat(planes, dim=-1))
+    return weight
+
+
+def _lanes(values: Tensor, panels: int) -> Tensor:
+    """Reorder [O, G] → [panels, G, lanes], padded with 0."""
+    padded = torch.nn.functional.pad(values, (0, 0, 0, panels * LANES - len(values)))
+    return padded.view(panels, LANES, -1).transpose(1, 2).contiguous()

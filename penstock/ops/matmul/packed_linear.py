@@ -45,5 +45,7 @@ def packed_linear(
     exactly within a group of 32; with 0 they stay float32.
     """
     x = x.float() if norm is None else rms_norm.reference(x.float(), norm, eps)
-    y = (quantize_rows(x, x_bits) if x_bits else x) @ torch.cat([part.unpack() for part in parts]).T
+    y = (quantize_rows(x, x_bits) if x_bits else x) @ torch.cat(
+        [part.unpack(integers=bool(x_bits)) for part in parts]
+    ).T
     return apply_epilogue(y, epilogue)

@@ -17,6 +17,8 @@ def cache_pool(
     num_blocks: int, num_heads: int, size: int, head_size: int, dtype: torch.dtype, fill: float = 0
 ) -> dict[str, Tensor]:
     """New caches as the ops take them, blocks of keys and values side by side: for tests and examples."""
+    if dtype is torch.uint8:
+        return _int4_pool(num_blocks, num_heads, size, head_size, fill)
     pool = torch.full((num_blocks, 2, num_heads, size * head_size), fill if dtype.is_floating_point else 0).to(dtype)
     caches = {
         "k_cache": pool[:, 0].view(num_blocks, num_heads, head_size, size),
@@ -26,6 +28,18 @@ def cache_pool(
         scales = torch.full((num_blocks, 2, num_heads, size), float(fill))
         caches |= {"k_scale": scales[:, 0], "v_scale": scales[:, 1]}
     return caches
+
+
+def _int4_pool(num_blocks: int, num_heads: int, size: int, head_size: int, fill: float) -> dict[str, Tensor]:
+    pool = torch.zeros(num_blocks, 2, num_heads, size * (head_size // 2), dtype=torch.uint8)
+    groups = -(-head_size // 32)
+    scales = torch.full((num_blocks, 2, num_heads, 2 * size * groups), float(fill), dtype=torch.float16)
+    return {
+        "k_cache": pool[:, 0].view(num_blocks, num_heads, head_size // 2, size),
+        "v_cache": pool[:, 1].view(num_blocks, num_heads, size, head_size // 2),
+        "k_scale": scales[:, 0].view(num_blocks, num_heads, groups, 2, size),
+        "v_scale": scales[:, 1].view(num_blocks, num_heads, size, groups, 2),
+    }
 
 
 @examples(ops.rope, EachRow("x", "positions"))
@@ -56,7 +70,7 @@ def _rope() -> Iterator[Example]:
 
 @examples(ops.cache_write, EachSlot("k", "v", "slots"))
 def _cache_write() -> Iterator[Example]:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8):
         shapes = [(0, 1, 8, 4), (1, 3, 64, 16), (13, 2, 20, 8), (110, 3, 64, 16)]
         for seed, (num_tokens, num_heads, size, block) in enumerate(shapes):
             yield {
@@ -71,7 +85,7 @@ def _cache_write() -> Iterator[Example]:
     extremes = torch.tensor([0.0, 1e-42, 65519.0, 65520.0, -1e9, torch.inf, -torch.inf, torch.nan]).repeat(4, 5)
     extremes = torch.stack([extremes, torch.zeros(4, 40)], dim=1)
     extremes[1, :, 5:] = 1e-40
-    for dtype in (torch.float16, torch.int8):
+    for dtype in (torch.float16, torch.int8, torch.uint8):
         yield {"k": extremes, "v": extremes.flip(0), **cache_pool(3, 2, 16, 40, dtype), "slots": permutation(5, 48)[:4]}
 
 
@@ -122,8 +136,9 @@ def _attention() -> Iterator[Example]:
     yield paged(5, [(1, 150), (40, 90), (3, 3)], 4, 2, 16, window=33)
     yield paged(6, [(2, 100), (70, 70)], 3, 1, 80, softcap=20.0)
     yield paged(7, [(1, 77), (9, 12)], 6, 6, 24, block=1, alibi=torch.linspace(0.01, 0.5, 6))
-    for dtype in (torch.bfloat16, torch.float16, torch.int8):
-        yield paged(8, [(1, 100), (13, 13), (2, 66)], 4, 2, 33, dtype=dtype, window=50, softcap=30.0)
+    for dtype in (torch.bfloat16, torch.float16, torch.int8, torch.uint8):
+        size = 33 if dtype is not torch.uint8 else 34
+        yield paged(8, [(1, 100), (13, 13), (2, 66)], 4, 2, size, dtype=dtype, window=50, softcap=30.0)
         yield paged(9, [(1, 700), (20, 40), (1, 3)], 9, 3, 64, dtype=dtype)
         yield paged(10, [(3, 300), (1, 64)], 5, 1, 96, block=32, dtype=dtype, alibi=torch.linspace(0.01, 0.5, 5))
         yield paged(11, [(9, 70), (50, 50)], 2, 2, 16, block=4, dtype=dtype)
@@ -176,6 +191,8 @@ def _qkv_write() -> Iterator[Example]:
     yield _qkv_write_call(6, 6, 4, 2, 20, 32, torch.float32)
     yield _qkv_write_call(7, 21, 8, 2, 64, 16, torch.int8, rotated=64, normed="qk")
     yield _qkv_write_call(8, 3, 2, 1, 30, 16, torch.int8, rotated=10)
+    yield _qkv_write_call(11, 21, 8, 2, 64, 16, torch.uint8, rotated=64, normed="qk")
+    yield _qkv_write_call(12, 3, 2, 1, 38, 4, torch.uint8, rotated=10)
     for seed, normed in ((9, ""), (10, "qk")):
         yield _qkv_write_call(seed, 7, 8, 2, 64, 16, torch.float32, rotated=64, normed=normed) | {
             "source": normal(seed, 7, 1500, scale=3.0),

@@ -51,6 +51,13 @@ def _add() -> Iterator[Example]:
     yield {"x": wide[:, :32], "y": wide[:, 64:], "scale": -1.5}
 
 
+@examples(ops.take_columns)
+def _take_columns() -> Iterator[Example]:
+    for seed, (num_rows, width, count) in enumerate([(0, 8, 8), (1, 5, 1), (7, 576, 576), (50, 31, 0), (3, 90, 200)]):
+        yield {"x": normal(seed, num_rows, width), "order": integers(seed, width, count)}
+    yield {"x": normal(9, 6, 64)[:, 16:40], "order": integers(9, 24, 24)}
+
+
 @examples(ops.gather, EachRow("at"))
 def _gather() -> Iterator[Example]:
     for seed, (num_rows, width, count) in enumerate([(3, 8, 0), (1, 5, 1), (7, 576, 4), (50, 31, 90), (200, 600, 64)]):

@@ -126,9 +126,13 @@ def packed_weight(seed: int, format: Format, num_out: int, width: int) -> Packed
     weight = PackedWeight.empty(format, num_out, width)
     for plane in (weight.codes, weight.high):
         plane.copy_(integers(seed, 256, *plane.shape))
-    scale = 0.1 / (256 if format.levels else 2**format.bits)
-    halves = (weight.supers if format.supers else weight.scales).view(torch.float16)
-    halves.copy_(normal(seed + 2, *halves.shape, scale=scale / 32 if format.supers else scale))
+    scale = 0.1 / {"": 2**format.bits, "IQ4": 256, "FP4": 24, "NF4": 2}[format.levels]
+    kind = torch.float32 if format.whole else torch.float16
+    plane = weight.supers if format.supers else weight.scales[..., : -16 if format.zeros else None]
+    values = normal(seed + 2, *plane.shape[:-1], plane.shape[-1] // kind.itemsize, scale=scale, dtype=kind)
+    plane.copy_((values / 32 if format.supers else values).view(torch.uint8))
+    if format.zeros:
+        weight.scales[..., -16:].copy_(integers(seed + 1, 256 if format.bits == 8 else 16, *plane.shape[:-1], 16))
     if format.supers:
         weight.scales.copy_(integers(seed + 1, 64, *weight.scales.shape))
     return weight

@@ -51,7 +51,10 @@ class EachSlot(EachRow):
         size = example["k_cache"].shape[3]
         block, place = example["slots"][keep] // size, example["slots"][keep] % size
         written = [example["k_cache"][block, :, :, place], example["v_cache"][block, :, place]]
-        written += [example[name][block, :, place].unsqueeze(-1) for name in ("k_scale", "v_scale") if name in example]
+        if example.get("k_scale") is not None:
+            k_scale, v_scale = example["k_scale"], example["v_scale"]
+            written.append(k_scale[block, :, :, :, place] if k_scale.dim() > 3 else k_scale[block, :, place])
+            written.append(v_scale[block, :, place])
         found = [] if result is None else [result[keep].flatten(1)]
         return torch.cat([x.flatten(1).float() for x in written] + found, dim=1)
 

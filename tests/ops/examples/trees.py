@@ -51,8 +51,9 @@ def _tree_attention() -> Iterator[Example]:
     yield with_trees(paged(2, [(5, 66), (3, 3), (20, 90)], 4, 2, 16, window=33), [[-1, -1, 0, 1], [-1, -1], BUSH])
     yield with_trees(paged(3, [(9, 137), (9, 9)], 6, 6, 24, block=1, alibi=torch.linspace(0.01, 0.5, 6)), [BUSH, BUSH])
     yield with_trees(paged(7, [(9, 137), (9, 9)], 6, 6, 24, sinks=torch.linspace(-9, 9, 6)), [BUSH, BUSH])
-    for dtype in (torch.bfloat16, torch.float16, torch.int8):
-        yield with_trees(paged(4, [(12, 132), (2, 66)], 4, 2, 33, dtype=dtype, window=50, softcap=30.0), [BUSH, [-1]])
+    for dtype in (torch.bfloat16, torch.float16, torch.int8, torch.uint8):
+        size = 33 if dtype is not torch.uint8 else 34
+        yield with_trees(paged(4, [(12, 132), (2, 66)], 4, 2, size, dtype=dtype, window=50, softcap=30.0), [BUSH, [-1]])
         yield with_trees(paged(5, [(9, 700), (4, 30)], 9, 3, 64, dtype=dtype), [BUSH, LINE])
         yield with_trees(paged(6, [(2, 300), (9, 64)], 2, 1, 96, block=32, dtype=dtype), [[-1], BUSH])
 
@@ -74,10 +75,11 @@ class _EachHead(EachSlot):
 @examples(ops.cache_move, _EachHead("k_cache"))
 def _cache_move() -> Iterator[Example]:
     chains = [[], [(1, 3)], [(5, 3), (6, 4), (4, 6)], [(i, 30 - i) for i in range(12)]]
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8):
         for seed, (moves, (heads, size, block)) in enumerate(
             zip(chains, [(1, 8, 4), (3, 64, 16), (2, 33, 4), (5, 20, 1)])
         ):
+            size += size % 2 if dtype is torch.uint8 else 0
             caches = cache_pool(32, heads, block, size, dtype)
             k, v = (normal(seed + i, 32 * block, heads, size) for i in (0, 1))
             ops.cache_write.reference(k, v, slots=torch.arange(32 * block), **caches)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from penstock.ops.attention.attention import Work, attention
+from penstock.ops.attention.cache import head_size_of
 from penstock.ops.attention.tree_attention import Tail, tree_attention
 from penstock.ops.cpu.attention.cache import cache_arguments
 from penstock.ops.cpu.runtime.library import Kernel, as_integers, as_rows, check_float32, empty_like, pointer
@@ -14,7 +15,7 @@ _tree_kernel = Kernel("tree_attention", "pnpnpnpnpninpnnppnnnnnfnfpppppnnp")
 
 def _check_shapes(q: Tensor, k_cache: Tensor, table: Tensor, query_start: Tensor, lengths: Tensor) -> None:
     num_sequences = lengths.shape[0]
-    if q.shape[2] != k_cache.shape[2] or q.shape[1] % k_cache.shape[1]:
+    if q.shape[2] != head_size_of(k_cache) or q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"q {tuple(q.shape)} does not fit caches {tuple(k_cache.shape)}")
     if table.shape[0] != num_sequences or query_start.shape[0] != num_sequences + 1:
         raise ValueError(
@@ -51,7 +52,7 @@ def _attention(
     q = as_rows("q", q)
     table, query_start, lengths = (as_integers(x, torch.int32) for x in (table, query_start, lengths))
     alibi, sinks = _per_head("alibi", alibi, q.shape[1]), _per_head("sinks", sinks, q.shape[1])
-    num_blocks, num_kv_heads, head_size, size = k_cache.shape
+    num_blocks, num_kv_heads, _, size = k_cache.shape
     _check_shapes(q, k_cache, table, query_start, lengths)
     out = empty_like(q)
     _kernel(
@@ -68,7 +69,7 @@ def _attention(
         q.shape[1],
         num_kv_heads,
         size,
-        head_size,
+        q.shape[2],
         scale,
         window,
         softcap,
@@ -102,7 +103,7 @@ def _tree_attention(
     begins, nodes = as_integers(tail.begins, torch.int32), as_integers(tail.nodes, torch.int32)
     positions = as_integers(tail.positions, torch.int64)
     alibi, sinks = _per_head("alibi", alibi, q.shape[1]), _per_head("sinks", sinks, q.shape[1])
-    num_blocks, num_kv_heads, head_size, size = k_cache.shape
+    num_blocks, num_kv_heads, _, size = k_cache.shape
     _check_shapes(q, k_cache, table, query_start, lengths)
     if begins.shape != lengths.shape or positions.shape[0] != q.shape[0] or nodes.shape[0] != q.shape[0]:
         shapes = ", ".join(str(tuple(x.shape)) for x in tail)
@@ -122,7 +123,7 @@ def _tree_attention(
         q.shape[1],
         num_kv_heads,
         size,
-        head_size,
+        q.shape[2],
         scale,
         window,
         softcap,

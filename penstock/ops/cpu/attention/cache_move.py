@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.ops.attention.cache import head_size_of
 from penstock.ops.attention.cache_move import cache_move
 from penstock.ops.cpu.attention.cache import cache_arguments
 from penstock.ops.cpu.runtime.library import Kernel, as_integers
@@ -18,5 +19,6 @@ def _cache_move(
     moves = as_integers(moves, torch.int64)
     if moves.dim() != 2 or moves.shape[1] != 2:
         raise ValueError(f"moves {tuple(moves.shape)} must be [n, 2]: a source and a target each")
-    num_blocks, num_heads, head_size, size = k_cache.shape
+    num_blocks, num_heads, _, size = k_cache.shape
+    head_size = head_size_of(k_cache)
     _kernel(*caches, moves.data_ptr(), moves.shape[0], num_blocks, num_heads, size, head_size)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.ops.attention.cache import head_size_of
 from penstock.ops.attention.qkv_write import over_source, qkv_write
 from penstock.ops.cpu.attention.cache import cache_arguments
 from penstock.ops.cpu.norm import check_parameter
@@ -41,7 +42,8 @@ def _qkv_write(
         qkv = over_source(qkv, source, source_eps)
     caches = cache_arguments(k_cache, v_cache, k_scale, v_scale)
     qkv, slots, positions = as_rows("qkv", qkv), as_integers(slots, torch.int64), as_integers(positions, torch.int64)
-    num_blocks, num_kv_heads, head_size, size = k_cache.shape
+    num_blocks, num_kv_heads, _, size = k_cache.shape
+    head_size = head_size_of(k_cache)
     num_tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_size - 2 * num_kv_heads
     if num_heads < 1 or qkv.shape[1] % head_size or slots.shape != (num_tokens,) or positions.shape != (num_tokens,):
         raise ValueError(

@@ -79,8 +79,21 @@ KERNEL(gather)(const int64_t* at, int64_t count, const float* x, int64_t x_strid
     return kDone;
 }
 
+KERNEL(take_columns)(const float* x, int64_t x_stride, int64_t num_rows, int64_t width, const int64_t* order,
+                     int64_t count, float* out) {
+    using namespace penstock::PENSTOCK_PATH;
+    for (int64_t c = 0; c < count; c++)
+        if (order[c] < 0 || order[c] >= width) return kBadIndex;
+    parallel_for(num_rows, count, [&](int64_t row) {
+        const float* from = x + row * x_stride;
+        for (int64_t c = 0; c < count; c++) out[row * count + c] = from[order[c]];
+    });
+    return kDone;
+}
+
 EXPORT(activation)
 EXPORT(add)
 EXPORT(scale)
 EXPORT(softcap)
 EXPORT(gather)
+EXPORT(take_columns)

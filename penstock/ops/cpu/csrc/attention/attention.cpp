@@ -174,44 +174,70 @@ bool attend_tail(const Call& call, const Span& span, int64_t kv_head, const Sour
     return true;
 }
 
-// Attends to the chunks [from, to) of a span; partials of a split span are stored for later.
+// Attends to the chunks [from, to) of a span where they are stored, and prefetches the next one meanwhile; partials of
+// a split span are stored for later.
+template <class T>
+bool attend_in_place(const Job& job, const Span& span, const Source<T>& source, const Range& range, int64_t from,
+                     int64_t to, Rows& rows) {
+    const Source<T> beside = {source.cache, source.table, source.table_width, source.head + 1};
+    const bool later = span.num_pieces > 1;
+    const bool more = !later && source.head + 1 < source.cache.num_heads;  // most likely this thread's next item
+    Chunk<T> chunks[2];
+    const auto find = [&](int64_t c, const Source<T>& where, Chunk<T>& chunk) {
+        const int64_t base = (span.first_chunk + c) * kChunk;
+        return where.find(base, max(range.first - base, 0), min(range.last + 1 - base, kChunk), chunk);
+    };
+    if (from < to && !find(from, source, chunks[from % 2])) return false;
+    for (int64_t c = from; c < to; c++) {
+        const int64_t base = (span.first_chunk + c) * kChunk;
+        const Partials parts = find_partials(job, span, source.head, c);
+        rows.set_visible(base);
+        Chunk<T>& chunk = chunks[c % 2];
+        Chunk<T>& next = chunks[(c + 1) % 2];
+        if (c + 1 < to && !find(c + 1, source, next)) return false;
+        if (c + 1 == to && more && !find(from, beside, next)) return false;
+        chunk.next = c + 1 < to || more ? &next : &chunk;
+        attend_chunk(rows, chunk, base, job.call.rule, later ? &parts : nullptr);
+    }
+    return true;
+}
+
+// The same, each chunk widened to float32 before.
+template <class T>
+bool attend_widened(const Job& job, const Span& span, const Source<T>& source, const Range& range, int64_t from,
+                    int64_t to, Rows& rows, float* room) {
+    const bool later = span.num_pieces > 1;
+    Chunk<float> wide;
+    for (int64_t c = from; c < to; c++) {
+        const int64_t base = (span.first_chunk + c) * kChunk;
+        const Partials parts = find_partials(job, span, source.head, c);
+        rows.set_visible(base);
+        const int64_t least = max(range.first - base, 0), most = min(range.last + 1 - base, kChunk);
+        if (!source.find_widened(base, least, most, rows.size, room, wide)) return false;
+        attend_chunk(rows, wide, base, job.call.rule, later ? &parts : nullptr);
+    }
+    return true;
+}
+
+template <class T>
+bool attend_line(const Job& job, const Span& span, const Source<T>& source, const Range& range, int64_t from,
+                 int64_t to, Rows& rows, float* room) {
+    if constexpr (kInPlace<T>)
+        if (job.call.is_in_groups() && (sizeof(T) == 4 || rows.count <= kDirectRows))
+            return attend_in_place(job, span, source, range, from, to, rows);
+    return attend_widened(job, span, source, range, from, to, rows, room);
+}
+
+// Attends to the chunks [from, to) of a span, those that hold nodes of a tree last.
 template <class T>
 bool attend_chunks(const Job& job, const Span& span, int64_t kv_head, int64_t from, int64_t to, Rows& rows,
                    float* room) {
     const Call& call = job.call;
-    const int32_t* table = call.table + span.sequence * call.table_stride;
-    const Source<T> source = {call.cache, table, call.table_width, kv_head};
-    const Source<T> beside = {call.cache, table, call.table_width, kv_head + 1};  // most likely this thread's next item
-    const bool direct = call.is_in_groups() && (sizeof(T) == 4 || rows.count <= kDirectRows);
+    const Source<T> source = {call.cache, call.table + span.sequence * call.table_stride, call.table_width, kv_head};
     const bool later = span.num_pieces > 1;
-    const bool more = !later && kv_head + 1 < call.cache.num_heads;
     const Range range = find_range(call, span.sequence, span.begin, span.end);
     const int64_t tail = max(from, min(to, call.tail_chunk(span.sequence) - span.first_chunk));
-    Chunk<T> chunks[2];
-    Chunk<float> wide;
-    const auto find = [&](int64_t c, const Source<T>& where, Chunk<T>& chunk) {
-        const int64_t base = (span.first_chunk + c) * kChunk, least = max(range.first - base, 0);
-        const int64_t most = min(range.last + 1 - base, kChunk);
-        return direct ? where.find(base, least, most, chunk)
-                      : where.find_widened(base, least, most, rows.size, room, wide);
-    };
-    if (direct && from < tail && !find(from, source, chunks[from % 2])) return false;
-    for (int64_t c = from; c < tail; c++) {
-        const int64_t base = (span.first_chunk + c) * kChunk;
-        const Partials parts = find_partials(job, span, kv_head, c);
-        rows.set_visible(base);
-        if (direct) {
-            Chunk<T>& chunk = chunks[c % 2];
-            Chunk<T>& next = chunks[(c + 1) % 2];
-            if (c + 1 < tail && !find(c + 1, source, next)) return false;
-            if (c + 1 == tail && more && !find(from, beside, next)) return false;
-            chunk.next = c + 1 < tail || more ? &next : &chunk;
-            attend_chunk(rows, chunk, base, call.rule, later ? &parts : nullptr);
-        } else {
-            if (!find(c, source, chunks[0])) return false;
-            attend_chunk(rows, wide, base, call.rule, later ? &parts : nullptr);
-        }
-    }
+    if (!attend_line(job, span, source, range, from, tail, rows, room)) return false;
     for (int64_t c = tail; c < to; c++) {
         const int64_t base = (span.first_chunk + c) * kChunk, padded = Rows::pad(rows.count);
         float* own = room + Source<T>::room_floats(rows.head_size, rows.size);

@@ -177,5 +177,103 @@ struct Source {
     }
 };
 
+// int4 codes are always widened: keys to groups of 16 positions, values to groups of 16 dimensions.
+template <>
+struct Source<i4> {
+    const PagedCache& cache;
+    const int32_t* table;
+    int64_t table_width, head;
+
+    static int64_t room_floats(int64_t head_size, int64_t size) { return kChunk * (head_size + size); }
+
+    bool find_widened(int64_t base, int64_t least, int64_t most, int64_t size, float* room, Chunk<float>& chunk) const {
+        float *k = room, *v = k + kChunk * cache.head_size;
+        chunk.k_stride = kLanes, chunk.v_row = kLanes, chunk.v_stride = kChunk * kLanes;
+        chunk.scaled = false, chunk.next = &chunk;
+        for (int64_t g = 0; g < kGroups; g++)
+            chunk.k[g] = k + g * kLanes * cache.head_size, chunk.v[g] = v + g * kLanes * kLanes;
+        for (int64_t j = least / kLanes * kLanes; j < most;) {  // runs of positions in one group and one block
+            const int64_t place = base + j,
+                          count = min(kLanes - j % kLanes, cache.block_size - place % cache.block_size);
+            if (j + count > least && !widen_run(place, count, j, size, room)) return false;
+            j += count;
+        }
+        return true;
+    }
+
+    bool widen_place(int64_t place, int64_t j, int64_t size, float* room) const {
+        return widen_run(place, 1, j, size, room);
+    }
+
+    // Widens `count` positions of one block, from `place` on, to position `j` of the chunk and those after it.
+    bool widen_run(int64_t place, int64_t count, int64_t j, int64_t size, float* room) const {
+        const int64_t index = place / cache.block_size, block = index < table_width ? table[index] : -1;
+        if (block < 0 || block >= cache.num_blocks) return false;
+        const CodeSlot from(cache, block * cache.block_size + place % cache.block_size, head);
+        float *k = room + j / kLanes * kLanes * cache.head_size + j % kLanes, *v = room + kChunk * cache.head_size;
+        for (int64_t g = 0; g < CodeGroup::num(cache.head_size); g++) {
+            const CodeGroup group(g, cache.head_size);
+            if (count == kLanes) widen_keys_of_all(from, group, k);
+            else widen_keys(from, group, count, k);
+            for (int64_t i = 0; i < count; i++) widen_values(from, group, i, v + (j + i) * kLanes);
+        }
+        if (size > cache.head_size)  // the last group of 16 dimensions is padded with zeros
+            for (int64_t i = 0; i < count; i++)
+                for (int64_t d = cache.head_size; d < size; d++) v[value_index(j + i, d)] = 0.0f;
+        return true;
+    }
+
+    static int64_t value_index(int64_t j, int64_t d) { return d / kLanes * kChunk * kLanes + j * kLanes + d % kLanes; }
+
+    static void widen_keys(const CodeSlot& from, const CodeGroup& group, int64_t count, float* k) {
+        const f16* scales = from.k_scales + 2 * group.index * from.width;
+        const i4* bytes = from.keys + group.begin / 2 * from.width;
+        float* low = k + group.begin * kLanes;
+        for (int64_t i = 0, half = group.half(); i < half; i++)
+            for (int64_t p = 0; p < count; p++) {
+                const float scale = widen(scales[p]), minimum = widen(scales[from.width + p]);
+                const int codes = bytes[i * from.width + p].codes;
+                low[i * kLanes + p] = float(codes & 15) * scale + minimum;
+                low[(i + half) * kLanes + p] = float(codes >> 4) * scale + minimum;
+            }
+    }
+
+    static void widen_keys_of_all(const CodeSlot& from, const CodeGroup& group, float* k) {
+        const f16* scales = from.k_scales + 2 * group.index * from.width;
+        const i4* bytes = from.keys + group.begin / 2 * from.width;
+        float* low = k + group.begin * kLanes;
+        Vec scale[kParts], minimum[kParts], codes[2][kParts];
+        load_group(scales, scale);
+        load_group(scales + from.width, minimum);
+        for (int64_t i = 0, half = group.half(); i < half; i++) {
+            load_codes(&bytes[i * from.width].codes, codes[0], codes[1]);
+            for (int part = 0; part < kParts; part++) {
+                store(low + i * kLanes + part * kWidth, codes[0][part] * scale[part] + minimum[part]);
+                store(low + (i + half) * kLanes + part * kWidth, codes[1][part] * scale[part] + minimum[part]);
+            }
+        }
+    }
+
+    static void widen_values(const CodeSlot& from, const CodeGroup& group, int64_t i, float* v) {
+        const int64_t groups = CodeGroup::num(from.head_size);
+        const f16* scales = from.v_scales + 2 * (i * groups + group.index);
+        const uint8_t* bytes = &from.values[(i * from.head_size + group.begin) / 2].codes;
+        const float scale = widen(scales[0]), minimum = widen(scales[1]);
+        if (group.count == kScaled) {
+            Vec codes[2][kParts];
+            load_codes(bytes, codes[0], codes[1]);
+            for (int n = 0; n < 2; n++)
+                for (int part = 0; part < kParts; part++)
+                    store(v + (group.begin / kLanes + n) * kChunk * kLanes + part * kWidth,
+                          codes[n][part] * broadcast(scale) + broadcast(minimum));
+            return;
+        }
+        for (int64_t b = 0, half = group.half(); b < half; b++) {
+            v[value_index(0, group.begin + b)] = float(bytes[b] & 15) * scale + minimum;
+            v[value_index(0, group.begin + half + b)] = float(bytes[b] >> 4) * scale + minimum;
+        }
+    }
+};
+
 }  // namespace PENSTOCK_PATH
 }  // namespace penstock

@@ -14,8 +14,9 @@ inline Bytes load_codes(const uint8_t* from) { return _mm512_loadu_si512(from); 
 inline Bytes shift_right(Bytes a, int count) { return _mm512_srli_epi16(a, count); }
 inline Bytes shift_left(Bytes a, int count) { return _mm512_slli_epi16(a, count); }
 inline Bytes select(Bytes table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
+template <class F>
 inline Bytes level_table() {
-    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kLevelCodes)));
+    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kLevelCodes[F::kLevels])));
 }
 inline Vec to_float(Words a) { return _mm512_cvtepi32_ps(a); }
 inline Words words_of(int32_t value) { return _mm512_set1_epi32(value); }
@@ -31,8 +32,9 @@ inline Bytes load_codes(const uint8_t* from) { return _mm256_loadu_si256(reinter
 inline Bytes shift_right(Bytes a, int count) { return _mm256_srli_epi16(a, count); }
 inline Bytes shift_left(Bytes a, int count) { return _mm256_slli_epi16(a, count); }
 inline Bytes select(Bytes table, Bytes index) { return _mm256_shuffle_epi8(table, index); }
+template <class F>
 inline Bytes level_table() {
-    return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kLevelCodes)));
+    return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kLevelCodes[F::kLevels])));
 }
 inline Vec to_float(Words a) { return _mm256_cvtepi32_ps(a); }
 inline Words words_of(int32_t value) { return _mm256_set1_epi32(value); }
@@ -53,7 +55,8 @@ inline Bytes load_codes(const uint8_t* from) {
 }
 inline Bytes shift_right(Bytes a, int count) { return a >> count; }
 inline Bytes shift_left(Bytes a, int count) { return a << count; }
-inline Bytes level_table() { return load_codes(kLevelCodes); }
+template <class F>
+inline Bytes level_table() { return load_codes(kLevelCodes[F::kLevels]); }
 inline Words words_of(int32_t value) { return Words{} + value; }
 inline Words add_words(Words a, Words b) { return a + b; }
 inline Words shift_words(Words a, int count) { return a << count; }
@@ -105,9 +108,9 @@ ALWAYS_INLINE void load_pair(const Panel<F>& panel, int64_t group, int j, Bytes 
             even[i] |= (j % 2 ? bits : shift_left(bits, 4)) & upper;
             odd[i] |= (j % 2 ? shift_right(bits, 2) : shift_left(bits, 2)) & upper;
         }
-        if constexpr (F::kLevels) {
-            even[i] = select(level_table(), even[i]);
-            odd[i] = select(level_table(), odd[i]);
+        if constexpr (F::kLevels != kNone) {
+            even[i] = select(level_table<F>(), even[i]);
+            odd[i] = select(level_table<F>(), odd[i]);
         }
     }
 }

@@ -156,6 +156,16 @@ struct Q6_K {
     }
 };
 
+// The exponent's scale must be one that float16 has: from 2^−24 to 2^15.
+struct MXFP4 {
+    static constexpr int kGroups = 1, kBytes = 17;
+    static void read(const uint8_t* from, Group* groups, Super&) {
+        const int exponent = int(from[0]) - 128;
+        groups->scale = uint16_t(exponent >= -14 ? (exponent + 15) << 10 : 1 << (exponent + 24));
+        read_nibbles(from + 1, *groups);
+    }
+};
+
 struct IQ4_XS {
     static constexpr int kGroups = 8, kBytes = 136;
     static void read(const uint8_t* from, Group* groups, Super& super) {

@@ -6,10 +6,10 @@
 //           8 bits: 8 × 64 bytes, byte [quad][output · 4 + i]
 //   high    the fifth bit: 64 bytes, bit `quad` of byte [output · 4 + i];
 //           the fifth and sixth: 2 × 64 bytes, bits 2 · (quad mod 4) of byte [quad / 4][output · 4 + i]
-//   scales  16 float16, then 16 float16 minimums where the format has them; with super-scales the same as int8, and one
-//           such set for each half of the group if it has two scales
+//   scales  16 float16 or float32, then 16 minimums of that type or 16 zeros in int8 where the format has them; with
+//           super-scales 16 int8, then the minimums in int8; one such set for each half of the group if it has two scales
 //   supers  for every 8 groups 16 float16 that multiply the scales, then 16 that multiply the minimums
-// A weight is scale · (code − offset) + minimum; with levels the code first selects one of 16 bytes.
+// A weight is scale · (code − offset − zero) + minimum; with levels the code first selects one of 16.
 #pragma once
 
 #include "number.h"
@@ -20,41 +20,80 @@ namespace PENSTOCK_PATH {
 constexpr int64_t kGroup = 32, kQuads = 8, kSuper = 8;  // inputs and quads of a group, groups of a super-scale
 constexpr int64_t kQuadBytes = 4 * kLanes;
 
-template <int Bits, int Scales, int Offset, bool Minimum, bool Super, bool Levels>
+enum Level : int { kNone, kIQ4, kFP4, kNF4 };  // what codes select from
+
+template <int Bits, int Scales, int Offset, bool Minimum, bool Super, Level Levels>
 struct Format {
     static constexpr int kBits = Bits, kScales = Scales, kOffset = Offset;  // kScales: of one group, 1 or 2
-    static constexpr bool kMinimum = Minimum, kSupers = Super, kLevels = Levels;
-    static constexpr int kCodeBits = Levels ? 8 : Bits;  // as multiplied
+    static constexpr bool kMinimum = Minimum, kSupers = Super, kZeros = false;
+    static constexpr Level kLevels = Levels;
+    static constexpr int kCodeBits = Levels == kNone ? Bits : Levels == kFP4 ? 5 : 8;  // as multiplied
     static constexpr int64_t kCodeBytes = kQuadBytes * (Bits == 8 ? 8 : 4);
     static constexpr int64_t kHighBytes = kQuadBytes * (Bits == 5 ? 1 : Bits == 6 ? 2 : 0);
     static constexpr int64_t kSetBytes = kLanes * (Super ? 1 : 2) * (Minimum ? 2 : 1);
     static constexpr int64_t kScaleBytes = kSetBytes * Scales;
     static constexpr int64_t kSuperBytes = Super ? 2 * kLanes * (Minimum ? 2 : 1) : 0;
+    using Scale = f16;
+};
+
+// A scale of type T to a group, and maybe a zero; −scale · zero is its minimum.
+template <int Bits, int Offset, class T, bool Zeros, Level Levels = kNone>
+struct PlainFormat : Format<Bits, 1, Offset, Zeros, false, Levels> {
+    static constexpr bool kZeros = Zeros;
+    static constexpr int64_t kSetBytes = kLanes * (int64_t(sizeof(T)) + Zeros), kScaleBytes = kSetBytes;
+    using Scale = T;
 };
 
 // Numbers as in FORMATS of ops/matmul/packed.py.
 template <class Body>
 int32_t with_format(int32_t number, const Body& body) {
     switch (number) {
-        case 0: return body(Format<4, 1, 8, false, false, false>());
-        case 1: return body(Format<4, 1, 0, true, false, false>());
-        case 2: return body(Format<5, 1, 16, false, false, false>());
-        case 3: return body(Format<5, 1, 0, true, false, false>());
-        case 4: return body(Format<8, 1, 128, false, false, false>());
-        case 5: return body(Format<4, 2, 0, true, true, false>());
-        case 6: return body(Format<4, 2, 4, false, true, false>());
-        case 7: return body(Format<4, 1, 0, true, true, false>());
-        case 8: return body(Format<5, 1, 0, true, true, false>());
-        case 9: return body(Format<6, 2, 32, false, true, false>());
-        case 10: return body(Format<4, 1, 128, false, false, true>());
-        case 11: return body(Format<4, 1, 128, false, true, true>());
+        case 0: return body(Format<4, 1, 8, false, false, kNone>());
+        case 1: return body(Format<4, 1, 0, true, false, kNone>());
+        case 2: return body(Format<5, 1, 16, false, false, kNone>());
+        case 3: return body(Format<5, 1, 0, true, false, kNone>());
+        case 4: return body(Format<8, 1, 128, false, false, kNone>());
+        case 5: return body(Format<4, 2, 0, true, true, kNone>());
+        case 6: return body(Format<4, 2, 4, false, true, kNone>());
+        case 7: return body(Format<4, 1, 0, true, true, kNone>());
+        case 8: return body(Format<5, 1, 0, true, true, kNone>());
+        case 9: return body(Format<6, 2, 32, false, true, kNone>());
+        case 10: return body(Format<4, 1, 128, false, false, kIQ4>());
+        case 11: return body(Format<4, 1, 128, false, true, kIQ4>());
+        case 12: return body(PlainFormat<4, 0, f16, true>());
+        case 13: return body(PlainFormat<4, 0, float, true>());
+        case 14: return body(PlainFormat<8, 128, float, false>());
+        case 15: return body(PlainFormat<8, 128, float, true>());
+        case 16: return body(PlainFormat<4, 12, f16, false, kFP4>());
+        case 17: return body(PlainFormat<4, 128, float, false, kNF4>());
         default: return kBadIndex;
     }
 }
 
-// The 16 levels of the IQ4 formats, moved up by 128.
-alignas(16) constexpr uint8_t kLevelCodes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
-                                                 129, 141, 153, 166, 181, 197, 217, 241};
+// The levels as multiplied, moved up by the format's offset: of IQ4, of FP4 doubled, of NF4 times kNF4Steps, rounded.
+alignas(16) constexpr uint8_t kLevelCodes[4][16] = {
+    {},
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
+    {5, 42, 63, 79, 93, 105, 117, 128, 138, 148, 158, 170, 182, 197, 217, 251}};
+
+constexpr float kNF4Steps = 123.25f;  // of all steps up to 127, the one with the smallest error: 0.0029
+constexpr float kNF4Levels[16] = {-1.0f,
+                                  -0.6961928009986877f,
+                                  -0.5250730514526367f,
+                                  -0.39491748809814453f,
+                                  -0.28444138169288635f,
+                                  -0.18477343022823334f,
+                                  -0.09105003625154495f,
+                                  0.0f,
+                                  0.07958029955625534f,
+                                  0.16093020141124725f,
+                                  0.24611230194568634f,
+                                  0.33791524171829224f,
+                                  0.44070982933044434f,
+                                  0.5626170039176941f,
+                                  0.7229568362236023f,
+                                  1.0f};
 
 struct Planes {
     const uint8_t *codes, *high, *scales, *supers;
@@ -99,44 +138,76 @@ inline void load_scales(const Panel<F>& panel, int64_t group, int set, int part,
         load_group(reinterpret_cast<const f16*>(panel.supers + group / kSuper * F::kSuperBytes) + part * kLanes, super);
         for (int i = 0; i < kParts; i++) to[i] = to[i] * super[i];
     } else {
-        load_group(reinterpret_cast<const f16*>(from) + part * kLanes, to);
+        using T = typename F::Scale;
+        if constexpr (F::kZeros) {
+            load_group(reinterpret_cast<const T*>(from), to);
+            if (part == 0) return;
+            Vec zeros[kParts];
+            load_bytes(reinterpret_cast<const int8_t*>(from + kLanes * sizeof(T)), zeros);
+            for (int i = 0; i < kParts; i++) to[i] = Vec{} - to[i] * zeros[i];
+        } else {
+            load_group(reinterpret_cast<const T*>(from) + part * kLanes, to);
+        }
     }
 }
 
-// Reads one code; for loops that need no speed.
+// The same for levels as multiplied.
 template <class F>
-inline uint8_t code_at(const Panel<F>& panel, int64_t group, int64_t quad, int64_t byte) {
+inline void load_level_scales(const Panel<F>& panel, int64_t group, int set, int part, Vec (&to)[kParts]) {
+    load_scales(panel, group, set, part, to);
+    if constexpr (F::kLevels == kNF4)
+        for (int i = 0; i < kParts; i++) to[i] = to[i] * broadcast(1.0f / kNF4Steps);
+}
+
+// Reads one code, less the offset, or its level; for loops that need no speed.
+template <class F>
+inline float code_at(const Panel<F>& panel, int64_t group, int64_t quad, int64_t byte) {
     const uint8_t* codes = panel.codes + group * F::kCodeBytes;
-    if constexpr (F::kBits == 8) return codes[quad * kQuadBytes + byte];
+    if constexpr (F::kBits == 8) return float(int(codes[quad * kQuadBytes + byte]) - F::kOffset);
     const uint8_t* high = panel.high + group * F::kHighBytes;
     uint8_t code = codes[quad / 2 * kQuadBytes + byte] >> (quad % 2 * 4) & 15;
     if constexpr (F::kBits == 5) code |= (high[byte] >> quad & 1) << 4;
     if constexpr (F::kBits == 6) code |= (high[quad / 4 * kQuadBytes + byte] >> (quad % 4 * 2) & 3) << 4;
-    if constexpr (F::kLevels) code = kLevelCodes[code];
-    return code;
+    if constexpr (F::kLevels == kNF4) return kNF4Levels[code];
+    if constexpr (F::kLevels != kNone) code = kLevelCodes[F::kLevels][code];
+    return float(int(code) - F::kOffset);
+}
+
+// One output's weights of a set, from its scale and its zero or minimum.
+template <class F>
+inline float weight_of(float code, float scale, float more) {
+    if constexpr (F::kZeros) return scale * (code - more);
+    const float value = scale * code;
+    return F::kMinimum ? value + more : value;
+}
+
+// Scales of one set of a group, and its zeros or minimums.
+template <class F>
+inline void read_scales(const Panel<F>& panel, int64_t group, int set, float (&scales)[kLanes], float (&more)[kLanes]) {
+    Vec lanes[kParts];
+    load_scales(panel, group, set, 0, lanes);
+    std::memcpy(scales, lanes, sizeof lanes);
+    if constexpr (F::kZeros) {
+        const uint8_t* from = panel.scales + group * F::kScaleBytes + kLanes * sizeof(typename F::Scale);
+        load_bytes(reinterpret_cast<const int8_t*>(from), lanes);
+        std::memcpy(more, lanes, sizeof lanes);
+    } else if constexpr (F::kMinimum) {
+        load_scales(panel, group, set, 1, lanes);
+        std::memcpy(more, lanes, sizeof lanes);
+    }
 }
 
 // Widens one group to weights [32][16], exactly as the file's format defines them.
 template <class F>
 inline void widen_group(const Panel<F>& panel, int64_t group, float* to) {
-    float scales[2][kLanes], minimums[2][kLanes] = {};
-    for (int set = 0; set < F::kScales; set++) {
-        Vec lanes[kParts];
-        load_scales(panel, group, set, 0, lanes);
-        std::memcpy(scales[set], lanes, sizeof lanes);
-        if constexpr (F::kMinimum) {
-            load_scales(panel, group, set, 1, lanes);
-            std::memcpy(minimums[set], lanes, sizeof lanes);
-        }
-    }
+    float scales[2][kLanes], more[2][kLanes] = {};
+    for (int set = 0; set < F::kScales; set++) read_scales(panel, group, set, scales[set], more[set]);
     for (int64_t quad = 0; quad < kQuads; quad++) {
         const int set = F::kScales == 2 ? int(quad / 4) : 0;
         for (int64_t i = 0; i < 4; i++) {
-            for (int64_t o = 0; o < kLanes; o++) {
-                const float code = float(int(code_at(panel, group, quad, o * 4 + i)) - F::kOffset);
-                const float value = scales[set][o] * code;
-                to[(quad * 4 + i) * kLanes + o] = F::kMinimum ? value + minimums[set][o] : value;
-            }
+            for (int64_t o = 0; o < kLanes; o++)
+                to[(quad * 4 + i) * kLanes + o] =
+                    weight_of<F>(code_at(panel, group, quad, o * 4 + i), scales[set][o], more[set][o]);
         }
     }
 }

@@ -37,7 +37,7 @@ struct Direct {
         load_pair(panels[n], group, j, even, odd);
     }
     void scales(int n, int64_t group, int set, int part, Vec (&to)[kParts]) const {
-        load_scales(panels[n], group, set, part, to);
+        load_level_scales(panels[n], group, set, part, to);
     }
     void code_sums(int64_t, int, const Words (&ones)[kParts], Vec (&to)[kParts]) const {
         for (int i = 0; i < kParts; i++) to[i] = to_float(ones[i]);
@@ -168,7 +168,7 @@ Spread<Kind> spread(const Panel<typename Kind::Format>& panel, int64_t num_group
 #pragma GCC unroll 2
             for (int part = 0; part < (F::kMinimum ? 2 : 1); part++, params += kLanes) {
                 Vec lanes[kParts];
-                load_scales(panel, g, set, part, lanes);
+                load_level_scales(panel, g, set, part, lanes);
 #pragma GCC unroll 4
                 for (int i = 0; i < kParts; i++) store(params + i * kWidth, lanes[i]);
             }

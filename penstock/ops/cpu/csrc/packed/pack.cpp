@@ -111,18 +111,19 @@ KERNEL(pack)(int32_t type, const uint8_t* raw, int64_t row_bytes, const int64_t*
     const Source source = {raw, row_bytes, order, num_rows};
     const Target target = {codes, high, scales, supers, num_groups};
     switch (type) {
-        case 2: return pack<gguf::Q4_0, Format<4, 1, 8, false, false, false>>(source, target, first);
-        case 3: return pack<gguf::Q4_1, Format<4, 1, 0, true, false, false>>(source, target, first);
-        case 6: return pack<gguf::Q5_0, Format<5, 1, 16, false, false, false>>(source, target, first);
-        case 7: return pack<gguf::Q5_1, Format<5, 1, 0, true, false, false>>(source, target, first);
-        case 8: return pack<gguf::Q8_0, Format<8, 1, 128, false, false, false>>(source, target, first);
-        case 10: return pack<gguf::Q2_K, Format<4, 2, 0, true, true, false>>(source, target, first);
-        case 11: return pack<gguf::Q3_K, Format<4, 2, 4, false, true, false>>(source, target, first);
-        case 12: return pack<gguf::Q4_K, Format<4, 1, 0, true, true, false>>(source, target, first);
-        case 13: return pack<gguf::Q5_K, Format<5, 1, 0, true, true, false>>(source, target, first);
-        case 14: return pack<gguf::Q6_K, Format<6, 2, 32, false, true, false>>(source, target, first);
-        case 20: return pack<gguf::Q4_0, Format<4, 1, 128, false, false, true>>(source, target, first);
-        case 23: return pack<gguf::IQ4_XS, Format<4, 1, 128, false, true, true>>(source, target, first);
+        case 2: return pack<gguf::Q4_0, Format<4, 1, 8, false, false, kNone>>(source, target, first);
+        case 3: return pack<gguf::Q4_1, Format<4, 1, 0, true, false, kNone>>(source, target, first);
+        case 6: return pack<gguf::Q5_0, Format<5, 1, 16, false, false, kNone>>(source, target, first);
+        case 7: return pack<gguf::Q5_1, Format<5, 1, 0, true, false, kNone>>(source, target, first);
+        case 8: return pack<gguf::Q8_0, Format<8, 1, 128, false, false, kNone>>(source, target, first);
+        case 10: return pack<gguf::Q2_K, Format<4, 2, 0, true, true, kNone>>(source, target, first);
+        case 11: return pack<gguf::Q3_K, Format<4, 2, 4, false, true, kNone>>(source, target, first);
+        case 12: return pack<gguf::Q4_K, Format<4, 1, 0, true, true, kNone>>(source, target, first);
+        case 13: return pack<gguf::Q5_K, Format<5, 1, 0, true, true, kNone>>(source, target, first);
+        case 14: return pack<gguf::Q6_K, Format<6, 2, 32, false, true, kNone>>(source, target, first);
+        case 20: return pack<gguf::Q4_0, Format<4, 1, 128, false, false, kIQ4>>(source, target, first);
+        case 23: return pack<gguf::IQ4_XS, Format<4, 1, 128, false, true, kIQ4>>(source, target, first);
+        case 39: return pack<gguf::MXFP4, PlainFormat<4, 12, f16, false, kFP4>>(source, target, first);
         default: return kBadIndex;
     }
 }

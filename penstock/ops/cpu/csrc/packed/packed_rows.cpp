@@ -10,21 +10,13 @@ void widen_row(const Planes& planes, int64_t row, int64_t width, float* out) {
     const int64_t lane = row % kLanes;
     for (int64_t g = 0; g < planes.num_groups; g++) {
         for (int set = 0; set < F::kScales; set++) {
-            Vec lanes[kParts];
-            float scales[kLanes], minimums[kLanes];
-            load_scales(panel, g, set, 0, lanes);
-            std::memcpy(scales, lanes, sizeof lanes);
-            if constexpr (F::kMinimum) {
-                load_scales(panel, g, set, 1, lanes);
-                std::memcpy(minimums, lanes, sizeof lanes);
-            }
+            float scales[kLanes], more[kLanes] = {};
+            read_scales(panel, g, set, scales, more);
             constexpr int64_t kCount = kGroup / F::kScales;
             const int64_t begin = set * kCount, end = min(begin + kCount, width - g * kGroup);
-            for (int64_t i = begin; i < end; i++) {
-                const float code = float(int(code_at(panel, g, i / 4, lane * 4 + i % 4)) - F::kOffset);
-                const float value = scales[lane] * code;
-                out[g * kGroup + i] = F::kMinimum ? value + minimums[lane] : value;
-            }
+            for (int64_t i = begin; i < end; i++)
+                out[g * kGroup + i] =
+                    weight_of<F>(code_at(panel, g, i / 4, lane * 4 + i % 4), scales[lane], more[lane]);
         }
     }
 }

@@ -1,0 +1,188 @@
+"""A quantized folder as a checkpoint of the plain model: its names and shapes, and its matrices in codes or widened."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.errors import InvalidModel
+from penstock.models.config import Config
+from penstock.models.files.checkpoint import Format
+from penstock.models.files.json_file import quote_name, read_object
+from penstock.models.files.quantized.bitsandbytes import STATE, find_bitsandbytes
+from penstock.models.files.quantized.compressed import find_compressed
+from penstock.models.files.quantized.fp8 import find_fbgemm, find_fp8, find_mxfp4
+from penstock.models.files.quantized.gptq import find_awq, find_gptq
+from penstock.models.files.quantized.hqq import find_hqq
+from penstock.models.files.quantized.matrix import Parts, QuantizedMatrix
+from penstock.models.files.safetensors import SafetensorsCheckpoint
+from penstock.quant.coded import Coded
+
+_log = logging.getLogger(__name__)
+
+Find = Callable[[Parts, Config], list[QuantizedMatrix]]
+
+KEYS = ("quantization_config", "compression_config")  # of config.json
+FILES = ("quantize_config.json", "quant_config.json")  # of folders older than the key
+METHODS: dict[str, Find] = {
+    "awq": find_awq,
+    "bitsandbytes": find_bitsandbytes,
+    "compressed-tensors": find_compressed,
+    "fbgemm_fp8": find_fbgemm,
+    "fp8": find_fp8,
+    "gptq": find_gptq,
+    "hqq": find_hqq,
+    "mxfp4": find_mxfp4,
+}
+
+# Last parts of names that no plain model has, of all methods: where nothing uses them, the folder is damaged or mixed.
+PARTS = frozenset(
+    """
+    qweight qzeros scales g_idx weight_packed weight_scale weight_scale_inv weight_zero_point weight_shape weight_g_idx
+    weight_global_scale compressed bitmask SCB absmax quant_map nested_absmax nested_quant_map W_q
+""".split()
+)
+# Scales of activations, which are rounded by their own range here, and of keys and values.
+ACTIVATION_SCALES = frozenset("input_scale input_zero_point input_global_scale activation_scale output_scale".split())
+KV_SCALES = frozenset("k_scale v_scale kv_scale q_scale prob_scale k_zero_point v_zero_point".split())
+WIDE = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+
+
+def find_settings(file: SafetensorsCheckpoint) -> dict[str, Any] | None:
+    """Return a folder's quantization settings, wherever its writer put them; None if it is not quantized."""
+    found = [(key, file.config[key]) for key in KEYS if file.config.get(key) not in (None, {})]
+    if len(found) == 2 and found[0][1] != found[1][1]:
+        raise InvalidModel(f"{file.path}: config keys {KEYS[0]} and {KEYS[1]} differ: keep one of them")
+    if found:
+        key, settings = found[0]
+        if not isinstance(settings, dict):
+            raise InvalidModel(f"{file.path}: config key {key} must be a JSON object")
+        return settings
+    old = [file.path / name for name in FILES if (file.path / name).is_file()]
+    if not old or not any(name.endswith(".qweight") for name in file.names()):
+        return None
+    method = "gptq" if old[0].name == FILES[0] else "awq"
+    return {"quant_method": method} | read_object(old[0])
+
+
+def wrap_folder(file: SafetensorsCheckpoint) -> SafetensorsCheckpoint | QuantizedCheckpoint:
+    """Wrap a folder that is quantized; return another as it is."""
+    settings = find_settings(file)
+    if settings is None:
+        _refuse_leftovers(file, Parts(file), "without a quantization_config in config.json")
+        return file
+    return QuantizedCheckpoint(file, settings)
+
+
+def _refuse_leftovers(file: SafetensorsCheckpoint, parts: Parts, why: str) -> None:
+    for name in file.names():
+        if name not in parts.used and (name.rpartition(".")[2] in PARTS or f".{STATE}" in name):
+            raise InvalidModel(
+                f"{file.path}: tensor {quote_name(name)} is a part of a quantized matrix, {why}: the folder is damaged "
+                "or of two methods; fetch the model again"
+            )
+
+
+class QuantizedCheckpoint:
+    """A folder whose matrices are quantized, under the names and shapes of the plain model."""
+
+    format: Format = "safetensors"
+    metadata = None
+
+    def __init__(self, file: SafetensorsCheckpoint, settings: Mapping[str, Any]) -> None:
+        self.file, self.path = file, file.path
+        self.config = {key: value for key, value in file.config.items() if key not in KEYS}
+        self.generation_config, self.num_bytes = file.generation_config, file.num_bytes
+        method = settings.get("quant_method")
+        if method is None and "config_groups" in settings:
+            method = "compressed-tensors"
+        find = METHODS.get(method) if isinstance(method, str) else None
+        if find is None:
+            raise InvalidModel(
+                f"{self.path}: quantization_config.quant_method={quote_name(str(method))} is unknown: the known ones "
+                f"are {', '.join(METHODS)}; quantize the model with one of them, or use a .gguf file of it"
+            )
+        parts = Parts(file)
+        self.matrices = {matrix.name: matrix for matrix in self._find(find, parts, settings)}
+        kept = [name for name in file.names() if name not in parts.used and not self._ignores(name)]
+        _refuse_leftovers(file, parts, f"which quant_method={method} does not have")
+        twice = next((name for name in kept if name in self.matrices), None)
+        if twice is not None:
+            raise InvalidModel(f"{self.path}: tensor {quote_name(twice)} is stored both plain and quantized")
+        self._names = [*kept, *self.matrices]
+        self.wide = self._find_wide()
+        self.quantization = self._describe(str(method))
+
+    def _find(self, find: Find, parts: Parts, settings: Mapping[str, Any]) -> list[QuantizedMatrix]:
+        reader = Config(settings, path="quantization_config.")
+        reader.ignore("quant_method")
+        try:
+            found = find(parts, reader)
+            reader.finish()
+        except InvalidModel as error:
+            place = "" if str(error).startswith(str(self.path)) else f"{self.path}: "
+            raise InvalidModel(f"{place}{error}") from None
+        return found
+
+    def _ignores(self, name: str) -> bool:
+        last = name.rpartition(".")[2]
+        if last in KV_SCALES:
+            _log.info("%s: %s is not used: keys and values are stored in the cache's own dtype", self.path, name)
+        return last in KV_SCALES or last in ACTIVATION_SCALES
+
+    def _find_wide(self) -> str:
+        """Return the dtype that matrices without a kernel are held in: the one the model was made for."""
+        asked = self.config.get("dtype") or self.config.get("torch_dtype")
+        return asked if isinstance(asked, str) and asked in WIDE else "bfloat16"
+
+    def _describe(self, method: str) -> str:
+        """Name the storage of most values, and of those that no kernel multiplies as they are."""
+        sizes: Counter[str] = Counter()
+        for matrix in self.matrices.values():
+            sizes[matrix.kind if matrix.is_packed else f"{matrix.kind} as {self.wide}"] += prod(matrix.shape)
+        kinds = ", ".join(kind for kind, _ in sizes.most_common())
+        return kinds if kinds.startswith(method) else f"{method} {kinds or '(none)'}"
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.matrices[name].shape if name in self.matrices else self.file.shape(name)
+
+    def dtype(self, name: str) -> str:
+        return self.wide if name in self.matrices else self.file.dtype(name)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return the values, those of a quantized matrix in float32 as its format defines them."""
+        if name not in self.matrices:
+            return self.file.tensor(name)
+        found = self.matrices[name].read()
+        if not isinstance(found, Coded):
+            return found
+        values, shape = found.widen(), self.matrices[name].shape
+        return values.view(shape[0], shape[2], shape[1]).transpose(1, 2) if len(shape) == 3 else values
+
+    def is_packed(self, name: str) -> bool:
+        return name in self.matrices and self.matrices[name].is_packed
+
+    def read_ggml(self, name: str) -> None:
+        return None
+
+    def read_coded(self, name: str) -> Coded | None:
+        """Return a matrix in its codes; None if it has none that a packed format holds."""
+        if not self.is_packed(name):
+            return None
+        found = self.matrices[name].read()
+        return found if isinstance(found, Coded) and found.format is not None else None
+
+    def tokenizer_source(self) -> Path:
+        return self.path
+
+    def close(self) -> None:
+        self.file.close()

@@ -1,0 +1,283 @@
+"""compressed-tensors: integers packed into words or as they are, 8- and 4-bit floats, 2:4 sparse matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.models.config import Config
+from penstock.models.files.quantized.matrix import (
+    FLOATS,
+    PartHeader,
+    Parts,
+    QuantizedMatrix,
+    Shape,
+    fits_kernel,
+    name_group,
+    sort_groups,
+)
+from penstock.models.files.quantized.sparse import find_sparse
+from penstock.quant.bits import mxfp4_scale, unpack_nibbles, unpack_words, widen_fp8, widen_nvfp4
+from penstock.quant.coded import Coded
+
+MAX_GROUPS = 1 << 12
+MAX_GROUP = 1 << 20
+FORMATS = (
+    *("dense", "fakequant", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision"),
+)
+STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+FP8 = "float8_e4m3fn"
+NVFP4_GROUP, MXFP4_GROUP = 16, 32
+
+
+@dataclass(frozen=True)
+class WeightArgs:
+    """One config group's description of its weights."""
+
+    bits: int
+    is_float: bool
+    symmetric: bool
+    strategy: str
+    group: int = 0
+    block: tuple[int, int] | None = None
+
+    def scale_shapes(self, num_out: int, width: int) -> list[Shape]:
+        """List the shapes that scales of such a matrix may have; none if its sizes do not divide."""
+        if self.strategy == "tensor":
+            return [(1,), (), (1, 1)]
+        if self.strategy == "channel":
+            return [(num_out, 1), (num_out,)]
+        if self.block is not None:
+            return [(-(-num_out // self.block[0]), -(-width // self.block[1]))]
+        return [] if width % self.group else [(num_out, width // self.group)]
+
+
+def find_compressed(parts: Parts, c: Config) -> list[QuantizedMatrix]:
+    """Find the matrices of a folder by their parts' names; the config's groups say what they mean."""
+    if c.values.get("format") == "marlin-24":
+        c.refuse("format", "is one GPU kernel's order of weights, which is not read: save the model as pack-quantized")
+    c.choice("format", choices={name: name for name in FORMATS}, default="dense")
+    groups = list(_read_groups(c))
+    sparsity = c.section("sparsity_config")
+    c.ignore(
+        "quantization_status", "global_compression_ratio", "ignore", "version", "kv_cache_scheme", "run_compressed"
+    )
+    found = find_sparse(parts, sparsity, lambda module, part: _dense_scale(parts, module, part, groups))
+    for module, packed in parts.modules("weight_packed"):
+        found.append(_find_packed(parts, module, packed, groups))
+    for module, weight in parts.modules("weight"):
+        if weight.dtype in ("int8", FP8):
+            found.append(_find_plain(parts, module, weight, groups))
+        else:
+            parts.used.discard(weight.name)
+    return found
+
+
+def _read_groups(c: Config) -> Iterator[WeightArgs]:
+    groups = c.section("config_groups")
+    if groups is None:
+        return
+    if len(groups.values) > MAX_GROUPS:
+        c.refuse("config_groups", f"has {len(groups.values)} groups: {MAX_GROUPS} are possible")
+    for name in groups.values:
+        group = groups.section(name)
+        if group is None:
+            continue
+        group.ignore("targets", "input_activations", "output_activations", "format")
+        weights = group.section("weights")
+        if weights is not None:
+            yield _read_weights(weights)
+
+
+def _read_weights(c: Config) -> WeightArgs:
+    bits = c.count("num_bits", default=8, most=8)
+    is_float = c.choice("type", choices={"int": False, "float": True}, default="int")
+    symmetric = c.flag("symmetric", True)
+    size = c.count("group_size", default=-1, least=-1, most=MAX_GROUP)
+    usual = "group" if size > 0 else "channel" if c.values.get("group_size") == -1 else "tensor"
+    strategy = c.choice("strategy", choices={name: name for name in STRATEGIES}, default=usual)
+    if strategy in ("group", "tensor_group") and size < 1:
+        c.refuse("group_size", "must be 1 or more where scales belong to groups")
+    block = _read_block(c) if strategy == "block" else None
+    c.only("dynamic", False)
+    c.ignore("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype", "block_structure")
+    return WeightArgs(bits, is_float, symmetric, strategy, size, block)
+
+
+def _read_block(c: Config) -> tuple[int, int]:
+    value = c.values.get("block_structure")
+    if isinstance(value, str):
+        value = [int(size) if size.isdecimal() and len(size) < 8 else 0 for size in value.split("x")]
+    if not isinstance(value, list) or len(value) != 2 or not all(type(x) is int and 0 < x <= MAX_GROUP for x in value):
+        c.refuse("block_structure", "must be a list of two sizes")
+    return value[0], value[1]
+
+
+def _choose(
+    parts: Parts, scale: PartHeader, shape: tuple[int, int], groups: Sequence[WeightArgs], **wanted: Any
+) -> WeightArgs:
+    """Return the config group whose scales of this matrix have the shape that these have."""
+    alike = [args for args in groups if all(getattr(args, name) == value for name, value in wanted.items())]
+    for args in alike:
+        if scale.shape in args.scale_shapes(*shape):
+            return args
+    possible = [str(list(s)) for args in alike for s in args.scale_shapes(*shape)[:1]]
+    sizes = ", ".join(f"group_size={args.group}" for args in alike if args.group > 0 and shape[1] % args.group)
+    why = f"({sizes} does not divide {shape[1]} inputs)" if sizes and not possible else ""
+    parts.refuse(
+        scale,
+        f"has shape {list(scale.shape)}, but config_groups allow {' or '.join(possible) or 'none'} "
+        f"for a matrix {list(shape)} {why}".rstrip(),
+    )
+
+
+def _spread_scale(scale: Tensor, num_out: int) -> Tensor:
+    """Give each output its scales: [O, G]."""
+    return scale.reshape(1, 1).expand(num_out, 1) if scale.numel() == 1 else scale.reshape(num_out, -1)
+
+
+def _find_packed(parts: Parts, module: str, packed: PartHeader, groups: Sequence[WeightArgs]) -> QuantizedMatrix:
+    if packed.dtype == "uint8":
+        return _find_fp4(parts, module, packed)
+    parts.check(packed, "int32")
+    listed = parts.check(parts.need(f"{module}.weight_shape", packed), ("int64", "int32"), (2,), (2, 1))
+    num_out, width = (int(size) for size in parts.read(listed).flatten())
+    scale = parts.check(parts.need(f"{module}.weight_scale", packed), FLOATS)
+    fitting = [
+        args
+        for args in groups
+        if not args.is_float and packed.shape == (num_out, -(-width * args.bits // 32)) and min(num_out, width) > 0
+    ]
+    if not fitting:
+        bits = " or ".join(sorted({str(args.bits) for args in groups if not args.is_float})) or "no"
+        parts.refuse(
+            packed, f"has shape {list(packed.shape)}, which is not that of {num_out} × {width} codes of {bits} bits"
+        )
+    args = _choose(parts, scale, (num_out, width), fitting)
+    group = args.group if args.strategy == "group" else width
+    zero = parts.find(f"{module}.weight_zero_point")
+    if zero is None and not args.symmetric:
+        parts.need(f"{module}.weight_zero_point", packed)
+    order = _find_order(parts, module, width)
+    used = [part.name for part in (packed, listed, scale, zero, order) if part is not None]
+
+    def read() -> Coded:
+        middle = 1 << (args.bits - 1)
+        codes = unpack_words(parts.read(packed), args.bits, width)
+        values = _spread_scale(parts.read(scale), num_out)
+        zeros = middle if zero is None else _read_zeros(parts, zero, args.bits, (num_out, values.shape[1]))
+        coded = Coded(codes, values, group, zeros, args.bits)
+        return coded if order is None else _sort(parts, order, coded)
+
+    kind = name_group(args.bits, group, width)
+    return QuantizedMatrix(f"{module}.weight", (num_out, width), kind, tuple(used), read, fits_kernel(group, width))
+
+
+def _read_zeros(parts: Parts, part: PartHeader, bits: int, shape: tuple[int, int]) -> int | Tensor:
+    """Read zero points: packed along the outputs, or an int8 for each scale."""
+    num_out, count = shape
+    middle = 1 << (bits - 1)
+    if part.dtype == "int32":
+        parts.check(part, "int32", (-(-num_out * bits // 32), count))
+        zeros = unpack_words(parts.read(part).t(), bits, num_out).t().int()
+    else:
+        parts.check(part, ("int8", "uint8"), shape, (num_out,), (1,), (), (1, 1))
+        stored = parts.read(part).int()
+        zeros = parts.check_range(part, stored + (middle if part.dtype == "int8" else 0), 2 * middle)
+        zeros = zeros.reshape(1, 1).expand(shape) if zeros.numel() == 1 else zeros.reshape(num_out, -1)
+        if zeros.shape[1] != count:
+            zeros = zeros.expand(shape)
+    return middle if bool((zeros == middle).all()) else zeros.to(torch.uint8).contiguous()
+
+
+def _find_order(parts: Parts, module: str, width: int) -> PartHeader | None:
+    order = parts.find(f"{module}.weight_g_idx")
+    return None if order is None else parts.check(order, ("int32", "int64"), (width,))
+
+
+def _sort(parts: Parts, part: PartHeader, coded: Coded) -> Coded:
+    groups = parts.read(part)
+    if bool((groups == -1).all()):  # not used
+        return coded
+    parts.check_range(part, groups, coded.scale.shape[1])
+    order, irregular = sort_groups(groups, coded.group)
+    codes = coded.codes if order is None else coded.codes[:, order]
+    return replace(coded, codes=codes, order=order, groups=irregular)
+
+
+def _find_fp4(parts: Parts, module: str, packed: PartHeader) -> QuantizedMatrix:
+    """Read NVFP4, or MXFP4 where scales are exponents."""
+    num_out, half = parts.check_matrix(packed)
+    width = 2 * half
+    scale = parts.check(parts.need(f"{module}.weight_scale", packed), (FP8, "uint8"))
+    is_mx = scale.dtype == "uint8"
+    parts.check(scale, scale.dtype, (num_out, width // (MXFP4_GROUP if is_mx else NVFP4_GROUP)))
+    if width % (MXFP4_GROUP if is_mx else NVFP4_GROUP):
+        parts.refuse(packed, f"has rows of {width} values, which are not whole groups")
+    name, shape = f"{module}.weight", (num_out, width)
+    if is_mx:
+
+        def read_mx() -> Coded:
+            codes = unpack_nibbles(parts.read(packed))
+            return Coded(codes, mxfp4_scale(parts.read(scale), codes), MXFP4_GROUP, bits=4, levels="FP4")
+
+        return QuantizedMatrix(name, shape, "mxfp4", (packed.name, scale.name), read_mx)
+    divisor = parts.check(parts.need(f"{module}.weight_global_scale", packed), "float32", (1,), ())
+    used = (packed.name, scale.name, divisor.name)
+
+    def read_nv() -> Tensor:
+        return widen_nvfp4(parts.read(packed), parts.read(scale), parts.read(divisor).reshape(1, 1))
+
+    return QuantizedMatrix(name, shape, "nvfp4", used, read_nv, is_packed=False)
+
+
+def _find_plain(parts: Parts, module: str, weight: PartHeader, groups: Sequence[WeightArgs]) -> QuantizedMatrix:
+    """Read int8 or 8-bit floats as they are, one to a value."""
+    shape = parts.check_matrix(weight)
+    is_float = weight.dtype == FP8
+    scale = parts.check(parts.need(f"{module}.weight_scale", weight), FLOATS)
+    args = _choose(parts, scale, shape, groups, is_float=is_float)
+    zero = parts.find(f"{module}.weight_zero_point")
+    order = None if is_float else _find_order(parts, module, shape[1])
+    used = tuple(part.name for part in (weight, scale, zero, order) if part is not None)
+    if is_float:
+        read, kind = _read_float(parts, weight, scale, zero, args), "fp8"
+        return QuantizedMatrix(weight.name, shape, kind, used, read, is_packed=False)
+    group = args.group if args.strategy == "group" else shape[1]
+    middle = 128
+
+    def read_int() -> Coded:
+        codes = parts.read(weight).view(torch.uint8) ^ middle
+        values = _spread_scale(parts.read(scale), shape[0])
+        zeros = middle if zero is None else _read_zeros(parts, zero, 8, (shape[0], values.shape[1]))
+        coded = Coded(codes, values, group, zeros)
+        return coded if order is None else _sort(parts, order, coded)
+
+    kind = name_group(8, group, shape[1])
+    return QuantizedMatrix(weight.name, shape, kind, used, read_int, fits_kernel(group, shape[1]))
+
+
+def _read_float(parts: Parts, weight: PartHeader, scale: PartHeader, zero: PartHeader | None, args: WeightArgs) -> Any:
+    def read() -> Tensor:
+        if zero is not None and bool(parts.read(zero).float().any()):
+            parts.refuse(zero, "holds zero points, which 8-bit floats do not have")
+        scales = parts.read(scale)
+        if args.strategy == "group":
+            scales = scales.float().repeat_interleave(args.group, dim=1)
+            return parts.read(weight).float() * scales
+        return widen_fp8(parts.read(weight), scales, args.block)
+
+    return read
+
+
+def _dense_scale(parts: Parts, module: str, part: PartHeader, groups: Sequence[WeightArgs]) -> Mapping[str, Any]:
+    """Return the scale of a sparse matrix of 8-bit values, and its place."""
+    shape = part.shape[0], 2 * part.shape[1]
+    scale = parts.check(parts.need(f"{module}.weight_scale", part), FLOATS)
+    args = _choose(parts, scale, shape, groups, is_float=part.dtype == FP8)
+    return {"scale": scale, "block": args.block, "group": args.group if args.strategy == "group" else shape[1]}

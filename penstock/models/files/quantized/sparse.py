@@ -1,0 +1,68 @@
+"""2:4 sparse matrices of compressed-tensors: a bit for each value, and the values that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.models.config import Config
+from penstock.models.files.quantized.matrix import FLOATS, PartHeader, Parts, QuantizedMatrix, fits_kernel
+from penstock.quant.bits import widen_fp8
+from penstock.quant.coded import Coded
+
+FORMATS = ("dense", "sparse-24-bitmask")
+KEPT = (*FLOATS, "int8", "float8_e4m3fn")
+
+
+def find_sparse(
+    parts: Parts, c: Config | None, find_scale: Callable[[str, PartHeader], Mapping[str, Any]]
+) -> list[QuantizedMatrix]:
+    """Find sparse matrices; `find_scale` describes the scales of one whose values are of 8 bits."""
+    if c is not None:
+        c.choice("format", choices={name: name for name in FORMATS}, default="dense")
+        c.only("sparsity_structure", "2:4", "unstructured", "0:0")
+        c.ignore("targets", "ignore", "global_sparsity", "registry_requires_subclass")
+    return [_find(parts, module, kept, find_scale) for module, kept in parts.modules("compressed")]
+
+
+def _find(
+    parts: Parts, module: str, kept: PartHeader, find_scale: Callable[[str, PartHeader], Mapping[str, Any]]
+) -> QuantizedMatrix:
+    num_out, half = parts.check_matrix(parts.check(kept, KEPT))
+    shape = num_out, 2 * half
+    bitmask = parts.check(parts.need(f"{module}.bitmask", kept), "uint8", (num_out, -(-shape[1] // 8)))
+    listed = parts.check(parts.need(f"{module}.shape", kept), ("int64", "int32"), (2,), (2, 1))
+    if parts.read(listed).flatten().tolist() != list(shape):
+        parts.refuse(listed, f"is not {list(shape)}, the shape of 2:4 sparse {list(kept.shape)}")
+    extra = {} if kept.dtype in FLOATS else dict(find_scale(module, kept))
+    scale: PartHeader | None = extra.get("scale")
+
+    def read_values() -> Tensor:
+        bits = parts.read(bitmask)
+        at = torch.arange(8, dtype=torch.uint8)
+        mask = (bits[..., None] >> at & 1).bool().flatten(1)[:, : shape[1]]
+        if bool((mask.sum(dim=1) != half).any()):
+            parts.refuse(bitmask, f"keeps another number than {half} of a row's {shape[1]} values")
+        values = parts.read(kept)
+        plain = values.view(torch.uint8) if values.element_size() == 1 else values
+        dense = torch.zeros(shape, dtype=plain.dtype)
+        dense[mask] = plain.flatten()
+        return dense.view(values.dtype)
+
+    def read() -> Coded | Tensor:
+        values = read_values()
+        if scale is None:
+            return values.float()
+        scales = parts.read(scale)
+        if values.dtype != torch.int8:
+            return widen_fp8(values, scales, extra["block"])
+        spread = scales.reshape(1, 1).expand(num_out, 1) if scales.numel() == 1 else scales.reshape(num_out, -1)
+        return Coded(values.view(torch.uint8) ^ 128, spread, extra["group"], 128)
+
+    used = tuple(part.name for part in (kept, bitmask, listed, scale) if part is not None)
+    kind = {"int8": "int8 2:4", "float8_e4m3fn": "fp8 2:4"}.get(kept.dtype, f"{kept.dtype} 2:4")
+    packs = kept.dtype == "int8" and fits_kernel(extra["group"], shape[1])
+    return QuantizedMatrix(f"{module}.weight", shape, kind, used, read, is_packed=packs)

@@ -1,0 +1,69 @@
+"""Codes of a few bits in 32-bit words, and 8- and 4-bit floats: unpacked and widened exactly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.ops.matmul.levels import FLOAT_LEVELS
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AWQ's nibble i of a word holds the column AWQ_ORDER[i] of eight
+FP4 = [level / 2 for level in FLOAT_LEVELS["FP4"]]
+
+
+def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
+    """Unpack int32 words [R, W] to codes [R, count] uint8: code i has the bits from i · `bits` on of its row."""
+    stored = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        codes = stored
+    elif bits in (1, 2, 4):
+        codes = torch.stack([stored >> at & (1 << bits) - 1 for at in range(0, 8, bits)], dim=-1).flatten(1)
+    else:  # a code may lie in two bytes
+        at = torch.arange(count) * bits
+        first, second = at // 8, (at // 8 + 1).clamp(max=stored.shape[1] - 1)
+        both = stored[:, first].int() | stored[:, second].int() << 8
+        codes = (both >> (at % 8).int() & (1 << bits) - 1).to(torch.uint8)
+    return codes[:, :count]
+
+
+def unpack_awq(words: Tensor) -> Tensor:
+    """Unpack int32 words [R, W] of AWQ's order to 4-bit codes [R, 8 W]."""
+    nibbles = torch.stack([words >> 4 * at & 15 for at in range(8)], dim=-1).to(torch.uint8)
+    codes = torch.empty_like(nibbles)
+    codes[..., list(AWQ_ORDER)] = nibbles
+    return codes.flatten(1)
+
+
+def unpack_nibbles(stored: Tensor, high_first: bool = False) -> Tensor:
+    """Unpack bytes [..., W] to 4-bit codes [..., 2 W], the lower half of a byte first unless `high_first`."""
+    halves = [stored & 15, stored >> 4]
+    return torch.stack(halves[::-1] if high_first else halves, dim=-1).flatten(-2)
+
+
+def widen_fp8(codes: Tensor, scale: Tensor, block: tuple[int, int] | None = None) -> Tensor:
+    """Multiply 8-bit floats [O, C] by a scale: of all, of each output, or of each block of that size."""
+    scale = scale.float()
+    if block is not None:
+        scale = scale[torch.arange(codes.shape[0]) // block[0]][:, torch.arange(codes.shape[1]) // block[1]]
+    elif scale.numel() == 1:
+        scale = scale.reshape(1, 1)
+    else:
+        scale = scale.reshape(-1, 1)
+    return codes.float() * scale
+
+
+def widen_nvfp4(packed: Tensor, scale: Tensor, global_scale: Tensor) -> Tensor:
+    """Widen 4-bit floats, two to a byte of [O, C/2], with a scale for every 16 and a divisor of all scales."""
+    values = torch.tensor(FP4)[unpack_nibbles(packed).long()]
+    scales = scale.float() / global_scale.float()
+    return values * scales.repeat_interleave(values.shape[1] // scale.shape[1], dim=1)
+
+
+def mxfp4_scale(exponents: Tensor, codes: Tensor) -> Tensor:
+    """Return the scales of FP4's doubled levels, half of 2^(e − 127), for bytes e [O, G] and codes [O, C]; 255 is NaN.
+
+    Groups of zeros have no scale, so that their exponent does not matter.
+    """
+    scale = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 128).masked_fill_(exponents == 255, torch.nan)
+    has_values = ((codes.view(*exponents.shape, -1) & 7) != 0).any(dim=-1)
+    return scale.masked_fill_(~has_values & (exponents != 255), 0.0)

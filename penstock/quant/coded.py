@@ -1,0 +1,123 @@
+"""Weights as codes with scales, whatever file they came from: their exact values, and their planes on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from penstock.ops import FORMATS, Format, PackedWeight
+from penstock.ops.matmul.levels import FLOAT_LEVELS
+from penstock.ops.matmul.packed import GROUP, pack_planes
+
+SCALES = 1 << 22  # compared at a time
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A matrix [O, C]: value = scale · (code − zero), or scale · level[code], computed in float32 in this order.
+
+    Columns are in groups of `group`, in the order in which they lie here, with G = ceil(C / group) scales an output;
+    column c is input `order[c]`. Where groups are not of one size, `groups` names each column's.
+    """
+
+    codes: Tensor  # [O, C] uint8
+    scale: Tensor  # [O, G] in any float dtype
+    group: int
+    zero: int | Tensor = 0  # of all, or uint8 [O, G]
+    bits: int = 8
+    levels: str = ""  # a table of FLOAT_LEVELS
+    order: Tensor | None = None  # [C] int64
+    groups: Tensor | None = None  # [C] int64
+    transposed: bool = False  # the checkpoint's own matrix is [C, O]
+
+    @property
+    def num_out(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.codes.shape[1]
+
+    @cached_property
+    def format(self) -> Format | None:
+        """The packed format that holds exactly these values; None if there is none."""
+        return FORMATS.get(self._find_format())
+
+    @property
+    def kind(self) -> Format | None:
+        """Matrices of one kind can be packed together."""
+        return self.format
+
+    def _find_format(self) -> str:
+        if self.groups is not None or self.scale.shape[1] > 1 and self.group % GROUP:
+            return ""
+        is_half = is_exact_half(self.scale)
+        if self.levels:
+            return {"NF4": "NF4", "FP4": "MXFP4" if is_half else ""}.get(self.levels, "")
+        if self.bits == 8:
+            plain = "Q8_0" if is_half else "S8_F32"
+            return plain if isinstance(self.zero, int) and self.zero == 128 else "U8_F32"
+        if is_half and self.bits == 4 and isinstance(self.zero, int) and self.zero == 8:
+            return "Q4_0"
+        return "U4_F16" if is_half else "U4_F32"
+
+    def widen(self) -> Tensor:
+        """Return the values [O, C] in float32, the inputs in the checkpoint's order."""
+        if self.levels:
+            values = torch.tensor(FLOAT_LEVELS[self.levels], dtype=torch.float32)[self.codes.long()]
+        elif isinstance(self.zero, int):
+            values = self.codes.float() - self.zero
+        else:
+            values = self.codes.float() - self._spread(self.zero.float())
+        values *= self._spread(self.scale.float())
+        return values if self.order is None else torch.empty_like(values).index_copy_(1, self.order, values)
+
+    def _spread(self, entries: Tensor) -> Tensor:
+        """Give each column the entry of its group: [O, G] → [O, C]; a single one stays [O, 1]."""
+        if self.groups is not None:
+            return entries[:, self.groups]
+        return entries if entries.shape[1] == 1 else _repeat(entries, self.group, self.width)
+
+    def take_rows(self, rows: Tensor) -> Coded:
+        """Return these outputs alone, in this order."""
+        zero = self.zero if isinstance(self.zero, int) else self.zero[rows]
+        return replace(self, codes=self.codes[rows], scale=self.scale[rows], zero=zero)
+
+
+def is_exact_half(scale: Tensor) -> bool:
+    """Return True if float16 holds every one of these scales."""
+    if scale.dtype == torch.float16:
+        return True
+    return all(torch.equal(part.half().float(), part.float()) for part in torch.split(scale.flatten(), SCALES))
+
+
+def _repeat(entries: Tensor, times: int, width: int) -> Tensor:
+    return entries.repeat_interleave(times, dim=1)[:, :width]
+
+
+def pack_matrices(parts: Sequence[Coded]) -> PackedWeight:
+    """Pack matrices of one format on top of each other."""
+    format, width = parts[0].format, parts[0].width
+    if format is None or any(part.format != format or part.width != width for part in parts):
+        raise ValueError("matrices of several formats cannot be packed together")
+    num_groups = -(-width // GROUP)
+
+    def stack(entries: Sequence[Tensor]) -> Tensor:
+        spread = [
+            each.expand(-1, num_groups) if each.shape[1] == 1 else _repeat(each, part.group // GROUP, num_groups)
+            for part, each in zip(parts, entries)
+        ]
+        return spread[0] if len(spread) == 1 else torch.cat(spread)
+
+    codes = parts[0].codes if len(parts) == 1 else torch.cat([part.codes for part in parts])
+    scale = stack([part.scale.float() if format.whole else part.scale.half() for part in parts])
+    if not format.zeros:
+        return pack_planes(format, codes, scale)
+    zeros = [
+        torch.full((part.num_out, 1), part.zero) if isinstance(part.zero, int) else part.zero.int() for part in parts
+    ]
+    return pack_planes(format, codes, scale, stack([(each - format.offset).to(torch.int8) for each in zeros]))

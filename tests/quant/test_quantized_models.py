@@ -1,0 +1,99 @@
+"""Whole quantized models: the logits of transformers on the widened weights, and what the ledger says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock import LLM
+from penstock.models.decoder import Decoder
+from penstock.models.files import open_checkpoint
+from penstock.models.load import load_model
+from penstock.models.spec import spec_from_config
+from tests.models import oracle
+from tests.models.paged import Paged
+from tests.quant import other_writers as others
+from tests.quant import writers
+from tests.quant.test_folders import LIKE
+
+PROMPTS = [[1, 2, 3], list(range(40, 59))]
+METHODS = {
+    "gptq int4 g32": others.gptq(4, 32, symmetric=False, order=True),
+    "gptq int8 g32": others.gptq(8, 32),
+    "awq int4 g64": others.awq(64),
+    "compressed-tensors int8": writers.int_quantized("channel"),
+    "compressed-tensors int4 g32": writers.pack_quantized(4, 32, dtype="bfloat16"),
+    "bitsandbytes nf4": others.bitsandbytes("nf4", nested=True),
+    "compressed-tensors mxfp4": others.mxfp4(),
+    "fp8 as bfloat16": others.fp8("block"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_equals_transformers_on_the_widened_weights(name: str, tmp_path: Path) -> None:
+    theirs = oracle.make("LlamaForCausalLM", LIKE)
+    plain = oracle.save(theirs, tmp_path / "plain")
+    meant = writers.quantize_folder(plain, tmp_path / "quantized", METHODS[name], skip=())
+    parameters = dict(theirs.named_parameters())
+    assert len(meant) == 15  # and the head
+    for tensor, value in meant.items():
+        parameters[tensor].data = torch.from_numpy(value)
+    checkpoint = open_checkpoint(tmp_path / "quantized")
+    assert checkpoint.quantization == name
+    widened = name.endswith("bfloat16")
+    ours = load_model(
+        checkpoint, spec_from_config(checkpoint.config), dtype=torch.float32 if widened else None, rounded=False
+    )
+    assert isinstance(ours, Decoder)
+    for row in Paged(ours).run(PROMPTS, 12, chunk=16):
+        expected, found = oracle.logits(theirs, row.tokens[:-1]), torch.stack(row.logits)
+        assert expected.std() > 0.1 and (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_bits_of_single_modules(tmp_path: Path) -> None:
+    """GPTQModel's `dynamic`: values of attention in 8 bits and larger groups, what a gate multiplies not at all."""
+    usual, other = others.gptq(4, 32, dynamic={"+:.*v_proj": {"bits": 8, "group_size": 64}}), others.gptq(8, 64)
+
+    def write(module: str, weight: writers.Array) -> writers.Written:
+        if module.endswith("gate_proj"):
+            return {f"{module}.weight": torch.from_numpy(weight)}, weight
+        return (other if module.endswith("v_proj") else usual).write(module, weight)
+
+    plain = oracle.save(oracle.make("LlamaForCausalLM", LIKE), tmp_path / "plain")
+    meant = writers.quantize_folder(plain, tmp_path / "mixed", writers.Method(usual.settings, write))
+    checkpoint = open_checkpoint(tmp_path / "mixed")
+    assert all(torch.equal(checkpoint.tensor(name), torch.from_numpy(value)) for name, value in meant.items())
+    assert checkpoint.quantization == "gptq int4 g32, int8 g64"
+    model = load_model(checkpoint, spec_from_config(checkpoint.config), dtype=None)
+    qkv = dict(model.blocks[0].mixer.linears())["qkv"].scheme  # type: ignore[union-attr]
+    assert [part.format.bits for part in qkv.parts] == [4, 8]  # type: ignore[attr-defined]
+
+
+def test_unlike_orders_are_multiplied_apart(tmp_path: Path) -> None:
+    """A gate and what it multiplies, each with its inputs in its own order: still packed, and the same values."""
+    plain = oracle.save(oracle.make("LlamaForCausalLM", LIKE), tmp_path / "plain")
+    folder = tmp_path / "ordered"
+    writers.quantize_folder(plain, folder, writers.pack_quantized(4, 32, order=True))  # ordered by the name's length
+    checkpoint = open_checkpoint(folder)
+    packed, wide = (load_model(checkpoint, spec_from_config(checkpoint.config), dtype=d) for d in (None, torch.float32))
+    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(1))
+    one, other = (dict(model.blocks[0].ffn.linears())["gate_up"].scheme for model in (packed, wide))  # type: ignore
+    assert type(one).__name__ == "Stacked" and one.num_bytes < other.num_bytes / 4
+    near, exact = one.matmul(x), other.matmul(x)
+    assert (near - exact).norm() / exact.norm() < 0.01
+    torch.testing.assert_close(one.rows(torch.tensor([0, 200])), other.rows(torch.tensor([0, 200])), rtol=0, atol=0)
+
+
+def test_the_ledger_names_the_storage(tmp_path: Path) -> None:
+    plain = oracle.save(oracle.make("LlamaForCausalLM", LIKE), tmp_path / "plain")
+    writers.quantize_folder(plain, tmp_path / "nf4", others.bitsandbytes("nf4"))
+    for options, value in (
+        ({}, "bitsandbytes nf4, levels rounded to 8 bits"),
+        ({"activation_dtype": "float32"}, "bitsandbytes nf4"),
+        ({"dtype": "float32"}, "bitsandbytes nf4 as float32"),
+    ):
+        with LLM(str(tmp_path / "nf4"), skip_tokenizer_init=True, progress=False, **options) as llm:  # type: ignore
+            (output,) = llm.generate([[1, 2, 3]], use_tqdm=False)
+            assert [one.value for one in output.applied if one.kind == "weights"] == [value]
