@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.cache.group import KvLayout, StateSpec
+from penstock.cache.group import LAYOUTS, KvLayout, StateSpec
 from penstock.errors import InvalidConfig
 
 if TYPE_CHECKING:  # configs are read without torch
@@ -90,9 +90,10 @@ class LatentMemory:
 
     def state(self, layout: KvLayout) -> StateSpec:
         if layout.bits < 16:
+            name = next(name for name, known in LAYOUTS.items() if known == layout)
             raise InvalidConfig(
-                "kv_cache_dtype of 8 bits or less does not hold latents, which stand for the keys and values of all heads: "
-                "set kv_cache_dtype to bfloat16, float16 or float32"
+                f"kv_cache_dtype={name} cannot hold latents, which stand for the keys and values of all heads: "
+                "set bfloat16, float16 or float32"
             )
         return StateSpec("full", layout.numbers_bytes(self.width))
 
