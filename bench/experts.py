@@ -67,7 +67,7 @@ def write(shape: Shape, path: Path) -> None:
     import gguf
 
     architecture = "qwen3moe" if shape.experts else "qwen3"
-    writer, random = gguf.GGUFWriter(path, architecture), np.random.default_rng(0)
+    writer, random = gguf.GGUFWriter(path, architecture, use_temp_file=True), np.random.default_rng(0)
     writer.add_block_count(shape.layers)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(shape.width)

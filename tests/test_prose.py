@@ -50,7 +50,7 @@ PROTOCOL = {  # asyncio calls these
 PUBLIC = {"participle output.CompletionOutput.finished"}  # vLLM's name, which programs call
 TWINS = set(  # a part of a model's description in penstock/models and the layer built from it in penstock/layers
     "AnyBlock Attention Block Embedding EncoderAttention Experts Ffn GatedMlp Head LayerNorm Mamba2 Mixer MixerBlock "
-    "Mlp OutputNormBlock ParallelBlock PostNormBlock RmsNorm ScaledBlock".split()
+    "Mlp OutputNormBlock ParallelBlock PostNormBlock RmsNorm ScaledBlock SinkAttention".split()
 )
 
 

@@ -37,7 +37,7 @@ def expert_width(keys: Keys, layer: int = 0) -> int:
     return keys.count("expert_feed_forward_length", info.shape[1])
 
 
-def _refuse_shared(keys: Keys) -> None:
+def _reject_shared(keys: Keys) -> None:
     for key in ("expert_shared_count", "expert_shared_feed_forward_length"):
         keys.require(key, (0,))
 
@@ -46,7 +46,7 @@ def _scale(keys: Keys) -> float:
     return keys.number("expert_weights_scale", 1.0) or 1.0
 
 
-def _refuse_scale(keys: Keys) -> None:
+def _reject_scale(keys: Keys) -> None:
     keys.require("expert_weights_scale", (0.0, 1.0))
 
 
@@ -55,8 +55,8 @@ def _llama(keys: Keys) -> Config:
     if keys.get("expert_count") in (None, 0):
         keys.require("expert_used_count", (0,))
         return read_llama(keys)
-    _refuse_shared(keys)
-    _refuse_scale(keys)
+    _reject_shared(keys)
+    _reject_scale(keys)
     keys.require("expert_weights_norm", (True,))
     config = base_config(keys, "MixtralForCausalLM", "mixtral") | {"head_dim": head_size(keys)}
     config["intermediate_size"] = expert_width(keys)
@@ -68,7 +68,7 @@ def _llama(keys: Keys) -> Config:
 
 
 def _qwen2(keys: Keys) -> Config:
-    _refuse_scale(keys)
+    _reject_scale(keys)
     info = keys.tensors.get("blk.0.ffn_up_shexp.weight")
     shared = keys.count("expert_shared_feed_forward_length", info.shape[0] if info else None)
     return (
@@ -84,8 +84,8 @@ def _qwen2(keys: Keys) -> Config:
 
 
 def _qwen3(keys: Keys) -> Config:
-    _refuse_shared(keys)
-    _refuse_scale(keys)
+    _reject_shared(keys)
+    _reject_scale(keys)
     return (
         base_config(keys, "Qwen3MoeForCausalLM", "qwen3_moe")
         | _counts(keys)
@@ -99,15 +99,15 @@ def _qwen3(keys: Keys) -> Config:
 
 
 def _olmoe(keys: Keys) -> Config:
-    _refuse_shared(keys)
-    _refuse_scale(keys)
+    _reject_shared(keys)
+    _reject_scale(keys)
     config = base_config(keys, "OlmoeForCausalLM", "olmoe") | _counts(keys) | _normalizes(keys, False)
     return config | {"intermediate_size": expert_width(keys), "attention_bias": keys.has("blk.0.attn_q.bias")}
 
 
 def _granite(keys: Keys) -> Config:
-    _refuse_shared(keys)
-    _refuse_scale(keys)
+    _reject_shared(keys)
+    _reject_scale(keys)
     keys.require("expert_weights_norm", (True,))
     bias = biases(keys)["attention_bias"]
     config = base_config(keys, "GraniteMoeForCausalLM", "granitemoe") | granite_scales(keys)
@@ -140,8 +140,8 @@ def _glm4(keys: Keys) -> Config:
 
 
 def _gpt_oss(keys: Keys) -> Config:
-    _refuse_shared(keys)
-    _refuse_scale(keys)
+    _reject_shared(keys)
+    _reject_scale(keys)
     keys.require("expert_weights_norm", (True,))
     config = base_config(keys, "GptOssForCausalLM", "gpt_oss")
     if "rope_scaling" not in config:

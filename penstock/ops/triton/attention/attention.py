@@ -259,21 +259,8 @@ def _body(
     sinks: Tensor | None = None,
 ) -> Tensor:
     if sinks is not None or not can_read(k_cache, v_cache, k_scale):
-        return attention.reference(
-            q,
-            k_cache,
-            v_cache,
-            table,
-            query_start,
-            lengths,
-            scale,
-            window,
-            softcap,
-            alibi,
-            k_scale,
-            v_scale,
-            sinks=sinks,
-        )
+        beside = (scale, window, softcap, alibi, k_scale, v_scale, None, sinks)
+        return attention.reference(q, k_cache, v_cache, table, query_start, lengths, *beside)
     q = compact_heads(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.shape[0]:

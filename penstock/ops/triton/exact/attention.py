@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.errors import InvalidConfig
 from penstock.ops.attention.attention import Work, attention
 from penstock.ops.triton.attention.attend import (
     LOG2_E,
@@ -300,10 +299,10 @@ def _body(
 ) -> Tensor:
     """Each sequence reads a shared prefix for itself; a tile of the step has at most `tile_tokens` queries. More than
     one KV split of `work` are enough for the longest sequence (`count_splits`)."""
-    if sinks is not None:
-        raise InvalidConfig("attention sinks have no deterministic GPU kernel: set device=cpu")
-    if not can_read(k_cache, v_cache, k_scale):
-        raise ValueError("deterministic attention on a GPU needs keys stored as [N, K, P, D] without int8 scales")
+    if sinks is not None or not can_read(k_cache, v_cache, k_scale):
+        raise ValueError(
+            "deterministic attention on a GPU needs keys as [N, K, P, D] without int8 scales, and no sinks"
+        )
     q = compact_heads(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not q.shape[0]:
@@ -315,13 +314,8 @@ def _body(
     block = max(16, power_of_2(size))
     cache, scoring = cache_args(k_cache, v_cache), Scoring(scale, softcap or None, 0, alibi)
     sizes = num_heads, window, block_size, num_heads // num_kv_heads
-    shape = (
-        size,
-        block,
-        32 if is_float32 or block > MAX_FULL_TILE_HEAD_SIZE else 64,
-        EXACT_SPLIT_POSITIONS,
-        "ieee" if is_float32 else "tf32",
-    )
+    keys = 32 if is_float32 or block > MAX_FULL_TILE_HEAD_SIZE else 64
+    shape = (size, block, keys, EXACT_SPLIT_POSITIONS, "ieee" if is_float32 else "tf32")
     options = {"num_warps": 4, "num_stages": 1 if is_float32 else 2, "enable_fp_fusion": False, **pdl_options(q)}
     strides, no_splits = (q.stride(0), table.stride(0)), Splits(None, None)
     if work.num_single:
