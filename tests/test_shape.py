@@ -33,7 +33,7 @@ EXCEPTIONS: dict[str, dict[str, int]] = {
         "penstock/ops/triton/attention/qkv_attention.py::_body": 93,
         "penstock/ops/triton/attention/qkv_attention.py::_fused_decode": 95,
         "penstock/ops/triton/attention/qkv_write.py::_qkv_write": 75,
-        "penstock/ops/triton/exact/attention.py::_body": 81,
+        "penstock/ops/triton/exact/attention.py::_body": 79,
         "penstock/ops/triton/exact/attention.py::_exact_attention": 108,
         "penstock/ops/triton/matmul/int_product.py::_int_gemm": 63,
         "penstock/ops/triton/matmul/int_product.py::_int_gemv": 91,
