@@ -17,6 +17,7 @@ from penstock.commands import bench, completion, info, models, perplexity, ps, r
 from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
 from penstock.commands.streams import close_broken, mend_streams
+from penstock.commands.top import top
 from penstock.errors import PenstockError
 from penstock.host.interrupts import INTERRUPTED
 
@@ -49,11 +50,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "ps": ps.ps,
     "stop": ps.stop,
+    "top": top.top,
     "run-batch": run_batch.run_batch,
     "pull": models.pull,
     "list": models.list_,
     "rm": models.rm,
     "info": info.info,
+    "merge": models.merge,
     "perplexity": perplexity.perplexity,
     "completion": completion.completion,
 }

@@ -104,6 +104,11 @@ ADDED_FLAGS: dict[str, str] = {
             mirostat-eta json-schema json-object regex grammar choice
         """.split()
     },
+    **{
+        f"top --{flag}": "the live view asks one server, as ps does, and scripts and pipes take one look"
+        for flag in ("url", "api-key", "once", "json")
+    },
+    "merge --scale": "an adapter's strength is the user's choice, as in requests",
     "chat --markdown": "who copies an answer's source wants it as it is",
     **{
         f"{command} --help-all": "help fits a screen, so what is rare is explained on demand"
@@ -111,7 +116,7 @@ ADDED_FLAGS: dict[str, str] = {
     },
     **{
         f"serve --{flag}": "adapters, their number and their rank are limits of memory, and vLLM's flags"
-        for flag in ("enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras")
+        for flag in ("enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "lora-modules")
     },
     **{
         f"bench speculation {flag}": "the command takes what the other benchmarks take"

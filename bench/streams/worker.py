@@ -16,6 +16,7 @@ from penstock.api.worker import Task, _describe_model, _first_line
 from penstock.config import EngineConfig
 from penstock.engine.engine import Engine
 from penstock.engine.ipc import CommandLoop, Heartbeat, Wire
+from penstock.engine.journal import RequestJournal
 from penstock.engine.messages import Ready
 from penstock.types import Delta, Request
 
@@ -33,8 +34,8 @@ class CountingEngine:
         self._left: dict[str, int] = {}  # tokens to come, by request
         self._num_steps = 0
         self._due_s = 0.0
-        requests = SimpleNamespace(requests=self._left)
-        self.scheduler = SimpleNamespace(stats=SimpleNamespace(step_s=0.0), roster=requests)
+        roster = SimpleNamespace(requests=self._left, journal=RequestJournal())
+        self.scheduler = SimpleNamespace(stats=SimpleNamespace(step_s=0.0), roster=roster)
 
     @property
     def has_work(self) -> bool:

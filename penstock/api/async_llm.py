@@ -7,7 +7,8 @@ import queue
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from penstock.api.assemble import assemble
 from penstock.api.prompts import AnyLora
@@ -18,9 +19,10 @@ from penstock.errors import PenstockError
 from penstock.text.answers import Collector
 from penstock.text.prompt_encoder import Encoded, Messages, Prompt
 from penstock.text.tokenizers.tokenizer import Tokenizer
-from penstock.types import SamplingParams, StreamDelta
+from penstock.types import LoRARequest, SamplingParams, StreamDelta
 
 PREPARING_S = 0.005  # between the engine's preparations, while idle
+Made = TypeVar("Made")
 CLOSED = "this AsyncLLM is closed: make a new one"
 
 
@@ -62,6 +64,7 @@ class _Loop(threading.Thread):
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the next two
         self._streams: set[AsyncStream] = set()
+        self._asked: set[Future[Any]] = set()  # of `call`, not answered yet
         self._ended: str | None = None  # the reason, once no more steps will run
 
     def open(
@@ -76,6 +79,24 @@ class _Loop(threading.Thread):
     def abort(self, stream: AsyncStream) -> None:
         """Abort a stream; its blocks are free once the present step ends."""
         self._calls.put(lambda: self._drop(stream))
+
+    def call(self, work: Callable[[Service], Made]) -> Future[Made]:
+        """Run work between two steps."""
+        future: Future[Made] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work(self._service))
+            except Exception as error:  # for who asked, not for the others
+                future.set_exception(error)
+
+        with self._lock:
+            if self._ended:
+                raise PenstockError(self._ended)
+            self._asked.add(future)
+        future.add_done_callback(self._asked.discard)
+        self._calls.put(run)
+        return future
 
     def end(self) -> None:
         """Start no further step; open streams get an error."""
@@ -93,6 +114,8 @@ class _Loop(threading.Thread):
         with self._lock:
             self._ended, streams = reason, list(self._streams)
             self._streams.clear()
+        for future in list(self._asked):
+            future.set_exception(PenstockError(reason))
         for stream in streams:
             failure = PenstockError(reason)
             failure.__cause__ = cause
@@ -216,6 +239,17 @@ class AsyncLLM:
             priority,
             lora=lora_request,
         )
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Name an adapter before its first request. Its files are read when that runs."""
+        return await asyncio.wrap_future(self._thread.call(lambda service: service.loras.add(lora_request)))
+
+    async def remove_lora(self, lora: LoRARequest | int) -> bool:
+        """Free an adapter that no request uses, by its id; False if there is none."""
+        return await asyncio.wrap_future(self._thread.call(lambda service: service.loras.remove(lora)))
+
+    async def list_loras(self) -> set[int]:
+        return await asyncio.wrap_future(self._thread.call(lambda service: service.loras.list_ids()))
 
     async def _stream(
         self,

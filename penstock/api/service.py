@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.api.assemble import Assembly
 from penstock.api.prompts import AnyLora, list_loras
 from penstock.engine.engine import Engine
-from penstock.engine.executor import LoadLora
+from penstock.engine.executor import DropLora, LoadLora
 from penstock.errors import InvalidRequest, PenstockError, quote
 from penstock.host.interrupts import held_interrupts, watched_interrupts
 from penstock.host.progress import counting_bar
@@ -54,6 +54,23 @@ class LoraNumbers:
                 raise InvalidRequest(f"lora_request {quote(lora.lora_name)}: {answer.error}")
             self._numbers[key] = number
         return number
+
+    def add(self, lora: LoRARequest) -> bool:
+        return all(self._find(one) for one in list_loras(lora))
+
+    def list_ids(self) -> set[int]:
+        return {id for _, id, _ in self._numbers}
+
+    def remove(self, asked: LoRARequest | int) -> bool:
+        """Free an adapter that no request uses, by its id; False if there is none."""
+        id = asked.lora_int_id if isinstance(asked, LoRARequest) else asked
+        found = {key: number for key, number in self._numbers.items() if key[1] == id}
+        for key, number in found.items():
+            answer = self._engine.control(DropLora(number))
+            if answer.error is not None:
+                raise InvalidRequest(f"lora_int_id={id}: {answer.error}")
+            del self._numbers[key]
+        return bool(found)
 
 
 EPOCH_S = time.time() - time.monotonic()  # monotonic, so that intervals survive clock changes

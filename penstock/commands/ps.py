@@ -97,22 +97,22 @@ def _describe_server(server: RunningServer, api_key: str | None) -> dict[str, An
     """Describe the server with its requests, or why they are not known."""
     facts = {**asdict(server.record), "requests": None, "error": None}
     try:
-        facts["requests"] = _ask(server.record.url, api_key)["requests"]
+        with open_route(server.record.url, "/admin/running", api_key, ASK_S) as answer:
+            facts["requests"] = json.load(answer)["requests"]
     except (OSError, ValueError, KeyError) as error:
         closed = getattr(error, "code", None) in (401, 403)
         facts["error"] = "it needs its admin key: give --api-key" if closed else f"{type(error).__name__}: {error}"
     return facts
 
 
-def _ask(url: str, api_key: str | None) -> Any:
+def open_route(url: str, path: str, api_key: str | None, timeout_s: float) -> Any:
+    """Open a route of a server; the answer is a file and a context manager. Proxies are not asked."""
     import urllib.request
 
     # http.client would write Latin-1; send non-ASCII keys as UTF-8
     headers = {"Authorization": f"Bearer {api_key}".encode().decode("latin-1")} if api_key else {}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(f"{loopback_url(url)}/admin/running", headers=headers)
-    with opener.open(request, timeout=ASK_S) as response:
-        return json.load(response)
+    return opener.open(urllib.request.Request(loopback_url(url) + path, headers=headers), timeout=timeout_s)
 
 
 def loopback_url(url: str) -> str:

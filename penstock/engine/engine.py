@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from penstock.engine.executor import Answer, Awaited, DropLora, Executor, LoadLora, Ticket
+from penstock.engine.executor import Answer, Awaited, Done, DropLora, Executor, LoadLora, Ticket
 from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.scheduler import Scheduler
@@ -89,7 +89,11 @@ class Engine:
         """As `control`, without waiting: adapters are read while steps go on."""
         if isinstance(message, LoadLora):
             return self.loras.load(message)
-        return self.loras.drop(message.number) if isinstance(message, DropLora) else self.executor.control(message)
+        if not isinstance(message, DropLora):
+            return self.executor.control(message)
+        if self.scheduler.roster.uses_lora(message.number):
+            return Done(Answer(error=f"adapter {message.number} is in use: end its requests first"))
+        return self.loras.drop(message.number)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and what runs now."""
@@ -108,6 +112,7 @@ class Engine:
             "num_blocks": cache.pool.num_blocks,
             "num_used_blocks": cache.pool.num_used,
             "num_cached_blocks": cache.pool.num_idle,
+            **self.loras.count(),
         }
 
     def close(self) -> None:

@@ -126,14 +126,22 @@ class LoraSlots:
         return Done(Answer(error=NO_LORAS)) if self.memory.tell is None else self.memory.load(message)
 
     def drop(self, number: int) -> Awaited[Answer]:
-        """Forget an adapter, which no request may name any more."""
+        """Forget an adapter that no sequence uses."""
         if self.memory.tell is None:
             return Done(Answer(error=NO_LORAS))
-        if number in self._pin():
-            return Done(Answer(error=f"adapter {number} is in use: end its requests first"))
         self._clear(number)
         self.memory.forget(number)
         return Done(Answer())
+
+    def count(self) -> dict[str, int]:
+        """Return counters since the start; none without slots."""
+        memory = self.memory
+        counts = {
+            "num_loras": len(memory),
+            "num_lora_loads": memory.num_loads,
+            "num_lora_evictions": memory.num_evictions,
+        }
+        return counts if self.slots else {}
 
     def check_known(self, loras: Sequence[LoraUse]) -> None:
         """Refuse a request whose adapters could never run."""

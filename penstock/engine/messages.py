@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine.executor import Answer
+from penstock.engine.executor import Answer as Answer
+from penstock.engine.executor import DropLora as DropLora
+from penstock.engine.executor import LoadLora as LoadLora
 from penstock.engine.journal import Mark as Mark
 from penstock.engine.view import BlockView, RowView
 from penstock.types import Applied, Delta, Request

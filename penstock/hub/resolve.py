@@ -6,11 +6,12 @@ from pathlib import Path
 
 from penstock.errors import InvalidModel
 from penstock.host.gguf_parts import first_parts
+from penstock.hub.download_errors import Progress
 from penstock.hub.names import RepositoryModel, Source, existing_path, parse_name
 from penstock.hub.store import Store, StoredModel
 
 
-def resolve_model(name: str, revision: str | None = None, progress: bool = True) -> Path:
+def resolve_model(name: str, revision: str | None = None, progress: Progress = True) -> Path:
     """Return the folder or GGUF file of `name`; download it first if it is missing.
 
     An existing path wins, except over a short name; a `revision` selects the Hugging Face hub.
@@ -24,7 +25,7 @@ def resolve_model(name: str, revision: str | None = None, progress: bool = True)
     return local_model(store.find(str(source)) or _fetch(source, store, progress))
 
 
-def pull(name: str, revision: str | None = None, progress: bool = True) -> Path:
+def pull(name: str, revision: str | None = None, progress: Progress = True) -> Path:
     """Download a model now. Present files stay, but the hub is asked for a newer revision."""
     if path := existing_path(name):
         return local_model(path)
@@ -75,7 +76,7 @@ def local_model(path: Path) -> Path:
     return path
 
 
-def _fetch(source: Source, store: Store, progress: bool) -> Path:
+def _fetch(source: Source, store: Store, progress: Progress) -> Path:
     if isinstance(source, RepositoryModel):
         from penstock.hub.huggingface import fetch_repository
 

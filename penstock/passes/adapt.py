@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,8 @@ from penstock.models.decoder import Decoder, Encoder, linears
 from penstock.models.spec import ModelSpec, parts_of
 from penstock.ops import LoraWeights, OpTable
 from penstock.passes.lower import Lower, LoweredBlock
-from penstock.passes.lower.stages import open_block
+from penstock.passes.lower.products import FusedProduct, fuse
+from penstock.passes.lower.stages import AddResidual, Flow, Product, Stage, open_block
 
 Delta = Callable[[Tensor, Tensor, layers.StepInputs], Tensor]  # x[T, C], y[T, O] = linear(x) → [T, O]
 Deltas = Callable[[str, layers.Linear], Delta | None]  # by a linear's name
@@ -45,6 +47,32 @@ def _swap(part: Any, old: layers.Linear, new: layers.Linear) -> None:
             setattr(part, name, new)
         elif isinstance(value, list) and old in value:
             value[value.index(old)] = new
+
+
+@dataclass(frozen=True)
+class AdaptedSum:
+    """x = x + linear(y), in one product, and then the delta."""
+
+    product: FusedProduct
+    delta: Delta
+
+    def __call__(self, flow: Flow) -> None:
+        flow.x = self.delta(flow.y, self.product.run(flow.y, flow.x), flow.step)
+
+
+def join_sums(stages: Sequence[Stage]) -> list[Stage]:
+    """Join products of adapted linears with the residual that is added after them."""
+    made: list[Stage] = []
+    for stage in stages:
+        before = made[-1] if made else None
+        linear = before.linear if isinstance(before, Product) else None
+        if isinstance(stage, AddResidual) and stage.scale == 1.0 and isinstance(linear, AdaptedLinear):
+            fused = fuse(Product(linear.linear))
+            if fused is not None:
+                made[-1] = AdaptedSum(replace(fused, adds=True), linear.delta)
+                continue
+        made.append(stage)
+    return made
 
 
 EMBEDDING, PROJECT, HEAD = "embedding.tokens", "embedding.project", "head.rows"
@@ -136,7 +164,7 @@ class Adapt:
             for name, linear in list(part.linears()):
                 weights = self.table.make(f"layers.{index}.{described.prefix}.{name}", linear.scheme.num_out)
                 _swap(part, linear, AdaptedLinear(linear, AddLora(self.ops, weights)))
-        stages = open_block(block)
+        stages = join_sums(open_block(block))
         for rule in self.lower.rules:
             if rule.name in KEPT and (is_last or not rule.last):
                 stages = rule.apply(stages)

@@ -58,7 +58,7 @@ class Coded:
         is_half = is_exact_half(self.scale)
         if self.levels:
             return {"NF4": "NF4", "FP4": "MXFP4" if is_half else ""}.get(self.levels, "")
-        if self.bits == 8:
+        if self.bits > 4:
             plain = "Q8_0" if is_half else "S8_F32"
             return plain if isinstance(self.zero, int) and self.zero == 128 else "U8_F32"
         if is_half and self.bits == 4 and isinstance(self.zero, int) and self.zero == 8:

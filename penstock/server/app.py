@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from penstock.errors import quote
 from penstock.host.version import VERSION
-from penstock.server import status
+from penstock.server import loading, status
 from penstock.server.anthropic.body import CountTokensBody, MessagesBody
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.anthropic.routes import count_tokens, messages
@@ -30,6 +30,7 @@ from penstock.server.http.context import Handler, release_body
 from penstock.server.http.errors import MAX_MESSAGE_CHARS, WarningHeaders, to_api_error
 from penstock.server.http.keys import AuthMiddleware, KeyRing
 from penstock.server.http.openapi import asset, describe_body, docs, make_document
+from penstock.server.loras import routes as loras
 from penstock.server.observe import routes as observe
 from penstock.server.ollama import routes as ollama
 from penstock.server.openai.chat import chat_completions
@@ -38,6 +39,7 @@ from penstock.server.openai.completions import CompletionBody, completions
 from penstock.server.openai.embeddings import EmbeddingBody, RerankBody, ScoreBody, embeddings, rerank, score
 from penstock.server.openai.infill import InfillBody, infill
 from penstock.server.openai.tokens import DetokenizeBody, TokenizeBody, detokenize, tokenize
+from penstock.server.page import routes as page
 from penstock.server.responses.background import Background, ResponseStore
 from penstock.server.responses.body import InputTokensBody, ResponsesBody
 from penstock.server.responses.routes import (
@@ -63,8 +65,9 @@ READS: list[tuple[str, Handler, str]] = [
     ("/info", status.info, "about"),
     ("/metrics", status.metrics, "about"),
     ("/admin/running", status.list_running, "about"),
+    ("/admin/models", loading.list_all, "about"),
     ("/admin/live", observe.watch_live, "about"),
-    ("/admin/requests/{id}", observe.explain_request, "about"),
+    ("/admin/requests/{id:path}", observe.explain_request, "about"),
     ("/v1/responses/{id}", response, "OpenAI"),
     ("/v1/responses/{id}/input_items", input_items, "OpenAI"),
     ("/v1/files", files, "OpenAI"),
@@ -72,9 +75,11 @@ READS: list[tuple[str, Handler, str]] = [
     ("/v1/files/{id}/content", file_content, "OpenAI"),
     ("/v1/batches", batches, "OpenAI"),
     ("/v1/batches/{id}", batch, "OpenAI"),
+    ("/", page.root, "about"),
+    *loras.READS,
     *ollama.READS,
 ]
-PAGES: list[tuple[str, Handler]] = [("/docs", docs), ("/docs/{name}", asset)]
+PAGES: list[tuple[str, Handler]] = [("/docs", docs), ("/docs/{name}", asset), *page.PAGES]
 WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/chat/completions", chat_completions, ChatBody, "OpenAI"),
     ("/v1/completions", completions, CompletionBody, "OpenAI"),
@@ -94,7 +99,10 @@ WRITES: list[tuple[str, Handler, type[BaseModel] | None, str]] = [
     ("/v1/score", score, ScoreBody, "embeddings"),
     ("/rerank", rerank, RerankBody, "embeddings"),
     ("/v1/rerank", rerank, RerankBody, "embeddings"),
+    ("/admin/models/load", loading.load, loading.ModelBody, "about"),
+    ("/admin/models/unload", loading.unload, loading.ModelBody, "about"),
     ("/admin/reset_prefix_cache", status.reset_prefix_cache, None, "about"),
+    *loras.WRITES,
     *ollama.WRITES,
     *tgi.WRITES,
 ]
@@ -132,7 +140,7 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
         app.add_api_route(path, handler, methods=["GET"], tags=[tag], response_model=None, name=handler.__name__)
         app.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False, response_model=None)
     for path, handler in PAGES:
-        app.add_api_route(path, handler, methods=["GET"], include_in_schema=False, response_model=None)
+        app.add_api_route(path, handler, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
     for method, table in (("POST", WRITES), ("DELETE", DELETES)):
         for path, handler, body, tag in table:
             app.add_api_route(

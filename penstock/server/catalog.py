@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.process import WORKER
 from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import KeyRing
+from penstock.server.loras.modules import FLAG, LoraModule, parse_modules
 from penstock.server.model import ServedModel
 from penstock.server.observe.trace import stage
 
@@ -78,22 +79,57 @@ class Catalog:
         worst = max(engines, key=lambda engine: engine.retry_after_s, default=None)
         return ("loading", 1) if worst is None else (worst.state, worst.retry_after_s)
 
+    @property
+    def can_add(self) -> bool:
+        return self._make is not None
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Memory that all models together may take."""
+        return self._budget_bytes
+
     def find(self, name: str | None, *, is_exact: bool = False) -> ServedModel:
         """Find a model by name; `is_exact` rules out generic names."""
         if not name:
             return self.default
         model = self._get(name)
+        if model is None and not is_exact:
+            model = self.find_base(name)
         if model is None and not is_exact and self._matches_default(name):
             model = self.default
         if model is None:
             raise ApiError(
                 404,
                 f"the model {quote(name)} does not exist: the models are "
-                f"{', '.join(name for one in self for name in self.list_names(one))}",
+                f"{', '.join(name for one in self for name in self._list_all(one))}",
                 param="model",
                 code="model_not_found",
             )
         return model
+
+    def _list_all(self, model: ServedModel) -> list[str]:
+        return [*self.list_names(model), *model.loras.list_names()]
+
+    def find_base(self, lora: str | None) -> ServedModel | None:
+        """Find the model of an adapter by the adapter's name."""
+        return next((one for one in self if lora in one.loras), None)
+
+    def add_modules(self, modules: Iterable[LoraModule]) -> None:
+        """Give models the adapters that they begin with."""
+        for module in modules:
+            base = self.default if module.base is None else self._get(module.base)
+            if base is None:
+                raise InvalidConfig(f"{FLAG} {quote(module.name)} is for {quote(module.base)}, which is not served")
+            if not base.loras.is_enabled:
+                raise InvalidConfig(f"{FLAG} {quote(module.name)} needs --enable-lora: set it too")
+            if self._get(module.name) is not None:
+                raise InvalidConfig(f"{FLAG} {quote(module.name)} is a model's name: give the adapter another")
+            base.loras.modules[module.name] = module
+
+    def check_free(self, lora: str, base: ServedModel) -> None:
+        """Refuse an adapter's name that a model has, or an adapter of a model other than `base`."""
+        if self._get(lora) is not None or self.find_base(lora) not in (None, base):
+            raise ApiError(400, f"{quote(lora)} is the name of another model: give the adapter another")
 
     def list_names(self, model: ServedModel) -> list[str]:
         """List a model's names, the main one first."""
@@ -206,9 +242,10 @@ def make_catalog(
     public = [_read(path) for path in config.public_prefix]
     keep_alive_s = math.inf if config.keep_alive is None else config.keep_alive
     budget = None if config.memory_budget_gb is None else int(config.memory_budget_gb * GIB)
-    return Catalog(
-        [make(name, model) for name, model in models.items()], keep_alive_s, make, budget, config.served_model_name
-    )
+    made = [make(name, model) for name, model in models.items()]
+    catalog = Catalog(made, keep_alive_s, make, budget, config.served_model_name)
+    catalog.add_modules(parse_modules(config.lora_modules))
+    return catalog
 
 
 def _read(path: str) -> str:

@@ -28,6 +28,9 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = option(
         (), "name of the (first) model in the API; may be repeated, * accepts any name"
     )
+    lora_modules: tuple[str, ...] = option(
+        (), "adapter to serve, as NAME=FOLDER or vLLM's JSON object; several may follow"
+    )
     api_key: tuple[str, ...] = option((), "API key that clients must send; may be repeated, each key is a tenant")
     api_key_file: str | None = option(None, "file of keys, one per line: KEY [NAME [WEIGHT]]")
     admin_key: str | None = option(None, "key for admin routes")

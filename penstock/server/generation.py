@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import DeadlinePassed, PenstockError
 from penstock.server.engines.direct import DirectWriter, Encode, OpenBody
 from penstock.server.engines.in_flight import InFlightRequest
+from penstock.server.loras.registry import ServedLora
 from penstock.server.model import ServedModel
 from penstock.server.observe.trace import Trace
 from penstock.server.openai.logprobs import count_prompt_logprobs
@@ -96,6 +97,7 @@ class Generation:
         self.usage = Usage(num_prompt=sum(len(flight.request.tokens) for flight in flights))
         self.times = Times(min(flight.begun_s for flight in flights), trace=self.trace)
         self._last_s = 0.0  # of the last delta
+        self.loras: list[ServedLora] = []  # held until it ends
 
     @property
     def relaxed(self) -> dict[str, list[str]]:
@@ -184,6 +186,7 @@ class Generation:
         if any(flight.is_open for flight in self.flights):
             self._metrics.count_end(self.model.name, "abort")
         self.abort()
+        self.model.loras.release(self.loras)
         for flight in self.flights:
             flight.collector.listener = flight.writer = None  # else only the garbage collector frees them
         self._metrics.observe(self.model.name, self)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from penstock.config import EngineConfig
 from penstock.server.engines.engine import sum_totals
 from penstock.server.histogram import GapHistogram, LoopHistogram
 
@@ -192,3 +194,30 @@ class _EngineCollector:
             restarts.add_metric([model], engine.num_restarts)
         yield waiting
         yield restarts
+        yield from _count_loras(self._catalog)
+
+
+def _count_loras(catalog: Catalog) -> Iterator[Metric]:
+    """Describe the adapters in use, as vLLM does: names in labels, the time as the value."""
+    info = GaugeMetricFamily(
+        "penstock:lora_requests_info",
+        "Adapters of running and of waiting requests; the value is the time.",
+        labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters", "model_name"],
+    )
+    loads = CounterMetricFamily("penstock:lora_loads", "Adapters that were read from disk.", labels=["model_name"])
+    evictions = CounterMetricFamily(
+        "penstock:lora_evictions", "Adapters whose memory was freed for others.", labels=["model_name"]
+    )
+    for model in catalog:
+        if model.engine is None or not model.loras.is_enabled:
+            continue
+        engine = model.engine
+        running, waiting = (
+            ",".join(sorted({use.name for flight in flights for use in flight.request.loras}))
+            for flights in (engine.dispatcher.flights.values(), engine.admission)
+        )
+        max_loras = str(engine.options.get("max_loras", EngineConfig.max_loras))
+        info.add_metric([max_loras, running, waiting, model.name], time.time())
+        loads.add_metric([model.name], engine.total("num_lora_loads"))
+        evictions.add_metric([model.name], engine.total("num_lora_evictions"))
+    yield from (info, loads, evictions)

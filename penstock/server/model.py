@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.api.defaults import Defaults, from_wire
-from penstock.engine.messages import Found, Ready
+from penstock.engine.messages import Answer, Found, Ready
 from penstock.errors import EngineFailed, InvalidRequest
 from penstock.host.gguf_parts import model_files
 from penstock.host.version import VERSION
@@ -26,6 +26,7 @@ from penstock.server.config import ServerConfig
 from penstock.server.engines.admission import AdmissionQueue
 from penstock.server.engines.engine import RemoteEngine
 from penstock.server.engines.process import WORKER
+from penstock.server.loras.registry import LoraRegistry
 from penstock.text.chat.template import read_template
 from penstock.text.intake import Intake, Prepared
 from penstock.text.prompt_encoder import Encoded, Messages, Prompt
@@ -184,6 +185,7 @@ class ServedModel:
             on_found=self._start_text,
         )
         self.admission = admission
+        self.loras = LoraRegistry(self._ask, is_enabled=bool(options.get("enable_lora")))
         self.engine: RemoteEngine | None = None
         self.path: Path | None = None
         self._fingerprint: tuple[Ready, str] | None = None  # and what it was made of
@@ -222,6 +224,7 @@ class ServedModel:
         if self._ready is None or self._ready.done() and (self._ready.cancelled() or self._ready.exception()):
             self._close_text()  # of a failed attempt
             self.engine = self._make_engine()
+            self.engine.list_first = self.loras.list_messages
             self._task = asyncio.ensure_future(self.engine.run())
             self._ready = asyncio.ensure_future(self._prepare(self.engine))
         await asyncio.shield(self._ready)
@@ -255,6 +258,11 @@ class ServedModel:
             parse_special=self._parse_special,
             max_output_tokens=found_defaults.max_tokens,
         )
+        try:
+            await self.loras.load_modules()
+        except BaseException:
+            await engine.close()
+            raise
         self.touch()  # loaded from here on: it must not count as idle before who waits for it has used it
         self._text = ModelText(self.name, intake, self.tokenizer, self._service)
         self._public = [tokens for text in self._public_texts for tokens in await self._encode_public(text)]
@@ -315,6 +323,9 @@ class ServedModel:
         if self.engine is None:
             raise EngineFailed(f"{self.name} is not loaded")
         return self.engine
+
+    async def _ask(self, message: object) -> Answer:
+        return await self.running.controls.ask(message)
 
     @property
     def facts(self) -> Ready:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 from penstock.errors import Busy
 from penstock.server.catalog import Catalog
@@ -41,7 +42,7 @@ class Server:
         self.pid = os.getpid()
         self.generations: set[Generation] = set()
         self.traces = TraceRing()
-        self.live = LiveHub(catalog, metrics)
+        self.live = LiveHub(catalog, metrics, self.traces)
 
     @property
     def is_ready(self) -> bool:
@@ -62,6 +63,12 @@ class Server:
             prepared = [await model.text.prepare(encoded, params, client.tenant) for encoded, params in prompts]
         if self.is_draining:
             raise Busy("the server is stopping", 5, 503)
+        scales = None if body.lora is None else [(one.id, one.scale) for one in body.lora]
+        if body.model not in model.loras:
+            self.catalog.find(body.model)  # an adapter may have been unloaded meanwhile
+        loras = model.loras.resolve(body.model, scales)
+        trace.loras = tuple(dict.fromkeys(use.name for use in loras))
+        prompts = [(replace(encoded, loras=loras), params) for encoded, params in prompts]
         timeout = body.timeout if body.timeout is not None else self.config.request_timeout
         requests = [
             model.make_request(
@@ -94,6 +101,7 @@ class Server:
         model.touch()
         model.running.submit(*flights)
         generation = Generation(model, flights, self.metrics, self._forget, trace)
+        generation.loras = model.loras.hold(loras)
         self.generations.add(generation)
         return generation
 

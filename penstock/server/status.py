@@ -14,6 +14,7 @@ from penstock.hub.names import looks_like_path
 from penstock.server.http.context import json_response, server_of
 from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import sees_all
+from penstock.server.loras.registry import describe
 from penstock.server.model import ServedModel
 
 
@@ -38,6 +39,7 @@ async def version(request: Request) -> Response:
 async def models(request: Request) -> Response:
     catalog = server_of(request).catalog
     cards = [_make_card(model, name, request) for model in catalog for name in catalog.list_names(model)]
+    cards += [_make_lora_card(model, name, request) for model in catalog for name in model.loras.list_names()]
     return json_response({"object": "list", "data": cards})
 
 
@@ -46,6 +48,8 @@ async def model(request: Request) -> Response:
         return await models(request)
     catalog, name = server_of(request).catalog, request.path_params["name"]
     found = catalog.find(name)
+    if name in found.loras:
+        return json_response(_make_lora_card(found, name, request))
     return json_response(_make_card(found, name if name in catalog.list_names(found) else found.name, request))
 
 
@@ -68,6 +72,16 @@ def _make_card(model: ServedModel, name: str, request: Request) -> dict[str, Any
         card["max_model_len"] = model.facts.max_model_len
         has_template = model.tokenizer is not None and model.tokenizer.chat_template is not None
         card["kind"] = "embedding" if model.facts.is_encoder else "chat" if has_template else "completion"
+    return card
+
+
+def _make_lora_card(model: ServedModel, name: str, request: Request) -> dict[str, Any]:
+    """Describe an adapter, which is a model by its name; its folder only to those who may see paths."""
+    card, lora = _make_card(model, name, request), model.loras.get(name)
+    card |= {"root": name, "parent": model.name, "loaded": lora is not None and model.is_loaded}
+    if lora is not None:
+        card |= {"created": lora.created, "lora_rank": lora.rank}
+        card["root"] = lora.path if sees_all(request) else name
     return card
 
 
@@ -94,6 +108,7 @@ async def info(request: Request) -> Response:
                 "pid": one.running.pid,
                 "num_restarts": one.running.num_restarts,
                 "stats": one.running.stats,
+                "loras": [describe(lora) for lora in one.loras],
                 "settings": [{"name": name, "value": value, "why": why} for name, value, why in facts.settings],
                 "defaults": [
                     {"name": each.name, "value": each.value, "why": each.why} for each in one.found_defaults.settings

@@ -21,6 +21,8 @@ def list_applied(
 
 def _list_of_request(request: Request) -> list[Applied]:
     sampling, found = request.sampling, []
+    if request.loras:
+        found.append(Applied("lora", [{"name": one.name, "scale": one.scale} for one in request.loras]))
     if request.num_dropped_messages or request.num_truncated_tokens:
         dropped = {"tokens": request.num_truncated_tokens, "messages": request.num_dropped_messages}
         found.append(Applied("truncation", dropped))

@@ -31,9 +31,9 @@ def test_no_file_does_harm(count: int, seed: int) -> None:
     assert summary["accepted"] >= count // 5 and summary["refused"] >= count // 2
     assert summary["structural"] >= count * 8 // 10
     assert len(summary["by_seed"]) == 39
-    for seed, outcomes in summary["by_seed"].items():
-        share = 20 if seed.startswith("quantized") else 10  # which have more parts to damage
-        assert min(outcomes.get("accepted", 0), outcomes.get("refused", 0)) >= sum(outcomes.values()) // share, seed
+    for name, outcomes in summary["by_seed"].items():
+        share = 20 if name.startswith("quantized") else 10  # which have more parts to damage
+        assert min(outcomes.get("accepted", 0), outcomes.get("refused", 0)) >= sum(outcomes.values()) // share, name
 
 
 @pytest.mark.slow

@@ -204,3 +204,16 @@ def test_a_choice_of_files_that_is_left_to_the_user() -> None:
         choose_files("org/name", ["a-Q2_K.gguf", "a-Q3_K.gguf"], None)
     with pytest.raises(InvalidModel, match="holds no model"):
         choose_files("org/name", ["README.md"], None)
+
+
+def test_a_download_tells_how_far_it_is(hub: Hub) -> None:
+    told, path = run("""
+told = []
+path = pull("org/dense", None, lambda *progress: told.append(progress))
+print(json.dumps(told))
+print(json.dumps(str(path)))
+""")
+    assert {label for label, _, _ in told} == {"org/dense"}
+    assert max(num_bytes for _, num_bytes, _ in told) == told[-1][2] > len(b"weights")
+    assert [num_bytes for _, num_bytes, _ in told] == sorted(num_bytes for _, num_bytes, _ in told)
+    assert Path(path).exists()

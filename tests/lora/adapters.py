@@ -82,6 +82,28 @@ def write(folder: Path, model: nn.Module, pairs: Pairs, alpha: float = 16, **con
     return folder
 
 
+def write_for_llama(folder: Path, config: dict[str, Any], rank: int = 4, size: float = 0.5) -> Path:
+    """Write an adapter on the values and downs of a model by its config alone."""
+    generator = torch.Generator().manual_seed(rank)
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    head_size = config.get("head_dim") or width // heads
+    shapes = {
+        "self_attn.v_proj": (width, head_size * config.get("num_key_value_heads", heads)),
+        "mlp.down_proj": (config["intermediate_size"], width),
+    }
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, (num_in, num_out) in shapes.items():
+            module = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{module}.lora_A.weight"] = torch.randn(rank, num_in, generator=generator) * num_in**-0.5
+            tensors[f"{module}.lora_B.weight"] = torch.randn(num_out, rank, generator=generator) * size
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["v_proj", "down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    return folder
+
+
 @torch.no_grad()
 def merge(model: Any, pairs: Pairs, scale: float) -> Any:
     """Return a copy of the model with an adapter in its weights; a tied head is untied, as PEFT has it."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock import LLM, RequestOutput, SamplingParams
+from penstock import LLM, LoRARequest, RequestOutput, SamplingParams, StructuredOutputsParams
 from penstock.cache.radix import Root
 from penstock.engine import sequence
+from penstock.models.spec import FAMILIES
 from penstock.ops.cpu.runtime.tape import Tape
 from penstock.runner.cpu.runner import Runner
+from tests.lora import adapters
 from tests.lora.conftest import NUM_LORAS, Lab
+from tests.models import oracle
 
 NUM_PROMPTS, VOCABULARY = 24, 300
 FORMATS: list[dict[str, Any]] = [{}, {"quantization": "int4", "kv_cache_dtype": "int8"}]
@@ -21,7 +25,7 @@ FORMATS: list[dict[str, Any]] = [{}, {"quantization": "int4", "kv_cache_dtype": 
 
 def make(lab: Lab, **options: Any) -> LLM:
     options = {"enable_lora": True, "device": "cpu", "max_model_len": 128, "progress": False, **options}
-    return LLM(lab.base, max_lora_rank=64, skip_tokenizer_init=True, **options)
+    return LLM(lab.base, **{"max_lora_rank": 64, "skip_tokenizer_init": True, **options})
 
 
 def prompts() -> list[list[int]]:
@@ -134,3 +138,39 @@ def test_a_prefix_is_never_shared_across_adapters(lab: Lab, monkeypatch: pytest.
 
 def test_public_prefixes_are_shared_within_an_adapter_alone() -> None:
     assert Root("a", 16, "1*1.0").base == Root("b", 16, "1*1.0").base != Root("b", 16, "2*1.0").base
+
+
+def test_structured_answers_keep_their_bits_in_company(lab: Lab) -> None:
+    """Rows with grammars and adapters, alone and beside others, with drafts and without."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}, "yes": {"type": "boolean"}}, "required": ["n"]}
+    guided = SamplingParams(
+        temperature=1.0, seed=3, max_tokens=40, logprobs=1, structured_outputs=StructuredOutputsParams(json=schema)
+    )
+    loras = [lab.lora(0), None, lab.lora(1), [lab.lora(0, 0.5), lab.lora(3)]]
+    found = []
+    for draft in ("off", '{"method": "auto"}'):
+        with make(lab, skip_tokenizer_init=False, speculative_config=draft) as llm:
+            alone = [read(llm.generate(["the cat"], guided, lora_request=[one], use_tqdm=False)[0]) for one in loras]
+            together = llm.generate(["the cat"] * 4, guided, lora_request=loras, use_tqdm=False)
+            assert [read(one) for one in together] == alone
+            found.append(alone)
+    assert found[0] == found[1] and found[0][0] != found[0][1]
+
+
+def test_embedding_models_take_adapters(tmp_path: Path) -> None:
+    like = FAMILIES["BertModel"].like[0]
+    model = oracle.make("BertModel", like)
+    base = oracle.save(model, tmp_path / "base")
+    pairs = adapters.make_pairs(model, 4, 1, ("query", "value"))
+    folder = adapters.write(tmp_path / "lora", model, pairs, task_type="FEATURE_EXTRACTION")
+    lora = LoRARequest("one", 1, str(folder))
+    prompts = [[3, 5, 7, 9], [4, 4, 8]]
+    options: dict[str, Any] = dict(dtype="float32", skip_tokenizer_init=True, progress=False, device="cpu")
+    merged = oracle.save(adapters.merge(model, pairs, adapters.scale_of(16, 4)), tmp_path / "merged")
+    with LLM(str(base), enable_lora=True, **options) as llm:
+        plain, mixed = llm.embed(prompts, use_tqdm=False), llm.embed(prompts, lora_request=[lora, None], use_tqdm=False)
+    with LLM(str(merged), **options) as llm:
+        expected = llm.embed(prompts, use_tqdm=False)
+    assert mixed[1].outputs.embedding == plain[1].outputs.embedding
+    assert mixed[0].outputs.embedding == pytest.approx(expected[0].outputs.embedding, abs=1e-5)
+    assert mixed[0].outputs.embedding != pytest.approx(plain[0].outputs.embedding, abs=1e-3)

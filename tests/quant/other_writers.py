@@ -149,8 +149,10 @@ def hqq(bits: int, group: int, axis: int = 1) -> Method:
         scale = ((high - low) / (2**bits - 1)).astype(np.float16)
         zero = (-low / scale.astype(F32)).astype(np.float16)
         codes = np.clip(np.round(cut / scale.astype(F32) + zero.astype(F32)), 0, 2**bits - 1).astype(np.uint8)
-        step = len(codes) * bits // 8
-        packed = sum(codes[at * step : (at + 1) * step] << bits * (8 // bits - 1 - at) for at in range(8 // bits))
+        fields, kind = (10, np.int32) if bits == 3 else (8 // bits, np.uint8)
+        step = -(-len(codes) // fields)
+        rows = np.pad(codes, ((0, step * fields - len(codes)), (0, 0))).astype(kind).reshape(fields, step, -1)
+        packed = np.asarray(np.sum([rows[at] << bits * (fields - 1 - at) for at in range(fields)], axis=0, dtype=kind))
         numbers = {"nbits": bits, "group_size": group, "axis": axis}
         found = {f"{module}.{name}": torch.tensor(value, dtype=torch.int32) for name, value in numbers.items()}
         found |= {f"{module}.W_q": tensor(packed), f"{module}.scale": tensor(scale), f"{module}.zero": tensor(zero)}

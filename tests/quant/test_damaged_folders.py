@@ -84,6 +84,7 @@ CASES: dict[str, tuple[writers.Method, Damage, str]] = {
     "mixed methods": (GPTQ, add("weight_packed", torch.zeros(1)), "weight_packed' is a part of .* or of two methods"),
     "plain too": (GPTQ, add("weight", torch.zeros(192, 128)), "is stored both plain and quantized"),
     "gemv": (AWQ, setting("version", "gemv"), "version='gemv' is another order of weights than gemm"),
+    "gemv format": (AWQ, setting("format", "gemv"), "format='gemv' is another order of weights than gemm"),
     "awq groups": (AWQ, setting("group_size", 80), "has 192 inputs, which group_size=80 does not divide"),
     "awq bits": (AWQ, setting("bits", 8), "bits=8 is not supported: only 4 is"),
     "awq zeros": (AWQ, replace("qzeros", lambda x: x[1:]), r"qzeros' has shape \[3, 24\], where \[4, 24\] is needed"),

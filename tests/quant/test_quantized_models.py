@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from penstock import LLM
 from penstock.models.decoder import Decoder
 from penstock.models.files import open_checkpoint
 from penstock.models.load import load_model
 from penstock.models.spec import spec_from_config
+from penstock.quant.packed import pack
 from tests.models import oracle
 from tests.models.paged import Paged
 from tests.quant import other_writers as others
@@ -52,6 +57,26 @@ def test_equals_transformers_on_the_widened_weights(name: str, tmp_path: Path) -
         assert expected.std() > 0.1 and (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
+MXFP4_CONFIG: Any = getattr(oracle.transformers, "Mxfp4Config")  # noqa: B009  the package lists it nowhere
+SETTINGS: list[Any] = [
+    *(partial(oracle.transformers.GPTQConfig, bits=bits) for bits in (2, 4, 8)),
+    oracle.transformers.AwqConfig,
+    oracle.transformers.FineGrainedFP8Config,
+    oracle.transformers.FbgemmFp8Config,
+    MXFP4_CONFIG,
+    partial(oracle.transformers.BitsAndBytesConfig, load_in_4bit=True),
+    partial(oracle.transformers.BitsAndBytesConfig, load_in_8bit=True),
+]
+
+
+@pytest.mark.parametrize("make", SETTINGS)
+def test_every_key_that_transformers_writes_is_known(make: Any, tmp_path: Path) -> None:
+    written = json.loads(json.dumps(make().to_dict(), default=lambda value: getattr(value, "value", str(value))))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": written}))
+    save_file({"norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
+    assert open_checkpoint(tmp_path).names() == ["norm.weight"]
+
+
 def test_bits_of_single_modules(tmp_path: Path) -> None:
     """GPTQModel's `dynamic`: values of attention in 8 bits and larger groups, what a gate multiplies not at all."""
     usual, other = others.gptq(4, 32, dynamic={"+:.*v_proj": {"bits": 8, "group_size": 64}}), others.gptq(8, 64)
@@ -67,7 +92,7 @@ def test_bits_of_single_modules(tmp_path: Path) -> None:
     assert all(torch.equal(checkpoint.tensor(name), torch.from_numpy(value)) for name, value in meant.items())
     assert checkpoint.quantization == "gptq int4 g32, int8 g64"
     model = load_model(checkpoint, spec_from_config(checkpoint.config), dtype=None)
-    qkv = dict(model.blocks[0].mixer.linears())["qkv"].scheme  # type: ignore[union-attr]
+    qkv = dict(model.blocks[0].mixer.linears())["qkv"].scheme
     assert [part.format.bits for part in qkv.parts] == [4, 8]  # type: ignore[attr-defined]
 
 
@@ -86,6 +111,29 @@ def test_unlike_orders_are_multiplied_apart(tmp_path: Path) -> None:
     torch.testing.assert_close(one.rows(torch.tensor([0, 200])), other.rows(torch.tensor([0, 200])), rtol=0, atol=0)
 
 
+def test_stacks_of_mxfp4(tmp_path: Path) -> None:
+    """As gpt-oss stores its experts; transformers' own reader, and its order: inputs before outputs."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (3, 48, 2, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(110, 135, (3, 48, 2), generator=generator, dtype=torch.uint8)
+    blocks[1, 2, 0], scales[1, 2, 0] = 0, 0  # a group of zeros, whatever its exponent
+    stored = {"experts.gate_up_proj_blocks": blocks, "experts.gate_up_proj_scales": scales}
+    save_file(stored | {"experts.gate_up_proj_bias": torch.zeros(3, 48)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "mxfp4"}}))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.names() == ["experts.gate_up_proj_bias", "experts.gate_up_proj"]
+    expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    found = checkpoint.tensor("experts.gate_up_proj")
+    assert checkpoint.shape("experts.gate_up_proj") == found.shape == (3, 64, 48)
+    assert torch.equal(found, expected)
+    coded = checkpoint.read_coded("experts.gate_up_proj")
+    assert coded is not None and coded.transposed
+    rows = coded.take_rows(torch.arange(48, 96))  # the second expert alone
+    assert torch.equal(pack([rows]).unpack(), expected[1].T)
+
+
 def test_the_ledger_names_the_storage(tmp_path: Path) -> None:
     plain = oracle.save(oracle.make("LlamaForCausalLM", LIKE), tmp_path / "plain")
     writers.quantize_folder(plain, tmp_path / "nf4", others.bitsandbytes("nf4"))
@@ -94,6 +142,6 @@ def test_the_ledger_names_the_storage(tmp_path: Path) -> None:
         ({"activation_dtype": "float32"}, "bitsandbytes nf4"),
         ({"dtype": "float32"}, "bitsandbytes nf4 as float32"),
     ):
-        with LLM(str(tmp_path / "nf4"), skip_tokenizer_init=True, progress=False, **options) as llm:  # type: ignore
+        with LLM(str(tmp_path / "nf4"), skip_tokenizer_init=True, progress=False, **options) as llm:
             (output,) = llm.generate([[1, 2, 3]], use_tqdm=False)
             assert [one.value for one in output.applied if one.kind == "weights"] == [value]

@@ -36,6 +36,7 @@ COLUMNS = (
     "preemption",
     "int8 KV cache",
     "latent attention",
+    "LoRA adapters",
     "beams",
     "GPU",
     "recurrent models",

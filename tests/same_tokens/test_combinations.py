@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock import LLM, SamplingParams, StructuredOutputsParams
+from penstock import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from penstock.config import EngineConfig, Facts, GpuFacts, resolve
 from penstock.draft.corpus import CorpusDrafter
 from penstock.draft.drafter import Drafter
@@ -31,6 +31,7 @@ from penstock.types import BeamSearchParams, CompletionOutput, Request
 from tests.draft import test_mtp
 from tests.draft.test_heads import save_target
 from tests.llm import tiny
+from tests.lora import adapters
 from tests.same_tokens.combinations import (
     COLUMNS,
     DEVICE,
@@ -159,6 +160,7 @@ ASKED: dict[str, dict[str, Any]] = {
 OPTIONS: dict[str, dict[str, Any]] = {
     "preemption": {"scheduling_policy": "priority", "max_num_seqs": 2},
     "int8 KV cache": {"kv_cache_dtype": "int8"},
+    "LoRA adapters": {"enable_lora": True},
 }
 
 
@@ -167,6 +169,19 @@ def make_params(drafter: str, column: str) -> SamplingParams:
     is_guided = drafter == "grammar" or column == "structured output"
     few = {} if is_guided or drafter == "lookahead" else {"allowed_token_ids": FEW}
     return SamplingParams(**{**PLAIN, **few, **(grammar if is_guided else {}), **ASKED.get(column, {})})
+
+
+def make_loras(llm: LLM) -> list[LoRARequest]:
+    """Write two adapters beside the model."""
+    folder = Path(llm.model)
+    config = json.loads((folder / "config.json").read_text())
+    found = []
+    for rank in (4, 6):
+        path = folder.parent / f"{folder.name}-lora-{rank}"
+        if not path.exists():
+            adapters.write_for_llama(path, config, rank)
+        found.append(LoRARequest(path.name, rank, str(path)))
+    return found
 
 
 def make_prompts() -> list[list[int]]:
@@ -204,12 +219,14 @@ def read(output: CompletionOutput) -> tuple[tuple[int, ...], str, Any]:
     return tuple(output.token_ids), output.text, (places, output.finish_reason, output.stop_reason)
 
 
-def run(llm: LLM, encoded: list[Encoded], params: Any, column: str) -> list[Answer]:
+def run(
+    llm: LLM, encoded: list[Encoded], params: Any, column: str, loras: Sequence[LoRARequest | None] = (None,) * 3
+) -> list[Answer]:
     """Submit all and step to the end, in the way of the column."""
     rng, scheduler, collectors = random.Random(2), llm.service.engine.scheduler, list[Collector]()
     before = scheduler.max_num_batched_tokens
     for i, one in enumerate(encoded):
-        collectors.append(llm.service.submit(one, params, priority=-i))
+        collectors.append(llm.service.submit(one, params, priority=-i, lora=loras[i]))
         if column == "preemption":
             llm.service.step()
             llm.service.step()
@@ -297,7 +314,8 @@ def check_same(models: Models, drafter: str, column: str) -> None:
         params = BeamSearchParams(beam_width=2, max_tokens=12, ignore_eos=True)
     plain.reset_prefix_cache()
     drafting.reset_prefix_cache()
-    expected = run(plain, encoded, params, "")
+    loras = [None, *make_loras(plain)] if column == "LoRA adapters" else [None] * len(encoded)
+    expected = run(plain, encoded, params, "", loras)
     if column == "stop strings" and drafter != "grammar":
         params = params.clone(stop=[expected[0][0][1][8:10]])
         expected = run(plain, encoded, params, "")
@@ -310,7 +328,7 @@ def check_same(models: Models, drafter: str, column: str) -> None:
         rows.drafters = make_all(drafter, known)
     before = drafting.stats()
     for _ in range(2):  # prompts are cached the second time, and `suffix` knows the answers
-        assert run(drafting, encoded, params, column) == expected
+        assert run(drafting, encoded, params, column, loras) == expected
         for row in range(len(rows._rows)):
             if rows.drafters is not None:
                 rows.drafters.finish(rows[row].state)
@@ -321,6 +339,8 @@ def check_same(models: Models, drafter: str, column: str) -> None:
     if find_word(drafter, column) == NONE:
         assert drafted == 0
         return
+    if column == "LoRA adapters":
+        assert expected != run(plain, encoded, params, "")
     assert drafted > 0 and (accepted > 0 or drafter == "lookahead")
     if column == "prefix cache":
         assert after["num_cached_tokens"] > before["num_cached_tokens"]

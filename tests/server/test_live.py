@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from penstock.server.observe.live import MAX_WATCHERS
+from penstock.engine.messages import Look, Seen
+from penstock.engine.view import BlockView
+from penstock.server.engines.engine import EngineView
+from penstock.server.metrics import Metrics
+from penstock.server.observe.live import MAX_ENDED, MAX_WATCHERS, LiveHub
 from penstock.server.observe.rates import RateWindow
+from penstock.server.observe.ring import TraceRing
 from tests.server.running import RunningServer
 from tests.server.test_trace import check_sums
 
+SEEN = Seen({}, [], 0, BlockView(1, 16, 1, 0, 0, 0, 0, b"\0", 1))
 ADMIN, ONE, TWO = ({"x-api-key": key} for key in ("root", "one", "two"))
 
 
@@ -88,6 +98,64 @@ def test_only_the_admin_watches_and_only_so_many(keeping: RunningServer) -> None
             if answer.status_code == 200:
                 return
     raise AssertionError("the seats of those who left are not free")
+
+
+def test_a_viewer_that_does_not_read_holds_up_nobody(keeping: RunningServer) -> None:
+    """Its events are dropped, and what waits for it is bounded."""
+    host, port = keeping.url.removeprefix("http://").split(":")
+    memory = Path(f"/proc/{keeping.process.pid}/statm")
+    with ExitStack() as stack:
+        for _ in range(3):
+            slow = stack.enter_context(socket.socket())
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect((host, int(port)))
+            slow.sendall(b"GET /admin/live HTTP/1.1\r\nhost: localhost\r\nx-api-key: root\r\n\r\n")
+        looks = events(stack.enter_context(watch(keeping)))
+        next(looks)
+        before = int(memory.read_text().split()[1])
+        times = [next(looks)["time"] for _ in range(5)]
+        assert max(after - one for one, after in zip(times, times[1:])) < 5
+        assert int(memory.read_text().split()[1]) - before < 4_000  # pages
+    assert complete(keeping, ONE).status_code == 200
+
+
+def test_what_ended_is_listed_and_ids_may_have_slashes(keeping: RunningServer) -> None:
+    asked = complete(keeping, {**ONE, "x-request-id": "a/b/../c"}, n=2)
+    with watch(keeping) as answer:
+        look = next(events(answer))
+    one = look["ended"][0]
+    assert one["id"] == asked.json()["id"] and one["tenant"].startswith("key-") and one["model"] == "tiny"
+    assert (one["status"], one["finish_reasons"], one["output_tokens"]) == (200, ["length"], 16)
+    assert 0 < one["ttft_s"] < one["e2e_s"] and len(look["ended"]) <= MAX_ENDED
+    assert explain(keeping, "a/b/../c".replace("..", "%2E%2E")).json()["id"] == one["id"]
+
+
+def test_nothing_is_done_while_nobody_looks() -> None:
+    """Neither a task nor a message to the engine, before the first and after the last viewer."""
+
+    async def watch_once() -> None:
+        sent: list[Look] = []
+        view = EngineView(sent.append)
+        engine: Any = SimpleNamespace(is_ready=False, view=view, failure=None)
+        hub = LiveHub([SimpleNamespace(name="m", engine=engine)], Metrics(), TraceRing())  # type: ignore[arg-type]
+        hub._show = lambda model: {"name": model.name}  # type: ignore[method-assign]
+        assert hub._looking is None
+        watching, second = hub.watch(), hub.watch()
+        assert b"m" in await watching.__anext__() and b"m" in await second.__anext__()
+        await watching.aclose()
+        assert hub._looking is not None and hub.num_watchers == 1
+        view.take(SEEN)
+        assert view.seen is None  # nobody asked
+        await view.look(0.0)
+        view.take(SEEN)
+        assert view.seen is SEEN and sent == [Look()]
+        await second.aclose()
+        assert hub._looking is None and not hub._rates and view.seen is None
+        assert sent == [Look(), Look(last=True)]
+        view.take(SEEN)
+        assert view.seen is None  # an answer that was on its way
+
+    asyncio.run(watch_once())
 
 
 def test_a_request_is_explained_to_its_tenant_and_the_admin(keeping: RunningServer) -> None:

@@ -62,7 +62,6 @@ def test_answers_without_a_limit_end_where_there_is_no_room(room: int, meant: in
     "kind, body, word",
     [
         (TgiBody, {"inputs": "x", "parameters": {"watermark": True}}, "watermark is not supported"),
-        (TgiBody, {"inputs": "x", "parameters": {"adapter_id": "a"}}, "adapter_id is not supported"),
         (TgiBody, {"inputs": "x", "parameters": {"best_of": 2}}, "do_sample"),
         (TgiBody, {"inputs": "x", "parameters": {"temprature": 1}}, "'parameters.temprature'"),
         (TgiBody, {"parameters": {}}, "'inputs'"),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import time
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
 from penstock.engine.messages import Mark
+from penstock.server.engines.dispatcher import _describe_rows
+from penstock.server.engines.in_flight import Occupancy
 from penstock.server.observe.ring import TraceRing
 from penstock.server.observe.trace import ANSWER_STATES, MAX_STAGES, Trace, format_trace
 
@@ -144,3 +147,20 @@ def test_the_ring_forgets_the_oldest_and_keeps_tenants_apart() -> None:
         ring.enter(other := Trace("same"))
         ring.end(other)
     assert len(ring) == 4 and len(ring._by_id) == 2
+
+
+def test_who_waits_in_the_engine_is_told_behind_whom() -> None:
+    parts = Occupancy()
+    assert _describe_rows(parts, 2) == ("", {}) == _describe_rows(parts, None)
+    for id, tenant, siblings in (("a", "bob", {0, 1}), ("b", "alice", {0})):
+        flight = SimpleNamespace(tenant=tenant, queue=None)
+        parts.add(SimpleNamespace(id=id, siblings=siblings, flight=flight))  # type: ignore[arg-type]
+    assert _describe_rows(parts, 4) == ("a step was under way", {})
+    why, tenants = _describe_rows(parts, 3)
+    assert (why, tenants) == ("behind 3 answers in the engine", {"bob": 2, "alice": 1})
+    trace = Trace("req_1", "alice")
+    trace.follow(ALONE, "wait", None, why, tenants)
+    trace.mark(ALONE, Mark("r", 0, "run", time.monotonic(), why="all rows were taken"))
+    told = {sees_all: format_trace(trace, sees_all=sees_all)["stages"][1]["why"] for sees_all in (True, False)}
+    assert told[True] == "behind 3 answers in the engine: 2 of bob, 1 of alice; all rows were taken"
+    assert told[False] == "behind 3 answers in the engine: 1 of your own; all rows were taken"

@@ -11,7 +11,7 @@ from penstock.api.prompts import AnyLora
 from penstock.errors import InvalidRequest, quote
 from penstock.outputs import OutputStream
 from penstock.text.prompt_encoder import Prompt
-from penstock.types import RequestOutput, SamplingParams
+from penstock.types import LoRARequest, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from penstock.api.vllm.porting import EngineArgs
@@ -60,6 +60,15 @@ class AsyncLLMEngine:
         for id in [request_id] if isinstance(request_id, str) else list(request_id):
             if id in self._streams:
                 self._llm.abort(self._streams[id])
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        return await self._llm.add_lora(lora_request)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        return await self._llm.remove_lora(lora_id)
+
+    async def list_loras(self) -> set[int]:
+        return await self._llm.list_loras()
 
     async def get_tokenizer(self) -> PretrainedTokenizer | None:
         from penstock.text.pretrained import PretrainedTokenizer

@@ -11,7 +11,7 @@ from penstock.errors import InvalidRequest, quote
 from penstock.outputs import OutputStream
 from penstock.text.answers import Collector
 from penstock.text.prompt_encoder import Prompt
-from penstock.types import RequestOutput, SamplingParams
+from penstock.types import LoRARequest, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from penstock.api.llm import LLM
@@ -115,6 +115,17 @@ class LLMEngine:
                 del self._collectors[id]
                 self._streams.pop(id, None)
         return found
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter before its first request."""
+        return self._llm.service.loras.add(lora_request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Free an adapter that no request uses; False if there is none of that id."""
+        return self._llm.service.loras.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        return self._llm.service.loras.list_ids()
 
     def reset_prefix_cache(self) -> bool:
         return self._llm.reset_prefix_cache()

@@ -110,7 +110,7 @@ class PlanBuilder:
         expected = 1 + len(draft) if output is Output.SAMPLE and not sequence.beam else 0
         sequence.flights.append(InFlight(count, expected))
         sequence.computed = end
-        if count > 1 + len(draft):
+        if count > 1 + len(draft) or start < sequence.num_prompt:
             self.roster.journal.chunk(sequence, start, count, len(self.entries))
             self._num_prompt_rows += 1
             self._num_prompt_tokens += count

@@ -86,6 +86,10 @@ class Roster:
         for sequence in sequences:
             self.journal.wait(sequence)
 
+    def uses_lora(self, number: int) -> bool:
+        """True if a waiting or running sequence has this adapter."""
+        return any(use.number == number for one in (*self.waiting, *self.running) for use in one.request.loras)
+
     def branch(self, parent: Sequence, child: Sequence, holding: Holding | None) -> None:
         """A new sequence of a known request; it runs at once if it has a holding."""
         self.requests[parent.request.id].append(child)

@@ -7,5 +7,6 @@ requests or engines.
 from __future__ import annotations
 
 from penstock.models.lora.adapter import Adapter, fingerprint, read_adapter
+from penstock.models.lora.merge import ScaledAdapter, merge
 
-__all__ = ["Adapter", "fingerprint", "read_adapter"]
+__all__ = ["Adapter", "ScaledAdapter", "fingerprint", "merge", "read_adapter"]

@@ -62,8 +62,37 @@ def fingerprint(folder: Path) -> str:
     return "-".join(f"{each.st_size}.{each.st_mtime_ns}.{each.st_ino}" for each in stats)
 
 
+@dataclass(frozen=True)
+class CheckedAdapter:
+    """An adapter's file whose names, ranks and shapes fit a model: its pairs of tensors a and b, by the modules' names
+    in the base model."""
+
+    path: Path
+    config: LoraConfig
+    pairs: dict[str, tuple[str, str]]
+    places: dict[str, LoraPlace]
+    rank: int  # the largest
+
+    def read(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield each module with a [r, in] and b [out, r]."""
+        with safe_open(self.path, framework="pt", device="cpu") as file:
+            for module, names in self.pairs.items():
+                a, b = (_read(self.path, file.get_tensor(name), name) for name in names)
+                yield module, a, b
+
+
 def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
-    """Read a PEFT folder for a model. Names, ranks and shapes are checked before the first tensor is read."""
+    """Read a PEFT folder for a model."""
+    checked = check_adapter(folder, spec, max_rank)
+    parts: dict[str, list[LowRank]] = {}
+    for module, a, b in checked.read():
+        place = checked.places[module]
+        parts.setdefault(place.linear, []).append(_pack(place, a, b, checked.config.find_scale(module)))
+    return Adapter(parts, checked.rank)
+
+
+def check_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> CheckedAdapter:
+    """Check names, ranks and shapes of a PEFT folder before the first tensor is read."""
     if not folder.is_dir():
         raise InvalidModel(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}")
     config, path = read_lora_config(folder), folder / WEIGHTS
@@ -81,24 +110,20 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
         raise InvalidModel(f"{path} has no lora_A and lora_B: it is no adapter, or has nothing to add")
     places = {module: _locate(path, module, pair, entries, config, spec) for module, pair in pairs.items()}
     _check_layers(path, pairs, config, spec)
+    _require_disjoint(path, places)
     rank = max(entries[a].shape[0] for a, _ in pairs.values())
     if rank > max_rank:
         raise InvalidModel(f"{folder}: rank {rank} is over max_lora_rank={max_rank}: raise --max-lora-rank")
-    parts: dict[str, list[LowRank]] = {}
-    with safe_open(path, framework="pt", device="cpu") as file:
-        for module, (a, b) in pairs.items():
-            place = places[module]
-            low, high = (_read(path, file.get_tensor(name), name) for name in (a, b))
-            made = _pack(place, low, high, config.find_scale(module))
-            parts.setdefault(place.linear, []).append(made)
-    _require_disjoint(path, parts)
-    return Adapter(parts, rank)
+    return CheckedAdapter(path, config, pairs, places, rank)
 
 
-def _require_disjoint(path: Path, parts: dict[str, list[LowRank]]) -> None:
-    for linear, made in parts.items():
-        made.sort(key=lambda part: part.first)
-        if any(a.first + a.num_out > b.first for a, b in pairwise(made)):
+def _require_disjoint(path: Path, places: dict[str, LoraPlace]) -> None:
+    taken: dict[str, list[LoraPlace]] = {}
+    for place in places.values():
+        taken.setdefault(place.linear, []).append(place)
+    for linear, found in taken.items():
+        found.sort(key=lambda place: place.first)
+        if any(a.first + a.num_out > b.first for a, b in pairwise(found)):
             raise InvalidModel(
                 f"{path}: two modules add to the same outputs of {linear}: a merged projection and a part of it; "
                 "fetch the adapter again"

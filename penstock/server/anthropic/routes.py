@@ -286,6 +286,7 @@ async def messages(request: Request) -> Response:
     server = server_of(request)
     model = await server.catalog.open(body.model)
     chat = await run_on_body(request, lambda: to_chat(body))
+    chat.model = body.model
     chat_prompt = await cancel_on_disconnect(request, ChatPrompt.prepare(chat, model, client_of(request).tenant))
     warn_of_unused_budget(request, chat, chat_prompt)
     fills_context = len(chat_prompt.encoded.tokens) + max(1, body.max_tokens) > model.facts.max_model_len

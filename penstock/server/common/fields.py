@@ -21,6 +21,7 @@ from penstock.errors import InvalidRequest, quote
 from penstock.server.http.decode import BoundedModel, JsonBudget
 from penstock.server.http.unknown_keys import DECISIVE, UnknownKeys, refuse_unknown
 from penstock.types import MAX_BREAKER_CHARS, MAX_BREAKERS, MAX_DRY_LENGTH, SamplingParams, SpeculationParams
+from penstock.types.lora import MAX_LORAS, MAX_SCALE
 from penstock.types.speculation import MAX_DRAFT, METHODS
 
 if TYPE_CHECKING:
@@ -155,6 +156,16 @@ def read_speculation_body(asked: Speculation) -> SpeculationParams | bool | None
     return SpeculationParams(**asked.model_dump()) if isinstance(asked, SpeculationBody) else asked
 
 
+class LoraScale(RequestBody):
+    """An adapter by its id in GET /lora-adapters, and the factor of what it adds."""
+
+    id: int = Field(ge=0, le=MAX_INT32)
+    scale: float = Field(ge=-MAX_SCALE, le=MAX_SCALE)
+
+
+Loras = Annotated[list[LoraScale], Field(max_length=MAX_LORAS)]
+
+
 class StreamOptions(RequestBody):
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -221,6 +232,7 @@ class SamplingBody(RequestBody):
         | Annotated[list[Annotated[str, Field(max_length=MAX_SAMPLERS)]], Field(max_length=MAX_SAMPLERS)]
         | None
     ) = None
+    lora: Loras | None = None
     # Penstock's
     speculation: Speculation = None
     include_applied: bool = False  # the ledger with the answer

@@ -123,6 +123,13 @@ def _report_output(error: Exception) -> EngineFailed:
     return EngineFailed(f"cannot detokenize the output ({type(error).__name__}): see the server's log")
 
 
+def _describe_rows(parts: Occupancy, max_rows: int | None) -> tuple[str, dict[str, int]]:
+    """Say what a request waits for in the engine: the step under way, or those who have the rows."""
+    if max_rows is None or parts.num_rows < max_rows:
+        return "a step was under way" if parts.num_rows else "", {}
+    return f"behind {parts.num_rows} answers in the engine", parts.count_tenants(MAX_TENANTS_SHOWN)
+
+
 class Dispatcher:
     """Requests between admission queue and engine; `send` sends a command. Everything waits until `open`."""
 
@@ -311,8 +318,12 @@ class Dispatcher:
         outputs, request = part.outputs, part.next_request()
         if self.admission.fair_shares.is_shared:
             request = replace(request, priority=0)  # no effect across tenants
+        why, tenants = _describe_rows(self.parts, self._max_rows)
         self.parts.add(part)
-        part.flight.follow(part.siblings, "grammar" if request.is_guided else "wait")
+        if request.is_guided:
+            part.flight.follow(part.siblings, "grammar")
+        else:
+            part.flight.follow(part.siblings, "wait", why, tenants)
         self._send(Add(request, outputs, part.flight.mus or None))
 
     def _preempt(self, max_rows: int) -> bool:

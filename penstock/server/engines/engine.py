@@ -7,14 +7,30 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.engine.ipc import BEAT_S
-from penstock.engine.messages import Abort, Add, Beat, Deltas, Failed, Forget, Found, Look, Ready, Refused, Report, Seen
+from penstock.engine.messages import (
+    Abort,
+    Add,
+    Answered,
+    Beat,
+    Control,
+    Deltas,
+    Failed,
+    Forget,
+    Found,
+    Look,
+    Ready,
+    Refused,
+    Report,
+    Seen,
+)
 from penstock.errors import EngineFailed, InvalidModel
 from penstock.server.engines.admission import AdmissionQueue
+from penstock.server.engines.controls import Controls
 from penstock.server.engines.dispatcher import Dispatcher
 from penstock.server.engines.in_flight import InFlightRequest
 from penstock.server.engines.process import WORKER, EngineProcess
@@ -130,6 +146,8 @@ class EngineView:
             await asyncio.wait_for(self._news.wait(), patience_s)
 
     def take(self, seen: Seen) -> None:
+        if self._asked_s is None:
+            return  # nobody looks any more
         self.seen, self.seen_s, self._asked_s = seen, time.monotonic(), None
         self._news.set()
 
@@ -169,6 +187,8 @@ class RemoteEngine:
         self.view = EngineView(self._send)
         self._closing = asyncio.Event()
         self.dispatcher = Dispatcher(admission, self._send)
+        self.controls = Controls(self._send)
+        self.list_first: Callable[[], Iterable[object]] = tuple  # messages that come before the requests
         self._watchdog = Watchdog(hang_s)
         self._backoff = Backoff()
         self._failed: str | None = None  # why this process cannot load the model
@@ -223,7 +243,9 @@ class RemoteEngine:
             watch.cancel()
             self._is_up = False
             self._settled.set()
-            self.dispatcher.fail_all(EngineFailed(self.failure or "the engine was stopped"))
+            failure = EngineFailed(self.failure or "the engine was stopped")
+            self.controls.fail_all(failure)
+            self.dispatcher.fail_all(failure)
 
     async def _run_once(self) -> None:
         self._failed = None
@@ -297,6 +319,8 @@ class RemoteEngine:
             self.stats = report.stats
         elif isinstance(report, Refused):
             self.dispatcher.refuse(report.id, report.error)
+        elif isinstance(report, Answered):
+            self.controls.take(report)
         elif isinstance(report, Found):
             self._on_found(report)
         elif isinstance(report, Failed):
@@ -305,6 +329,7 @@ class RemoteEngine:
             self.facts, self._is_up = report, True
             self._watchdog.mark_ready()
             self._settled.set()
+            self.controls.open(self.list_first())
             self.dispatcher.open(report.max_num_seqs, report.kv_cache_tokens)
 
     def submit(self, *flights: InFlightRequest) -> None:
@@ -320,12 +345,13 @@ class RemoteEngine:
     def forget_prefixes(self) -> None:
         self._send(Forget())
 
-    def _send(self, command: Add | Abort | Forget | Look) -> None:
+    def _send(self, command: Add | Abort | Control | Forget | Look) -> None:
         if self._process is not None and self._is_up:
             self._process.send(command)
 
     def _handle_death(self, end: str) -> None:
         was_ready, self._is_up = self._is_up, False
+        self.controls.handle_death()
         if self._failed is not None and self.facts is None:
             self.failure = self._failed
             return

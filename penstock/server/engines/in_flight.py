@@ -250,6 +250,10 @@ class Occupancy:
     def tenants(self) -> list[str]:
         return list(self._tenants)
 
+    def count_tenants(self, most: int) -> dict[str, int]:
+        """Count the rows of the tenants that have most of them."""
+        return dict(self._tenants.most_common(most))
+
     def _count(self, part: RequestPart, change: int) -> None:
         self.num_rows += change
         for counts, key in ((self._tenants, part.flight.tenant), (self._queues, part.flight.queue)):

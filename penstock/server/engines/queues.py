@@ -95,7 +95,8 @@ class LongestPrefixOrder(_CostOrder):
 def _hash_blocks(flight: InFlightRequest) -> tuple[int, ...]:
     """Hash the prompt's full blocks; each hash covers all blocks before it."""
     if flight.prefix_keys is None:
-        tokens, key, keys = flight.request.tokens, hash((flight.tenant, flight.request.salt)), []
+        request, keys = flight.request, list[int]()
+        tokens, key = request.tokens, hash((flight.tenant, request.salt, request.lora_key))
         for begin in range(0, min(len(tokens), MAX_KEYS * BLOCK_TOKENS) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             key = hash((key, tokens[begin : begin + BLOCK_TOKENS]))
             keys.append(key)

@@ -16,6 +16,7 @@ from penstock.server.http.context import IDENTITY, OPEN_BODY, SEND, USAGE, Clien
 from penstock.server.http.keys import ROUTE, find_route
 from penstock.server.http.log import ACCESS, FIELDS
 from penstock.server.observe.trace import CURRENT, Trace
+from penstock.server.page.accept import FILES_ROUTE
 
 if TYPE_CHECKING:
     from penstock.server.engines.direct import OpenBody
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(ACCESS)
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-QUIET = frozenset({"/health", "/health/live", "/health/ready", "/version", "/metrics"})  # polled
+QUIET = frozenset(
+    {"/health", "/health/live", "/health/ready", "/version", "/metrics", FILES_ROUTE}
+)  # polled, or in numbers
 OTHER = "other"  # unknown routes and methods
 MAX_PATH_CHARS = 200
 REFUSED = "refused_on_the_wire"  # scope key: already counted by the connection, its response is not sent
@@ -98,6 +101,8 @@ def _describe(scope: Scope, usage: Usage | None) -> dict[str, Any]:
         fields["tenant"] = trace.tenant or (client.tenant if client is not None else "")
         if trace.model:
             fields |= {"id": trace.answer_id or trace.id, "model": trace.model}
+        if trace.loras:
+            fields["lora"] = "+".join(trace.loras)
     if usage is not None:
         tokens = (usage.num_prompt, usage.num_output, usage.num_cached)
         fields |= dict(zip(("prompt_tokens", "completion_tokens", "cached_tokens"), tokens))
@@ -116,7 +121,7 @@ def _summarize(fields: dict[str, Any]) -> str:
         parts.append(f"{fields['prompt_tokens']} tokens in{cached}, {fields['completion_tokens']} out")
     if fields.get("ttft_ms") is not None:
         parts.append(f"queue {fields['queue_ms'] or 0:.0f} ms, first token {fields['ttft_ms']:.0f} ms")
-    parts += [str(fields[name]) for name in ("finish_reason", "tenant", "id") if fields.get(name)]
+    parts += [str(fields[name]) for name in ("finish_reason", "lora", "tenant", "id") if fields.get(name)]
     return ", ".join(parts)
 
 

@@ -9,7 +9,7 @@ from inspect import signature
 from typing import Any, TypeVar, cast
 
 import msgspec
-from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError, ValidationInfo
+from pydantic import BaseModel, GetCoreSchemaHandler, RootModel, ValidationError, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
 from penstock.server.connections.body_memory import SMALL_BYTES
@@ -146,9 +146,10 @@ def decode(raw: bytearray, kind: type[Typed], max_text_bytes: int, unknown: Unkn
         check_size(raw, max_text_bytes)
     values = _decode(raw)
     raw.clear()
-    if not isinstance(values, dict):
+    if not isinstance(values, list if issubclass(kind, RootModel) else dict):
+        wanted = "a list" if issubclass(kind, RootModel) else "an object"
         raise ApiError(
-            400, f"the body is a JSON {_NAMES.get(type(values), 'number')}: send an object", code="invalid_value"
+            400, f"the body is a JSON {_NAMES.get(type(values), 'number')}: send {wanted}", code="invalid_value"
         )
     try:
         return kind.model_validate(values, context=JsonBudget(unknown=unknown or UnknownKeys()))
@@ -274,4 +275,4 @@ def _make_depth_error() -> ApiError:
     return ApiError(400, "the body is nested too deeply: flatten it", code="invalid_json")
 
 
-_NAMES = {list: "list", str: "string", bool: "boolean", type(None): "null"}
+_NAMES = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}

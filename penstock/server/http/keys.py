@@ -23,10 +23,13 @@ from penstock.server.config import ServerConfig
 from penstock.server.connections.hosts import is_local
 from penstock.server.http.context import IDENTITY, Client
 from penstock.server.http.errors import ApiError
+from penstock.server.page.accept import FILES_ROUTE, wants_page
 
 log = logging.getLogger("penstock.server")
-OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version"})
-ADMIN = frozenset({"/admin/live", "/admin/running", "/admin/reset_prefix_cache", "/api/pull", "/api/delete"})
+OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version", FILES_ROUTE})
+ADMIN = frozenset({"/api/pull", "/api/delete", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+ADMIN_PREFIX = "/admin/"  # also the admin's, all but those for tenants
+FOR_TENANTS = frozenset({"/admin/requests/{id:path}"})  # a tenant finds its own
 KEYS_VARIABLE, ADMIN_VARIABLE = "PENSTOCK_API_KEYS", "PENSTOCK_ADMIN_KEY"
 MAX_FILE_BYTES = 1 << 20
 FORM = "KEY [NAME [WEIGHT]], with a weight over 0"
@@ -200,7 +203,7 @@ class AuthMiddleware:
         if scope["type"] != "http" or IDENTITY in scope:  # an internal batch request has its tenant's identity
             return await self._app(scope, receive, send)
         route = scope[ROUTE] = self._find_route(scope)
-        if route not in OPEN:
+        if route not in OPEN and not (route == "/" and wants_page(scope)):
             local = is_local(scope)
             client = self._ring.identify(_read_key(scope), is_local=local)
             error = self._find_error(client, route)
@@ -228,9 +231,13 @@ class AuthMiddleware:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if route in ADMIN and not client.is_admin or route in OTHERS_LOAD and self._ring.closed and not client.is_admin:
+        if not client.is_admin and (is_for_admin(route) or route in OTHERS_LOAD and self._ring.closed):
             return admin_only()
         return None
+
+
+def is_for_admin(route: str | None) -> bool:
+    return route in ADMIN or route is not None and route.startswith(ADMIN_PREFIX) and route not in FOR_TENANTS
 
 
 def find_route(routes: Sequence[BaseRoute], scope: Scope) -> str | None:

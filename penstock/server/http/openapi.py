@@ -47,7 +47,7 @@ def describe_body(body: type[BaseModel]) -> dict[str, Any]:
             "content": {"application/json": {"schema": {"$ref": SCHEMAS + body.__name__}}},
         }
     }
-    if "stream" in body.model_json_schema()["properties"]:
+    if "stream" in body.model_json_schema().get("properties", ()):
         operation["responses"] = {"200": {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
     return operation
 

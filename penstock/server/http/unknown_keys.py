@@ -62,7 +62,7 @@ search_parameters stop_strings thinking_budget tool_stream
 """.split()
 )
 _NO_MEDIA = "models here read text only; leave it out"
-_NO_ADAPTERS = "this server has no adapters; leave it out"
+_ADAPTER = "give an adapter's name as the model"
 _NO_BEAMS = "beam search is not supported; leave it out"
 _LENGTH = "give max_tokens"
 _STOP = "give stop"
@@ -70,10 +70,10 @@ _FORM = "give response_format or structured_outputs"
 _MESSAGE = "say it in a message, or in the prompt"
 # Fields that change the output, and what to send instead.
 DECISIVE: Mapping[str, str] = {
-    "adapter_id": _NO_ADAPTERS,
-    "lora": _NO_ADAPTERS,
-    "lora_path": _NO_ADAPTERS,
-    "lora_request": _NO_ADAPTERS,
+    "adapter_id": _ADAPTER,
+    "lora": _ADAPTER,
+    "lora_path": _ADAPTER,
+    "lora_request": _ADAPTER,
     "images": _NO_MEDIA,
     "image_data": _NO_MEDIA,
     "multimodal_data": _NO_MEDIA,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 
 from penstock.server.observe.trace import Trace
@@ -45,6 +46,10 @@ class TraceRing:
             named.pop(trace, None)
             if not named:
                 self._by_id.pop(id, None)
+
+    def list_ended(self, limit: int) -> list[Trace]:
+        """List the requests that ended, the last one first."""
+        return list(itertools.islice(reversed(self._ended), limit))
 
     def find(self, id: str, tenant: str | None) -> Trace | None:
         """Return the latest request of this id, of one tenant alone unless that is None."""

@@ -35,6 +35,7 @@ class Trace:
         self.id, self.tenant = id, tenant
         self.answer_id = ""  # of the response's body
         self.model = self.route = ""
+        self.loras: tuple[str, ...] = ()  # names of its adapters
         self.begun_s = time.monotonic() if begun_s is None else begun_s
         self.begun_unix_s = time.time()
         self.end_s: float | None = None
@@ -109,6 +110,10 @@ class Trace:
         if state == "queue" and self.queued_s is None:
             self.queued_s = self.since_s
 
+    def find_state(self, answer: tuple[int, int]) -> str | None:
+        """Return the state of an answer, None at its end."""
+        return self._answers.get(answer)
+
     def mark(self, answer: tuple[int, int], mark: Mark) -> None:
         """Record what the engine noted of an answer."""
         if mark.kind == "prepared":
@@ -128,8 +133,7 @@ class Trace:
         if self.run_s is None:
             self.run_s = mark.at_s
         if self.name in ("wait", "preempted"):
-            last, why = self.stages[-1], mark.why or ("a step was under way" if self.name == "wait" else "")
-            last.then = why
+            self.stages[-1].then = mark.why
         self.follow(answer, "prefill", mark.at_s, f"{mark.start} tokens were cached" if mark.start else "")
 
     def _chunk(self, answer: tuple[int, int], mark: Mark) -> None:
@@ -243,7 +247,7 @@ def _explain(one: TraceStage, tenant: str, sees_all: bool) -> str:
     """Say why a stage was; without `sees_all` other tenants have no names."""
     if not one.tenants:
         return one.why
-    if one.name == "queue":
+    if one.name in ("queue", "wait"):
         if sees_all:
             named = [f"{count} of {name}" if name else str(count) for name, count in one.tenants.items()]
             return f"{one.why}: {', '.join(named)}" if any(one.tenants) else one.why

@@ -35,7 +35,7 @@ from penstock.server.ollama.bodies import (
     OllamaModelBody,
     make_defaults,
 )
-from penstock.server.ollama.models import find_model
+from penstock.server.ollama.models import find_lora, find_model
 from penstock.server.openai.chat_body import ChatBody
 from penstock.server.openai.completions import CompletionBody
 from penstock.server.openai.embeddings import PoolBody, normalize
@@ -125,6 +125,7 @@ async def answer(
     chat_prompt = replace(
         chat_prompt, params=chat_prompt.params.clone(max_tokens=body.options_or_default.max_tokens(room))
     )
+    asked.model = find_lora(server_of(request).catalog, body.model, body.name)
     generation = await start_generation(request, model, asked, [(chat_prompt.encoded, chat_prompt.params)])
     head = LineHead(body.model or model.name, chats)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
@@ -173,10 +174,11 @@ async def embed(request: Request) -> Response:
     model = find_model(server_of(request).catalog, body.model, body.name)
     await load(request, body, model, clock)
     length = None if body.truncate is False else model.facts.max_model_len
+    lora = find_lora(server_of(request).catalog, body.model, body.name)
     vectors: list[list[float]] = []
     num_tokens = 0
     if texts:
-        vectors, num_tokens, _ = await compute_vectors(request, _make_body(model.name, length), list(texts))
+        vectors, num_tokens, _ = await compute_vectors(request, _make_body(lora or model.name, length), list(texts))
     return json_response(
         {
             "model": body.model or model.name,
@@ -191,7 +193,9 @@ async def embeddings(request: Request) -> Response:
     body = await read_body(request, OllamaEmbeddings)
     model = find_model(server_of(request).catalog, body.model, body.name)
     await load(request, body, model, RequestClock(time.monotonic()))
-    vectors, _, _ = await compute_vectors(request, _make_body(model.name, model.facts.max_model_len), [body.prompt])
+    lora = find_lora(server_of(request).catalog, body.model, body.name)
+    asked = _make_body(lora or model.name, model.facts.max_model_len)
+    vectors, _, _ = await compute_vectors(request, asked, [body.prompt])
     return json_response({"embedding": vectors[0]})
 
 

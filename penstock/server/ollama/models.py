@@ -33,7 +33,7 @@ LATEST = ":latest"
 MAX_NAME_CHARS = 1_000
 HUBS = ("hf.co/", "huggingface.co/")
 FOREVER = "9999-12-31T23:59:59Z"
-PROGRESS_S = 5.0  # between progress lines
+PROGRESS_S = 0.5  # between progress lines
 
 
 def normalize_name(name: str) -> str:
@@ -47,10 +47,18 @@ def find_model(catalog: Catalog, model: str | None, older: str | None = None, *,
     """Find a model; NAME and NAME:latest are the same."""
     name = model or older
     known = {own for one in catalog for own in catalog.list_names(one)}
+    known |= set() if is_exact else {name for one in catalog for name in one.loras.list_names()}
     for candidate in (name, name and normalize_name(name), f"{name}{LATEST}"):
         if candidate in known:
             return catalog.find(candidate)
     return catalog.find(normalize_name(name) if name else None, is_exact=is_exact)
+
+
+def find_lora(catalog: Catalog, model: str | None, older: str | None = None) -> str | None:
+    """Return the name of the adapter that a body names as its model; None if it names a model."""
+    base, name = find_model(catalog, model, older), model or older
+    candidates = (name, name and normalize_name(name), f"{name}{LATEST}")
+    return next((one for one in candidates if one in base.loras), None)
 
 
 def require_name(model: str | None, older: str | None) -> str:
@@ -231,16 +239,29 @@ async def pull(request: Request) -> Response:
 async def _fetch(name: str, catalog: Catalog) -> AsyncGenerator[bytes, None]:
     """Download; a client that disconnects does not stop it."""
     yield encode_line({"status": "pulling manifest"})
-    fetching = asyncio.ensure_future(asyncio.to_thread(hub.pull, name, None, False))
+    told: dict[str, tuple[int, int | None]] = {}  # bytes so far, and in all, by file
+
+    def tell(label: str, num_bytes: int, total: int | None) -> None:
+        told[label] = num_bytes, total
+
+    fetching = asyncio.ensure_future(asyncio.to_thread(hub.pull, name, None, tell))
     try:
         while not (await asyncio.wait([fetching], timeout=PROGRESS_S))[0]:
-            yield encode_line({"status": f"pulling {name}"})
+            yield encode_line({"status": f"pulling {name}"} if not told else _format_progress(*list(told.items())[-1]))
         fetching.result()
     except (InvalidModel, DownloadFailed) as error:
         raise ApiError(404 if isinstance(error, InvalidModel) else 502, str(error)) from None
     catalog.add(name)
     yield encode_line({"status": "verifying sha256 digest"})
     yield encode_line({"status": "success"})
+
+
+def _format_progress(label: str, progress: tuple[int, int | None]) -> dict[str, Any]:
+    num_bytes, total = progress
+    digest = "sha256:" + hashlib.sha256(label.encode()).hexdigest()  # clients tell files apart by it
+    return {"status": f"pulling {label}", "digest": digest, "completed": num_bytes} | (
+        {"total": total} if total else {}
+    )
 
 
 async def delete(request: Request) -> Response:

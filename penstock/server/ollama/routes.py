@@ -10,7 +10,6 @@ from penstock.server.ollama import bodies, chat, models
 TAG = "Ollama"
 
 READS: list[tuple[str, Handler, str]] = [
-    ("/", models.alive, TAG),
     ("/api/tags", models.tags, TAG),
     ("/api/ps", models.ps, TAG),
     ("/api/version", models.version, TAG),

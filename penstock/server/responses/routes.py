@@ -119,6 +119,7 @@ async def responses(request: Request) -> Response:
     earlier = await _load_earlier(request, body)
     model = await server.catalog.open(body.model)
     chat = await run_on_body(request, lambda: to_chat(body, earlier))
+    chat.model = body.model
     prepare = fit_prompt if body.truncation == "auto" else ChatPrompt.prepare
     chat_prompt = await cancel_on_disconnect(request, prepare(chat, model, client.tenant))
     items = (

@@ -12,6 +12,8 @@ from pydantic import BaseModel, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.errors import quote
+from penstock.server.catalog import MAX_NAME_CHARS
 from penstock.server.common.fields import (
     MAX_INT32,
     MAX_STOPS,
@@ -42,7 +44,6 @@ from penstock.types import CompletionOutput, SamplingParams, StreamDelta, Struct
 DEFAULT_TOKENS = 100
 MAX_BEST_OF = 16
 MAX_TOP_TOKENS = 20
-NO_SAMPLING_FIELDS = SamplingBody.model_validate({})  # fields that TGI does not have
 
 
 class TgiSchema(RequestBody):
@@ -88,16 +89,14 @@ class TgiParameters(RequestBody):
     # Penstock's
     speculation: Speculation = None
     include_applied: bool = False
+    adapter_id: str | None = Field(None, max_length=MAX_NAME_CHARS)
     # refused if set
     watermark: bool = False
-    adapter_id: str | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> TgiParameters:
         if self.watermark:
             raise ValueError("watermark is not supported: leave it out")
-        if self.adapter_id:
-            raise ValueError("adapter_id is not supported: this server has no adapters; leave it out")
         if (self.best_of or 1) > 1 and not self.is_sampled:
             raise ValueError(f"best_of={self.best_of} needs sampling, greedy outputs are all equal: set do_sample=true")
         return self
@@ -330,16 +329,20 @@ async def generate_either(request: Request) -> Response:
 
 
 async def _start(request: Request, body: TgiBody) -> TgiAnswer:
-    """Start on the default model: TGI's bodies name none."""
-    server = server_of(request)
-    model = await server.catalog.open(None)
-    parameters = body.parameters
+    """Start on the default model, or on an adapter's: TGI's bodies name no model."""
+    server, parameters = server_of(request), body.parameters
+    base = server.catalog.find_base(parameters.adapter_id)
+    if parameters.adapter_id and base is None:
+        known = ", ".join(name for one in server.catalog for name in one.loras.list_names()) or "none"
+        raise ApiError(400, f"there is no adapter {quote(parameters.adapter_id)}: the adapters are {known}")
+    model = await server.catalog.open(parameters.adapter_id or None)
     encoded = await cancel_on_disconnect(
         request, model.text.encode(body.inputs, cut=parameters.truncate is not None, tenant=client_of(request).tenant)
     )
     num_prompt = min(len(encoded.tokens), parameters.truncate or len(encoded.tokens))
     params = parameters.to_sampling(model.text.intake.longest - num_prompt)
-    generation = await start_generation(request, model, NO_SAMPLING_FIELDS, [(encoded, params)])
+    asked = SamplingBody.model_validate({"model": parameters.adapter_id})
+    generation = await start_generation(request, model, asked, [(encoded, params)])
     generation.includes_applied = parameters.include_applied
     return TgiAnswer(body, generation)
 

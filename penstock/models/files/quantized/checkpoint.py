@@ -89,6 +89,11 @@ def _refuse_leftovers(file: SafetensorsCheckpoint, parts: Parts, why: str) -> No
             )
 
 
+def _is_scale(name: str) -> bool:
+    """Return True for a scale of activations, keys or values, which nothing here uses."""
+    return name.rpartition(".")[2] in ACTIVATION_SCALES | KV_SCALES
+
+
 class QuantizedCheckpoint:
     """A folder whose matrices are quantized, under the names and shapes of the plain model."""
 
@@ -110,11 +115,13 @@ class QuantizedCheckpoint:
             )
         parts = Parts(file)
         self.matrices = {matrix.name: matrix for matrix in self._find(find, parts, settings)}
-        kept = [name for name in file.names() if name not in parts.used and not self._ignores(name)]
+        kept = [name for name in file.names() if name not in parts.used and not _is_scale(name)]
         _refuse_leftovers(file, parts, f"which quant_method={method} does not have")
         twice = next((name for name in kept if name in self.matrices), None)
         if twice is not None:
             raise InvalidModel(f"{self.path}: tensor {quote_name(twice)} is stored both plain and quantized")
+        if any(name.rpartition(".")[2] in KV_SCALES for name in file.names()):
+            _log.info("%s: scales of keys and values are not used: the cache has its own dtype", self.path)
         self._names = [*kept, *self.matrices]
         self.wide = self._find_wide()
         self.quantization = self._describe(str(method))
@@ -129,12 +136,6 @@ class QuantizedCheckpoint:
             place = "" if str(error).startswith(str(self.path)) else f"{self.path}: "
             raise InvalidModel(f"{place}{error}") from None
         return found
-
-    def _ignores(self, name: str) -> bool:
-        last = name.rpartition(".")[2]
-        if last in KV_SCALES:
-            _log.info("%s: %s is not used: keys and values are stored in the cache's own dtype", self.path, name)
-        return last in KV_SCALES or last in ACTIVATION_SCALES
 
     def _find_wide(self) -> str:
         """Return the dtype that matrices without a kernel are held in: the one the model was made for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from penstock.models.files.quantized.matrix import (
     name_group,
     sort_groups,
 )
-from penstock.models.files.quantized.sparse import find_sparse
+from penstock.models.files.quantized.sparse import SparseScale, find_sparse
 from penstock.quant.bits import mxfp4_scale, unpack_nibbles, unpack_words, widen_fp8, widen_nvfp4
 from penstock.quant.coded import Coded
 
@@ -67,7 +67,7 @@ def find_compressed(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     c.ignore(
         "quantization_status", "global_compression_ratio", "ignore", "version", "kv_cache_scheme", "run_compressed"
     )
-    found = find_sparse(parts, sparsity, lambda module, part: _dense_scale(parts, module, part, groups))
+    found = find_sparse(parts, sparsity, lambda module, part: _find_sparse_scale(parts, module, part, groups))
     for module, packed in parts.modules("weight_packed"):
         found.append(_find_packed(parts, module, packed, groups))
     for module, weight in parts.modules("weight"):
@@ -158,9 +158,10 @@ def _find_packed(parts: Parts, module: str, packed: PartHeader, groups: Sequence
         parts.refuse(
             packed, f"has shape {list(packed.shape)}, which is not that of {num_out} × {width} codes of {bits} bits"
         )
+    zero = parts.find(f"{module}.weight_zero_point")
+    fitting.sort(key=lambda args: args.symmetric != (zero is None))
     args = _choose(parts, scale, (num_out, width), fitting)
     group = args.group if args.strategy == "group" else width
-    zero = parts.find(f"{module}.weight_zero_point")
     if zero is None and not args.symmetric:
         parts.need(f"{module}.weight_zero_point", packed)
     order = _find_order(parts, module, width)
@@ -262,7 +263,9 @@ def _find_plain(parts: Parts, module: str, weight: PartHeader, groups: Sequence[
     return QuantizedMatrix(weight.name, shape, kind, used, read_int, fits_kernel(group, shape[1]))
 
 
-def _read_float(parts: Parts, weight: PartHeader, scale: PartHeader, zero: PartHeader | None, args: WeightArgs) -> Any:
+def _read_float(
+    parts: Parts, weight: PartHeader, scale: PartHeader, zero: PartHeader | None, args: WeightArgs
+) -> Callable[[], Tensor]:
     def read() -> Tensor:
         if zero is not None and bool(parts.read(zero).float().any()):
             parts.refuse(zero, "holds zero points, which 8-bit floats do not have")
@@ -275,9 +278,10 @@ def _read_float(parts: Parts, weight: PartHeader, scale: PartHeader, zero: PartH
     return read
 
 
-def _dense_scale(parts: Parts, module: str, part: PartHeader, groups: Sequence[WeightArgs]) -> Mapping[str, Any]:
-    """Return the scale of a sparse matrix of 8-bit values, and its place."""
+def _find_sparse_scale(parts: Parts, module: str, part: PartHeader, groups: Sequence[WeightArgs]) -> SparseScale:
     shape = part.shape[0], 2 * part.shape[1]
     scale = parts.check(parts.need(f"{module}.weight_scale", part), FLOATS)
     args = _choose(parts, scale, shape, groups, is_float=part.dtype == FP8)
-    return {"scale": scale, "block": args.block, "group": args.group if args.strategy == "group" else shape[1]}
+    if args.is_float and args.strategy == "group":
+        parts.refuse(scale, "belongs to groups of sparse 8-bit floats, which are not read")
+    return SparseScale(scale, args.group if args.strategy == "group" else shape[1], args.block)

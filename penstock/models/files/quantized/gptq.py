@@ -37,12 +37,7 @@ GPTQ_HARMLESS = tuple(
     gradient_accumulate_steps nsamples seqlen train_bs scale_dtype amp low_gpu_mem_usage data_type
 """.split()
 )
-AWQ_HARMLESS = tuple(
-    """
-    modules_to_not_convert backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config format pad_token_id sym
-    desc_act dataset damp_percent true_sequential meta lm_head pack_dtype checkpoint_format dynamic
-""".split()
-)
+AWQ_HARMLESS = (*GPTQ_HARMLESS, "modules_to_not_convert", "do_fuse", "fuse_max_seq_len", "modules_to_fuse")
 
 
 def _read_group(c: Config, *names: str) -> int:
@@ -139,10 +134,12 @@ def find_awq(parts: Parts, c: Config) -> list[QuantizedMatrix]:
     c.only("w_bit", 4)
     group = _read_group(c, "group_size", "q_group_size")
     c.only("zero_point", True)
-    version = c.values.get("version")
-    if not (isinstance(version, str) and version.lower() == "gemm" or version is None):
-        c.refuse("version", "is another order of weights than gemm, which is the one that is read: save it as gemm")
-    c.ignore("version", *AWQ_HARMLESS)
+    for key in ("version", "format", "checkpoint_format"):
+        form = c.values.get(key)
+        if form is not None and str(form).lower() != "gemm":
+            c.refuse(key, "is another order of weights than gemm, which is the one that is read: save it as gemm")
+    c.only("pack_dtype", "int32")
+    c.ignore("version", "format", "checkpoint_format", *AWQ_HARMLESS)
     return [_find_awq(parts, module, words, group) for module, words in parts.modules("qweight")]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,9 +17,19 @@ FORMATS = ("dense", "sparse-24-bitmask")
 KEPT = (*FLOATS, "int8", "float8_e4m3fn")
 
 
-def find_sparse(
-    parts: Parts, c: Config | None, find_scale: Callable[[str, PartHeader], Mapping[str, Any]]
-) -> list[QuantizedMatrix]:
+@dataclass(frozen=True)
+class SparseScale:
+    """The scales of a sparse matrix of 8-bit values: of groups of inputs, or of blocks."""
+
+    part: PartHeader
+    group: int
+    block: tuple[int, int] | None
+
+
+FindScale = Callable[[str, PartHeader], SparseScale]
+
+
+def find_sparse(parts: Parts, c: Config | None, find_scale: FindScale) -> list[QuantizedMatrix]:
     """Find sparse matrices; `find_scale` describes the scales of one whose values are of 8 bits."""
     if c is not None:
         c.choice("format", choices={name: name for name in FORMATS}, default="dense")
@@ -28,17 +38,14 @@ def find_sparse(
     return [_find(parts, module, kept, find_scale) for module, kept in parts.modules("compressed")]
 
 
-def _find(
-    parts: Parts, module: str, kept: PartHeader, find_scale: Callable[[str, PartHeader], Mapping[str, Any]]
-) -> QuantizedMatrix:
+def _find(parts: Parts, module: str, kept: PartHeader, find_scale: FindScale) -> QuantizedMatrix:
     num_out, half = parts.check_matrix(parts.check(kept, KEPT))
     shape = num_out, 2 * half
     bitmask = parts.check(parts.need(f"{module}.bitmask", kept), "uint8", (num_out, -(-shape[1] // 8)))
     listed = parts.check(parts.need(f"{module}.shape", kept), ("int64", "int32"), (2,), (2, 1))
     if parts.read(listed).flatten().tolist() != list(shape):
         parts.refuse(listed, f"is not {list(shape)}, the shape of 2:4 sparse {list(kept.shape)}")
-    extra = {} if kept.dtype in FLOATS else dict(find_scale(module, kept))
-    scale: PartHeader | None = extra.get("scale")
+    scale = None if kept.dtype in FLOATS else find_scale(module, kept)
 
     def read_values() -> Tensor:
         bits = parts.read(bitmask)
@@ -56,13 +63,13 @@ def _find(
         values = read_values()
         if scale is None:
             return values.float()
-        scales = parts.read(scale)
+        scales = parts.read(scale.part)
         if values.dtype != torch.int8:
-            return widen_fp8(values, scales, extra["block"])
+            return widen_fp8(values, scales, scale.block)
         spread = scales.reshape(1, 1).expand(num_out, 1) if scales.numel() == 1 else scales.reshape(num_out, -1)
-        return Coded(values.view(torch.uint8) ^ 128, spread, extra["group"], 128)
+        return Coded(values.view(torch.uint8) ^ 128, spread, scale.group, 128)
 
-    used = tuple(part.name for part in (kept, bitmask, listed, scale) if part is not None)
+    used = (kept.name, bitmask.name, listed.name, *([] if scale is None else [scale.part.name]))
     kind = {"int8": "int8 2:4", "float8_e4m3fn": "fp8 2:4"}.get(kept.dtype, f"{kept.dtype} 2:4")
-    packs = kept.dtype == "int8" and fits_kernel(extra["group"], shape[1])
+    packs = kept.dtype == "int8" and scale is not None and fits_kernel(scale.group, shape[1])
     return QuantizedMatrix(f"{module}.weight", shape, kind, used, read, is_packed=packs)

@@ -113,6 +113,15 @@ ALWAYS_INLINE void expand_tile(const float* inner, int64_t stride, int64_t rank,
         for (int r = 0; r < R; r++)
             for (int i = 0; i < kParts; i++) sums[r][i] = fma(broadcast(inner[r * stride + k]), w[i], sums[r][i]);
     }
+    if (count == kLanes) {
+#pragma GCC unroll 24
+        for (int r = 0; r < R; r++)
+            for (int i = 0; i < kParts; i++) {
+                float* out = y + r * y_stride + i * kWidth;
+                store(out, fma(broadcast(scale), sums[r][i], load(out)));
+            }
+        return;
+    }
     for (int r = 0; r < R; r++) {
         float lanes[kLanes] = {};
         std::memcpy(lanes, y + r * y_stride, count * sizeof(float));

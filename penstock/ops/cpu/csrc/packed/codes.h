@@ -56,7 +56,9 @@ inline Bytes load_codes(const uint8_t* from) {
 inline Bytes shift_right(Bytes a, int count) { return a >> count; }
 inline Bytes shift_left(Bytes a, int count) { return a << count; }
 template <class F>
-inline Bytes level_table() { return load_codes(kLevelCodes[F::kLevels]); }
+inline Bytes level_table() {
+    return load_codes(kLevelCodes[F::kLevels]);
+}
 inline Words words_of(int32_t value) { return Words{} + value; }
 inline Words add_words(Words a, Words b) { return a + b; }
 inline Words shift_words(Words a, int count) { return a << count; }

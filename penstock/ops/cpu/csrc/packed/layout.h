@@ -7,7 +7,8 @@
 //   high    the fifth bit: 64 bytes, bit `quad` of byte [output · 4 + i];
 //           the fifth and sixth: 2 × 64 bytes, bits 2 · (quad mod 4) of byte [quad / 4][output · 4 + i]
 //   scales  16 float16 or float32, then 16 minimums of that type or 16 zeros in int8 where the format has them; with
-//           super-scales 16 int8, then the minimums in int8; one such set for each half of the group if it has two scales
+//           super-scales 16 int8, then the minimums in int8; one such set for each half of the group if it has two
+//           scales
 //   supers  for every 8 groups 16 float16 that multiply the scales, then 16 that multiply the minimums
 // A weight is scale · (code − offset − zero) + minimum; with levels the code first selects one of 16.
 #pragma once

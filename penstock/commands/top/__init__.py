@@ -1,0 +1,1 @@
+"""`penstock top`: what a server does now, in a terminal."""

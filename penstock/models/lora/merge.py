@@ -1,0 +1,175 @@
+"""Merge adapters into the weights of a safetensors folder, shard by shard."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from penstock.errors import InvalidModel
+from penstock.models.files import open_checkpoint
+from penstock.models.files.json_file import quote_name
+from penstock.models.files.safetensors import INDEX, PICKLES, SafetensorsCheckpoint
+from penstock.models.lora.adapter import EMBEDDING, FLOATS, check_adapter
+from penstock.models.lora.config import MAX_RANK
+from penstock.models.names import IGNORED
+from penstock.models.spec import ModelSpec, spec_from_config
+
+WEIGHTS_AND_PARTS = (".safetensors", ".gguf", *PICKLES)
+HEAD = "head.rows.weight"
+TIES = "tie_word_embeddings"
+
+
+@dataclass(frozen=True)
+class ScaledAdapter:
+    """A PEFT folder, and a factor of what it adds."""
+
+    folder: Path
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Term:
+    """a [r, in] and b [out, r], with all factors in `scale`."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+    is_transposed: bool  # the weight is [in, out]
+
+
+def merge(path: Path, adapters: Sequence[ScaledAdapter], out: Path) -> int:
+    """Write a model of safetensors with adapters in its weights to a new folder; returns the number of tensors that
+    changed. Sums are float32, rounded once to the dtype that the base stores."""
+    base = open_checkpoint(path)
+    try:
+        if not isinstance(base, SafetensorsCheckpoint):
+            raise InvalidModel(
+                f"{path} is a GGUF file: merge into the safetensors folder it was made from, then convert the result"
+            )
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise InvalidModel(f"{out} exists: name a folder that does not, or an empty one")
+        _require_floats(base)
+        return _merge(base, spec_from_config(base.config), adapters, out)
+    finally:
+        base.close()
+
+
+def _merge(base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[ScaledAdapter], out: Path) -> int:
+    terms = _collect(base, spec, adapters)
+    embedding = _find_tensor(base, spec, f"{EMBEDDING}.weight")
+    head = spec.names.spelling(HEAD)
+    unties = head not in base.entries and embedding is not None and not {head, embedding}.isdisjoint(terms)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as made:
+        folder = Path(made, "model")
+        folder.mkdir()
+        added = {head: embedding} if unties and embedding is not None else {}
+        _write_shards(base, terms, added, folder)
+        _copy_rest(base.path, folder, unties)
+        if out.exists():
+            out.rmdir()
+        folder.rename(out)
+    return len(terms.keys() | added.keys())
+
+
+def _require_floats(base: SafetensorsCheckpoint) -> None:
+    method = base.config.get("quantization_config") or base.config.get("compression_config")
+    if method:
+        kind = method.get("quant_method", "quantized") if isinstance(method, dict) else "quantized"
+        raise InvalidModel(
+            f"{base.path} is quantized ({kind}): merge into the model it was made from, then quantize the result"
+        )
+
+
+def _find_tensor(base: SafetensorsCheckpoint, spec: ModelSpec, parameter: str) -> str | None:
+    for name in base.names():
+        stored = spec.names.find(name)
+        if stored is not None and stored is not IGNORED and stored.name == parameter:
+            return name
+    return None
+
+
+def _collect(base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[ScaledAdapter]) -> dict[str, list[_Term]]:
+    """Collect what is added to each tensor of the base."""
+    stored = {name: spec.names.find(name) for name in base.names()}
+    tensors = {found.name: name for name, found in stored.items() if found is not None and found is not IGNORED}
+    terms: dict[str, list[_Term]] = {}
+    for adapter in adapters:
+        checked = check_adapter(adapter.folder, spec, MAX_RANK)
+        for module, a, b in checked.read():
+            found = spec.names.find(f"{module}.weight")
+            assert found is not None
+            name = tensors.get(found.name, spec.names.spelling(HEAD) if found.name == HEAD else None)
+            if name is None:
+                raise InvalidModel(
+                    f"{base.path} stores no tensor of its own for {quote_name(module)}, which {adapter.folder} adapts: "
+                    "it stores the projection merged, or is of another model"
+                )
+            is_transposed = found.layout == "transposed" or checked.places[module].linear == EMBEDDING
+            scale = adapter.scale * checked.config.find_scale(module)
+            terms.setdefault(name, []).append(_Term(a.float(), b.float(), scale, is_transposed))
+    return terms
+
+
+def _write_shards(
+    base: SafetensorsCheckpoint, terms: Mapping[str, list[_Term]], added: Mapping[str, str], folder: Path
+) -> None:
+    """Write the base's files with the terms added. `added` are tensors that begin as copies of others."""
+    shards: dict[str, list[str]] = {}
+    for name, (shard, _) in base.entries.items():
+        shards.setdefault(shard, []).append(name)
+    for name, source in added.items():
+        shards[base.entries[source][0]].append(name)
+    for shard, names in shards.items():
+        tensors = {name: _merge_tensor(base, added.get(name, name), terms.get(name, ())) for name in names}
+        save_file(tensors, folder / shard, {"format": "pt"})
+        base.close()
+    if (base.path / INDEX).is_file():
+        sizes = {name: base.entries[added.get(name, name)][1] for names in shards.values() for name in names}
+        index = {
+            "metadata": {"total_size": sum(entry.end - entry.begin for entry in sizes.values())},
+            "weight_map": {name: shard for shard, names in shards.items() for name in names},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _merge_tensor(base: SafetensorsCheckpoint, name: str, terms: Sequence[_Term]) -> Tensor:
+    tensor = base.tensor(name)
+    if not terms:
+        return tensor.clone()  # two names may not share memory in a file
+    if base.dtype(name) not in FLOATS:
+        raise InvalidModel(
+            f"{base.path}: tensor {quote_name(name)} is stored as {base.dtype(name)}: merge into the model it was "
+            "made from, then quantize the result"
+        )
+    merged = tensor.to(torch.float32, copy=True)
+    for term in terms:
+        delta = term.b @ term.a
+        merged.add_(delta.t() if term.is_transposed else delta, alpha=term.scale)
+    if not merged.isfinite().all():
+        raise InvalidModel(f"{quote_name(name)} has NaN or infinity with the adapters: choose smaller scales")
+    return merged.to(tensor.dtype)
+
+
+def _copy_rest(source: Path, folder: Path, unties: bool) -> None:
+    """Copy config and tokenizer. `unties` says that embedding and head are two matrices now."""
+    for path in sorted(source.iterdir()):
+        is_weight = path.suffix in WEIGHTS_AND_PARTS or path.name.endswith(".index.json")
+        if path.is_file() and not path.name.startswith(".") and not is_weight:
+            shutil.copyfile(path, folder / path.name)
+    if unties:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        config[TIES] = False
+        for inner in config.values():
+            if isinstance(inner, dict) and TIES in inner:
+                inner[TIES] = False
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

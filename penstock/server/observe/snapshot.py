@@ -1,0 +1,140 @@
+"""Describe a model, and requests that ended, for `/admin/live`."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.engine.messages import Seen
+    from penstock.server.engines.engine import RemoteEngine
+    from penstock.server.engines.in_flight import InFlightRequest
+    from penstock.server.model import ServedModel
+    from penstock.server.observe.trace import Trace
+
+MAX_ROWS = 512
+
+
+def describe_absent(model: ServedModel) -> dict[str, Any]:
+    """Describe a model that is not loaded."""
+    shown: dict[str, Any] = {"name": model.name, "state": "unloaded", "restarts": 0, "age_s": None, "num_rows": 0}
+    return {**shown, "rows": [], "queue": [], "blocks": None}
+
+
+def describe_model(model: ServedModel, engine: RemoteEngine) -> dict[str, Any]:
+    """Describe a model with its rows, its queue and its blocks, as its engine was last looked at."""
+    seen = engine.view.seen
+    rows = _list_rows(engine, seen)
+    return {
+        "name": model.name,
+        "state": f"failed: {engine.failure}" if engine.failure else engine.state,
+        "restarts": engine.num_restarts,
+        "age_s": None if seen is None else round(time.monotonic() - engine.view.seen_s, 3),
+        "num_rows": len(rows),
+        "rows": rows[:MAX_ROWS],
+        "queue": _list_queue(engine, seen),
+        "blocks": None if seen is None else _format_blocks(seen),
+    }
+
+
+def summarize_trace(trace: Trace) -> dict[str, Any]:
+    """Summarize a request that ended; `/admin/requests/{id}` has the rest."""
+    return {
+        "id": trace.answer_id or trace.id,
+        "model": trace.model,
+        "tenant": trace.tenant,
+        "status": trace.status,
+        "finish_reasons": list(dict.fromkeys(trace.finish_reasons)),
+        "begun": round(trace.begun_unix_s, 3),
+        "e2e_s": round(trace.e2e_s, 3),
+        "ttft_s": None if trace.first_s is None else round(trace.first_s - trace.begun_s, 3),
+        "prompt_tokens": trace.num_prompt,
+        "cached_tokens": trace.num_cached,
+        "output_tokens": trace.num_output,
+        "preemptions": trace.num_preemptions,
+        "restarts": trace.num_restarts,
+    }
+
+
+def _list_rows(engine: RemoteEngine, seen: Seen | None) -> list[dict[str, Any]]:
+    """List answers, those in the engine first."""
+    dispatcher, rows = engine.dispatcher, []
+    told: set[tuple[str, int]] = set()
+    now = time.monotonic()
+    for row in () if seen is None else seen.rows:
+        part = dispatcher.parts.get(row.request_id)
+        if part is None or row.sibling not in part.siblings:
+            continue  # it has ended
+        told.add((part.flight.request.id, row.sibling))
+        more = {"state": row.state, "computed_tokens": row.computed, "cached_tokens": row.cached}
+        rows.append(_format_row(part.flight, row.sibling, now, {**more, "preemptions": row.preemptions}))
+    for flights in (dispatcher.flights.values(), engine.admission):
+        for flight in flights:
+            for sibling, tokens in flight.outputs.items():
+                if len(rows) >= MAX_ROWS:
+                    return rows
+                if (flight.request.id, sibling) not in told:
+                    told.add((flight.request.id, sibling))
+                    state = _name_state(flight.trace.find_state((flight.number, sibling)), bool(tokens))
+                    more = {"state": state, "computed_tokens": 0, "cached_tokens": flight.num_cached}
+                    rows.append(
+                        _format_row(flight, sibling, now, {**more, "preemptions": flight.trace.num_preemptions})
+                    )
+    return rows
+
+
+def _name_state(state: str | None, has_begun: bool) -> str:
+    """Name the state of an answer that the engine did not tell of."""
+    if state in ("grammar", "restart"):
+        return state
+    return "preempted" if has_begun else "queued"
+
+
+def _list_queue(engine: RemoteEngine, seen: Seen | None) -> list[dict[str, Any]]:
+    """List tenants by what of theirs has not begun: in the admission queue, or in the engine without a row."""
+    waiting = {tenant.name: [tenant.num_flights, tenant.num_tokens] for tenant in engine.admission.tenants.values()}
+    seen_ids: set[str] = set()
+    for row in () if seen is None else seen.rows:
+        part = engine.dispatcher.parts.get(row.request_id)
+        if part is not None and row.state == "queued" and part.flight.request.id not in seen_ids:
+            seen_ids.add(part.flight.request.id)
+            counts = waiting.setdefault(part.flight.tenant, [0, 0])
+            counts[0] += 1
+            counts[1] += len(part.flight.request.tokens)
+    return [{"tenant": name, "requests": num, "tokens": tokens} for name, (num, tokens) in waiting.items()]
+
+
+def _format_row(flight: InFlightRequest, sibling: int, now_s: float, more: Mapping[str, Any]) -> dict[str, Any]:
+    trace, request = flight.trace, flight.request
+    return {
+        "id": trace.answer_id or trace.id or request.id,
+        "index": sibling,
+        "tenant": flight.tenant,
+        "state": more["state"],
+        "prompt_tokens": len(request.tokens),
+        "computed_tokens": more["computed_tokens"],
+        "cached_tokens": more["cached_tokens"],
+        "output_tokens": len(flight.outputs.get(sibling, ())),
+        "max_tokens": request.max_tokens,
+        "draft_tokens": trace.num_drafts,
+        "accepted_tokens": trace.num_accepted,
+        "preemptions": more["preemptions"],
+        "age_s": round(now_s - flight.begun_s, 3),
+    }
+
+
+def _format_blocks(seen: Seen) -> dict[str, Any]:
+    blocks = seen.blocks
+    return {
+        "num": blocks.num,
+        "block_size": blocks.block_size,
+        "free": blocks.free,
+        "held": blocks.held,
+        "cached": blocks.cached,
+        "shared": blocks.shared,
+        "evicted": blocks.evicted,
+        "map": base64.b64encode(blocks.cells).decode(),
+        "blocks_per_cell": blocks.blocks_per_cell,
+    }
