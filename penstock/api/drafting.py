@@ -23,13 +23,15 @@ from penstock.config.speculation import (
 )
 from penstock.draft.net.decoder import DecoderNet
 from penstock.draft.net.feature import FeatureNet
-from penstock.draft.net.feature_spec import read_spec
+from penstock.draft.net.feature_spec import FeatureSpec, read_spec
 from penstock.draft.net.medusa import MedusaHeads
+from penstock.draft.net.mtp import MtpNet, MtpSpec, read_mtp
+from penstock.draft.net.net import DraftNet
 from penstock.draft.net.vocabulary import map_vocabularies
 from penstock.errors import InvalidConfig
 from penstock.host.machine import free_memory_bytes
 from penstock.models.decoder import Decoder
-from penstock.models.files import open_checkpoint, read_config
+from penstock.models.files import Checkpoint, open_checkpoint, read_config
 from penstock.models.files.vocabulary import read_vocabulary
 from penstock.models.memory import Memory
 from penstock.models.spec import ModelSpec, spec_from_config
@@ -61,7 +63,7 @@ def find_draft(config: EngineConfig, spec: ModelSpec, path: Path, find: Find) ->
         )
     folder = find(speculation.model, speculation.revision or None) if speculation.model else path
     speculation = _infer_method(speculation, folder)
-    parts: dict[str, type[DraftPart]] = {DRAFT_MODEL: WholeModel, SELF: SkippedLayers, "medusa": Heads}
+    parts: dict[str, type[DraftPart]] = {DRAFT_MODEL: WholeModel, SELF: SkippedLayers, "medusa": Heads, "mtp": MtpLayer}
     part = parts.get(speculation.method, FeatureLayer)(speculation, folder, spec)
     part.target_path = path
     return part
@@ -204,22 +206,22 @@ class SkippedLayers(DraftPart):
         runner.drafter = NetDrafter(runner, DecoderNet(runner.model, SELF, found), self.speculation.tree)
 
 
-class FeatureLayer(DraftPart):
-    """EAGLE, EAGLE-3 or MTP."""
+class OwnLayer(DraftPart):
+    """One layer that reads the target's features."""
 
     def __init__(self, speculation: SpeculativeConfig, path: Path, target: ModelSpec) -> None:
         super().__init__(speculation, path, target)
         checkpoint = open_checkpoint(path)
         try:
-            names, method = checkpoint.names(), speculation.method
-            if method == "mtp" and not any(".mtp_layers." in name for name in names):
-                raise InvalidConfig(
-                    f"{OPTION}: {path.name} has no MTP layer (model.mtp_layers.0): choose another method, or a model "
-                    "like MiMo-7B, which has one"
-                )
-            self.spec = read_spec(method, checkpoint.config, names, target, target.max_model_len)
+            self.spec = self.read(checkpoint)
         finally:
             checkpoint.close()
+
+    def read(self, checkpoint: Checkpoint) -> ModelSpec:
+        raise NotImplementedError
+
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None) -> DraftNet:
+        raise NotImplementedError
 
     def resolve(self, settings: Resolved) -> None:
         self.spec = replace(self.spec, max_model_len=settings.max_model_len)
@@ -233,10 +235,38 @@ class FeatureLayer(DraftPart):
         self.require_memory(self.spec.num_parameters * (dtype.itemsize if dtype else 4), cache_bytes)
         checkpoint = open_checkpoint(self.path)
         try:
-            net = FeatureNet(checkpoint, self.spec, runner.model, dtype)
-            runner.drafter = NetDrafter(runner, net, self.speculation.tree)
+            runner.drafter = NetDrafter(runner, self.open_net(checkpoint, runner.model, dtype), self.speculation.tree)
         finally:
             checkpoint.close()
+
+
+class FeatureLayer(OwnLayer):
+    """EAGLE or EAGLE-3."""
+
+    def read(self, checkpoint: Checkpoint) -> ModelSpec:
+        target = self.target
+        return read_spec(self.speculation.method, checkpoint.config, checkpoint.names(), target, target.max_model_len)
+
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None) -> DraftNet:
+        assert isinstance(self.spec, FeatureSpec)
+        return FeatureNet(checkpoint, self.spec, target, dtype)
+
+
+class MtpLayer(OwnLayer):
+    """The layer in the model's own checkpoint that predicts the token after next."""
+
+    def read(self, checkpoint: Checkpoint) -> ModelSpec:
+        spec = read_mtp(self.target, checkpoint.names(), self.target.max_model_len)
+        if spec is None:
+            raise InvalidConfig(
+                f"{OPTION}: {self.path.name} has no MTP layer (model.mtp_layers.0, or model.layers."
+                f"{self.target.num_layers}): choose another method, or a model that has one, like DeepSeek-V3"
+            )
+        return spec
+
+    def open_net(self, checkpoint: Checkpoint, target: Decoder, dtype: torch.dtype | None) -> DraftNet:
+        assert isinstance(self.spec, MtpSpec)
+        return MtpNet(checkpoint, self.spec, target, dtype)
 
 
 class Heads(DraftPart):

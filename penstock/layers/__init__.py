@@ -21,6 +21,7 @@ from penstock.layers.embedding import Embedding
 from penstock.layers.experts import Experts, Router
 from penstock.layers.ffn import Ffn, GatedMlp, Mlp
 from penstock.layers.head import Head
+from penstock.layers.latent import HeadLinear, LatentAttention, LatentHead, LowRankQuery
 from penstock.layers.linear import Linear, Stack
 from penstock.layers.memory import KvCache, LatentCache, LayerMemory, StateRows
 from penstock.layers.norm import GroupedRmsNorm, LayerNorm, Norm, RmsNorm
@@ -40,12 +41,16 @@ __all__ = [
     "Ffn",
     "GatedMlp",
     "Head",
+    "HeadLinear",
     "KvCache",
+    "LatentAttention",
     "LatentCache",
+    "LatentHead",
     "LayerMemory",
     "GroupedRmsNorm",
     "LayerNorm",
     "Linear",
+    "LowRankQuery",
     "Mamba2",
     "Mixer",
     "MixerBlock",

@@ -25,7 +25,6 @@ class LatentCache:
 
     latent: Tensor  # [N, P, W]
     group: int
-    scale: Tensor | None = None  # [N, P] float32 of an int8 cache
 
 
 @dataclass

@@ -66,9 +66,15 @@ class RopeTable:
     """cos and sin [M, R/2] of every position, shared by the layers that turn alike."""
 
     def __init__(
-        self, ops: OpTable, frequencies: Tensor, length: int, factor: float = 1.0, device: torch.device | None = None
+        self,
+        ops: OpTable,
+        frequencies: Tensor,
+        length: int,
+        factor: float = 1.0,
+        device: torch.device | None = None,
+        interleaved: bool = False,
     ) -> None:
-        self.ops = ops
+        self.ops, self.interleaved = ops, interleaved
         shape = (length, frequencies.shape[0])
         frequencies = frequencies.to(device)
         self.cos, self.sin = torch.empty(shape, device=device), torch.empty(shape, device=device)
@@ -80,4 +86,4 @@ class RopeTable:
             self.sin[rows] = angles.sin().float() * factor
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self.ops.rope(x, positions, self.cos, self.sin)
+        return self.ops.rope(x, positions, self.cos, self.sin, self.interleaved)

@@ -244,6 +244,14 @@ def _yarn(c: Config, p: Config) -> YarnScaling:
     )
 
 
+def query_factor(c: Config) -> float:
+    """Return what YaRN multiplies the scores of latent attention by: the square of mscale_all_dim's factor."""
+    p = _parameters(c, "full_attention")
+    if p is None or _kind(p, {}) != "yarn":
+        return 1.0
+    return _mscale(_factor(p), p.number("mscale_all_dim", default=0.0)) ** 2
+
+
 def _long(c: Config, p: Config, size: int, length: int) -> LongScaling:
     original = _original(c, p)
     factor = _factor(p, _base_positions(c) / original)

@@ -136,7 +136,7 @@ class Build:
                     f"{MAX_ROPE_BYTES}: set a smaller max_model_len"
                 )
             self.ropes[rope] = layers.RopeTable(
-                self.ops, rope.frequencies(), length, rope.attention_factor, self.device
+                self.ops, rope.frequencies(), length, rope.attention_factor, self.device, rope.interleaved
             )
         return self.ropes[rope]
 

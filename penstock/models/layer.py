@@ -152,6 +152,7 @@ class Rope:
     size: int
     theta: float
     scaling: Scaling | None = None
+    interleaved: bool = False  # dimension 2 i turns with 2 i + 1, instead of i with i + size / 2
 
     def frequencies(self) -> Tensor:
         """Compute the angle per position of each rotated pair, by the function of `layers.rope` that the scaling is

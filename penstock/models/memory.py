@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.cache.group import KvLayout, StateSpec
+from penstock.cache.group import LAYOUTS, KvLayout, StateSpec
 from penstock.errors import InvalidConfig
 
 if TYPE_CHECKING:  # configs are read without torch
@@ -89,19 +89,18 @@ class LatentMemory:
     width: int
 
     def state(self, layout: KvLayout) -> StateSpec:
-        if layout.group:
-            raise InvalidConfig("kv_cache_dtype=int4 stores keys and values, but this model has latents: set float16")
-        return StateSpec("full", layout.numbers_bytes(self.width) + layout.scales_bytes(self.width))
+        if layout.bits < 16:
+            name = next(name for name, known in LAYOUTS.items() if known == layout)
+            raise InvalidConfig(
+                f"kv_cache_dtype={name} cannot hold latents, which stand for the keys and values of all heads: "
+                "set bfloat16, float16 or float32"
+            )
+        return StateSpec("full", layout.numbers_bytes(self.width))
 
     def view(self, pool: Pool, group: int, offset: int) -> LatentCache:
         from penstock.layers.memory import LatentCache
 
-        size = pool.block_size
-        latent = pool.view(offset, size, self.width)
-        if not pool.layout.scale_bytes:
-            return LatentCache(latent, group)
-        start = offset + size * pool.layout.numbers_bytes(self.width)
-        return LatentCache(latent, group, pool.view_float32(start, size))
+        return LatentCache(pool.view(offset, pool.block_size, self.width), group)
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,17 @@ EXPERTS = Names(
 
 QK_NORM = Names(layer={"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"})
 
+LATENT = LLAMA | Names(
+    layer={
+        "self_attn.q_a_proj": "attention.q_a",
+        "self_attn.q_a_layernorm": "attention.q_norm",
+        "self_attn.q_b_proj": "attention.q_b",
+        "self_attn.kv_a_proj_with_mqa": "attention.kv_a",
+        "self_attn.kv_a_layernorm": "attention.kv_norm",
+        "self_attn.kv_b_proj": "attention.kv_b",
+    }
+)
+
 # Norms on both sides of attention and MLP (Gemma 2), or after them only (OLMo 2).
 OUT_NORMS = Names(
     layer={

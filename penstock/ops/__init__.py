@@ -13,6 +13,8 @@ from penstock.ops.attention.cache_move import cache_move
 from penstock.ops.attention.cache_write import cache_write
 from penstock.ops.attention.encoder_attention import encoder_attention
 from penstock.ops.attention.inputs import single_inputs
+from penstock.ops.attention.latent_attention import latent_attention
+from penstock.ops.attention.latent_write import latent_move, latent_write
 from penstock.ops.attention.qkv_attention import is_joined, qkv_attention
 from penstock.ops.attention.qkv_write import qkv_write
 from penstock.ops.attention.rope import rope
@@ -24,6 +26,7 @@ from penstock.ops.experts.grouped import grouped_matmul, grouped_packed_matmul
 from penstock.ops.experts.route import RouterRule, route
 from penstock.ops.matmul.fp8_mlp import fp8_mlp
 from penstock.ops.matmul.fp8_product import fp8_product
+from penstock.ops.matmul.head_linear import head_linear, pack_heads
 from penstock.ops.matmul.int_product import int_product
 from penstock.ops.matmul.int_rows import int_rows
 from penstock.ops.matmul.linear import PANEL, linear, pack_panels, unpack_panels
@@ -77,13 +80,18 @@ __all__ = [
     "gather",
     "grouped_matmul",
     "grouped_packed_matmul",
+    "head_linear",
     "int_product",
     "int_rows",
     "is_joined",
+    "latent_attention",
+    "latent_move",
+    "latent_write",
     "layer_norm",
     "linear",
     "log_softmax",
     "op",
+    "pack_heads",
     "pack_panels",
     "packed_linear",
     "packed_rows",

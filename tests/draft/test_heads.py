@@ -167,10 +167,10 @@ def draft(method: str, w: Weights, target: Any, tokens: list[int], count: int, p
     return known[len(tokens) :]
 
 
-def save_target(folder: Path, method: str) -> tuple[Any, dict[str, Any]]:
-    """Save a tiny model and heads for it; returns the model and the options for speculation."""
-    architecture = "MiMoForCausalLM" if method == "mtp" else "LlamaForCausalLM"
-    target = oracle.make(architecture, LIKE)
+def save_target(folder: Path, method: str, kind: str = "LlamaForCausalLM", **like: Any) -> tuple[Any, dict[str, Any]]:
+    """Save a tiny model of this kind and heads for it; returns the model and the options for speculation."""
+    architecture = "MiMoForCausalLM" if method == "mtp" else kind
+    target = oracle.make(architecture, LIKE | like)
     oracle.save(target, folder / "target")
     weights, heads = make_weights(method), folder / "heads"
     if method == "mtp":

@@ -22,7 +22,7 @@ from tests.ops.examples.experts import other_ids
 
 PANELS, WEIGHT = ops.pack_panels(normal(1, 48, 48, scale=0.15)), normal(2, 48)
 WIDER = ops.pack_panels(normal(3, 48, 24, scale=0.2))
-CACHES = ("k_cache", "v_cache", "k_scale", "v_scale")
+CACHES = ("k_cache", "v_cache", "k_scale", "v_scale", "cache")
 BACKWARDS = torch.arange(63, -1, -1)
 
 

@@ -82,13 +82,12 @@ def _hybrid(kv_dtype: str, size: int = 4, num_blocks: int = 40) -> tuple[BlockMe
     return memory, memory.views(memories)
 
 
-@pytest.mark.parametrize("kv_dtype", [name for name in LAYOUTS if name != "int4"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16"])
 def test_latent_and_recurrent_layers_have_memory_of_their_own(kv_dtype: str) -> None:
     memory, views = _hybrid(kv_dtype)
     latents, states = [views[0], views[4]], [views[1], views[3], views[5]]
     assert views[2] is None
     assert all(isinstance(view, LatentCache) and view.latent.shape == (40, 4, 9) for view in latents)
-    assert all((view.scale is not None) == (kv_dtype == "int8") for view in latents)
     assert [view.first_row for view in states] == [0, 5, 10]
     group = memory.grouping.groups[1]
     assert group.blocks_per_state * states[0].rows.shape[1] >= 15 and not group.is_paged
@@ -105,6 +104,12 @@ def test_latent_and_recurrent_layers_have_memory_of_their_own(kv_dtype: str) -> 
     for number, view in enumerate(latents, 1):
         view.latent[free] = number
     assert [set(view.latent[free].flatten().tolist()) for view in latents] == [{1.0}, {2.0}]
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "fp8"])
+def test_latents_are_not_kept_in_few_bits(kv_dtype: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"kv_cache_dtype={kv_dtype} cannot hold latents"):
+        _hybrid(kv_dtype)
 
 
 def test_a_recurrent_group_has_a_table_and_no_slots() -> None:

@@ -35,6 +35,7 @@ COLUMNS = (
     "chunked prompts",
     "preemption",
     "int8 KV cache",
+    "latent attention",
     "LoRA adapters",
     "beams",
     "GPU",

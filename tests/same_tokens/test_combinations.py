@@ -28,6 +28,7 @@ from penstock.sampling.row import RowState
 from penstock.text.answers import Collector
 from penstock.text.prompt_encoder import Encoded
 from penstock.types import BeamSearchParams, CompletionOutput, Request
+from tests.draft import test_mtp
 from tests.draft.test_heads import save_target
 from tests.llm import tiny
 from tests.lora import adapters
@@ -62,6 +63,7 @@ class Models:
     """Engines of one tiny model, by their options; each with and without drafts."""
 
     folder: Path
+    has_latents: bool = False
     made: dict[Any, LLM] = field(default_factory=dict)
     heads: dict[str, dict[str, Any]] = field(default_factory=dict)  # their options, by method
 
@@ -102,20 +104,41 @@ class Models:
         if drafter == "self":
             return {"method": drafter, "layers": [0]}
         if not (self.folder / drafter).exists():
-            _, self.heads[drafter] = save_target(self.folder / drafter, drafter)
+            self.heads[drafter] = self._save(drafter)
             tiny.write_tokenizer(self.folder / drafter / "target")
         return self.heads[drafter]
+
+    def _save(self, drafter: str) -> dict[str, Any]:
+        """Save a target with heads; return the options for speculation."""
+        if not self.has_latents:
+            return save_target(self.folder / drafter, drafter)[1]
+        if drafter == "mtp":
+            test_mtp.save_target(self.folder / drafter / "target")
+            return {"method": "mtp"}
+        return save_target(self.folder / drafter, drafter, LATENT, num_key_value_heads=4, **SIZES)[1]
+
+
+LATENT = "MiniCPM3ForCausalLM"
+SIZES = dict(q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=20)
+
+
+def open_models(folder: Path, architecture: str) -> Iterator[Models]:
+    tiny.write_config(folder, architecture, vocab_size=VOCABULARY, max_position_embeddings=512)
+    tiny.write_tokenizer(folder)
+    found = Models(folder, architecture == LATENT)
+    yield found
+    for llm in found.made.values():
+        llm.close()
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    folder = tmp_path_factory.mktemp("tiny")
-    tiny.write_config(folder, vocab_size=VOCABULARY, max_position_embeddings=512)
-    tiny.write_tokenizer(folder)
-    found = Models(folder)
-    yield found
-    for llm in found.made.values():
-        llm.close()
+    yield from open_models(tmp_path_factory.mktemp("tiny"), "LlamaForCausalLM")
+
+
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    yield from open_models(tmp_path_factory.mktemp("latents"), LATENT)
 
 
 FEW = [70, 73, 78, 83, 90]  # tokens: pairs of them repeat, so that there are drafts
@@ -229,13 +252,13 @@ def cells() -> list[Any]:
 
 
 @pytest.mark.parametrize(("drafter", "column"), cells())
-def test_cell(models: Models, tmp_path: Path, drafter: str, column: str) -> None:
+def test_cell(models: Models, latents: Models, tmp_path: Path, drafter: str, column: str) -> None:
     if find_word(drafter, column) == REFUSED:
         check_refusal(tmp_path, drafter, column)
     elif column == "GPU":
         check_gpu(models, drafter)
     else:
-        check_same(models, drafter, column)
+        check_same(latents if column == "latent attention" else models, drafter, column)
 
 
 def check_refusal(folder: Path, drafter: str, column: str) -> None:

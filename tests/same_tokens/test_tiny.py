@@ -38,6 +38,7 @@ FAMILIES = [
     "GPT2LMHeadModel",
     "BloomForCausalLM",
     "FalconForCausalLM",
+    "DeepseekV2ForCausalLM",
 ]
 ALIKE = [
     "Qwen2MoeForCausalLM",

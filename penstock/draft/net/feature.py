@@ -1,4 +1,4 @@
-"""EAGLE, EAGLE-3 and MTP: one decoder layer that continues the target's hidden states."""
+"""EAGLE and EAGLE-3: one decoder layer that continues the target's hidden states."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class FeatureNet:
         self.ops, self._target = target.ops, target
         take = from_checkpoint(checkpoint, match(checkpoint, spec), dtype)
         build = Build(spec, target.ops, take, lambda name, bias: dense(target.ops, take(name), bias))
-        self._is_eagle3, self._is_mtp = spec.method == "eagle3", spec.method == "mtp"
+        self._is_eagle3 = spec.method == "eagle3"
         block = spec.layers[0]
         self._attention = spec.mixer.build(build, f"{LAYER}.attention")
         self._mlp = block.ffn.build(build, f"{LAYER}.mlp") if block.ffn else None
         norm = block.ffn_norm  # type: ignore[attr-defined]
         self._norms = {
             name: norm.build(build, f"{LAYER}.{name}")
-            for name in ("token_norm", "hidden_norm", "attention_norm", "mlp_norm", "norm")
+            for name in ("token_norm", "hidden_norm", "mlp_norm", "norm")
             if f"{LAYER}.{name}.weight" in build.names
         }
         bias = take(f"{LAYER}.fc.bias") if spec.fc_bias else None
@@ -79,14 +79,11 @@ class FeatureNet:
             x = features
             qkv = self._qkv([norms["token_norm"](token), norms["hidden_norm"](features)])
         else:
-            x = self._fc(
-                [norms["hidden_norm"](features), norms["token_norm"](token)] if self._is_mtp else [token, features]
-            )
-            qkv = self._attention.qkv(norms["attention_norm"](x) if self._is_mtp else x, step)
+            x = self._fc([token, features])
+            qkv = self._attention.qkv(x, step)
         queries = self._attention.write(qkv, step, memory)
         x = ops.add(x, self._attention.out(self._attention.attend(queries, step, memory), step))
-        x = ops.add(x, self._mlp(norms["mlp_norm"](x), step))
-        return norms["norm"](x) if self._is_mtp else x
+        return ops.add(x, self._mlp(norms["mlp_norm"](x), step))
 
     def logits(self, features: Tensor, at: Tensor | None) -> Tensor:
         x = features if at is None else self.ops.gather(at, features)

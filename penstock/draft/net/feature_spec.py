@@ -1,4 +1,4 @@
-"""Drafting layers on the target's features, as data: EAGLE, EAGLE-3 and MTP, read from their published configs."""
+"""Drafting layers on the target's features, as data: EAGLE and EAGLE-3, read from their published configs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,10 @@ from penstock.errors import InvalidConfig, InvalidModel
 from penstock.models.config import MAX_VOCAB, Config, rope
 from penstock.models.families.parts import activation, attention, gated_mlp, head_size, rms_norm
 from penstock.models.layer import Attention, Shapes, add_prefix, matrix
-from penstock.models.names import IGNORED, LLAMA, QK_NORM, Names, Stored
+from penstock.models.names import IGNORED, LLAMA, QK_NORM, Names
 from penstock.models.spec import Block, ModelSpec
 
 LAYER = "layers.0"  # begins our names of all parameters
-
-
-class LayerNames(Names):
-    """Knows one stack within a whole model's checkpoint, and its first layer alone."""
-
-    def find(self, tensor: str) -> Stored | None:
-        found = super().find(tensor)
-        return found if found is not None and found.name.startswith(f"{LAYER}.") else IGNORED
 
 
 IGNORED_ROWS = {"embed_tokens": IGNORED, "rotary_emb": IGNORED}  # the target's own are used
@@ -45,19 +37,7 @@ EAGLE3 = Names(
     },
     EAGLE3_LAYER,
 )
-MTP = LayerNames(
-    ("model.",),
-    "mtp_layers",
-    {},
-    {
-        **DECODER,
-        "input_proj": "fc",
-        "token_layernorm": "token_norm",
-        "hidden_layernorm": "hidden_norm",
-        "final_layernorm": "norm",
-    },
-)
-NAMES = {"eagle": EAGLE, "eagle3": EAGLE3, "mtp": MTP}
+NAMES = {"eagle": EAGLE, "eagle3": EAGLE3}
 
 
 @dataclass(frozen=True)
@@ -67,7 +47,6 @@ class FeatureSpec(ModelSpec):
     | | input of the layer | of its attention | logits |
     |---|---|---|---|
     | eagle | fc(token, feature) | the same | target's head |
-    | mtp | fc(norm(feature), norm(token)) | norm of it | target's head of norm |
     | eagle3 | feature, from the target as fc(three layers' inputs) | norm(token), norm(feature) | own head of norm |
     """
 
@@ -86,10 +65,8 @@ class FeatureSpec(ModelSpec):
         width, rows = self.width, sum(self.mixer.rows)
         norm, is_eagle3 = self.layers[0].ffn_norm, self.method == "eagle3"  # type: ignore[attr-defined]
         shapes = matrix("fc", width, (len(self.taps) or 2) * width, self.fc_bias)
-        if self.method != "eagle":
+        if is_eagle3:
             shapes |= {f"{name}.weight": (width,) for name in ("token_norm", "hidden_norm", "norm")}
-        if self.method == "mtp":
-            shapes |= add_prefix("attention_norm", norm)
         if self.num_own_tokens:
             shapes |= matrix("head", self.num_own_tokens, width)
         mixer = self.mixer.parameters()
@@ -110,8 +87,8 @@ def read_spec(
             f"speculative_config: {method} was made for hidden states of {width} values, the model has {target.width}: "
             "give the one that was trained for this model"
         )
-    biased = any(name.endswith("self_attn.q_proj.bias") and _is_inside(method, name) for name in tensors)
-    normed = any(name.endswith("self_attn.q_norm.weight") and _is_inside(method, name) for name in tensors)
+    biased = any(name.endswith("self_attn.q_proj.bias") for name in tensors)
+    normed = any(name.endswith("self_attn.q_norm.weight") for name in tensors)
     size = head_size(c)
     qk_norm = rms_norm(c, size) if normed else None
     block = Block(
@@ -136,10 +113,6 @@ def read_spec(
         num_own_tokens=own,
         fc_bias=any(name.endswith("fc.bias") for name in tensors),
     )
-
-
-def _is_inside(method: str, tensor: str) -> bool:
-    return method != "mtp" or ".mtp_layers." in f".{tensor}"
 
 
 def _read_taps(described: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

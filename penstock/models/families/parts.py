@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.models.config import (
@@ -17,8 +18,11 @@ from penstock.models.config import (
     Config,
     max_model_len,
     max_positions,
+    query_factor,
+    rope,
 )
 from penstock.models.experts import Experts, Routing
+from penstock.models.latent import LatentAttentionSpec
 from penstock.models.layer import Attention, GatedMlp, LayerNorm, Mlp, Norm, RmsNorm, Rope
 from penstock.models.names import Names
 from penstock.models.spec import AnyBlock, Embedding, Head, ModelSpec
@@ -106,6 +110,34 @@ def attention(
         out_bias,
         q_norm,
         k_norm,
+    )
+
+
+def latent_attention(
+    c: Config, *, ranks: tuple[int, int], sizes: tuple[int, int], value_size: int, interleaved: bool
+) -> LatentAttentionSpec:
+    """Read latent attention. `ranks` of queries and of keys and values, `sizes` of a head's plain and rotated parts,
+    and `value_size` are the family's defaults."""
+    c.ignore("head_dim", "qk_head_dim")  # of what is rotated; the sum of both sizes
+    heads = num_heads(c)
+    if c.count("num_key_value_heads", default=heads, most=MAX_HEADS) != heads:
+        c.refuse("num_key_value_heads", f"is not supported: {heads} heads share one latent, so it must be {heads}")
+    is_whole = "q_lora_rank" in c.values and c.values["q_lora_rank"] is None
+    query_rank = 0 if is_whole else c.count("q_lora_rank", default=ranks[0], most=MAX_WIDTH)
+    nope = c.count("qk_nope_head_dim", default=sizes[0], most=MAX_HEAD_SIZE)
+    turned = c.count("qk_rope_head_dim", default=sizes[1], most=MAX_HEAD_SIZE)
+    return LatentAttentionSpec(
+        width(c),
+        heads,
+        query_rank,
+        c.count("kv_lora_rank", default=ranks[1], most=MAX_WIDTH),
+        nope,
+        turned,
+        c.count("v_head_dim", default=value_size, most=MAX_HEAD_SIZE),
+        (nope + turned) ** -0.5 * query_factor(c),
+        replace(rope(c, turned), interleaved=interleaved),
+        1e-6,
+        c.flag("attention_bias", False),
     )
 
 

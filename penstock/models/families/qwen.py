@@ -48,7 +48,7 @@ MIMO = LLAMA | Names(model={f"mtp_layers.*.{name}": IGNORED for name in MTP_LAYE
 
 @family("MiMoForCausalLM", like=TINY, cpu_only="a comparison of its logits: set device=cpu")
 def mimo(c: Config) -> ModelSpec:
-    """Qwen 2 with a layer that drafts (`penstock.draft.net.feature_spec`)."""
+    """Qwen 2 with a layer that drafts (`penstock.draft.net.mtp`)."""
     c.ignore("num_nextn_predict_layers")
     c.only("attention_bias", True)
     turn = rope(c, head_size(c))

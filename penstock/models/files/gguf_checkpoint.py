@@ -16,6 +16,7 @@ from penstock.models.files.checkpoint import Format
 from penstock.models.files.gguf import Keys, TensorInfo, Tensors
 from penstock.models.files.gguf_config import read_config
 from penstock.models.files.gguf_experts import EXPERT_CONFIGS
+from penstock.models.files.gguf_latent import join_parts, join_shapes, pair_parts, read_deepseek2
 from penstock.models.files.gguf_names import Origin, find, find_names
 from penstock.models.files.gguf_parts import GgufModel
 from penstock.models.files.json_file import quote_name
@@ -90,7 +91,7 @@ class GgufCheckpoint:
             raise InvalidModel(f"{path}: {error}") from None
 
     def _translate(self) -> None:
-        self.config = read_config(Keys(self.file), EXPERT_CONFIGS)
+        self.config = read_config(Keys(self.file), {**EXPERT_CONFIGS, "deepseek2": read_deepseek2})
         self.generation_config = _generation_config(self.file.metadata)
         architecture: str = self.file.metadata["general.architecture"]
         spelling = find_names(architecture, "blk.0.attn_norm_2.weight" in self.file.tensors)
@@ -101,23 +102,31 @@ class GgufCheckpoint:
             origin = find(spelling, info.name, num_layers, num_drafting)
             if origin is not None:
                 self.origins[origin.name] = origin, _check_order(origin, info)
+        self.pairs = pair_parts(self.origins)  # joint matrices → the parts that the file holds
         self.num_bytes = sum(info.num_bytes for info in self.file.tensors.values())
         self.quantization = _quantization(self.file)
 
     def names(self) -> list[str]:
-        return list(self.origins)
+        parts = {part for pair in self.pairs.values() for part in pair}
+        return [*(name for name in self.origins if name not in parts), *self.pairs]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self.pairs:
+            k, v = self.pairs[name]
+            return join_shapes(self.shape(k), self.shape(v))
         origin, info = self.origins[name]
         if origin.row and len(info.shape) == 1:
             return (1, *info.shape)
         return info.shape[::-1] if origin.transposed else info.shape
 
     def dtype(self, name: str) -> str:
-        ggml_type = self.origins[name][1].ggml_type
+        ggml_type = self.origins[self.pairs.get(name, (name,))[0]][1].ggml_type
         return str(DENSE[ggml_type]).removeprefix("torch.") if ggml_type in DENSE else GGML_TYPES[ggml_type].name
 
     def tensor(self, name: str) -> torch.Tensor:
+        if name in self.pairs:
+            k, v = self.pairs[name]
+            return join_parts(self.tensor(k), self.tensor(v))
         origin, info = self.origins[name]
         raw = self.file.raw(info)
         order = self._order(origin, info.shape[0])
@@ -134,6 +143,8 @@ class GgufCheckpoint:
         return tensor.T.contiguous() if origin.transposed else tensor
 
     def read_ggml(self, name: str) -> GgmlMatrix | None:
+        if name in self.pairs:
+            return None
         origin, info = self.origins[name]
         if info.ggml_type in DENSE or len(info.shape) not in (2, 3) or origin.one_plus:
             return None

@@ -34,14 +34,14 @@ def _tokens(keys: Keys) -> Config:
     return {name: token for name, token in found.items() if type(token) is int}
 
 
-def _vocab_size(keys: Keys) -> int:
+def vocab_size(keys: Keys) -> int:
     info = keys.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:
         raise InvalidModel("there is no tensor 'token_embd.weight' of two dimensions")
     return info.shape[0]
 
 
-def _layers(keys: Keys) -> int:
+def count_layers(keys: Keys) -> int:
     count = keys.count("block_count")
     if count > len(keys.tensors):
         raise InvalidModel(f"{keys.architecture}.block_count is {count}; the file has {len(keys.tensors)} tensors")
@@ -65,10 +65,10 @@ def _decoder_config(keys: Keys, architecture: str, model_type: str) -> Config:
     return ({"head_dim": size} if size * heads != width else {}) | {
         "architectures": [architecture],
         "model_type": model_type,
-        "vocab_size": _vocab_size(keys),
+        "vocab_size": vocab_size(keys),
         "hidden_size": width,
         "intermediate_size": keys.count("feed_forward_length"),
-        "num_hidden_layers": _layers(keys),
+        "num_hidden_layers": count_layers(keys),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.count("attention.head_count_kv", heads),
         "max_position_embeddings": keys.count("context_length"),
@@ -205,10 +205,10 @@ def _gpt2(keys: Keys) -> Config:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "vocab_size": _vocab_size(keys),
+        "vocab_size": vocab_size(keys),
         "n_embd": keys.count("embedding_length"),
         "n_inner": keys.count("feed_forward_length"),
-        "n_layer": _layers(keys),
+        "n_layer": count_layers(keys),
         "n_head": keys.count("attention.head_count"),
         "n_positions": keys.count("context_length"),
         "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
@@ -246,10 +246,10 @@ def _falcon(keys: Keys) -> Config:
     config: Config = {
         "architectures": ["FalconForCausalLM"],
         "model_type": "falcon",
-        "vocab_size": _vocab_size(keys),
+        "vocab_size": vocab_size(keys),
         "hidden_size": width,
         "ffn_hidden_size": up.shape[0] if up else 4 * width,
-        "num_hidden_layers": _layers(keys),
+        "num_hidden_layers": count_layers(keys),
         "num_attention_heads": heads,
         "num_kv_heads": kv_heads,
         "max_position_embeddings": keys.count("context_length"),
@@ -272,9 +272,9 @@ def _bloom(keys: Keys) -> Config:
     return {
         "architectures": ["BloomForCausalLM"],
         "model_type": "bloom",
-        "vocab_size": _vocab_size(keys),
+        "vocab_size": vocab_size(keys),
         "hidden_size": keys.count("embedding_length"),
-        "n_layer": _layers(keys),
+        "n_layer": count_layers(keys),
         "n_head": keys.count("attention.head_count"),
         "seq_length": keys.count("context_length"),
         "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
@@ -288,10 +288,10 @@ def _bert(keys: Keys) -> Config:
     return {
         "architectures": ["BertModel"],
         "model_type": "bert",
-        "vocab_size": _vocab_size(keys),
+        "vocab_size": vocab_size(keys),
         "hidden_size": keys.count("embedding_length"),
         "intermediate_size": keys.count("feed_forward_length"),
-        "num_hidden_layers": _layers(keys),
+        "num_hidden_layers": count_layers(keys),
         "num_attention_heads": keys.count("attention.head_count"),
         "max_position_embeddings": keys.count("context_length"),
         "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),

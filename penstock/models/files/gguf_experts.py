@@ -26,7 +26,7 @@ def _normalizes(keys: Keys, default: bool) -> Config:
     return {"norm_topk_prob": keys.flag("expert_weights_norm", default)}
 
 
-def _width(keys: Keys, layer: int = 0) -> int:
+def expert_width(keys: Keys, layer: int = 0) -> int:
     """Return the width of one expert: by its key, or by the tensors where old files lack it."""
     info = keys.tensors.get(f"blk.{layer}.ffn_up_exps.weight")
     if info is None or len(info.shape) != 3:
@@ -59,7 +59,7 @@ def _llama(keys: Keys) -> Config:
     _reject_scale(keys)
     keys.require("expert_weights_norm", (True,))
     config = base_config(keys, "MixtralForCausalLM", "mixtral") | {"head_dim": head_size(keys)}
-    config["intermediate_size"] = _width(keys)
+    config["intermediate_size"] = expert_width(keys)
     return (
         config
         | _counts(keys, "num_local_experts")
@@ -76,7 +76,7 @@ def _qwen2(keys: Keys) -> Config:
         | _counts(keys)
         | _normalizes(keys, False)
         | {
-            "moe_intermediate_size": _width(keys),
+            "moe_intermediate_size": expert_width(keys),
             "shared_expert_intermediate_size": shared,
             "qkv_bias": keys.has("blk.0.attn_q.bias"),
         }
@@ -92,7 +92,7 @@ def _qwen3(keys: Keys) -> Config:
         | _normalizes(keys, True)
         | {
             "head_dim": head_size(keys),
-            "moe_intermediate_size": _width(keys),
+            "moe_intermediate_size": expert_width(keys),
             "attention_bias": keys.has("blk.0.attn_q.bias"),
         }
     )
@@ -102,7 +102,7 @@ def _olmoe(keys: Keys) -> Config:
     _reject_shared(keys)
     _reject_scale(keys)
     config = base_config(keys, "OlmoeForCausalLM", "olmoe") | _counts(keys) | _normalizes(keys, False)
-    return config | {"intermediate_size": _width(keys), "attention_bias": keys.has("blk.0.attn_q.bias")}
+    return config | {"intermediate_size": expert_width(keys), "attention_bias": keys.has("blk.0.attn_q.bias")}
 
 
 def _granite(keys: Keys) -> Config:
@@ -111,7 +111,7 @@ def _granite(keys: Keys) -> Config:
     keys.require("expert_weights_norm", (True,))
     bias = biases(keys)["attention_bias"]
     config = base_config(keys, "GraniteMoeForCausalLM", "granitemoe") | granite_scales(keys)
-    config["intermediate_size"] = _width(keys)
+    config["intermediate_size"] = expert_width(keys)
     return config | _counts(keys, "num_local_experts") | {"attention_bias": bias}
 
 
@@ -129,7 +129,7 @@ def _glm4(keys: Keys) -> Config:
         | {
             "head_dim": head_size(keys),
             "partial_rotary_factor": config.get("partial_rotary_factor", 1.0),
-            "moe_intermediate_size": _width(keys, dense),
+            "moe_intermediate_size": expert_width(keys, dense),
             "n_shared_experts": keys.optional_count("expert_shared_count") or 0,
             "routed_scaling_factor": _scale(keys),
             "first_k_dense_replace": dense,
@@ -150,7 +150,7 @@ def _gpt_oss(keys: Keys) -> Config:
     config |= _counts(keys, "num_local_experts", SOFTMAX_OF_CHOSEN)
     return config | {
         "head_dim": head_size(keys),
-        "intermediate_size": _width(keys),
+        "intermediate_size": expert_width(keys),
         "sliding_window": keys.count("attention.sliding_window"),
         "attention_bias": keys.has("blk.0.attn_q.bias"),
     }

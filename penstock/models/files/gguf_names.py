@@ -115,6 +115,22 @@ GLM_MOE = GgufNames(
     | {"exp_probs_b": "mlp.gate.e_score_correction"},
 )
 
+LATENT = {
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "attn_output": "self_attn.o_proj",
+}
+DEEPSEEK = GgufNames(
+    EMBEDDINGS, NORMS | LATENT | GATED | EXPERTS | SHARED | {"exp_probs_b": "mlp.gate.e_score_correction"}
+)
+
 GPT_OSS = GgufNames(
     EMBEDDINGS,
     {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"}
@@ -125,6 +141,7 @@ GPT_OSS = GgufNames(
 
 SPELLINGS: dict[str, GgufNames] = {
     "llama": LLAMA,
+    "deepseek2": DEEPSEEK,
     "granite": LLAMA,
     "granitemoe": LLAMA,
     "olmoe": QWEN_MOE,

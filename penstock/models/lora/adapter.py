@@ -26,6 +26,7 @@ PREFIX = "base_model.model."
 EMBEDDING = "embedding.tokens"
 ENDS = re.compile(r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.default)?(?:\.weight)?$")
 FROZEN = re.compile(r"\.base_layer\.(weight|bias)$")  # peft saves embeddings beside their adapters
+NO_LINEARS = re.compile(r"embedding\.(positions|types)|head\.project|.*\.kv_b")  # tables, and what latents absorb
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -195,7 +196,7 @@ def _find_place(module: str, spec: ModelSpec) -> LoraPlace | None:
         return LoraPlace(name, 0, spec.head.vocab_size, spec.head.row)
     if stored.name in shapes:
         shape = shapes[stored.name]
-        if len(shape) != 2 or name in ("embedding.positions", "embedding.types", "head.project"):
+        if len(shape) != 2 or NO_LINEARS.fullmatch(name):
             return None
         if name == EMBEDDING:
             return LoraPlace(name, 0, shape[1], shape[0])
@@ -219,7 +220,7 @@ def _locate(
     if place is None:
         raise InvalidModel(
             f"{path}: tensor {quote_name(pair[0])} belongs to no linear of this {spec.architecture} that may have an "
-            "adapter: it is of another model, or of experts or positions, which are not supported"
+            "adapter: it is of another model, or of experts, positions or kv_b_proj, which are not supported"
         )
     if not config.targets_module(module, _find_layer(module)):
         raise InvalidModel(

@@ -14,11 +14,12 @@ from penstock.ops.cpu.attention import (
     cache_move,
     cache_write,
     encoder_attention,
+    latent,
     qkv_write,
     rope,
 )
 from penstock.ops.cpu.experts import grouped, route
-from penstock.ops.cpu.matmul import linear, lora, packed
+from penstock.ops.cpu.matmul import head_linear, linear, lora, packed
 from penstock.ops.cpu.runtime.library import override_path, path, paths, use_path
 from penstock.ops.cpu.runtime.threads import available_cores, limit_torch, num_threads, set_num_threads
 from penstock.ops.cpu.sampling import choose, log_softmax
@@ -34,6 +35,8 @@ __all__ = [
     "embedding",
     "encoder_attention",
     "grouped",
+    "head_linear",
+    "latent",
     "limit_torch",
     "linear",
     "log_softmax",

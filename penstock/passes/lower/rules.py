@@ -90,8 +90,8 @@ def fold_norm(branch: Branch, product: Product) -> Sequence[Stage] | None:
 @rule(Write)
 def write_qkv(write: Write) -> Sequence[Stage] | None:
     """Head norms, rope, cache write → `qkv_write`."""
-    norms = HeadNorms.of(write.attention)
-    return None if norms is None else [QkvWrite(write.attention, norms)]
+    norms, rope = HeadNorms.of(write.attention), write.attention.rope
+    return None if norms is None or (rope and rope.interleaved) else [QkvWrite(write.attention, norms)]
 
 
 @rule(Branch, Product)

@@ -17,7 +17,7 @@ from penstock.draft.drafters import Drafters
 from penstock.engine.draft_tree import find_child
 from penstock.engine.executor import Answer, Awaited, Describe, Done, DropLora, LoadLora, Values, obey
 from penstock.engine.plan import Output, Plan, Result, Row, RowResult
-from penstock.layers.memory import KvCache
+from penstock.layers.memory import KvCache, LatentCache
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.memory import Memory
 from penstock.ops import argmax, cpu
@@ -219,7 +219,7 @@ class Runner:
         self.tapes: Tapes[StepOutput] = Tapes()
         views = memory.views([*model.spec.memories(), *drafting])
         self.caches, self.drafting_caches = views[: model.spec.num_layers], views[model.spec.num_layers :]
-        self.verifies_trees = all(isinstance(cache, KvCache | None) for cache in self.caches)
+        self.verifies_trees = all(isinstance(cache, KvCache | LatentCache | None) for cache in self.caches)
         self._buffers = self.make_buffers(MAX_TAPED_TOKENS, MAX_TAPED_TOKENS, model.spec.max_model_len)
 
     def start(self, plan: Plan) -> Done[Result]:

@@ -14,7 +14,7 @@ import torch
 from penstock import ops
 from penstock.engine.draft_tree import find_moves, find_paths, is_line
 from penstock.engine.plan import Plan, RowResult
-from penstock.layers.memory import KvCache
+from penstock.layers.memory import KvCache, LatentCache
 from penstock.runner.rows import RunningRow
 from penstock.runner.step import Step
 
@@ -61,7 +61,7 @@ def move_paths(
     plan: Plan,
     rows: Sequence[RunningRow],
     results: Sequence[RowResult],
-    caches: Sequence[KvCache | None],
+    caches: Sequence[KvCache | LatentCache | None],
     block_size: int,
 ) -> None:
     """Move the keys and values of accepted paths to their places, in every layer. Mostly they lie there already."""
@@ -77,9 +77,13 @@ def move_paths(
         if cache is None:
             continue
         if cache.group not in by_group:
-            slots = [
+            own = [
                 device.tables[cache.group][places // block_size].astype(np.int64) * block_size + places % block_size
                 for device, places in found
             ]
-            by_group[cache.group] = torch.from_numpy(np.concatenate(slots))
-        ops.cache_move(cache.k, cache.v, by_group[cache.group], cache.k_scale, cache.v_scale)
+            by_group[cache.group] = torch.from_numpy(np.concatenate(own))
+        slots = by_group[cache.group]
+        if isinstance(cache, LatentCache):
+            ops.latent_move(cache.latent, slots)
+        else:
+            ops.cache_move(cache.k, cache.v, slots, cache.k_scale, cache.v_scale)

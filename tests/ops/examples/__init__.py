@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.ops import Op
 from penstock.ops.registry import Example
-from tests.ops.examples import attention, elementwise, experts, lora, matmul, recurrent, sampling, trees
+from tests.ops.examples import attention, elementwise, experts, latent, lora, matmul, recurrent, sampling, trees
 from tests.ops.examples.case import CASES, integers, normal, permutation
 from tests.ops.examples.rows import Rows
 
@@ -19,6 +19,7 @@ __all__ = [
     "examples_of",
     "experts",
     "integers",
+    "latent",
     "lora",
     "matmul",
     "normal",

@@ -64,6 +64,8 @@ def _rope() -> Iterator[Example]:
     qkv = normal(50, 11, 5, 16)
     angles = normal(51, 20, 8)
     yield {"x": qkv[:, 1:4], "positions": integers(52, 20, 11), "cos": angles.cos(), "sin": angles.sin()}
+    for x in (qkv, qkv[:, 2:, :], normal(53, 11, 3, 40)[:, :, 21:]):
+        yield {"x": x, "positions": integers(52, 20, 11), "cos": angles.cos(), "sin": angles.sin(), "interleaved": True}
 
 
 @examples(ops.cache_write, EachSlot("k", "v", "slots"))

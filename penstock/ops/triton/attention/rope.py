@@ -41,7 +41,9 @@ def _rope(
 
 
 @rope.impl("cuda", exact=True)
-def _body(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _body(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    if interleaved:
+        return rope.reference(x, positions, cos, sin, interleaved)
     num_tokens, num_heads, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():

@@ -303,23 +303,6 @@ int64_t tokens_per_span(const Call& call, int64_t longest) {
     return min(tokens, longest);
 }
 
-// True if every query of a tree's step lies in its sequence, and its path in the tail.
-bool is_tail_valid(const Call& call) {
-    for (int64_t s = 0; s < call.num_sequences; s++) {
-        const int64_t begin = call.tail->begins[s], length = call.lengths[s];
-        if (begin < 0) return false;
-        for (int64_t t = call.query_start[s]; t < call.query_start[s + 1]; t++) {
-            const int64_t position = call.tail->positions[t];
-            if (position < 0 || position >= length || position - begin >= call.tail->width) return false;
-            for (int64_t i = 0; i <= position - begin; i++) {
-                const int64_t node = call.tail->nodes[t * call.tail->stride + i];
-                if (node < 0 || node >= length - begin) return false;
-            }
-        }
-    }
-    return true;
-}
-
 int32_t attend_step(const Call& call, int32_t type) {
     int64_t longest = 0;
     for (int64_t s = 0; s < call.num_sequences; s++) {
@@ -328,7 +311,7 @@ int32_t attend_step(const Call& call, int32_t type) {
         longest = max(longest, num);
     }
     if (longest == 0) return kDone;
-    if (call.tail && !is_tail_valid(call)) return kBadIndex;
+    if (call.tail && !is_tail_valid(*call.tail, call.query_start, call.lengths, call.num_sequences)) return kBadIndex;
     const Job job = plan_job(call, tokens_per_span(call, longest));
     return with_cache_type(type, [&](auto* typed) {
         using Stored = typename Pointee<decltype(typed)>::Type;

@@ -15,6 +15,23 @@ struct Tail {
     int64_t stride, width;  // of nodes
 };
 
+// True if every query of a tree's step lies in its sequence, and its path in the tail.
+inline bool is_tail_valid(const Tail& tail, const int32_t* query_start, const int32_t* lengths, int64_t num_sequences) {
+    for (int64_t s = 0; s < num_sequences; s++) {
+        const int64_t begin = tail.begins[s], length = lengths[s];
+        if (begin < 0) return false;
+        for (int64_t t = query_start[s]; t < query_start[s + 1]; t++) {
+            const int64_t position = tail.positions[t];
+            if (position < 0 || position >= length || position - begin >= tail.width) return false;
+            for (int64_t i = 0; i <= position - begin; i++) {
+                const int64_t node = tail.nodes[t * tail.stride + i];
+                if (node < 0 || node >= length - begin) return false;
+            }
+        }
+    }
+    return true;
+}
+
 struct Call {
     PagedCache cache;
     const float* q;
