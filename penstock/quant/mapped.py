@@ -21,9 +21,14 @@ def spill(scheme: Scheme, folder: Path) -> None:
     """Move a weight to a file in `folder`, which is gone once the process ends. It is read there in place, so that what
     is used often stays in the page cache."""
     if isinstance(scheme, Packed):
-        planes = ("codes", "high", "scales", "supers")
         scheme.parts = tuple(
-            replace(part, **{name: move_to_file(getattr(part, name), folder) for name in planes})
+            replace(
+                part,
+                codes=move_to_file(part.codes, folder),
+                high=move_to_file(part.high, folder),
+                scales=move_to_file(part.scales, folder),
+                supers=move_to_file(part.supers, folder),
+            )
             for part in scheme.parts
         )
     elif isinstance(scheme, Dense):

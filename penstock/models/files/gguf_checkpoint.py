@@ -76,6 +76,9 @@ SAMPLING = {
 }
 
 
+MIXTURES = {**EXPERT_CONFIGS, "deepseek2": read_deepseek2}  # architectures that may have experts
+
+
 class GgufCheckpoint:
     """A GGUF model, in one file or several, with names and row orders of the Hugging Face checkpoint."""
 
@@ -91,7 +94,7 @@ class GgufCheckpoint:
             raise InvalidModel(f"{path}: {error}") from None
 
     def _translate(self) -> None:
-        self.config = read_config(Keys(self.file), {**EXPERT_CONFIGS, "deepseek2": read_deepseek2})
+        self.config = read_config(Keys(self.file), MIXTURES)
         self.generation_config = _generation_config(self.file.metadata)
         architecture: str = self.file.metadata["general.architecture"]
         spelling = find_names(architecture, "blk.0.attn_norm_2.weight" in self.file.tensors)

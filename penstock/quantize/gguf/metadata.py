@@ -11,6 +11,7 @@ import numpy as np
 from penstock.errors import InvalidModel
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.files.gguf import Keys, TensorInfo
+from penstock.models.files.gguf_checkpoint import MIXTURES
 from penstock.models.files.gguf_config import read_config
 from penstock.models.layer import Attention, GatedMlp, LinearScaling, Llama3Scaling, RmsNorm, YarnScaling
 from penstock.models.spec import ModelSpec, spec_from_config
@@ -107,7 +108,7 @@ class Planned:
 
 def check_description(spec: ModelSpec, planned: Planned, checkpoint: Checkpoint) -> None:
     """Refuse a model that its GGUF metadata would describe otherwise."""
-    read = spec_from_config(read_config(Keys(planned)), spec.max_model_len)
+    read = spec_from_config(read_config(Keys(planned), MIXTURES), spec.max_model_len)
     for name in ("embedding", "layers", "norm", "head", "max_positions"):
         if getattr(read, name) != getattr(spec, name):
             raise InvalidModel(

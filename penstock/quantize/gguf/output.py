@@ -12,7 +12,8 @@ from torch import Tensor
 
 from penstock.errors import InvalidModel
 from penstock.models.files.checkpoint import Checkpoint
-from penstock.models.files.gguf_checkpoint import GgufCheckpoint, GgufNames, find_names
+from penstock.models.files.gguf_checkpoint import GgufCheckpoint
+from penstock.models.files.gguf_names import GgufNames, find_names
 from penstock.models.files.write_gguf import GgufTensor, write_gguf
 from penstock.models.layer import Attention
 from penstock.models.load import Source
