@@ -2,7 +2,8 @@
 
 `golden.json.gz` was recorded there, except for what has changed on purpose since: the 12 steps of 600 and 5000 tokens
 that Hopper's prompt kernel is taken for, deterministic steps (decision 0034), decode attention over FP8 caches, and two
-arguments of CPU kernels (sinks of attention, interleaved rope) that are off in all of them. A line of it is a kernel with its sizes; see `launches.py`.
+arguments of CPU kernels (sinks of attention, interleaved rope) that are off in all of them. A line of it is a kernel
+with its sizes; see `launches.py`.
 """
 
 from __future__ import annotations
