@@ -149,7 +149,7 @@ def _make_config(values: Mapping[str, Any], refuse: Any) -> LoraConfig:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_table(value: object) -> bool:
