@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,16 +78,14 @@ def picture(tab: LiveTab, name: str) -> None:
     tab.resize(1400, 900)
 
 
-def count_colours(tab: LiveTab, selector: str) -> int:
-    """Return how many colours a canvas has."""
-    return int(
-        tab.run(
-            f"(() => {{ const canvas = document.querySelector({json.dumps(selector)}); const seen = new Set();"
-            "const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);"
-            "for (let at = 0; at < data.length; at += 4)"
-            " seen.add(data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]);"
-            "return seen.size; })()"
-        )
+def colours_of(selector: str) -> str:
+    """Return the JavaScript that counts the colours of a canvas."""
+    return (
+        f"(() => {{ const canvas = document.querySelector({json.dumps(selector)}); const seen = new Set();"
+        "const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);"
+        "for (let at = 0; at < data.length; at += 4)"
+        " seen.add(data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]);"
+        "return seen.size; })()"
     )
 
 
@@ -104,7 +101,7 @@ def test_the_batch_is_shown_under_load_and_through_a_restart(served: RunningServ
         assert "alice" in queue and "bob" in queue and "prompt tokens" in queue
         tab.wait("document.querySelector('.plot-value').innerText !== '–'")
         for canvas in (".blocks-canvas", ".plot-canvas"):
-            assert any(count_colours(tab, canvas) >= 3 or time.sleep(0.2) for _ in range(50))
+            tab.wait(f"{colours_of(canvas)} >= 3")
         assert "512 blocks of 16 tokens" in tab.text(".blocks")
         tab.run(
             "(() => { const canvas = document.querySelector('.blocks-canvas'), box = canvas.getBoundingClientRect();"
