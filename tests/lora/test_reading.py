@@ -73,7 +73,8 @@ def test_scales_and_ranks_by_module(model: Any, spec: ModelSpec, tmp_path: Path)
 
 def test_targets(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> None:
     expression = r".*\.(q_proj|v_proj|down_proj)"
-    for number, targets in enumerate((expression, "all-linear", ["q_proj", "v_proj", "mlp.down_proj"])):
+    longer = r"(?:model\.)?layers\.\d+\..*(?:attn|mlp).*\.(?:q_proj|v_proj|down_proj)|.*\.fc\d?"
+    for number, targets in enumerate((expression, longer, "all-linear", ["q_proj", "v_proj", "mlp.down_proj"])):
         assert read_adapter(write(tmp_path / f"{number}", model, pairs, target_modules=targets), spec, 16).parts
     first = {name: pair for name, pair in pairs.items() if ".0." in name}
     chosen = write(tmp_path / "first", model, first, layers_to_transform=[0])
@@ -103,6 +104,14 @@ def test_targets(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> Non
         ({"alpha_pattern": {"v_proj": -1e300}}, "v_proj.*over .*alpha_pattern"),
         ({"target_modules": "(a+)+b"}, "target_modules"),
         ({"target_modules": "("}, "target_modules"),
+        ({"target_modules": ".*" * 20 + "X"}, "target_modules.*at most 3 repeats"),
+        ({"exclude_modules": "(?:.|..)*X"}, "exclude_modules"),
+        ({"exclude_modules": ".?" * 30 + "X"}, "exclude_modules"),
+        ({"target_modules": "(?:.|..)" * 30 + "X"}, "target_modules"),
+        ({"target_modules": ".{0,99}" * 5 + "X"}, "target_modules"),
+        ({"alpha_pattern": {"a*a*a*a*b": 2}}, "alpha_pattern"),
+        ({"rank_pattern": {f".*.*.*{i}": 2 for i in range(50)}}, "rank_pattern"),
+        ({"rank_pattern": {"x(?i)": 2}}, "rank_pattern"),
         ({"rank_pattern": {"(x*)*": 2}}, "rank_pattern"),
         ({"layers_to_transform": "all"}, "layers_to_transform"),
         ({"r": 8}, r"lora_A.*shape \[4, \d+\], this model and rank 8 take \[8, \d+\]"),
