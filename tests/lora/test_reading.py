@@ -110,7 +110,7 @@ def test_targets(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> Non
         ({"target_modules": "(?:.|..)" * 30 + "X"}, "target_modules"),
         ({"target_modules": ".{0,99}" * 5 + "X"}, "target_modules"),
         ({"alpha_pattern": {"a*a*a*a*b": 2}}, "alpha_pattern"),
-        ({"rank_pattern": {f".*.*.*{i}": 2 for i in range(50)}}, "rank_pattern"),
+        ({"rank_pattern": {f".*.*.*{i}": 2 for i in range(200)}}, "rank_pattern"),
         ({"rank_pattern": {"x(?i)": 2}}, "rank_pattern"),
         ({"rank_pattern": {"(x*)*": 2}}, "rank_pattern"),
         ({"layers_to_transform": "all"}, "layers_to_transform"),
