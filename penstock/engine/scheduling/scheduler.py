@@ -24,7 +24,6 @@ from penstock.engine.sequence import Sequence, Status
 from penstock.errors import InvalidConfig, InvalidRequest
 from penstock.types import Delta, Request
 
-
 log = logging.getLogger("penstock.engine")
 
 
