@@ -16,11 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from penstock.errors import InvalidModel
 from penstock.models.lora import Adapter, read_adapter
+from penstock.models.lora.adapter import MAX_FACTOR
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from penstock.ops import LoraWeights, LowRank
 from penstock.ops.matmul.linear import unpack_panels
 from penstock.runner.cpu.loras import LoraBank
 from penstock.types import LoraUse
+from penstock.types.lora import MAX_SCALE
 from tests.lora import adapters
 from tests.models import oracle
 
@@ -131,6 +133,10 @@ def test_rank_1_is_copied_out_of_its_file(is_embedding: bool) -> None:
     kept = packed.a.clone(), packed.b.clone()
     a.zero_(), b.zero_()
     assert packed.a.equal(kept[0]) and packed.b.equal(kept[1])
+
+
+def test_any_factor_times_any_scale_is_a_float32() -> None:
+    assert MAX_FACTOR * MAX_SCALE < torch.finfo(torch.float32).max
 
 
 def test_a_slot_that_could_not_be_filled_is_empty() -> None:
