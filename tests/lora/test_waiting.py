@@ -80,3 +80,32 @@ def test_a_suspect_that_reads_its_adapter_preempts_nobody() -> None:
     while stage.engine.has_work:
         stage.engine.step()
     assert stage.scheduler.stats.num_failed == 0
+
+
+def test_many_scales_do_not_take_all_slots() -> None:
+    """Each is a set of its own: a tenant with long answers of many keeps its share of the slots, and all end."""
+    stage = Stage()
+    stage.scheduler.enable_loras(4, 2)
+    stage.engine.loras.connect(lambda message: Done(Answer({"fingerprint": "f"})))
+    for number in (1, 2):
+        stage.engine.loras.load(LoadLora(number, PATH, "f"))
+
+    def send(id: str, tenant: str, use: LoraUse, max_tokens: int) -> None:
+        request = Request(id=id, tokens=(1, 2, 3), max_tokens=max_tokens, loras=(use,), tenant=tenant)
+        stage.scheduler.add(request)
+
+    for number in range(6):
+        send(f"hog-{number}", "hog", LoraUse("one", 1, 0.999 + number / 1e4), 40)
+    for _ in range(4):
+        stage.engine.step()
+    assert len(stage.scheduler.roster.running) == 4
+    send("guest", "guest", LoraUse("two", 2), 3)
+    ended: list[str] = []
+    steps: list[int] = []  # that the guest took
+    while stage.engine.has_work:
+        ended += [delta.request_id for delta in stage.engine.step() if delta.finish_reason]
+        stage.scheduler.check()
+        if "guest" not in ended:
+            steps.append(len(stage.scheduler.roster.running))
+    assert ended[0] == "guest" and len(ended) == 7 and len(steps) < 8
+    assert stage.scheduler.stats.num_preemptions == 1

@@ -166,6 +166,7 @@ class Scheduler:
             self._queue.displace()
         if self._shares.is_contested and self.roster.waiting and self.roster.rows and not self._capacity.reserve:
             self._queue.reclaim()
+            self._queue.reclaim_slot()
         if self._speculation is not None:
             self._cut_drafts(self._speculation)
         if self._exact_starts and self._started and self._has_drafts():
