@@ -40,6 +40,7 @@ Progress = Callable[[int, int], None]  # values loaded so far, values in all
 
 MIN_QUANTIZED_WIDTH = 32  # inputs; a narrower matrix gains nothing
 OUTER = ("head.", "embedding.")
+ROUTING = (".mlp.router.weight", ".mlp.shared_gate.weight")  # small, and an error changes which experts run
 SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -253,6 +254,13 @@ class Options:
         """The logits show every error of the last product, so its activations are rounded less."""
         return 0 if not self.rounded else 16 if name.startswith(OUTER) else 8
 
+    def find_kind(self, name: str, num_in: int) -> str | None:
+        """Return what a matrix of real numbers is quantized to; None if it stays as it is."""
+        if self.quantization not in QUANTIZERS or num_in < MIN_QUANTIZED_WIDTH or name.endswith(ROUTING):
+            return None
+        # A head or an embedding in 4 bits costs more quality than its bytes are worth.
+        return "int8" if name.startswith(OUTER) else self.quantization
+
 
 def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint | None, sources: Sources) -> Hold:
     """Return the function that stores each matrix: packed as the file has it, quantized at load, or dense.
@@ -284,9 +292,7 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
         if scheme is not None:
             return scheme
         weight = take(name)
-        if options.quantization in QUANTIZERS and weight.shape[1] >= MIN_QUANTIZED_WIDTH:
-            # A head or an embedding in 4 bits costs more quality than its bytes are worth.
-            kind = "int8" if name.startswith(OUTER) else options.quantization
+        if (kind := options.find_kind(name, weight.shape[1])) is not None:
             if options.on_gpu:
                 return Ints(ops, weight, bias, kind, options.dtype or torch.bfloat16)
             return Packed.from_stored(ops, [quantize(weight, kind)], bias, options.x_bits(name))

@@ -17,6 +17,8 @@ from penstock.models.files import open_checkpoint
 from penstock.models.load import load_model
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from penstock.ops import FORMATS
+from penstock.quant.dense import Dense
+from penstock.quant.packed import Packed
 from tests.models import oracle
 from tests.models.paged import Paged
 from tests.models.stored import Stored
@@ -80,6 +82,16 @@ def test_every_expert_is_used_and_each_token_by_few() -> None:
     ids, weights = model.ops.route(experts.router.linear.scheme.matmul(x), None, experts.router.rule)
     assert ids.shape == (64, 2) and ids.unique().tolist() == [0, 1, 2, 3] and (ids[:, 0] < ids[:, 1]).all()
     torch.testing.assert_close(weights.sum(dim=1), torch.ones(64))
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_what_chooses_experts_is_not_quantized(kind: str) -> None:
+    config = {"architectures": ["Qwen2MoeForCausalLM"], **FAMILIES["Qwen2MoeForCausalLM"].like[0]}
+    model = load_model(None, spec_from_config(config), dummy_seed=0, quantization=kind)
+    experts = model.blocks[0].ffn
+    assert isinstance(experts, layers.Experts) and experts.shared_gate is not None
+    assert isinstance(experts.router.linear.scheme, Dense) and isinstance(experts.shared_gate.scheme, Dense)
+    assert isinstance(experts.gate_up.scheme, Packed) and isinstance(experts.down.scheme, Packed)
 
 
 def change(**values: Any) -> ModelSpec:
