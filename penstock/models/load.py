@@ -226,6 +226,8 @@ def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: tor
 def read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
     """Read a matrix as the file codes it, its rows in our order; None if that needs more than moving rows."""
     stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_coded(source.tensor)
+    if stored is not None and source.rows is not None:
+        stored = stored.slice_rows(source.rows)
     if stored is None or stored.format is None or source.layout == "one_plus":
         return None
     if stored.transposed != source.layout.endswith("transposed"):
@@ -233,8 +235,6 @@ def read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
     if source.layout.startswith("alternating"):
         rows = torch.arange(stored.num_out).view(source.num_matrices, -1, 2)
         return stored.take_rows(rows.transpose(1, 2).flatten())
-    if source.rows is not None:
-        return stored.take_rows(torch.arange(source.rows.start, source.rows.stop))
     if source.layout == "grouped":
         return stored.take_rows(ungroup(torch.arange(stored.num_out), source.head_size, source.kv_rows))
     return stored
