@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -81,6 +83,30 @@ def test_experts_are_the_same_however_they_are_stored(tensors: dict[str, torch.T
 def test_stacks_are_parts_of_one_parameter(tensors: dict[str, torch.Tensor]) -> None:
     whole = load(tensors, described(one_matrix=True))["layers.0.mlp.gate_up.weight"]
     assert torch.equal(whole, torch.cat((GATES, UPS), 1).flatten(0, 1))
+
+
+class Counting(Checkpoint):
+    """Reads copies, as a GGUF file does, and notes how many of them are alive."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__({}, tensors)
+        self.calls, self.copies, self.most = Counter[str](), WeakSet[torch.Tensor](), 0
+
+    def tensor(self, name: str) -> torch.Tensor:
+        self.calls[name] += 1
+        copy = self.tensors[name].clone()
+        self.copies.add(copy)
+        self.most = max(self.most, len(self.copies))
+        return copy
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_stack_is_read_once_for_all_its_experts(dtype: torch.dtype | None) -> None:
+    checkpoint, spec = Counting(PARTS), described(one_matrix=True)
+    take = from_checkpoint(checkpoint, match(checkpoint, spec), dtype)
+    found = take("layers.0.mlp.gate_up.weight")
+    assert torch.equal(found, torch.cat((GATES, UPS), 1).flatten(0, 1).to(dtype or torch.float32))
+    assert sorted(checkpoint.calls.values()) == [1, 1] and checkpoint.most == 1 and not checkpoint.copies
 
 
 def test_an_experts_blocks_are_looked_at_alone() -> None:
