@@ -19,7 +19,7 @@ from penstock.quantize.gguf.output import GgufOutput, check_path
 from penstock.quantize.job import Job
 from penstock.quantize.layout import require_separate
 from penstock.quantize.targets import Target, choose_group
-from penstock.quantize.walk import Stack, Walk, split_windows
+from penstock.quantize.walk import LayerStack, Walk, split_windows
 
 WINDOW = 512
 MIN_TOKENS = 64
@@ -71,7 +71,7 @@ def quantize(
     _require_tokens(target, tokens)
     if target.kind == "gguf":
         check_path(out)
-    stack = Stack(checkpoint, WINDOW)
+    stack = LayerStack(checkpoint, WINDOW)
     require_separate(stack.sources)
     widths = {
         source.shape[1]
@@ -91,7 +91,7 @@ def quantize(
 
 
 def _work(
-    stack: Stack,
+    stack: LayerStack,
     output: ModelWriter,
     target: Target,
     dtype: torch.dtype,
