@@ -187,11 +187,11 @@ def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype
         kept = found.pop() if len(found) == 1 and found <= set(STORED) else torch.float32
         target = (dtype or kept) if len(shape) == 2 else torch.float32
         if len(parts) == 1:
-            part = _lay_out(read(parts[0].tensor), parts[0]).to(target)
-            return part if part.ndim == 2 else part.clone()  # packing copies a matrix out of the file
+            one = _lay_out(read(parts[0].tensor), parts[0]).to(target)
+            return one if one.ndim == 2 else one.clone()  # packing copies a matrix out of the file
         whole = torch.empty(sum(part.shape[0] for part in parts), *shape[1:], dtype=target)
         wanted: dict[str, list[tuple[Tensor, Source]]] = {}
-        for place, part in zip(whole.split([part.shape[0] for part in parts]), parts):
+        for place, part in zip(torch.split(whole, [part.shape[0] for part in parts]), parts):
             wanted.setdefault(part.tensor, []).append((place, part))
         for tensor, places in wanted.items():
             values = read(tensor)  # once, for all experts of a stack
