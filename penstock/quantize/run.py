@@ -74,8 +74,8 @@ def quantize(
         check_path(out)
     if is_multimodal(checkpoint.config):
         raise InvalidModel(
-            f"{checkpoint.path}: {checkpoint.config['architectures'][0]} is multimodal, and only its text part is read, "
-            "so the output would lack the weights that encode media: quantize a text model"
+            f"{checkpoint.path}: {checkpoint.config['architectures'][0]} is multimodal, and only its text part is "
+            "read, so the output would lack the weights that encode media: quantize a text model"
         )
     stack = Stack(checkpoint, WINDOW)
     require_separate(stack.sources)
