@@ -23,7 +23,7 @@ PARTS = [  # what a part is called, and the function that does it
     ("files", "penstock.api.assemble.open_checkpoint"),
     ("tokenizer", "penstock.api.assemble.load_in_sandbox"),
     ("weights", "penstock.api.assemble.load_lowered"),
-    ("cache", "penstock.api.assemble._engine"),
+    ("cache", "penstock.api.assemble.start_engine"),
     ("prompt", "penstock.text.intake.Intake.encode"),
     ("prompt", "penstock.text.intake.Intake.encode_messages"),
     ("first step", "penstock.engine.engine.Engine.step"),

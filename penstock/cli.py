@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from penstock.commands import bench, completion, info, models, perplexity, ps, run, run_batch, serve
 from penstock.commands.chat import chat
@@ -37,8 +38,18 @@ REMEDIES = {
     errno.EAGAIN: "raise the limit of processes with `ulimit -u`",
 }
 
+
+class CommandList(TyperGroup):
+    """All commands; their list fits a screen."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write("Usage: penstock COMMAND [ARGS]...; `penstock COMMAND --help` explains one\n")
+        self.format_commands(ctx, formatter)
+
+
 app = typer.Typer(
     name="penstock",
+    cls=CommandList,
     help="Run language models, small and exact.",
     no_args_is_help=True,
     add_completion=False,

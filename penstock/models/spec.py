@@ -15,8 +15,8 @@ from penstock.errors import InvalidModel
 from penstock.models.config import Config
 from penstock.models.layer import Ffn, Merges, Mixer, Norm, Part, Shapes, add_prefix, matrix, unite
 from penstock.models.memory import Memory
-from penstock.models.multimodal import MULTIMODAL, is_multimodal, read_text_config
 from penstock.models.multimodal import NAMES as MULTIMODAL_NAMES
+from penstock.models.multimodal import is_multimodal, read_text_config
 from penstock.models.names import Names
 
 
@@ -252,7 +252,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
     for name in named:
         if name in FAMILIES:
             return FAMILIES[name]
-    known = ", ".join(sorted([*FAMILIES, *MULTIMODAL]))
+    known = ", ".join(sorted(FAMILIES))
     raise InvalidModel(f"unknown architecture {', '.join(named)[:200]}: the known ones are {known}")
 
 

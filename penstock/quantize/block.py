@@ -18,7 +18,7 @@ from penstock.quantize.notes import Note
 from penstock.quantize.prune import choose_zeros, sparsegpt
 from penstock.quantize.smooth import Fold, apply_fold, awq_scale, find_folds, iter_norm_folds, smooth_scale
 from penstock.quantize.targets import Target
-from penstock.quantize.walk import Params, Stack, Walk
+from penstock.quantize.walk import LayerStack, Params, Walk
 
 
 @dataclass
@@ -71,7 +71,7 @@ class RoundedInputs:
 class BlockRounder:
     """Rounds blocks towards a target."""
 
-    def __init__(self, stack: Stack, target: Target, dtype: torch.dtype, pieces: Pieces) -> None:
+    def __init__(self, stack: LayerStack, target: Target, dtype: torch.dtype, pieces: Pieces) -> None:
         self.stack, self.target, self.dtype, self.pieces = stack, target, dtype, pieces
 
     def round(self, index: int, walk: Walk | None, x: Tensor | None) -> tuple[RoundedBlock, Tensor | None]:

@@ -15,7 +15,7 @@ from penstock import layers
 from penstock.errors import InvalidModel, PenstockError
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.quantize.block import RoundedInputs
-from penstock.quantize.walk import Params, Stack, Walk, Wrap
+from penstock.quantize.walk import LayerStack, Params, Walk, Wrap
 
 ROWS = 128  # of logits at once
 Progress = Callable[[int, int], None]
@@ -84,7 +84,7 @@ def compare(
     Where a file says that inputs are rounded to 8 bits, they are.
     """
     longest = max(map(len, text.windows))
-    stacks = [Stack(checkpoint, longest) for checkpoint in (first, second)]
+    stacks = [LayerStack(checkpoint, longest) for checkpoint in (first, second)]
     if stacks[0].spec.vocab_size != stacks[1].spec.vocab_size:
         sizes = " and ".join(f"{stack.checkpoint.path} {stack.spec.vocab_size}" for stack in stacks)
         raise InvalidModel(
@@ -97,7 +97,7 @@ def compare(
     return found
 
 
-def _run(stacks: Sequence[Stack], walk: Walk, found: Comparison, progress: Progress) -> list[Tensor]:
+def _run(stacks: Sequence[LayerStack], walk: Walk, found: Comparison, progress: Progress) -> list[Tensor]:
     counts = [stack.spec.num_layers for stack in stacks]
     wraps = [input_wrap(stack.checkpoint.config) for stack in stacks]
     x = [walk.embed(stack.ends()[0]) for stack in stacks]
@@ -118,7 +118,7 @@ def _run(stacks: Sequence[Stack], walk: Walk, found: Comparison, progress: Progr
     return x
 
 
-def _block(stack: Stack, index: int, wrap: Wrap | None) -> layers.AnyBlock:
+def _block(stack: LayerStack, index: int, wrap: Wrap | None) -> layers.AnyBlock:
     params: Params = stack.params(index)
     return stack.block(index, params, wrap)
 
@@ -135,7 +135,7 @@ def input_wrap(config: dict[str, Any]) -> Wrap | None:
     return None
 
 
-def _judge(stacks: Sequence[Stack], walk: Walk, hidden: list[Tensor], text: Text, found: Comparison) -> None:
+def _judge(stacks: Sequence[LayerStack], walk: Walk, hidden: list[Tensor], text: Text, found: Comparison) -> None:
     at: list[int] = []
     wanted: list[int] = []
     begin = 0

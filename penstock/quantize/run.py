@@ -20,7 +20,7 @@ from penstock.quantize.gguf.output import GgufOutput, check_path
 from penstock.quantize.job import Job
 from penstock.quantize.layout import require_separate
 from penstock.quantize.targets import Target, choose_group
-from penstock.quantize.walk import Stack, Walk, split_windows
+from penstock.quantize.walk import LayerStack, Walk, split_windows
 
 WINDOW = 512
 MIN_TOKENS = 64
@@ -77,7 +77,7 @@ def quantize(
             f"{checkpoint.path}: {checkpoint.config['architectures'][0]} is multimodal, and only its text part is "
             "read, so the output would lack the weights that encode media: quantize a text model"
         )
-    stack = Stack(checkpoint, WINDOW)
+    stack = LayerStack(checkpoint, WINDOW)
     require_separate(stack.sources)
     widths = {
         source.shape[1]
@@ -97,7 +97,7 @@ def quantize(
 
 
 def _work(
-    stack: Stack,
+    stack: LayerStack,
     output: ModelWriter,
     target: Target,
     dtype: torch.dtype,

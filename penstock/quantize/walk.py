@@ -94,7 +94,7 @@ class Walk:
         return self._memories[memory][0][0]
 
 
-class Stack:
+class LayerStack:
     """A checkpoint's parameters as float32, a layer at a time."""
 
     def __init__(self, checkpoint: Checkpoint, max_model_len: int) -> None:

@@ -101,30 +101,15 @@ class Catalog:
             raise ApiError(
                 404,
                 f"the model {quote(name)} does not exist: the models are "
-                f"{', '.join(name for one in self for name in self._list_all(one))}",
+                f"{', '.join(name for one in self for name in (*self.list_names(one), *one.loras.list_names()))}",
                 param="model",
                 code="model_not_found",
             )
         return model
 
-    def _list_all(self, model: ServedModel) -> list[str]:
-        return [*self.list_names(model), *model.loras.list_names()]
-
     def find_base(self, lora: str | None) -> ServedModel | None:
         """Find the model of an adapter by the adapter's name."""
         return next((one for one in self if lora in one.loras), None)
-
-    def add_modules(self, modules: Iterable[LoraModule]) -> None:
-        """Give models the adapters that they begin with."""
-        for module in modules:
-            base = self.default if module.base is None else self._get(module.base)
-            if base is None:
-                raise InvalidConfig(f"{FLAG} {quote(module.name)} is for {quote(module.base)}, which is not served")
-            if not base.loras.is_enabled:
-                raise InvalidConfig(f"{FLAG} {quote(module.name)} needs --enable-lora: set it too")
-            if self._get(module.name) is not None:
-                raise InvalidConfig(f"{FLAG} {quote(module.name)} is a model's name: give the adapter another")
-            base.loras.modules[module.name] = module
 
     def check_free(self, lora: str, base: ServedModel) -> None:
         """Refuse an adapter's name that a model has, or an adapter of a model other than `base`."""
@@ -244,8 +229,22 @@ def make_catalog(
     budget = None if config.memory_budget_gb is None else int(config.memory_budget_gb * GIB)
     made = [make(name, model) for name, model in models.items()]
     catalog = Catalog(made, keep_alive_s, make, budget, config.served_model_name)
-    catalog.add_modules(parse_modules(config.lora_modules))
+    _add_modules(catalog, parse_modules(config.lora_modules))
     return catalog
+
+
+def _add_modules(catalog: Catalog, modules: Iterable[LoraModule]) -> None:
+    """Give models the adapters that they begin with."""
+    names = {name: model for model in catalog for name in (*catalog.list_names(model), model.model)}
+    for module in modules:
+        base = catalog.default if module.base is None else names.get(module.base)
+        if base is None:
+            raise InvalidConfig(f"{FLAG} {quote(module.name)} is for {quote(module.base)}, which is not served")
+        if not base.loras.is_enabled:
+            raise InvalidConfig(f"{FLAG} {quote(module.name)} needs --enable-lora: set it too")
+        if module.name in names:
+            raise InvalidConfig(f"{FLAG} {quote(module.name)} is a model's name: give the adapter another")
+        base.loras.modules[module.name] = module
 
 
 def _read(path: str) -> str:

@@ -29,7 +29,7 @@ MAX_STORED = 500  # models on disk, as listed
 class ModelBody(RequestBody):
     """Name a model to load or to unload."""
 
-    model: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
+    model: str = Field(min_length=1)
 
 
 async def list_all(request: Request) -> Response:

@@ -18,13 +18,7 @@ from penstock.config import EngineConfig
 from penstock.ops import cpu
 
 HELP = """\
-Usage: penstock [OPTIONS] COMMAND [ARGS]...
-
-  Run language models, small and exact.
-
-Options:
-  --version   Print the version.
-  -h, --help  Show this message and exit.
+Usage: penstock COMMAND [ARGS]...; `penstock COMMAND --help` explains one
 
 Commands:
   run         Answer one prompt; without one, at a terminal, chat.
@@ -32,12 +26,19 @@ Commands:
   serve       Serve models by OpenAI's API (default: smollm2).
   ps          Show the servers on this machine and what they run.
   stop        Stop a server after it finishes its answers.
+  top         Watch what a server does now.
   run-batch   Answer a file of requests in OpenAI's batch format.
   pull        Fetch models without running them.
   list        Show the models on this machine.
   rm          Delete models from this machine.
   info        Describe a model; without one, this installation.
+  merge       Write a model with LoRA adapters in its weights.
+  plan        Forecast a model's memory and speed, from its headers alone.
+  verify      Check this installation's arithmetic with a model.
+  tune        Find settings for a workload by running it.
   perplexity  Measure how well a model predicts a text.
+  quantize    Make a smaller model of one, and report what it loses.
+  quality     Measure what model B loses against model A.
   completion  Print a script that completes commands in bash, zsh or fish.
   bench       Measure a model's speed on this machine.
 """

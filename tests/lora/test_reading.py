@@ -156,7 +156,7 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     )
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["w1"]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidModel, match=r"experts.0.w1.*experts or positions, which are not supported"):
+    with pytest.raises(InvalidModel, match=r"experts.0.w1.*experts, positions or kv_b_proj, which are not supported"):
         read_adapter(tmp_path, spec, 16)
 
 

@@ -168,6 +168,7 @@ def _fits(name: str, example: dict[str, Any]) -> bool:
     return (
         first.shape[0] > 0
         and "k_scale" not in example
+        and not example.get("interleaved")
         and (name != "product" or first.shape[0] == 1 or is_skinny(first, example["weight"], example.get("norm")))
     )
 

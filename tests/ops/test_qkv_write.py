@@ -9,6 +9,7 @@ import torch
 
 from penstock import ops
 from penstock.ops import OPS
+from penstock.ops.attention.cache import head_size_of
 from penstock.ops.attention.qkv_write import over_source
 from tests.ops.check import same_bits
 from tests.ops.examples import example_of, examples_of
@@ -23,7 +24,7 @@ def test_the_same_bits_as_one_by_one(index: int, path: str) -> None:
     apart = copy.deepcopy(joint)
     if "source" in apart:
         apart["qkv"] = over_source(apart["qkv"], apart["source"], apart["source_eps"])
-    num_kv_heads, head_size = joint["k_cache"].shape[1:3]
+    num_kv_heads, head_size = joint["k_cache"].shape[1], head_size_of(joint["k_cache"])
     heads = apart["qkv"].view(apart["qkv"].shape[0], apart["qkv"].shape[1] // head_size, head_size)
     num_heads = heads.shape[1] - 2 * num_kv_heads
     q, k, v = heads[:, :num_heads], heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:]

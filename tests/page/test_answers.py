@@ -330,7 +330,8 @@ def test_tokens_show_their_alternatives(chat: ChatPage) -> None:
 
 def test_figures_of_drafts_and_cache_are_shown(chat: ChatPage) -> None:
     show(chat, "Hello.")
-    assert chat.figures[1:2] + chat.figures[3:] == ["50.0 tokens/s", "16 of 20 cached", "5 of 6 drafts accepted"]
+    shown = ["50.0 tokens/s", "16 of 20 cached", "5 of 6 drafts accepted", "timeline"]
+    assert chat.figures[1:2] + chat.figures[3:] == shown
 
 
 def test_failures_are_told_in_words(chat: ChatPage) -> None:

@@ -17,7 +17,7 @@ from penstock.models.files import open_checkpoint
 from penstock.quantize.gguf.mixes import MIXES, Model, choose_type
 from penstock.quantize.run import Made, quantize
 from penstock.quantize.targets import make_target
-from penstock.quantize.walk import Stack, Walk
+from penstock.quantize.walk import LayerStack, Walk
 from tests.models import oracle
 from tests.models.test_multimodal import TINY
 from tests.quantize.conftest import TEXT, write_folder
@@ -40,7 +40,7 @@ def make(
 def hidden(path: Path, tokens: list[int]) -> torch.Tensor:
     """The last layer's outputs, with the weights as the file means them."""
     checkpoint = open_checkpoint(path)
-    stack, walk = Stack(checkpoint, 128), Walk([tokens[:100], tokens[100:160]])
+    stack, walk = LayerStack(checkpoint, 128), Walk([tokens[:100], tokens[100:160]])
     with torch.inference_mode():
         x = walk.embed(stack.ends()[0])
         for index in range(stack.spec.num_layers):

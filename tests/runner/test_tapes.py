@@ -14,7 +14,7 @@ from penstock.engine.plan import Draft, RowResult
 from penstock.models.spec import FAMILIES
 from penstock.ops import cpu
 from penstock.ops.cpu.runtime.tape import Tape
-from penstock.runner.cpu.runner import Runner
+from penstock.runner.cpu.runner import Runner, Shape
 from penstock.runner.cpu.tapes import Tapes
 from penstock.text.prompt_encoder import Encoded
 from tests.same_tokens.roads import Guessing, alone, answer, drafted, tiny_llm, tiny_model
@@ -86,7 +86,7 @@ def test_steps_that_verify_trees_are_replayed(architecture: str, tmp_path: Path)
             assert drafted(llm, [prompt], [one], [wanted], Trees) == [wanted]
         tapes: Any = runner(llm).tapes
         shapes = [shape for shape, tape in tapes._known.items() if shape.has_trees and isinstance(tape, Tape)]
-        assert shapes == [(6, 1, 6, True)] and tapes.obstacles == []
+        assert shapes == [Shape(6, 1, 6, has_trees=True, has_adapters=False)] and tapes.obstacles == []
         assert llm.stats()["num_accepted_tokens"] > 80
 
 

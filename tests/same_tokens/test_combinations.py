@@ -119,7 +119,7 @@ class Models:
 
 
 LATENT = "MiniCPM3ForCausalLM"
-SIZES = dict(q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=20)
+SIZES = dict(q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=20)
 
 
 def open_models(folder: Path, architecture: str) -> Iterator[Models]:

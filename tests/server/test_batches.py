@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import httpx
@@ -26,6 +25,7 @@ from penstock.server.files.store import FileStore, new_file_id
 from penstock.server.http.context import Client
 from penstock.server.http.errors import ApiError
 from penstock.server.state import BATCH_PRIORITY, Server
+from penstock.text.prompt_encoder import Encoded
 from tests.server.running import RunningServer
 
 TEXTS: Literal["/v1/completions"] = "/v1/completions"
@@ -452,6 +452,21 @@ def test_batches_come_behind_clients() -> None:
         pass
 
     class Model:
+        name = "tiny"
+
+        def has_to_prepare(self, *_: object) -> bool:
+            return False
+
+        @property
+        def loras(self) -> Model:
+            return self
+
+        def __contains__(self, _: object) -> bool:
+            return True
+
+        def resolve(self, *_: object) -> tuple[()]:
+            return ()
+
         @property
         def text(self) -> Model:
             return self
@@ -470,7 +485,7 @@ def test_batches_come_behind_clients() -> None:
                     Model(),  # type: ignore[arg-type]
                     client,
                     SamplingBody.model_validate({"priority": -5}),
-                    [(SimpleNamespace(salt=""), None)],  # type: ignore[list-item]
+                    [(Encoded([1]), None)],  # type: ignore[list-item]
                 )
             )
         assert caught.value.args == (least,)

@@ -17,8 +17,15 @@ from penstock.server.model import ServedModel
 from penstock.server.ollama.models import find_model
 
 
+class NoLoras(frozenset[str]):
+    """Adapters of a model that has none."""
+
+    def list_names(self) -> list[str]:
+        return []
+
+
 def catalog(*names: str, aliases: tuple[str, ...] = ()) -> Catalog:
-    models = [cast(ServedModel, SimpleNamespace(name=name, model=f"/models/{name}")) for name in names]
+    models = [cast(ServedModel, SimpleNamespace(name=name, model=f"/models/{name}", loras=NoLoras())) for name in names]
     return Catalog(models, aliases=aliases)
 
 

@@ -60,7 +60,7 @@ class PlanOptions:
 @config_options(PlanOptions, "wanted")
 @engine_options(*LEFT_OUT)
 def plan(model: Model, as_json: Json = False, *, options: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Forecast memory and speed of a model on a machine, from its headers alone.
+    """Forecast a model's memory and speed, from its headers alone.
 
     Neither the weights nor the device are needed. Of a repository on the Hugging Face hub only the headers are read.
     Exit status 1 means that the model does not fit.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.errors import InvalidModel
 from penstock.models.files import open_checkpoint
-from penstock.models.files.json_file import quote_name
+from penstock.models.files.json_file import quote_name, read_config
 from penstock.models.files.safetensors import INDEX, PICKLES, SafetensorsCheckpoint
 from penstock.models.lora.adapter import EMBEDDING, FLOATS, check_adapter
 from penstock.models.lora.config import MAX_RANK
@@ -49,15 +49,16 @@ class _Term:
 def merge(path: Path, adapters: Sequence[ScaledAdapter], out: Path) -> int:
     """Write a model of safetensors with adapters in its weights to a new folder; returns the number of tensors that
     changed. Sums are float32, rounded once to the dtype that the base stores."""
+    if path.is_dir():
+        _require_floats(path)
     base = open_checkpoint(path)
     try:
         if not isinstance(base, SafetensorsCheckpoint):
             raise InvalidModel(
-                f"{path} is a GGUF file: merge into the safetensors folder it was made from, then convert the result"
+                f"{path} holds no plain safetensors: merge into the folder it was made from, then convert the result"
             )
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise InvalidModel(f"{out} exists: name a folder that does not, or an empty one")
-        _require_floats(base)
         return _merge(base, spec_from_config(base.config), adapters, out)
     finally:
         base.close()
@@ -81,12 +82,13 @@ def _merge(base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[Scal
     return len(terms.keys() | added.keys())
 
 
-def _require_floats(base: SafetensorsCheckpoint) -> None:
-    method = base.config.get("quantization_config") or base.config.get("compression_config")
+def _require_floats(folder: Path) -> None:
+    config = read_config(folder)
+    method = config.get("quantization_config") or config.get("compression_config")
     if method:
         kind = method.get("quant_method", "quantized") if isinstance(method, dict) else "quantized"
         raise InvalidModel(
-            f"{base.path} is quantized ({kind}): merge into the model it was made from, then quantize the result"
+            f"{folder} is quantized ({kind}): merge into the model it was made from, then quantize the result"
         )
 
 

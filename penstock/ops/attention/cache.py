@@ -64,7 +64,7 @@ def widen_int4(codes: Tensor, scales: Tensor) -> Tensor:
     """Return the numbers [..., D] that bytes [..., D / 2] with scales [..., G, 2] stand for."""
     low, high, group = _halves(2 * codes.shape[-1])
     scale, minimum = scales.float().unbind(-1)
-    x = torch.empty(*codes.shape[:-1], 2 * codes.shape[-1])
+    x = torch.empty(*codes.shape[:-1], 2 * codes.shape[-1], device=codes.device)
     for dims, code in ((low, codes & 15), (high, codes >> 4)):
         x[..., dims] = code.float() * scale[..., group] + minimum[..., group]
     return x

@@ -14,13 +14,13 @@ from penstock.quantize.compressed.pack import describe, pack_matrix
 from penstock.quantize.job import Job
 from penstock.quantize.layout import cut_rows, restore, row_order
 from penstock.quantize.targets import Target
-from penstock.quantize.walk import Stack
+from penstock.quantize.walk import LayerStack
 
 
 class FolderOutput:
     """Tensors of a model folder."""
 
-    def __init__(self, stack: Stack, target: Target, dtype: torch.dtype) -> None:
+    def __init__(self, stack: LayerStack, target: Target, dtype: torch.dtype) -> None:
         self.stack, self.target, self.dtype = stack, target, dtype
         for parameter, sources in stack.sources.items():
             is_matrix = parameter.startswith("layers.") and len(sources[0].shape) == 2

@@ -32,7 +32,7 @@ from penstock.quantize.gguf.mixes import MIXES, Model, choose_type
 from penstock.quantize.job import Job
 from penstock.quantize.layout import cut_rows
 from penstock.quantize.targets import Target
-from penstock.quantize.walk import Stack
+from penstock.quantize.walk import LayerStack
 
 Tensors = dict[str, Tensor]
 
@@ -40,7 +40,7 @@ Tensors = dict[str, Tensor]
 class GgufOutput:
     """Names, types and row orders of a GGUF file, and its metadata."""
 
-    def __init__(self, stack: Stack, target: Target, dtype: torch.dtype, sample: str) -> None:
+    def __init__(self, stack: LayerStack, target: Target, dtype: torch.dtype, sample: str) -> None:
         self.stack, self.target = stack, target
         checkpoint = stack.checkpoint
         self.architecture = find_architecture(checkpoint, stack.spec)
