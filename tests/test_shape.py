@@ -95,6 +95,7 @@ ADDED_FLAGS: dict[str, str] = {
     "quantize --sparsity": "zeros cost quality, and only some hardware gains by them",
     "quantize --prune": "each way to choose zeros costs something else: time, memory or quality",
     "quantize --calibration": "a model with one purpose is best calibrated on text of that purpose",
+    "quantize --speed": "measuring speed loads both models whole, which may not fit where one block does",
     "quantize --json": "scripts read the report as a document, as of other commands",
     "quality --text": "what counts is the text that the model will meet",
     "quality --max-tokens": "a longer text costs time and narrows the errors",

@@ -34,7 +34,7 @@ def find_zones(folder: Path | None = None) -> list[RaplZone]:
     """Find the packages' zones and their memory's; none where they cannot be read, as for users other than root."""
     folder = folder or Path(os.environ.get(POWERCAP) or ZONES)
     zones = []
-    for zone in sorted(folder.glob("*:*")):
+    for zone in sorted(folder.glob("intel-rapl:*")):
         with suppress(OSError, ValueError):
             name = (zone / "name").read_text().strip()
             if name.startswith("package") or name == "dram":

@@ -40,6 +40,7 @@ Progress = Callable[[int, int], None]  # values loaded so far, values in all
 
 MIN_QUANTIZED_WIDTH = 32  # inputs; a narrower matrix gains nothing
 OUTER = ("head.", "embedding.")
+ROUTING = (".mlp.router.weight", ".mlp.shared_gate.weight")  # small, and an error changes which experts run
 SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -156,6 +157,8 @@ def ungroup(tensor: Tensor, head_size: int, kv_rows: int) -> Tensor:
 
 
 def _lay_out(tensor: Tensor, source: Source) -> Tensor:
+    if source.rows is not None:
+        tensor = tensor.flatten(0, tensor.ndim - len(source.shape))[source.rows.start : source.rows.stop]
     if source.layout == "transposed":
         return tensor.t()
     if source.layout == "grouped":
@@ -171,29 +174,31 @@ def _lay_out(tensor: Tensor, source: Source) -> Tensor:
     return tensor.reshape(source.shape)
 
 
-def _kept_dtype(checkpoint: Checkpoint, source: Source, tensor: Tensor) -> torch.dtype:
-    """Return the dtype to keep a matrix in where none is asked for."""
-    found = getattr(torch, checkpoint.dtype(source.tensor), tensor.dtype)
-    return found if found in STORED else torch.float32
-
-
 def from_checkpoint(checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype | None) -> Take:
-    def fetch(source: Source) -> Tensor:
-        tensor = checkpoint.tensor(source.tensor)
+    def read(name: str) -> Tensor:
+        tensor = checkpoint.tensor(name)
         if not tensor.is_floating_point():
-            raise InvalidModel(f"{checkpoint.path}: tensor {source.tensor!r} holds {tensor.dtype}, not real numbers")
-        if source.rows is not None:
-            tensor = tensor.flatten(0, tensor.ndim - len(source.shape))[source.rows.start : source.rows.stop]
-        return _lay_out(tensor, source)
+            raise InvalidModel(f"{checkpoint.path}: tensor {name!r} holds {tensor.dtype}, not real numbers")
+        return tensor
 
     def take(name: str) -> Tensor:
-        parts = [fetch(source) for source in sources[name]]
-        kept = {_kept_dtype(checkpoint, source, part) for source, part in zip(sources[name], parts)}
-        target = dtype or (kept.pop() if len(kept) == 1 else torch.float32)
-        parts = [part.to(target if part.ndim == 2 else torch.float32) for part in parts]
-        if len(parts) > 1:
-            return torch.cat(parts)
-        return parts[0] if parts[0].ndim == 2 else parts[0].clone()  # packing copies a matrix out of the file
+        parts, shape = sources[name], sources[name][0].shape
+        found = {getattr(torch, checkpoint.dtype(part.tensor), torch.float32) for part in parts}
+        kept = found.pop() if len(found) == 1 and found <= set(STORED) else torch.float32
+        target = (dtype or kept) if len(shape) == 2 else torch.float32
+        if len(parts) == 1:
+            one = _lay_out(read(parts[0].tensor), parts[0]).to(target)
+            return one if one.ndim == 2 else one.clone()  # packing copies a matrix out of the file
+        whole = torch.empty(sum(part.shape[0] for part in parts), *shape[1:], dtype=target)
+        wanted: dict[str, list[tuple[Tensor, Source]]] = {}
+        for place, part in zip(torch.split(whole, [part.shape[0] for part in parts]), parts):
+            wanted.setdefault(part.tensor, []).append((place, part))
+        for tensor, places in wanted.items():
+            values = read(tensor)  # once, for all experts of a stack
+            for place, part in places:
+                place.copy_(_lay_out(values, part))
+            del values  # before the next is read
+        return whole
 
     return take
 
@@ -225,6 +230,8 @@ def from_seed(spec: ModelSpec, seed: int, dtype: torch.dtype | None, device: tor
 def read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
     """Read a matrix as the file codes it, its rows in our order; None if that needs more than moving rows."""
     stored = checkpoint.read_ggml(source.tensor) or checkpoint.read_coded(source.tensor)
+    if stored is not None and source.rows is not None:
+        stored = stored.slice_rows(source.rows)
     if stored is None or stored.format is None or source.layout == "one_plus":
         return None
     if stored.transposed != source.layout.endswith("transposed"):
@@ -232,8 +239,6 @@ def read_blocks(checkpoint: Checkpoint, source: Source) -> Stored | None:
     if source.layout.startswith("alternating"):
         rows = torch.arange(stored.num_out).view(source.num_matrices, -1, 2)
         return stored.take_rows(rows.transpose(1, 2).flatten())
-    if source.rows is not None:
-        return stored.take_rows(torch.arange(source.rows.start, source.rows.stop))
     if source.layout == "grouped":
         return stored.take_rows(ungroup(torch.arange(stored.num_out), source.head_size, source.kv_rows))
     return stored
@@ -253,13 +258,16 @@ class Options:
         """The logits show every error of the last product, so its activations are rounded less."""
         return 0 if not self.rounded else 16 if name.startswith(OUTER) else 8
 
+    def find_kind(self, name: str, num_in: int) -> str | None:
+        """Return what a matrix of real numbers is quantized to; None if it stays as it is. Head and embedding are held
+        in 8 bits at least: logits show every error of the last product, and an embedding is read a row at a time."""
+        if self.quantization not in QUANTIZERS or num_in < MIN_QUANTIZED_WIDTH or name.endswith(ROUTING):
+            return None
+        return "int8" if name.startswith(OUTER) else self.quantization
+
 
 def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint | None, sources: Sources) -> Hold:
-    """Return the function that stores each matrix: packed as the file has it, quantized at load, or dense.
-
-    Head and embedding are held in 8 bits where the others are in 4, on a GPU as on a CPU, and whether or not they are
-    one matrix: logits show every error of the last product, and an embedding is read a row at a time.
-    """
+    """Return the function that stores each matrix: packed as the file has it, quantized at load, or dense."""
 
     def pack_blocks(name: str, bias: Tensor | None) -> Scheme | None:
         if checkpoint is None or options.dtype is not None or options.on_gpu or cpu.path() == "reference":
@@ -284,9 +292,7 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
         if scheme is not None:
             return scheme
         weight = take(name)
-        if options.quantization in QUANTIZERS and weight.shape[1] >= MIN_QUANTIZED_WIDTH:
-            # A head or an embedding in 4 bits costs more quality than its bytes are worth.
-            kind = "int8" if name.startswith(OUTER) else options.quantization
+        if (kind := options.find_kind(name, weight.shape[1])) is not None:
             if options.on_gpu:
                 return Ints(ops, weight, bias, kind, options.dtype or torch.bfloat16)
             return Packed.from_stored(ops, [quantize(weight, kind)], bias, options.x_bits(name))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import InvalidModel, quote
+from penstock.models.config import HARMLESS
 from penstock.models.names import Names
 
 # Keys of text_config that published checkpoints leave to transformers' defaults.
@@ -66,17 +67,14 @@ MEDIA_KEYS = frozenset(
     scale_factor downsample_ratio downsample_factor alignment_intermediate_size adapter_layer_norm_eps
 """.split()
 )
-BOOKKEEPING = frozenset(
+BOOKKEEPING = HARMLESS | {"_pad_token_id", "ignore_index", "hidden_size", "vocab_size", "is_encoder_decoder"}
+# Keys within text_config that computing a text does not read.
+DROPPED_KEYS = MEDIA_KEYS | frozenset(
     """
-    architectures model_type dtype torch_dtype transformers_version _name_or_path auto_map _commit_hash use_cache
-    initializer_range attn_implementation _attn_implementation bos_token_id eos_token_id pad_token_id unk_token_id
-    transformers.js_config _pad_token_id ignore_index hidden_size vocab_size is_encoder_decoder
+    _flash_attn_2_enabled is_composition neftune_noise_alpha perceiver_config pixel_shuffle_factor use_resampler
 """.split()
 )
-# Keys within text_config that computing a text does not read.
-DROPPED_KEYS = frozenset(
-    "_flash_attn_2_enabled neftune_noise_alpha perceiver_config pixel_shuffle_factor use_resampler".split()
-)
+ROPE_KEYS = ("rope_scaling", "rope_parameters")
 SHARED_KEYS = ("tie_word_embeddings", "quantization_config")  # of the whole model, text included
 
 NAMES = Names(
@@ -108,11 +106,11 @@ def read_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     architecture = _find_architecture(config)
     text = config.get("text_config")
     if text is None:  # older Qwen-VL checkpoints have the text's keys beside the others
-        text = {key: value for key, value in config.items() if key not in MEDIA_KEYS}
+        text = config
     elif not isinstance(text, Mapping):
         raise InvalidModel(f"config key text_config={quote(text)} must be an object")
     else:
-        _refuse_unknown(config)
+        _refuse_unknown(config, text)
     kind = text.get("model_type", MULTIMODAL[architecture])
     kind = MULTIMODAL[architecture] if text.get("architectures") == [architecture] else kind
     if not isinstance(kind, str) or kind not in TEXT_MODELS:
@@ -124,7 +122,7 @@ def read_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     shared = {key: config[key] for key in SHARED_KEYS if config.get(key) is not None}
     named = {key: value for key, value in text.items() if value is not None or key in ABSENCES}
     found = {key: value for key, value in {**model.defaults, **named}.items() if key not in DROPPED_KEYS}
-    for key in ("rope_scaling", "rope_parameters"):
+    for key in ROPE_KEYS:
         if isinstance(found.get(key), Mapping):
             found[key] = _flatten_rope(found[key])
     return {**found, **shared, "architectures": [model.architecture]}
@@ -133,13 +131,22 @@ def read_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 ABSENCES = ("sliding_window", "final_logit_softcapping", "attn_logit_softcapping")  # null has a meaning of its own
 
 
-def _refuse_unknown(config: Mapping[str, Any]) -> None:
-    known = MEDIA_KEYS | BOOKKEEPING | {"text_config", *SHARED_KEYS}
+def _refuse_unknown(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    """Refuse keys beside text_config that nothing is known of. Some repeat the text's own, as transformers saves
+    Qwen-VL's: then text_config counts."""
+    known = MEDIA_KEYS | BOOKKEEPING | {"text_config", *SHARED_KEYS, *text}
+    if any(key in text for key in ROPE_KEYS):
+        known |= {"rope_theta", *ROPE_KEYS}
     for key, value in config.items():
-        if key not in known and value not in (None, False, "", [], {}):
+        is_plain_rope = key in ROPE_KEYS and isinstance(value, Mapping) and _is_plain(_flatten_rope(value))
+        if key not in known and not is_plain_rope and value not in (None, False, "", [], {}):
             raise InvalidModel(
                 f"config key {key}={quote(value)} is unknown and may change the results, so the model is refused"
             )
+
+
+def _is_plain(scaling: Mapping[str, Any]) -> bool:
+    return all(key in ("type", "rope_type") and value == "default" for key, value in scaling.items())
 
 
 def _flatten_rope(scaling: Mapping[str, Any]) -> dict[str, Any]:

@@ -224,6 +224,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {}
+ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}  # the class in a checkpoint's own code → transformers' name of it
 
 
 def family(
@@ -250,8 +251,9 @@ def find_family(config: Mapping[str, Any]) -> Family:
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
         raise InvalidModel(f"config key architectures={str(named)[:80]!r} must be a list that names the model's class")
     for name in named:
-        if name in FAMILIES:
-            return FAMILIES[name]
+        architecture = ALIASES.get(name) or name
+        if architecture in FAMILIES:
+            return FAMILIES[architecture]
     known = ", ".join(sorted(FAMILIES))
     raise InvalidModel(f"unknown architecture {', '.join(named)[:200]}: the known ones are {known}")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.models.decoder import CPU, Build, Decoder, Encoder
 from penstock.models.files import Checkpoint
-from penstock.models.load import MIN_QUANTIZED_WIDTH, OUTER, STORED, Options, Source, Sources, match, read_blocks
+from penstock.models.load import STORED, Options, Source, Sources, match, read_blocks
 from penstock.models.pooling import Pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import FORMATS, Format, OpTable, PackedWeight, cpu
@@ -68,11 +68,10 @@ class _Blanks:
 
     def hold(self, name: str, bias: Tensor | None) -> Scheme:
         num_out, num_in = self._shapes[name]
-        bits, quantization = self._options.x_bits(name), self._options.quantization
+        bits = self._options.x_bits(name)
         if (packed := self._pack_like_file(name, bias)) is not None:
             return packed
-        if quantization in QUANTIZERS and num_in >= MIN_QUANTIZED_WIDTH:
-            kind = "int8" if name.startswith(OUTER) else quantization
+        if (kind := self._options.find_kind(name, num_in)) is not None:
             return Packed(
                 self._ops, [_empty(FORMATS[GGML_TYPES[QUANTIZERS[kind][0]].name], num_out, num_in)], bias, bits
             )

@@ -87,6 +87,10 @@ class Coded:
         zero = self.zero if isinstance(self.zero, int) else self.zero[rows]
         return replace(self, codes=self.codes[rows], scale=self.scale[rows], zero=zero)
 
+    def slice_rows(self, rows: range) -> Coded:
+        """Return these outputs alone."""
+        return self.take_rows(torch.arange(rows.start, rows.stop))
+
 
 def is_exact_half(scale: Tensor) -> bool:
     """Return True if float16 holds every one of these scales."""

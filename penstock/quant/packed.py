@@ -53,6 +53,11 @@ class GgmlMatrix:
         """Return these outputs alone, in this order."""
         return replace(self, order=rows.numpy() if self.order is None else self.order[rows.numpy()])
 
+    def slice_rows(self, rows: range) -> GgmlMatrix:
+        """Return these outputs alone; of a stack that is in the file's order, their bytes alone."""
+        part = slice(rows.start, rows.stop)
+        return replace(self, raw=self.raw[part]) if self.order is None else replace(self, order=self.order[part])
+
 
 Stored = GgmlMatrix | Coded  # a matrix as its checkpoint codes it
 

@@ -29,7 +29,7 @@ class Job:
     def __init__(self, out: Path, facts: dict[str, Any]) -> None:
         """Open or make the folder. `facts` say what is made of what; another run's folder is refused."""
         self.out, self.facts = out, facts
-        self.folder = out.with_name(out.name + SUFFIX)
+        self.folder = out.parent / (out.name + SUFFIX)
 
     @contextmanager
     def open(self) -> Iterator[Job]:

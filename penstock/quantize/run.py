@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from penstock.errors import InvalidConfig
+from penstock.errors import InvalidConfig, InvalidModel
 from penstock.models.files.checkpoint import Checkpoint
+from penstock.models.multimodal import is_multimodal
 from penstock.quantize.block import BlockRounder, Pieces, RoundedBlock
 from penstock.quantize.compressed.output import FolderOutput
 from penstock.quantize.gguf.output import GgufOutput, check_path
@@ -71,6 +72,11 @@ def quantize(
     _require_tokens(target, tokens)
     if target.kind == "gguf":
         check_path(out)
+    if is_multimodal(checkpoint.config):
+        raise InvalidModel(
+            f"{checkpoint.path}: {checkpoint.config['architectures'][0]} is multimodal, and only its text part is "
+            "read, so the output would lack the weights that encode media: quantize a text model"
+        )
     stack = LayerStack(checkpoint, WINDOW)
     require_separate(stack.sources)
     widths = {

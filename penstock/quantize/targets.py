@@ -53,7 +53,7 @@ def make_target(
     method: str | None = None,
     group_size: int | None = None,
     sparsity: str = "none",
-    prune: str = "wanda",
+    prune: str | None = None,
     act_order: bool | None = None,
 ) -> Target:
     """Check the names of a run and what goes together."""
@@ -68,7 +68,7 @@ def make_target(
     method = method or MAKERS[base][0]
     _require("method", method, METHODS)
     _require("sparsity", sparsity, SPARSITIES)
-    _require("prune", prune, PRUNERS)
+    _require("prune", prune or PRUNERS[0], PRUNERS)
     if method not in MAKERS[base]:
         makes = ", ".join(name for name, makers in MAKERS.items() if method in makers)
         raise InvalidConfig(
@@ -76,8 +76,11 @@ def make_target(
         )
     if act_order is not None and method != "gptq":
         raise InvalidConfig(f"act_order belongs to method=gptq, not to method={method}: leave it out")
+    _check_pruning(sparsity, prune, act_order)
     _check_group(base, scheme, group_size)
-    common = {"sparsity": sparsity, "prune": prune, "act_order": method == "gptq" and act_order is not False}
+    common = {
+        "sparsity": sparsity, "prune": prune or PRUNERS[0], "act_order": method == "gptq" and act_order is not False
+    }  # fmt: skip
     if base == "gguf" and sparsity != "none":
         raise InvalidConfig(
             f"sparsity={sparsity} does not go with scheme={scheme}: GGUF's types store zeros like other "
@@ -106,6 +109,17 @@ def _find_mix(scheme: str) -> str:
     if name not in MIXES:
         raise InvalidConfig(f"scheme={quote(scheme)} names no GGUF type; known: {', '.join(MIXES)}")
     return name
+
+
+def _check_pruning(sparsity: str, prune: str | None, act_order: bool | None) -> None:
+    if prune is not None and sparsity == "none":
+        raise InvalidConfig(
+            f"prune={prune} chooses which weights become zero: add --sparsity 0.5 or 2:4, or leave it out"
+        )
+    if act_order and prune == "sparsegpt":
+        raise InvalidConfig(
+            "act_order=True does not go with prune=sparsegpt, which takes the inputs as they lie: leave it out"
+        )
 
 
 def _check_group(base: str, scheme: str, group_size: int | None) -> None:

@@ -20,12 +20,17 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/penstock"
 SETS: dict[str, dict[str, Any]] = {
     "usual": {},
-    "scaled": {"autoscaling": {"enabled": True, "maxReplicas": 9}, "models": {"accessModes": ["ReadWriteMany"]}},
+    "scaled": {
+        "autoscaling": {"enabled": True, "maxReplicas": 9},
+        "models": {"accessModes": ["ReadWriteMany"]},
+        "strategy": {"type": "RollingUpdate"},
+    },
     "gpu": {
         "model": "org/name",
         "args": ["--quantization=fp8", "--max-num-seqs=512"],
         "env": [{"name": "HF_ENDPOINT", "value": "http://mirror"}],
         "apiKeysSecret": "keys",
+        "adminKeySecret": "admin",
         "hfTokenSecret": "hub",
         "allowedHosts": ["llm.example.com"],
         "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}},
@@ -98,7 +103,13 @@ def test_values_reach_the_manifests() -> None:
     assert container["args"][0] == "org/name" and container["args"][-2:] == SETS["gpu"]["args"]
     assert "--allowed-hosts=llm.example.com" in container["args"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert {variable["name"] for variable in container["env"]} >= {"PENSTOCK_API_KEYS", "HF_TOKEN", "HF_ENDPOINT"}
+    names = {variable["name"] for variable in container["env"]}
+    assert names >= {"PENSTOCK_API_KEYS", "PENSTOCK_ADMIN_KEY", "HF_TOKEN", "HF_ENDPOINT"}
+    # with keys an annotation could not name the admin's; a volume of one node has one node's pods
+    assert "annotations" not in gpu["Deployment"]["spec"]["template"]["metadata"]
+    assert scaled["Deployment"]["spec"]["template"]["metadata"]["annotations"]["prometheus.io/path"] == "/metrics"
+    kinds = [by_kind(render(CHART, SETS[name]))["Deployment"]["spec"]["strategy"]["type"] for name in SETS]
+    assert kinds == ["Recreate", "RollingUpdate", "Recreate"]
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -163,6 +174,9 @@ def test_the_unit(tmp_path: Path) -> None:
     assert start is not None and timeout is not None
     check_flags(start[1].split())
     assert int(timeout[1]) > int(start[1].split()[-1])
+    given = dict(re.findall(r"(\w+)=(/\S+)", " ".join(re.findall(r"^Environment=(.*)$", text, re.M))))
+    assert given.keys() >= {"HOME", "HF_HOME", "PENSTOCK_HOME", "TRITON_CACHE_DIR"}
+    assert all(path.startswith("/var/lib/penstock") for path in given.values())  # the rest is read-only
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed")
@@ -183,6 +197,7 @@ def test_the_unit(tmp_path: Path) -> None:
 def test_images_run_as_another_user(name: str) -> None:
     text = (DEPLOY / name).read_text()
     assert "\nUSER 10001\n" in text and "--uid 10001" in text and "STOPSIGNAL SIGTERM" in text
+    assert "PENSTOCK_HOME=/models HF_HOME=/models/huggingface" in text
     entry = re.search(r"^ENTRYPOINT (\[.*\])$", text, re.M)
     assert entry is not None
     check_flags(json.loads(entry[1]))

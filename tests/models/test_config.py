@@ -19,6 +19,7 @@ from penstock.models.load import load_model
 from penstock.models.names import LLAMA
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from tests.models.known_configs import GEMMA_3_270M, KNOWN, LLAMA_3_1_8B, PHI_3_MINI_128K, QWEN2_5_0_5B, SMOLLM2_135M
+from tests.models.known_moe_configs import QWEN3_30B_A3B
 from tests.models.paged import Paged
 
 TINY = {"architectures": ["LlamaForCausalLM"], **FAMILIES["LlamaForCausalLM"].like[0]}
@@ -64,6 +65,14 @@ def attentions(spec: ModelSpec) -> list[Attention]:
 def test_known_checkpoints(name: str) -> None:
     config, num_parameters = KNOWN[name]
     assert spec_from_config(copy.deepcopy(config)).num_parameters == num_parameters
+
+
+def test_qwen3_coder_says_what_every_qwen3_moe_does() -> None:
+    more = {"use_qk_norm": True, "shared_expert_intermediate_size": 0, "qkv_bias": False}
+    assert spec_from_config(QWEN3_30B_A3B | more) == spec_from_config(QWEN3_30B_A3B)
+    for key, value in {"use_qk_norm": False, "shared_expert_intermediate_size": 8, "qkv_bias": True}.items():
+        with pytest.raises(InvalidModel, match=f"config key {key}=.* is not supported"):
+            spec_from_config(QWEN3_30B_A3B | {key: value})
 
 
 def test_gemma3_layers_are_full_every_sixth() -> None:

@@ -10,13 +10,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from penstock import layers
+from penstock import layers, ops
 from penstock.errors import InvalidModel
 from penstock.models.decoder import Decoder, linears
 from penstock.models.files import open_checkpoint
 from penstock.models.load import load_model
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
-from penstock.ops import FORMATS
+from penstock.ops import FORMATS, OpTable, RouterRule
+from penstock.quant.dense import Dense
+from penstock.quant.packed import Packed
 from tests.models import oracle
 from tests.models.paged import Paged
 from tests.models.stored import Stored
@@ -80,6 +82,25 @@ def test_every_expert_is_used_and_each_token_by_few() -> None:
     ids, weights = model.ops.route(experts.router.linear.scheme.matmul(x), None, experts.router.rule)
     assert ids.shape == (64, 2) and ids.unique().tolist() == [0, 1, 2, 3] and (ids[:, 0] < ids[:, 1]).all()
     torch.testing.assert_close(weights.sum(dim=1), torch.ones(64))
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_what_chooses_experts_is_not_quantized(kind: str) -> None:
+    config = {"architectures": ["Qwen2MoeForCausalLM"], **FAMILIES["Qwen2MoeForCausalLM"].like[0]}
+    model = load_model(None, spec_from_config(config), dummy_seed=0, quantization=kind)
+    experts = model.blocks[0].ffn
+    assert isinstance(experts, layers.Experts) and experts.shared_gate is not None
+    assert isinstance(experts.router.linear.scheme, Dense) and isinstance(experts.shared_gate.scheme, Dense)
+    assert isinstance(experts.gate_up.scheme, Packed) and isinstance(experts.down.scheme, Packed)
+
+
+def test_a_sparse_mixer_weighs_logits_of_zero() -> None:
+    logits = torch.tensor([[0.0] * 5, [-1.0, 0.0, 0.0, -2.0, 0.0], [-3.0, -3.0, 0.0, -3.0, -3.0]])
+    rule = RouterRule(2, "sparsemixer", jitter=0.01)
+    for route in (ops.route, OpTable("cpu").route):
+        ids, weights = route(logits, None, rule)
+        assert ids.tolist() == [[0, 1], [1, 2], [0, 2]]
+        torch.testing.assert_close(weights, torch.tensor([[1 / 5, 1 / 4], [1 / 3, 1 / 2], [1 / 4, 1.0]]))
 
 
 def change(**values: Any) -> ModelSpec:

@@ -102,6 +102,55 @@ def test_older_configs_hold_the_text_beside_the_rest(tmp_path: Path) -> None:
     assert spec_from_config(old) == new
 
 
+# as transformers 4.52 saves Qwen2.5-VL
+REPEATED = dict(TEXT, hidden_act="silu", rope_theta=1e6, sliding_window=32768, max_window_layers=28)
+QWEN_VL = {
+    **REPEATED,
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "rope_scaling": dict(MROPE, rope_type="default", type="default"),
+    "image_token_id": 151655,
+    "vision_config": QWEN_VISION,
+    "text_config": {
+        **REPEATED,
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl_text",
+        "rope_scaling": dict(MROPE, rope_type="default", type="default"),
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "image_token_id": None,
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+        "vision_token_id": 151654,
+        "video_token_id": 151656,
+    },
+}
+
+
+def test_keys_that_repeat_the_text_are_passed_over() -> None:
+    text = QWEN_VL["text_config"]
+    bare = {key: QWEN_VL[key] for key in ("architectures", "text_config")}
+    assert spec_from_config(QWEN_VL) == spec_from_config(bare)
+    plain = {key: value for key, value in text.items() if key != "rope_scaling"}
+    assert spec_from_config(QWEN_VL | {"text_config": plain}) == spec_from_config(bare)
+    new = plain | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+    del new["rope_theta"]
+    assert spec_from_config(QWEN_VL | {"text_config": new}) == spec_from_config(bare)
+    for change in (
+        {"text_config": {key: value for key, value in text.items() if key != "max_window_layers"}},
+        {"text_config": plain, "rope_scaling": dict(MROPE, factor=4.0)},
+    ):
+        with pytest.raises(InvalidModel, match="max_window_layers|rope_scaling"):
+            spec_from_config(QWEN_VL | change)
+
+
+def test_marks_of_other_tools_are_passed_over() -> None:
+    text = {**TEXT, "model_type": "mistral", "is_composition": True}  # as Pixtral 12B's
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    marked = config | {"unsloth_fixed": True, "unsloth_version": "2025.8.1"}
+    assert spec_from_config(marked) == spec_from_config(config)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock.models.families as families
-from penstock.models.spec import FAMILIES, family
+from penstock.models.spec import ALIASES, FAMILIES, family
 
 FOLDER = Path(families.__file__ or "").parent
 FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "parts"))
@@ -31,6 +31,10 @@ def test_a_family_is_a_small_file_of_data(path: Path) -> None:
 def test_every_file_registers_a_family() -> None:
     modules = {found.read.__module__.rsplit(".", 1)[-1] for found in FAMILIES.values()}
     assert modules == {path.stem for path in FILES}
+
+
+def test_aliases_name_families() -> None:
+    assert set(ALIASES.values()) <= set(FAMILIES) and not set(ALIASES) & set(FAMILIES)
 
 
 def test_reading_configs_needs_no_torch() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
+import numpy as np
 import pytest
 import torch
 
 from penstock.errors import InvalidModel
 from penstock.models.layer import Merge
-from penstock.models.load import from_checkpoint, match
+from penstock.models.load import Source, from_checkpoint, match, read_blocks
 from penstock.models.names import LLAMA, Names, Stored, take_number
+from penstock.ops import FORMATS
+from penstock.quant.gguf import GGML_TYPES
+from penstock.quant.packed import GgmlMatrix
 from tests.models.stored import Stored as Checkpoint
 
 E, H, C = 3, 4, 5
@@ -77,6 +83,47 @@ def test_experts_are_the_same_however_they_are_stored(tensors: dict[str, torch.T
 def test_stacks_are_parts_of_one_parameter(tensors: dict[str, torch.Tensor]) -> None:
     whole = load(tensors, described(one_matrix=True))["layers.0.mlp.gate_up.weight"]
     assert torch.equal(whole, torch.cat((GATES, UPS), 1).flatten(0, 1))
+
+
+class Counting(Checkpoint):
+    """Reads copies, as a GGUF file does, and notes how many of them are alive."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__({}, tensors)
+        self.calls, self.copies, self.most = Counter[str](), WeakSet[torch.Tensor](), 0
+
+    def tensor(self, name: str) -> torch.Tensor:
+        self.calls[name] += 1
+        copy = self.tensors[name].clone()
+        self.copies.add(copy)
+        self.most = max(self.most, len(self.copies))
+        return copy
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_stack_is_read_once_for_all_its_experts(dtype: torch.dtype | None) -> None:
+    checkpoint, spec = Counting(PARTS), described(one_matrix=True)
+    take = from_checkpoint(checkpoint, match(checkpoint, spec), dtype)
+    found = take("layers.0.mlp.gate_up.weight")
+    assert torch.equal(found, torch.cat((GATES, UPS), 1).flatten(0, 1).to(dtype or torch.float32))
+    assert sorted(checkpoint.calls.values()) == [1, 1] and checkpoint.most == 1 and not checkpoint.copies
+
+
+def test_an_experts_blocks_are_looked_at_alone() -> None:
+    """A scan of the whole stack for each expert takes time with the square of their number."""
+    mxfp4 = next(number for number, kind in GGML_TYPES.items() if kind.name == "MXFP4")
+    raw = np.full((E * H, 17), 120, dtype=np.uint8)
+    raw[2 * H, 0] = 255  # an exponent no packed format holds
+
+    def read(expert: int, order: np.ndarray | None = None) -> Any:
+        checkpoint: Any = SimpleNamespace(read_ggml=lambda name: GgmlMatrix(mxfp4, raw, 32, order))
+        return read_blocks(checkpoint, Source("exps", "stacked", (H, 32), rows=range(expert * H, (expert + 1) * H)))
+
+    assert read(2) is None
+    assert read(1).format is FORMATS["MXFP4"] and read(1).num_out == H
+    assert read(1).raw.ctypes.data == raw[H].ctypes.data and len(read(1).raw) == H
+    raw[2 * H, 0] = 120
+    assert read(1, np.arange(E * H)[::-1]).order.tolist() == [7, 6, 5, 4]
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,41 @@ def test_names_and_sizes() -> None:
         find_gpu("H300")
 
 
+@pytest.mark.parametrize(
+    ("driver", "known"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100-40G"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80G"),
+        ("A100-PCIE-40GB", "A100-40G"),
+        ("NVIDIA A100 80GB PCIe", "A100-80G"),
+        ("a100", "A100-80G"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA L4", "L4"),
+    ],
+)
+def test_names_that_drivers_give(driver: str, known: str) -> None:
+    assert find_gpu(driver) == find_gpu(known)
+
+
+def test_names_that_say_less() -> None:
+    assert find_gpu("A100", 40 << 30) == find_gpu("A100-40G") != find_gpu("A100", 80 << 30)
+    for other in (
+        "NVIDIA A10G",
+        "Quadro RTX 6000",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "RTX 4090 Laptop GPU",
+        "",
+        "80GB",
+    ):
+        with pytest.raises(InvalidConfig, match="is unknown: give one of A10, "):
+            find_gpu(other)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["llama-3.1-8b"]))

@@ -107,6 +107,11 @@ CASES: dict[str, tuple[writers.Method, Damage, str]] = {
         lambda t, c: c["config_groups"]["group_0"]["weights"].update(group_size=80),
         r"config_groups allow none for a matrix \[128, 192\] \(group_size=80 does not divide 192 inputs\)",
     ),
+    "blocks of integers": (
+        W8A8,
+        lambda t, c: c["config_groups"]["group_0"]["weights"].update(strategy="block", block_structure=[64, 64]),
+        "strategy='block' is read for 8-bit floats only: save integers with strategy group or channel",
+    ),
     "zero points": (W8A8, replace("weight_zero_point", lambda x: x[1:]), r"has shape \[191, 1\], where"),
     "fp8 without scales": (FP8, drop("weight_scale_inv"), "lacks its part '.*weight_scale'"),
     "fp8 blocks": (

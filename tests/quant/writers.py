@@ -85,9 +85,10 @@ def compressed(form: str, *groups: Mapping[str, Any], **more: Any) -> dict[str, 
 
 
 def pack_quantized(
-    bits: int, group: int, symmetric: bool = True, dtype: str = "float16", order: bool = False
+    bits: int, group: int, symmetric: bool = True, dtype: str = "float16", order: bool = False, strategy: str = ""
 ) -> Method:
-    weights = {"num_bits": bits, "strategy": "group" if group else "channel", "symmetric": symmetric}
+    strategy = strategy or ("group" if group else "channel")
+    weights = {"num_bits": bits, "strategy": strategy, "symmetric": symmetric}
     weights |= {"group_size": group} if group else {}
     weights |= {"actorder": "group"} if order else {}
 
@@ -150,6 +151,7 @@ def blocks_of(weight: Array, size: int) -> Array:
 def float_quantized(strategy: str, block: int = 32) -> Method:
     weights: dict[str, Any] = {"type": "float", "strategy": strategy}
     weights |= {"block_structure": [block, block]} if strategy == "block" else {}
+    weights |= {"group_size": block} if strategy.endswith("group") else {}
 
     def write(module: str, weight: Array) -> Written:
         most = {"tensor": np.abs(weight).max().reshape(1), "channel": np.abs(weight).max(1, keepdims=True)}
@@ -157,6 +159,9 @@ def float_quantized(strategy: str, block: int = 32) -> Method:
         spread = scale
         if strategy == "block":
             spread = scale.repeat(block, 0).repeat(block, 1)[: weight.shape[0], : weight.shape[1]]
+        if strategy.endswith("group"):
+            scale = np.abs(weight).reshape(len(weight), -1, block).max(-1) / F32(448)
+            spread = scale.repeat(block, 1)
         codes, rounded = to_fp8(weight, spread)
         found = {f"{module}.weight": codes, f"{module}.weight_scale": tensor(scale)}
         found[f"{module}.input_scale"] = torch.ones(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 import transformers
 
 from penstock.cli import main
-from penstock.errors import InvalidModel
+from penstock.errors import InvalidModel, InvalidRequest
 from penstock.models.files import open_checkpoint
 from penstock.quantize.compare import Text, compare
 from penstock.quantize.report.figures import QualityReport
@@ -116,6 +117,57 @@ def test_commands_print_a_report(
     found = json.loads(capsys.readouterr().out)
     assert 0 < found["kl_mean"] < 1 and found["num_tokens"] == 199 and found["bytes_b"] < found["bytes_a"]
     assert page.exists() and "tokens_per_s_a" not in found
+
+
+def test_what_follows_a_finished_model_cannot_undo_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output that is called like a known model, a page that is there, and a report that fails."""
+    from penstock.api.quality import measure
+
+    monkeypatch.chdir(tmp_path)
+    given = ["--scheme", "gguf:Q8_0", "--calibration", "none", "--no-speed"]
+    page = tmp_path / "smollm2.quality.html"
+    page.write_text("mine")
+    monkeypatch.setattr(measure, "MAX_TOKENS", 100)
+    assert main(["quantize", str(folder), "smollm2.gguf", *given]) == 0
+    printed = capsys.readouterr()
+    assert "perplexity" in printed.out and "B: smollm2.gguf" in printed.out and "tok/s" not in printed.out
+    assert page.read_text() == "mine" and "no page with plots: smollm2.quality.html cannot be written" in printed.err
+    assert main(["quantize", str(folder), "smollm2", "--scheme", "int8", *given[2:]]) == 0
+    assert "B: smollm2\n" in capsys.readouterr().out and (tmp_path / "smollm2/quality.html").exists()
+
+    def fail(*arguments: object, **more: object) -> None:
+        raise InvalidModel("these two do not compare")
+
+    monkeypatch.setattr(measure, "measure_speeds", fail)
+    assert main(["quantize", str(folder), "slow", "--scheme", "int8", *given[2:4], "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "kl_mean" in json.loads(printed.out) and "slow is complete; no speeds: these two" in printed.err
+    monkeypatch.setattr(measure, "measure_quality", fail)
+    assert main(["quantize", str(folder), "out", "--scheme", "int8", *given[2:]]) == 0
+    note = f"out is complete; no report: these two do not compare; run penstock quality {folder} {tmp_path}/out\n"
+    assert note in capsys.readouterr().err
+
+
+def test_speeds_on_two_devices_do_not_compare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.api.llm import LLM
+    from penstock.api.quality.measure import measure_speeds
+
+    opened: list[str] = []
+    load = LLM._load
+
+    def load_as_if(self: LLM) -> None:
+        load(self)
+        opened.append(self.model)
+        device = "cuda" if len(opened) == 1 else "cpu"
+        self.service.assembly = replace(
+            self.service.assembly, settings=replace(self.service.assembly.settings, device=device)
+        )
+
+    monkeypatch.setattr(LLM, "_load", load_as_if)
+    with pytest.raises(InvalidRequest, match="runs on cuda and .* on cpu, so their speeds do not compare"):
+        measure_speeds(str(folder), str(folder))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from penstock.quantize.gguf.mixes import MIXES, Model, choose_type
 from penstock.quantize.run import Made, quantize
 from penstock.quantize.targets import make_target
 from penstock.quantize.walk import LayerStack, Walk
+from tests.models import oracle
+from tests.models.test_multimodal import TINY
 from tests.quantize.conftest import TEXT, write_folder
 
 Q = "model.layers.1.self_attn.q_proj"
@@ -185,6 +187,13 @@ def test_bad_options_say_what_is_known(folder: Path, tokens: list[int], tmp_path
         ),
         ("fp8", "rtn", {"group_size": 32}, "group_size=32 has no meaning for scheme=fp8"),
         ("gguf:Q8_0", None, {"sparsity": "0.5"}, "GGUF"),
+        ("int4", None, {"prune": "sparsegpt"}, "prune=sparsegpt chooses which weights.*add --sparsity 0.5 or 2:4"),
+        (
+            "int4",
+            "gptq",
+            {"prune": "sparsegpt", "sparsity": "0.5", "act_order": True},
+            "act_order=True does not go with prune=sparsegpt",
+        ),
     ]
     for scheme, method, more, message in cases:
         with pytest.raises(InvalidConfig, match=message):
@@ -198,6 +207,9 @@ def test_bad_options_say_what_is_known(folder: Path, tokens: list[int], tmp_path
     (tmp_path / "there").mkdir()
     with pytest.raises(InvalidConfig, match="there exists: remove it"):
         make(folder, tmp_path / "there", tokens, "int4")
+    for place in (Path("."), Path("/")):
+        with pytest.raises(InvalidConfig, match=f"^{place} exists: remove it"):
+            make(folder, place, tokens, "int4")
     with pytest.raises(InvalidConfig, match="cannot be written.*name an output in a folder"):
         make(folder, tmp_path / "no" / "such" / "out", tokens, "int4")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
@@ -210,6 +222,15 @@ def test_transposed_matrices_are_refused_for_folders(tmp_path: Path, tokens: lis
     tiny_model("gpt2").save_pretrained(source)
     with pytest.raises(InvalidModel, match="is stored transposed, which the compressed-tensors format cannot say"):
         make(source, tmp_path / "out", [1] * 100, "int8")
+
+
+def test_multimodal_models_are_refused(tmp_path: Path) -> None:
+    name = "LlavaForConditionalGeneration"
+    source = oracle.save(oracle.make(name, TINY[name]), tmp_path / "source")
+    for out, scheme in (("out", "int8"), ("out.gguf", "gguf:Q8_0")):
+        with pytest.raises(InvalidModel, match=f"{name} is multimodal.* would lack the weights"):
+            make(source, tmp_path / out, [1] * 100, scheme)
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_mixes_give_more_bits_to_what_hurts_more() -> None:

@@ -31,6 +31,7 @@ def test_zones_that_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     package = write_zone(tmp_path / "intel-rapl:0", "package-0", 900, most=1000)
     write_zone(tmp_path / "intel-rapl:0:0", "core", 5)
     memory = write_zone(tmp_path / "intel-rapl:0:1", "dram", 10)
+    write_zone(tmp_path / "intel-rapl-mmio:0", "package-0", 7)  # the first package by another way
     (tmp_path / "intel-rapl:1").mkdir()  # what cannot be read does not count
     assert len(find_zones(tmp_path)) == 2
     monkeypatch.setenv("PENSTOCK_POWERCAP", str(tmp_path))

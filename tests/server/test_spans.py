@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Iterator
@@ -81,6 +82,29 @@ def test_a_collector_that_is_gone_holds_nothing_up(tiny_model: Path) -> None:
     with RunningServer(*flags, "--otlp-traces-endpoint", "http://127.0.0.1:9") as running:
         answer = httpx.post(f"{running.url}/v1/completions", json={"prompt": [1, 2], "max_tokens": 2}, timeout=20)
         assert answer.status_code == 200 and running.stop() == 0
+
+
+def test_the_end_waits_for_spans_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector that takes the connection and does not answer."""
+    monkeypatch.setattr("penstock.server.observe.spans.CLOSE_S", 0.05)
+    goes_on, ended = threading.Event(), threading.Event()
+
+    class Stuck:
+        def export(self, spans: object) -> None:
+            goes_on.wait(10)
+            ended.set()
+
+        def shutdown(self) -> None:
+            pass
+
+    spans = open_spans("http://localhost:4318", Stuck())
+    trace = Trace("req_1")
+    trace.model = "tiny"
+    trace.finish(200)
+    spans.write(trace)
+    asyncio.run(spans.close())  # joins the threads of its pool
+    assert not ended.is_set()
+    goes_on.set()
 
 
 def test_spans_in_memory() -> None:

@@ -51,14 +51,26 @@ _KNOWN: dict[str, tuple[int, float, float, float, tuple[int, int]]] = {
 }
 
 
-def find_gpu(name: str) -> Device:
-    """Find a GPU by its name, however its words are joined."""
-    plain = {re.sub(r"[-_ ]", "", known).lower(): known for known in _KNOWN}
-    asked = re.sub(r"[-_ ]|nvidia|geforce", "", name.lower())
-    known = plain.get(asked) or plain.get(f"rtx{asked}") or {"a100": "A100-80G"}.get(asked)
-    if known is None:
-        raise InvalidConfig(f"--gpu {quote(name)} is unknown: give one of {', '.join(_KNOWN)}")
-    return _device(known)
+_PLAIN = {re.sub(r"[-_ ]", "", known).lower(): known for known in _KNOWN}
+_SAYS_NOTHING = re.compile(r"generation|hbm\w*|sxm\d*|")
+_SIZE = re.compile(r"(\d+)gb?")
+
+
+def find_gpu(name: str, memory_bytes: int = 80 * GIB) -> Device:
+    """Find a GPU by its name or the driver's, however its words are joined.
+
+    `memory_bytes` tells those apart that differ in memory alone, if the name does not.
+    """
+    words = [word for word in re.split(r"[-_ ]+|nvidia|geforce", name.lower()) if not _SAYS_NOTHING.fullmatch(word)]
+    sizes = [int(match[1]) for match in map(_SIZE.fullmatch, words) if match]
+    unsized = [word for word in words if not _SIZE.fullmatch(word)]
+    for asked in ("".join(words), "".join(unsized), "".join(word for word in unsized if word != "pcie")):
+        if asked == "a100":
+            asked = "a10080g" if (sizes[0] if sizes else memory_bytes / GIB) > 60 else "a10040g"
+        for spelled in (asked, f"rtx{asked}", asked.removeprefix("rtx")):
+            if spelled in _PLAIN:
+                return _device(_PLAIN[spelled])
+    raise InvalidConfig(f"--gpu {quote(name)} is unknown: give one of {', '.join(_KNOWN)}")
 
 
 def known_gpus() -> list[Device]:
@@ -97,8 +109,7 @@ def here(with_gpu: bool = True) -> Device:
         total, capability = torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_capability()
         name = torch.cuda.get_device_name()
         try:
-            known = find_gpu(re.sub(r"(?i)nvidia|geforce|\d+GB.*|HBM\w*|SXM\w*", "", name).strip())
-            return replace(known, name=name, memory_bytes=total)
+            return replace(find_gpu(name, total), name=name, memory_bytes=total)
         except InvalidConfig:
             return Device(name, total, 0.0, 0.0, capability=capability)
     return Device("this CPU", free_memory_bytes(), 0.0, 0.0, layer_s=0.0)

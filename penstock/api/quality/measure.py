@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,9 @@ from penstock.api.perplexity import tokens_before, windows
 from penstock.config import EngineConfig
 from penstock.errors import InvalidModel, InvalidRequest
 from penstock.models.files import Checkpoint, open_checkpoint
-from penstock.models.spec import spec_from_config
+from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.quantize.compare import Text, compare
-from penstock.quantize.report.figures import QualityReport
+from penstock.quantize.report.figures import QualityReport, Speeds
 from penstock.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ def measure_quality(
     named: str,
     *,
     max_tokens: int | None = None,
-    speed: bool = True,
     progress: Progress = lambda done, total: None,
 ) -> QualityReport:
     """Compare models by name on a text, which the report calls `named`."""
@@ -57,9 +56,7 @@ def measure_quality(
         tokens = _encode(paths, checkpoints, text, max_tokens or MAX_TOKENS)
         comparison = compare(checkpoints[0], checkpoints[1], tokens, progress)
         sizes = checkpoints[0].num_bytes, checkpoints[1].num_bytes
-        context = min(spec_from_config(checkpoint.config).max_positions for checkpoint in checkpoints)
-    speeds = measure_speeds(str(paths[0]), str(paths[1]), min(context, MAX_MODEL_LEN)) if speed else None
-    return QualityReport(first, second, named, comparison, sizes, speeds)
+    return QualityReport(first, second, named, comparison, sizes)
 
 
 def _encode(paths: list[Path], checkpoints: list[Checkpoint], text: str, max_tokens: int) -> Text:
@@ -86,22 +83,36 @@ def _encode(paths: list[Path], checkpoints: list[Checkpoint], text: str, max_tok
     return Text(cut, firsts)
 
 
-def measure_speeds(first: str, second: str, max_model_len: int) -> tuple[list[float], list[float]]:
-    """Decode the same prompts with both models in turn → tokens per second of each turn."""
+def measure_speeds(first: str, second: str, device: str = "auto") -> Speeds:
+    """Decode the same prompts with both models → tokens per second of each turn. One model at a time is in memory."""
     from penstock.api.llm import LLM
 
-    found: tuple[list[float], list[float]] = ([], [])
+    paths = [find_model(name, None, False).absolute() for name in (first, second)]  # no short name is a full path
+    specs = [_read_spec(path) for path in paths]
+    vocabulary = min(spec.vocab_size for spec in specs)
+    max_model_len = min(MAX_MODEL_LEN, *(spec.max_positions for spec in specs))
     options: dict[str, Any] = {"max_model_len": max_model_len, "progress": False, "skip_tokenizer_init": True}
-    with LLM(first, **options) as a, LLM(second, **options) as b:
-        vocabulary = min(llm.service.assembly.spec.vocab_size for llm in (a, b))
-        for turn in range(TURNS + 1):
-            rng = random.Random(turn)
-            prompt = [rng.randrange(vocabulary) for _ in range(PROMPT_TOKENS)]
-            for speeds, llm in zip(found, (a, b)):
-                speed = _decode(llm, prompt)
+    found: tuple[list[float], list[float]] = ([], [])
+    devices = []
+    for speeds, path in zip(found, paths):
+        with LLM(str(path), device=device, **options) as llm:
+            devices.append(llm.service.assembly.settings.device)
+            if len(set(devices)) > 1:
+                raise InvalidRequest(
+                    f"{first} runs on {devices[0]} and {second} on {devices[1]}, so their speeds do not compare: give "
+                    "--no-speed"
+                )
+            for turn in range(TURNS + 1):
+                rng = random.Random(turn)
+                speed = _decode(llm, [rng.randrange(vocabulary) for _ in range(PROMPT_TOKENS)])
                 if turn:  # the first one warms up
                     speeds.append(speed)
     return found
+
+
+def _read_spec(path: Path) -> ModelSpec:
+    with closing(open_checkpoint(path)) as checkpoint:
+        return spec_from_config(checkpoint.config)
 
 
 def _decode(llm: LLM, prompt: list[int]) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,7 +18,7 @@ from penstock.errors import InvalidRequest
 from penstock.host.progress import block_bar
 
 if TYPE_CHECKING:
-    from penstock.quantize.report.figures import QualityReport
+    from penstock.quantize.report.figures import QualityReport, Speeds
 
 First = Annotated[str, typer.Argument(metavar="A", hidden=True)]
 Second = Annotated[str, typer.Argument(metavar="B", hidden=True)]
@@ -43,31 +45,37 @@ def quality(
     Both predict the same text. The report has the perplexities, the divergence of B's distributions from A's, the
     share of equal first choices, the layers that differ most, sizes and decode speeds.
     """
-    from penstock.api.quality.measure import measure_quality, read_bundled
+    from penstock.api.quality.measure import measure_quality, measure_speeds, read_bundled
 
     read, named = (read_bundled(HELD_OUT), "bundled held-out text") if text is None else (read_text(text), str(text))
     with block_bar(sys.stderr.isatty(), "Comparing") as progress:
-        report = measure_quality(first, second, read, named, max_tokens=max_tokens, speed=speed, progress=progress)
-    show_report(report, html, as_json)
-
-
-def show_report(report: QualityReport, html: Path | None, as_json: bool) -> None:
-    """Print a report, and write its page where one is wanted."""
+        report = measure_quality(first, second, read, named, max_tokens=max_tokens, progress=progress)
+    show_report(report, as_json, partial(measure_speeds, first, second) if speed else None)
     if html is not None:
-        write_page(report, html)
-    if as_json:
-        write_text(json.dumps(report.document(), indent=2) + "\n")
-        return
+        write_page(report, html, "w")
+
+
+def show_report(report: QualityReport, as_json: bool, measure: Callable[[], Speeds | None] | None) -> None:
+    """Print a report, and then what `measure` adds: a large model may not fit there, or take long."""
+    if not as_json:
+        write_text(_table(report.rows()) + "".join(f"{note}\n" for note in report.notes()))
+    if measure is not None:
+        report.speeds = measure()
+    write_text(json.dumps(report.document(), indent=2) + "\n" if as_json else _table(report.speed_rows()))
+
+
+def _table(rows: list[tuple[str, str, str]]) -> str:
     table = Table()
-    for row in report.rows():
+    for row in rows:
         table.add(*row)
-    write_text(table.plain() + "".join(f"{note}\n" for note in report.notes()))
-    if html is not None:
-        write_note(f"Plots: {html}")
+    return table.plain() if rows else ""
 
 
-def write_page(report: QualityReport, path: Path) -> None:
+def write_page(report: QualityReport, path: Path, mode: Literal["w", "x"]) -> None:
+    """Write the page with plots; "x" keeps a file that is there."""
     try:
-        path.write_text(report.page(), encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(report.page())
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be written ({error.strerror}): name a file you may write") from None
+    write_note(f"Plots: {path}")

@@ -79,6 +79,8 @@ def qwen2_moe(c: Config) -> ModelSpec:
 )
 def qwen3_moe(c: Config) -> ModelSpec:
     c.ignore("max_window_layers")
+    for key, usual in dict(use_qk_norm=True, qkv_bias=False, shared_expert_intermediate_size=0).items():  # Qwen3-Coder
+        c.only(key, usual)
     size, bias = head_size(c), c.flag("attention_bias", False)
     norm, turn, slide = rms_norm(c, size), rope(c, size), window(c)
     one = attention(c, rope=turn, size=size, window=slide, qkv_bias=bias, out_bias=bias, q_norm=norm, k_norm=norm)

@@ -70,7 +70,7 @@ def _mix_sparsely(logits: Tensor, rule: RouterRule) -> tuple[Tensor, Tensor]:
     for _ in range(rule.num_chosen):
         best = choose(left, 1)
         most = left[best]
-        near = (most - logits) / torch.maximum(logits.abs(), most) <= 2 * rule.jitter
+        near = ~((most - logits) / torch.maximum(logits.abs(), most) > 2 * rule.jitter)  # 0 / 0 is no distance
         ids.append(best)
         weights.append(1 / torch.exp(left - most)[near].sum())
         left[best] = float("-inf")

@@ -10,6 +10,7 @@ from penstock.quantize.report.page import make_page, plot_bars, plot_line
 
 NUM_WORST = 5
 MIB = 1 << 20
+Speeds = tuple[list[float], list[float]]  # of A and B: tokens per second of each turn
 
 
 @dataclass
@@ -21,7 +22,7 @@ class QualityReport:
     text: str  # what they were compared on
     comparison: Comparison
     num_bytes: tuple[int, int]
-    speeds: tuple[list[float], list[float]] | None = None  # tokens per second of each turn
+    speeds: Speeds | None = None
     errors: dict[str, float] = field(default_factory=dict)  # linear → relative error of its outputs, from quantizing
 
     def _worst(self) -> list[tuple[str, float]]:
@@ -53,11 +54,15 @@ class QualityReport:
             ("same first choice", "", f"{found['same_first_choice']:.2%}"),
             ("weights", size[0], f"{size[1]} ({self.num_bytes[1] / max(1, self.num_bytes[0]):.2f} of A)"),
         ]
-        if self.speeds is not None:
-            first, second = (_median(speeds) for speeds in self.speeds)
-            rows.append(("decode", f"{first:.1f} tok/s", f"{second:.1f} tok/s ({second / first:.2f} of A)"))
+        rows += self.speed_rows()
         rows += [(f"error of {name}", "", f"{error:.2%}") for name, error in self._worst()]
         return rows
+
+    def speed_rows(self) -> list[tuple[str, str, str]]:
+        if self.speeds is None:
+            return []
+        first, second = (_median(speeds) for speeds in self.speeds)
+        return [("decode", f"{first:.1f} tok/s", f"{second:.1f} tok/s ({second / first:.2f} of A)")]
 
     def notes(self) -> list[str]:
         found = self.comparison.summary()
@@ -66,7 +71,7 @@ class QualityReport:
             f"B: {self.second}",
             f"Text: {self.text}, {found['num_tokens']} tokens scored, each model in float32 with the weights as its "
             "file means them, and inputs rounded where the file says so. Errors are of a layer's or matrix's output, "
-            "relative to it; decode speeds are medians of turns taken one after the other.",
+            "relative to it; decode speeds are medians of turns, all of A's first.",
         ]
 
     def page(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -92,9 +93,10 @@ class SpanWriter:
 
     async def close(self) -> None:
         """Send what waits, for some seconds."""
-        try:
-            await asyncio.wait_for(asyncio.to_thread(self._shutdown), CLOSE_S)
-        except asyncio.TimeoutError:
+        thread = threading.Thread(target=self._shutdown, name="spans-close", daemon=True)  # no end waits for a daemon
+        thread.start()
+        await asyncio.to_thread(thread.join, CLOSE_S)
+        if thread.is_alive():
             _log.warning("the last traces could not be sent within %g s", CLOSE_S)
 
 

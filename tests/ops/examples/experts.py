@@ -47,7 +47,15 @@ def _route() -> Iterator[Example]:
                 "bias": normal(seed, num_experts, scale=0.3) if biased else None,
                 "rule": rule,
             }
-    equal = torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0], [2.0] * 5, [-100.0, 100.0, -100.0, 0.0, 100.0]])
+    equal = torch.tensor(
+        [
+            [1.0, 3.0, 3.0, 1.0, 3.0],
+            [2.0] * 5,
+            [-100.0, 100.0, -100.0, 0.0, 100.0],
+            [0.0] * 5,
+            [-1.0, 0.0, 0.0, -2.0, 0.0],
+        ]
+    )
     for rule in (RouterRule(2), RouterRule(3, "sigmoid"), RouterRule(2, "sparsemixer", jitter=0.1)):
         yield {"logits": equal, "bias": None, "rule": rule}  # of equal ones the first
 

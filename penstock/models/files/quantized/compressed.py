@@ -30,7 +30,8 @@ FORMATS = (
     *("dense", "fakequant", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
     *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision"),
 )
-STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+GROUPED = ("group", "tensor_group")
+STRATEGIES = ("tensor", "channel", "block", *GROUPED)
 FP8 = "float8_e4m3fn"
 NVFP4_GROUP, MXFP4_GROUP = 16, 32
 
@@ -45,6 +46,13 @@ class WeightArgs:
     strategy: str
     group: int = 0
     block: tuple[int, int] | None = None
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.strategy in GROUPED
+
+    def inputs_per_scale(self, width: int) -> int:
+        return self.group if self.is_grouped else width
 
     def scale_shapes(self, num_out: int, width: int) -> list[Shape]:
         """List the shapes that scales of such a matrix may have; none if its sizes do not divide."""
@@ -101,8 +109,10 @@ def _read_weights(c: Config) -> WeightArgs:
     size = c.count("group_size", default=-1, least=-1, most=MAX_GROUP)
     usual = "group" if size > 0 else "channel" if c.values.get("group_size") == -1 else "tensor"
     strategy = c.choice("strategy", choices={name: name for name in STRATEGIES}, default=usual)
-    if strategy in ("group", "tensor_group") and size < 1:
+    if strategy in GROUPED and size < 1:
         c.refuse("group_size", "must be 1 or more where scales belong to groups")
+    if strategy == "block" and not is_float:
+        c.refuse("strategy", "is read for 8-bit floats only: save integers with strategy group or channel")
     block = _read_block(c) if strategy == "block" else None
     c.only("dynamic", False)
     c.ignore("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype", "block_structure")
@@ -161,7 +171,7 @@ def _find_packed(parts: Parts, module: str, packed: PartHeader, groups: Sequence
     zero = parts.find(f"{module}.weight_zero_point")
     fitting.sort(key=lambda args: args.symmetric != (zero is None))
     args = _choose(parts, scale, (num_out, width), fitting)
-    group = args.group if args.strategy == "group" else width
+    group = args.inputs_per_scale(width)
     if zero is None and not args.symmetric:
         parts.need(f"{module}.weight_zero_point", packed)
     order = _find_order(parts, module, width)
@@ -249,7 +259,7 @@ def _find_plain(parts: Parts, module: str, weight: PartHeader, groups: Sequence[
     if is_float:
         read, kind = _read_float(parts, weight, scale, zero, args), "fp8"
         return QuantizedMatrix(weight.name, shape, kind, used, read, is_packed=False)
-    group = args.group if args.strategy == "group" else shape[1]
+    group = args.inputs_per_scale(shape[1])
     middle = 128
 
     def read_int() -> Coded:
@@ -270,7 +280,7 @@ def _read_float(
         if zero is not None and bool(parts.read(zero).float().any()):
             parts.refuse(zero, "holds zero points, which 8-bit floats do not have")
         scales = parts.read(scale)
-        if args.strategy == "group":
+        if args.is_grouped:
             scales = scales.float().repeat_interleave(args.group, dim=1)
             return parts.read(weight).float() * scales
         return widen_fp8(parts.read(weight), scales, args.block)
@@ -282,6 +292,6 @@ def _find_sparse_scale(parts: Parts, module: str, part: PartHeader, groups: Sequ
     shape = part.shape[0], 2 * part.shape[1]
     scale = parts.check(parts.need(f"{module}.weight_scale", part), FLOATS)
     args = _choose(parts, scale, shape, groups, is_float=part.dtype == FP8)
-    if args.is_float and args.strategy == "group":
+    if args.is_float and args.is_grouped:
         parts.refuse(scale, "belongs to groups of sparse 8-bit floats, which are not read")
-    return SparseScale(scale, args.group if args.strategy == "group" else shape[1], args.block)
+    return SparseScale(scale, args.inputs_per_scale(shape[1]), args.block)

@@ -98,8 +98,8 @@ void mix_sparsely(const RouterRule& rule, const float* logits, const Room& room)
         float total = 0.0f;
         for (int64_t e = 0; e < count; e++) {
             const float size = from_bits(to_bits(logits[e]) & 0x7fffffff);
-            if (!room.marks[e] && (most - logits[e]) / (size > most ? size : most) <= 2 * rule.jitter)
-                total += exponential(logits[e] - most);
+            const float distance = (most - logits[e]) / (size > most ? size : most);  // 0 / 0 is no distance
+            if (!room.marks[e] && !(distance > 2 * rule.jitter)) total += exponential(logits[e] - most);
         }
         room.scores[best] = 1.0f / total;
     }
