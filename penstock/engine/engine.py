@@ -31,6 +31,7 @@ class Engine:
         self.overlap = overlap
         self.prepare = prepare
         self.watch: Callable[[Plan], None] | None = None  # is told of each plan before it is started
+        self.awaits_loras = False  # the last step had nothing to do but to wait for adapters
         self._started: deque[tuple[Plan, Ticket[Result]]] = deque()
 
     @property
@@ -65,14 +66,17 @@ class Engine:
         """Take in the adapters that have been read; returns the ends of requests whose adapters could not be."""
         return self.scheduler.poll_loras() if self.loras.is_loading else []
 
-    def step(self) -> list[Delta]:
-        """Start what can be started, then wait for the oldest plan and account for it."""
-        failed = self.poll()
+    def step(self, waits_for_loras: bool = True) -> list[Delta]:
+        """Start what can be started, then wait for the oldest plan and account for it. Where adapters are all there is
+        to wait for, it may return at once."""
+        self.awaits_loras, failed = False, self.poll()
         while len(self._started) <= self.overlap and self.start():
             pass
         if not self._started:
             if self.loras.is_loading and not failed and self.scheduler.has_work:
-                self.loras.wait()
+                self.awaits_loras = True
+                if waits_for_loras:
+                    self.loras.wait()
             elif self.scheduler.has_work and not failed:
                 raise RuntimeError("the scheduler has work but plans none of it")
             return failed

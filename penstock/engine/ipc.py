@@ -35,7 +35,7 @@ from penstock.types import Request
 
 BEAT_S = 1.0
 MAX_PREPARING = 2  # at once
-PREPARING_S = 0.005  # between checks of what is being prepared, while idle
+PREPARING_S = 0.005  # between checks of what is being prepared or read, while nothing runs
 
 
 class Wire:
@@ -115,7 +115,10 @@ class CommandLoop:
         engine, is_prepared = self._engine, False
         while True:
             is_idle = is_prepared and not self._preparing and not self._told
-            wait_s = 0.0 if engine.has_work else None if is_idle else PREPARING_S
+            if engine.has_work:
+                wait_s: float | None = PREPARING_S if engine.awaits_loras else 0.0
+            else:
+                wait_s = None if is_idle else PREPARING_S
             for command in self._wire.receive(wait_s):
                 if isinstance(command, Stop):
                     self._preparers.shutdown(wait=False, cancel_futures=True)
@@ -131,7 +134,7 @@ class CommandLoop:
     def _step(self) -> None:
         self._pulse.begun = time.monotonic()
         begin = time.perf_counter()
-        deltas = self._engine.step()
+        deltas = self._engine.step(waits_for_loras=False)
         self._engine.scheduler.stats.step_s += time.perf_counter() - begin
         self._pulse.begun = None
         energy = self.account.energy.settle(deltas, self._engine.has_work) if self.account.energy is not None else {}

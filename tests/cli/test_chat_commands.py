@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from penstock.commands.chat import settings
 from penstock.commands.chat.conversation import ChatMemory
 from penstock.commands.chat.history import MAX_ENTRIES, SLACK, HistoryFile
 from penstock.commands.chat.keyboard import join_lines
+from penstock.commands.chat.session import Session
 from penstock.commands.chat.slash import SLASHES, SlashWords, help_text, split
 from penstock.errors import InvalidRequest
 
@@ -128,6 +130,16 @@ def test_a_file_that_is_no_conversation(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="name a file that /save wrote as JSON"):
         memory.load(str(tmp_path / "talk.json"))
     assert memory.messages == before
+
+
+def test_notes_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    memory = talk()
+    memory.add("user", "\x1b]0;owned\x07\x9b2J hello")
+    memory.add("assistant", "yes")
+    partner: Any = None
+    Session(partner, memory, {}, verbose=False, renders=True)._undo("")
+    said = capsys.readouterr().err
+    assert said.startswith("taken back: ␛]0;owned␇") and not {"\x1b", "\x07", "\x9b"} & set(said)
 
 
 def test_a_saved_conversation_is_loaded(tmp_path: Path) -> None:

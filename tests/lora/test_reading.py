@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from penstock.errors import InvalidModel
 from penstock.models.lora import Adapter, read_adapter
+from penstock.models.lora.adapter import MAX_FACTOR
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
+from penstock.ops import LoraWeights, LowRank
 from penstock.ops.matmul.linear import unpack_panels
+from penstock.runner.cpu.loras import LoraBank
+from penstock.types import LoraUse
+from penstock.types.lora import MAX_SCALE
 from tests.lora import adapters
 from tests.models import oracle
 
@@ -68,7 +75,8 @@ def test_scales_and_ranks_by_module(model: Any, spec: ModelSpec, tmp_path: Path)
 
 def test_targets(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> None:
     expression = r".*\.(q_proj|v_proj|down_proj)"
-    for number, targets in enumerate((expression, "all-linear", ["q_proj", "v_proj", "mlp.down_proj"])):
+    longer = r"(?:model\.)?layers\.\d+\..*(?:attn|mlp).*\.(?:q_proj|v_proj|down_proj)|.*\.fc\d?"
+    for number, targets in enumerate((expression, longer, "all-linear", ["q_proj", "v_proj", "mlp.down_proj"])):
         assert read_adapter(write(tmp_path / f"{number}", model, pairs, target_modules=targets), spec, 16).parts
     first = {name: pair for name, pair in pairs.items() if ".0." in name}
     chosen = write(tmp_path / "first", model, first, layers_to_transform=[0])
@@ -93,8 +101,19 @@ def test_targets(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> Non
         ({"r": 0}, "r=0"),
         ({"r": True}, "r=True"),
         ({"lora_alpha": "x"}, "lora_alpha='x'"),
+        ({"lora_alpha": 10**400}, "lora_alpha=.*finite"),
+        ({"lora_alpha": 1e37}, "is 2.5e.36, over .*lora_alpha"),
+        ({"alpha_pattern": {"v_proj": -1e300}}, "v_proj.*over .*alpha_pattern"),
         ({"target_modules": "(a+)+b"}, "target_modules"),
         ({"target_modules": "("}, "target_modules"),
+        ({"target_modules": ".*" * 20 + "X"}, "target_modules.*at most 3 repeats"),
+        ({"exclude_modules": "(?:.|..)*X"}, "exclude_modules"),
+        ({"exclude_modules": ".?" * 30 + "X"}, "exclude_modules"),
+        ({"target_modules": "(?:.|..)" * 30 + "X"}, "target_modules"),
+        ({"target_modules": ".{0,99}" * 5 + "X"}, "target_modules"),
+        ({"alpha_pattern": {"a*a*a*a*b": 2}}, "alpha_pattern"),
+        ({"rank_pattern": {f".*.*.*{i}": 2 for i in range(200)}}, "rank_pattern"),
+        ({"rank_pattern": {"x(?i)": 2}}, "rank_pattern"),
         ({"rank_pattern": {"(x*)*": 2}}, "rank_pattern"),
         ({"layers_to_transform": "all"}, "layers_to_transform"),
         ({"r": 8}, r"lora_A.*shape \[4, \d+\], this model and rank 8 take \[8, \d+\]"),
@@ -105,6 +124,39 @@ def test_refused_configs(
 ) -> None:
     with pytest.raises(InvalidModel, match=said):
         read_adapter(write(tmp_path / "a", model, pairs, **config), spec, 16)
+
+
+@pytest.mark.parametrize("is_embedding", [False, True])
+def test_rank_1_is_copied_out_of_its_file(is_embedding: bool) -> None:
+    a, b = torch.randn(1, 48), torch.randn(32, 1)
+    packed = LowRank.pack(a, b, is_embedding=is_embedding)
+    kept = packed.a.clone(), packed.b.clone()
+    a.zero_(), b.zero_()
+    assert packed.a.equal(kept[0]) and packed.b.equal(kept[1])
+
+
+def test_any_factor_times_any_scale_is_a_float32() -> None:
+    assert torch.finfo(torch.float32).max > MAX_FACTOR * MAX_SCALE
+
+
+def test_a_slot_that_could_not_be_filled_is_empty() -> None:
+    """What it had before comes back whole, and no request finds a part of the other."""
+    table: dict[str, LoraWeights] = {name: LoraWeights(16, 1) for name in ("one", "two")}
+    bank = LoraBank(SimpleNamespace(num_slots=1, items=table.items, values=table.values), 4)  # type: ignore[arg-type]
+    part = LowRank.pack(torch.ones(2, 8), torch.ones(16, 2))
+    bank._adapters = {
+        1: Adapter({"one": [part], "two": [part]}, 2),
+        2: Adapter({"one": [part], "two": [replace(part, scale=1e39)]}, 2),
+    }
+    good, bad = (LoraUse("good", 1, 1.0),), (LoraUse("bad", 2, 2.0),)
+    bank.enter(0, good)
+    before = [weights.records.clone() for weights in table.values()]
+    with pytest.raises(OverflowError):
+        bank.enter(0, bad)
+    bank.enter(0, good)
+    assert all(weights.records.equal(one) for weights, one in zip(table.values(), before))
+    assert all(weights.terms[0][0].scale == 1.0 for weights in table.values())
+    bank.close()
 
 
 def test_refused_files(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> None:

@@ -84,6 +84,12 @@ def test_the_live_view_shows_rows_and_blocks(keeping: RunningServer) -> None:
     }
 
 
+def test_head_ends_at_once(keeping: RunningServer) -> None:
+    answer = httpx.head(f"{keeping.url}/admin/live", headers=ADMIN, timeout=20)
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+    assert httpx.head(f"{keeping.url}/admin/live", headers=ONE).status_code == 403
+
+
 def test_only_the_admin_watches_and_only_so_many(keeping: RunningServer) -> None:
     assert httpx.get(f"{keeping.url}/admin/live", headers=ONE).status_code == 403
     assert httpx.get(f"{keeping.url}/admin/live").status_code == 401

@@ -181,7 +181,10 @@ class Session:
             write_note(answer.figures.line())
 
     def _say(self, note: str) -> None:
-        """Write a note, at a terminal wrapped at its words."""
+        """Write a note, at a terminal wrapped at its words. What it quotes must not steer the terminal."""
+        from penstock.commands.chat.markdown_stream import visible
+
+        note = visible(note)
         width = shutil.get_terminal_size().columns
         write_note(textwrap.fill(note, max(20, width - 1), break_on_hyphens=False) if self._renders else note)
 

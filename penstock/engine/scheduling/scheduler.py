@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
@@ -22,6 +23,8 @@ from penstock.engine.scheduling.waiting import Preemption, WaitingQueue
 from penstock.engine.sequence import Sequence, Status
 from penstock.errors import InvalidConfig, InvalidRequest
 from penstock.types import Delta, Request
+
+log = logging.getLogger("penstock.engine")
 
 
 class Scheduler:
@@ -114,9 +117,12 @@ class Scheduler:
     def poll_loras(self) -> list[Delta]:
         """Take in the adapters that have been read, and end the requests of those that could not be."""
         deltas: list[Delta] = []
-        for number, error in self.roster.loras.poll().items():
+        for number, why in self.roster.loras.poll().items():
+            log.error("adapter %d cannot be read again: %s", number, why)
             for sequence in [one for sequences in self.roster.requests.values() for one in sequences]:
-                if not sequence.done and any(use.number == number for use in sequence.request.loras):
+                name = next((use.name for use in sequence.request.loras if use.number == number), None)
+                if not sequence.done and name is not None:
+                    error = f"adapter {name!r} cannot be read again: ask the admin to load it again"  # no server's path
                     deltas += self._accounts.end_with_error(sequence, error)
         return deltas
 
@@ -160,6 +166,7 @@ class Scheduler:
             self._queue.displace()
         if self._shares.is_contested and self.roster.waiting and self.roster.rows and not self._capacity.reserve:
             self._queue.reclaim()
+            self._queue.reclaim_slot()
         if self._speculation is not None:
             self._cut_drafts(self._speculation)
         if self._exact_starts and self._started and self._has_drafts():
@@ -258,8 +265,11 @@ class Scheduler:
                 )
                 if count:
                     self._builder.add(suspect, count)
-            elif self.roster.rows and self._queue.claim_slot(suspect):
-                self._queue.admit(suspect, self.max_num_batched_tokens, alone=True)
+            elif self.roster.rows:
+                if self._queue.claim_slot(suspect):
+                    self._queue.admit(suspect, self.max_num_batched_tokens, alone=True)
+                elif self.roster.loras.is_loading:
+                    return  # nobody is in its way
             others = [s for s in self.roster.running if s is not suspect]
             if self._builder.entries or not others:
                 return

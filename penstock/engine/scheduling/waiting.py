@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from penstock.cache.holding import Holding
 from penstock.cache.kv import KVCache
 from penstock.engine.scheduling.accounts import Stats
@@ -204,3 +206,26 @@ class WaitingQueue:
                 return
             self.preemption.preempt(victim, "its tenant was above its share", head.request.tenant)
             self._heir = head
+
+    def reclaim_slot(self) -> None:
+        """Empty a slot of a tenant that has more of them than its share, for a sequence of one within its own."""
+        users: dict[str, list[Sequence]] = {}
+        for sequence in self.roster.running if self.roster.loras.slots else ():
+            if sequence.root.adapter:
+                users.setdefault(sequence.root.adapter, []).append(sequence)
+        waiting = {s for s in self.roster.waiting if s.root.adapter and s.root.adapter not in users}
+        if not users or not waiting:
+            return
+        owners = {key: {s.request.tenant for s in some} for key, some in users.items()}
+        held = Counter(tenant for tenants in owners.values() for tenant in tenants)
+        num_slots = len(self.roster.loras.slots)
+        share = max(1.0, num_slots / len(held.keys() | {s.request.tenant for s in waiting}))
+        head = next((s for s in self._order() if s in waiting and held[s.request.tenant] + 1 <= share), None)
+        if head is None:
+            return
+        self._heir = head
+        above = {tenant for tenant, count in held.items() if count > share}
+        over_share = [some for key, some in users.items() if owners[key] <= above] if len(users) == num_slots else []
+        for victim in min(over_share, default=[], key=len):
+            why = "its tenant was above its share of the slots for adapters"
+            self.preemption.preempt(victim, why, head.request.tenant)

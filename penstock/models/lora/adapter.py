@@ -28,6 +28,7 @@ ENDS = re.compile(r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.defa
 FROZEN = re.compile(r"\.base_layer\.(weight|bias)$")  # peft saves embeddings beside their adapters
 NO_LINEARS = re.compile(r"embedding\.(positions|types)|head\.project|.*\.kv_b")  # tables, and what latents absorb
 FLOATS = ("float64", "float32", "bfloat16", "float16")
+MAX_FACTOR = 1e35  # times a request's scale it is still a float32
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,12 @@ def _locate(
             f"{path}: tensor {quote_name(pair[0])} is of a module that target_modules does not name: config and "
             "tensors do not belong together"
         )
-    rank = config.find_rank(module)
+    rank, factor = config.find_rank(module), config.find_scale(module)
+    if abs(factor) > MAX_FACTOR:
+        raise InvalidModel(
+            f"{path}: lora_alpha / r of {quote_name(module)} is {factor:g}, over {MAX_FACTOR:.3g}: "
+            "correct lora_alpha or alpha_pattern"
+        )
     for name, expected in zip(pair, ((rank, place.num_in), (place.num_out, rank))):
         if entries[name].shape != expected:
             raise InvalidModel(

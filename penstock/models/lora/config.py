@@ -23,6 +23,9 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 4096
 MAX_PATTERN = 1000  # characters of a regular expression
 MAX_PATTERNS = 4096
+MAX_REPEATS = 3  # of unknown length, in one expression
+MAX_WAYS = 1 << 22  # to try, in all expressions of a key
+NAME_LENGTH = 40  # of a module, as `_count_ways` takes it
 TASKS = (None, "CAUSAL_LM", "FEATURE_EXTRACTION")
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")  # that leave the base's weights alone
 READ = (
@@ -35,6 +38,7 @@ IGNORED = (
     "megatron_core", "peft_version", "runtime_config", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
     "qalora_group_size", "peft_config_version", "ensure_weight_tying",
 )  # fmt: skip
+EXPRESSIONS = f"valid, simple expressions (at most {MAX_REPEATS} repeats, and none of what has choices)"
 NEUTRAL: tuple[Any, ...] = (None, False, [], {}, "")
 REMEDY = {
     "use_dora": "DoRA adapters are not supported: merge it into the model with peft's merge_and_unload()",
@@ -50,8 +54,8 @@ class LoraConfig:
     rank: int
     alpha: float
     is_rank_stabilized: bool
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
+    ranks: Mapping[re.Pattern[str], int]
+    alphas: Mapping[re.Pattern[str], float]
     targets: str | tuple[str, ...]  # an expression, or ends of names
     excluded: str | tuple[str, ...]
     layers: frozenset[int] | None  # None: all
@@ -82,10 +86,10 @@ def _matches(wanted: str | tuple[str, ...], module: str) -> bool:
     return any(module == name or module.endswith(f".{name}") for name in wanted)
 
 
-def _find(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """Return the value of the first pattern that a module's name ends with."""
+def _find(patterns: Mapping[re.Pattern[str], float], module: str, default: float) -> float:
+    """Return the value of the first pattern that matches a module's name."""
     for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if pattern.match(module):
             return value
     return default
 
@@ -127,17 +131,17 @@ def _make_config(values: Mapping[str, Any], refuse: Any) -> LoraConfig:
     stabilized = values.get("use_rslora") or False
     if not isinstance(stabilized, bool):
         raise refuse("use_rslora", "it must be true or false")
-    ranks, alphas = (values.get(key) or {} for key in ("rank_pattern", "alpha_pattern"))
-    if not _is_table(ranks) or not all(type(each) is int and 1 <= each <= MAX_RANK for each in ranks.values()):
-        raise refuse("rank_pattern", f"it maps expressions for modules to ranks of 1 to {MAX_RANK}")
-    if not _is_table(alphas) or not all(map(_is_number, alphas.values())):
-        raise refuse("alpha_pattern", "it maps expressions for modules to finite numbers")
+    ranks, alphas = (_compile(values.get(key) or {}) for key in ("rank_pattern", "alpha_pattern"))
+    if ranks is None or not all(type(each) is int and 1 <= each <= MAX_RANK for each in ranks.values()):
+        raise refuse("rank_pattern", f"it maps {EXPRESSIONS} for modules to ranks of 1 to {MAX_RANK}")
+    if alphas is None or not all(map(_is_number, alphas.values())):
+        raise refuse("alpha_pattern", f"it maps {EXPRESSIONS} for modules to finite numbers")
     targets = _read_targets(values.get("target_modules"))
     if not targets:
-        raise refuse("target_modules", "it must list names, or be an expression or all-linear")
+        raise refuse("target_modules", f"it must list names, be all-linear, or be one of {EXPRESSIONS}")
     excluded = _read_targets(values.get("exclude_modules") or ())
     if excluded is None:
-        raise refuse("exclude_modules", "it must list names or be an expression")
+        raise refuse("exclude_modules", f"it must list names or be one of {EXPRESSIONS}")
     layers = values.get("layers_to_transform")
     layers = [layers] if type(layers) is int else layers or None
     if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
@@ -149,41 +153,64 @@ def _make_config(values: Mapping[str, Any], refuse: Any) -> LoraConfig:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict) and len(value) <= MAX_PATTERNS and all(map(_is_pattern, value))
+def _compile(table: object) -> dict[re.Pattern[str], Any] | None:
+    """Compile a table's expressions, for the ends of names; None if they are wrong, too many or could take too long."""
+    if not isinstance(table, dict) or len(table) > MAX_PATTERNS:
+        return None
+    try:
+        is_simple = sum(map(_measure, table)) <= MAX_WAYS
+        return {re.compile(rf"(.*\.)?({each})$"): value for each, value in table.items()} if is_simple else None
+    except (re.error, RecursionError, OverflowError):
+        return None
 
 
 def _read_targets(value: Any) -> str | tuple[str, ...] | None:
     """Return names or an expression; None for anything else."""
     if isinstance(value, str):
-        return value if _is_pattern(value) else None
+        try:
+            return value if _measure(value) <= MAX_WAYS else None
+        except (re.error, RecursionError, OverflowError):
+            return None
     if not isinstance(value, list | tuple) or len(value) > MAX_PATTERNS:
         return None
     return tuple(value) if all(isinstance(name, str) for name in value) else None
 
 
-def _is_pattern(text: str) -> bool:
-    """Return whether an expression is valid and short, and has no repetition within a repetition: such a one can take
-    for ever."""
+def _measure(text: str) -> float:
+    """Return about how many ways an expression can be tried on a name; infinity for one that can take for ever."""
     if len(text) > MAX_PATTERN:
-        return False
-    try:
-        return not _has_nested_repeat(sre_parse.parse(text), inside=False)
-    except (re.error, RecursionError, OverflowError):
-        return False
+        return math.inf
+    parsed = sre_parse.parse(text)
+    return _count_ways(parsed) if _count_repeats(parsed) <= MAX_REPEATS else math.inf
 
 
-def _has_nested_repeat(parsed: Any, inside: bool) -> bool:
+def _count_repeats(parsed: Any) -> int:
+    """Count repeats of a length that is open; of alternatives the most, as one alone is tried at a time."""
+    total = 0
     for kind, value in parsed:
-        repeats = str(kind).endswith("_REPEAT") and value[1] > 1
-        if repeats and inside:
-            return True
-        if any(_has_nested_repeat(part, inside or repeats) for part in _list_parts(value)):
-            return True
-    return False
+        parts = [_count_repeats(part) for part in _list_parts(value)]
+        total += max(parts, default=0) if kind is sre_parse.BRANCH else sum(parts)
+        total += str(kind).endswith("_REPEAT") and min(value[1], NAME_LENGTH) - value[0] > 1
+    return total
+
+
+def _count_ways(parsed: Any) -> float:
+    """Multiply choices: a repeat's lengths and alternatives. What is repeated may have none of its own."""
+    ways = 1.0
+    for kind, value in parsed:
+        parts = [_count_ways(part) for part in _list_parts(value)]
+        if kind is sre_parse.BRANCH:
+            ways *= sum(parts)
+        elif str(kind).endswith("_REPEAT"):
+            least, most = (min(each, NAME_LENGTH) for each in value[:2])
+            inner = math.prod(parts)
+            ways *= math.inf if inner > 1 and value[1] > 1 else (most - least) * inner + 1
+        else:
+            ways *= math.prod(parts)
+    return ways
 
 
 def _list_parts(value: Any) -> list[Any]:

@@ -33,7 +33,7 @@ class LowRank:
     def pack(cls, a: Tensor, b: Tensor, first: int = 0, scale: float = 1.0, is_embedding: bool = False) -> LowRank:
         """Lay out a[R, C], or of an embedding a[R, V], and b[O, R] for the kernels."""
         rows = a.t().contiguous() if is_embedding else pack_panels(a)
-        return cls(rows, pack_panels(b), a.shape[0], first, b.shape[0], scale)
+        return cls(_detach(rows, a), _detach(pack_panels(b), b), a.shape[0], first, b.shape[0], scale)
 
     @property
     def num_bytes(self) -> int:
@@ -44,6 +44,12 @@ class LowRank:
         """The record's words, all but the last."""
         addresses = self.a.data_ptr(), self.b.data_ptr()
         return (*addresses, STORED[self.a.dtype], STORED[self.b.dtype], self.rank, self.first, self.num_out)
+
+
+def _detach(packed: Tensor, given: Tensor) -> Tensor:
+    """Copy what still lies where it was given, as rank 1 may: a file that is cut or changed must not reach kernels."""
+    is_shared = packed.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+    return packed.clone() if is_shared else packed
 
 
 class Term(NamedTuple):

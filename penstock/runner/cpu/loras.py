@@ -89,6 +89,9 @@ class LoraBank:
             return
         with self._lock:
             adapters = [(self._adapters[use.number], use.scale) for use in uses]
+        self._slots[slot] = ()  # a failure below leaves it empty, not labelled with what it had
+        for weights in self.table.values():
+            weights.fill(slot, ())
         for name, weights in self.table.items():
             terms = [Term(adapter.parts.get(name, ()), scale) for adapter, scale in adapters]
             weights.fill(slot, terms if any(parts for parts, _ in terms) else ())

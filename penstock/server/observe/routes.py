@@ -9,11 +9,14 @@ from penstock.errors import quote
 from penstock.server.http.context import client_of, event_stream, json_response, server_of
 from penstock.server.http.errors import ApiError
 from penstock.server.http.keys import sees_all
+from penstock.server.http.sse import MEDIA_TYPE
 from penstock.server.observe.trace import format_trace
 
 
 async def watch_live(request: Request) -> Response:
-    """Stream the live view."""
+    """Stream the live view. HEAD takes no watcher's seat."""
+    if request.method == "HEAD":
+        return Response(media_type=MEDIA_TYPE)
     return await event_stream(request, server_of(request).live.watch())
 
 
