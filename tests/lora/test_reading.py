@@ -106,12 +106,12 @@ def test_targets(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> Non
         ({"alpha_pattern": {"v_proj": -1e300}}, "v_proj.*over .*alpha_pattern"),
         ({"target_modules": "(a+)+b"}, "target_modules"),
         ({"target_modules": "("}, "target_modules"),
-        ({"target_modules": ".*" * 20 + "X"}, "target_modules.*at most 3 repeats"),
+        ({"target_modules": ".*" * 20 + "X"}, "target_modules.*at most 4 repeats"),
         ({"exclude_modules": "(?:.|..)*X"}, "exclude_modules"),
         ({"exclude_modules": ".?" * 30 + "X"}, "exclude_modules"),
         ({"target_modules": "(?:.|..)" * 30 + "X"}, "target_modules"),
         ({"target_modules": ".{0,99}" * 5 + "X"}, "target_modules"),
-        ({"alpha_pattern": {"a*a*a*a*b": 2}}, "alpha_pattern"),
+        ({"alpha_pattern": {"a*a*a*a*a*b": 2}}, "alpha_pattern"),
         ({"rank_pattern": {f".*.*.*{i}": 2 for i in range(200)}}, "rank_pattern"),
         ({"rank_pattern": {"x(?i)": 2}}, "rank_pattern"),
         ({"rank_pattern": {"(x*)*": 2}}, "rank_pattern"),
@@ -124,6 +124,18 @@ def test_refused_configs(
 ) -> None:
     with pytest.raises(InvalidModel, match=said):
         read_adapter(write(tmp_path / "a", model, pairs, **config), spec, 16)
+
+
+def test_expressions_that_trainers_write_are_read(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> None:
+    """As Unsloth writes them for the text of models that see: four open repeats, and texts of which one fits."""
+    kinds, parts = (
+        "self_attn|attention|attn|mlp|feed_forward|ffn",
+        "k_proj|v_proj|q_proj|o_proj|gate_proj|up_proj|down_proj",
+    )
+    everywhere = rf"(?:.*?(?:language|text).*?(?:{kinds}).*?(?:{parts}).*?)"
+    linears = rf"(?:(?:\bmodel\.)?layers\.[\d]{{1,}}\.(?:{kinds})\.(?:(?:{parts})))|(?:lm_head|model\.embed_tokens)"
+    folder = write(tmp_path / "a", model, pairs, target_modules=f"{everywhere}|{linears}")
+    assert read_adapter(folder, spec, 16)
 
 
 @pytest.mark.parametrize("is_embedding", [False, True])

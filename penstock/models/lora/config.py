@@ -23,8 +23,8 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 4096
 MAX_PATTERN = 1000  # characters of a regular expression
 MAX_PATTERNS = 4096
-MAX_REPEATS = 3  # of unknown length, in one expression
-MAX_WAYS = 1 << 22  # to try, in all expressions of a key
+MAX_REPEATS = 4  # of unknown length, in one expression; as many as Unsloth writes
+MAX_WAYS = 1 << 23  # to try, in all expressions of a key
 NAME_LENGTH = 40  # of a module, as `_count_ways` takes it
 TASKS = (None, "CAUSAL_LM", "FEATURE_EXTRACTION")
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")  # that leave the base's weights alone
@@ -198,12 +198,13 @@ def _count_repeats(parsed: Any) -> int:
 
 
 def _count_ways(parsed: Any) -> float:
-    """Multiply choices: a repeat's lengths and alternatives. What is repeated may have none of its own."""
+    """Multiply choices: a repeat's lengths, and alternatives of which more than one may fit. What is repeated may have
+    none of its own."""
     ways = 1.0
     for kind, value in parsed:
         parts = [_count_ways(part) for part in _list_parts(value)]
         if kind is sre_parse.BRANCH:
-            ways *= sum(parts)
+            ways *= 1 if _excludes_others(value[1]) else sum(parts)
         elif str(kind).endswith("_REPEAT"):
             least, most = (min(each, NAME_LENGTH) for each in value[:2])
             inner = math.prod(parts)
@@ -211,6 +212,17 @@ def _count_ways(parsed: Any) -> float:
         else:
             ways *= math.prod(parts)
     return ways
+
+
+def _excludes_others(alternatives: Any) -> bool:
+    """Return True for plain texts of which none begins another: at most one fits at a place."""
+    texts = []
+    for each in alternatives:
+        if any(kind is not sre_parse.LITERAL for kind, _ in each):
+            return False
+        texts.append("".join(chr(code) for _, code in each))
+    ordered = sorted(texts)
+    return not any(after.startswith(before) for before, after in zip(ordered, ordered[1:]))
 
 
 def _list_parts(value: Any) -> list[Any]:
