@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def test_a_damaged_part_is_named(deep: Path, tokens: list[int], tmp_path: Path, 
 def test_a_full_disk_ends_a_run_with_one_line(deep: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk: the same kind of error from the same call."""
     command = [sys.executable, "-m", "penstock", "quantize", str(deep), str(tmp_path / "out"), "--scheme", "bf16"]
-    limited = f"ulimit -f 40; trap '' XFSZ; exec {' '.join(command)} --calibration none"
+    limited = f"ulimit -f 40; trap '' XFSZ; exec {shlex.join(command)} --calibration none"
     begun = time.monotonic()
     ended = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1 and time.monotonic() - begun < 300
