@@ -47,7 +47,10 @@ def _is_off(value: object) -> bool:
 
 
 def _quote(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "a value nested too deep to show"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

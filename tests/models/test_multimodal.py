@@ -167,6 +167,14 @@ def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], named
         spec_from_config(config | change)
 
 
+def test_a_config_nested_without_end_is_refused_in_one_line() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"text_config": deep}
+    with pytest.raises(InvalidModel, match="nested too deep to show"):
+        spec_from_config({"architectures": ["LlavaForConditionalGeneration"], "text_config": deep})
+
+
 def test_tensors_of_media_alone_are_left_out() -> None:
     names = spec_from_config(
         {"architectures": ["LlavaForConditionalGeneration"], "text_config": {**TEXT, "model_type": "llama"}}
