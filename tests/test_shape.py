@@ -24,7 +24,7 @@ UNLIMITED_FOLDERS = ("penstock/models/families",)  # one module per family
 
 # Things that are over a budget, with the number they have today. Numbers only become smaller, and no entry is added.
 EXCEPTIONS: dict[str, dict[str, int]] = {
-    "lines of a file": {"penstock/ops/triton/matmul/int_product.py": 459},
+    "lines of a file": {"penstock/ops/triton/matmul/int_product.py": 428},
     "lines of a function": {
         "penstock/ops/triton/attention/attention.py::_body": 97,
         "penstock/ops/triton/attention/attention.py::_decode": 86,

@@ -14,9 +14,9 @@ def list_static(settings: Resolved, stored: str, packed: float, has_cache: bool)
     """List the entries of every request. `stored` is the format of the checkpoint's weights, `packed` the quantized
     share of its matrices."""
     on_cpu = settings.device == "cpu"
-    stays_packed = packed > 0 and settings.dtype == "auto" and on_cpu
+    stays_packed = packed > 0 and settings.keeps_packed
     rounded = on_cpu and settings.activation_dtype == "int8" and (stays_packed or bool(settings.quantization))
-    found = [Applied("weights", _name_weights(settings, stored, stays_packed and packed == 1, rounded))]
+    found = [Applied("weights", _name_weights(settings, stored, stays_packed, packed == 1, rounded))]
     if rounded:
         found.append(Applied("activations", "int8"))
     if has_cache:
@@ -30,11 +30,11 @@ def list_static(settings: Resolved, stored: str, packed: float, has_cache: bool)
     return (*found, Applied("kernels", f"gpu {mode}", exact=settings.deterministic))
 
 
-def _name_weights(settings: Resolved, stored: str, is_packed: bool, rounded: bool) -> str:
+def _name_weights(settings: Resolved, stored: str, stays_packed: bool, is_whole: bool, rounded: bool) -> str:
     """Name the storage. `stored` may say what a CPU widens: `int4 g32, fp8 as bfloat16`."""
     file = re.sub(r" as [a-z0-9]+", "", stored)
-    if settings.quantization and not is_packed:
+    if settings.quantization and not (stays_packed and is_whole):
         return f"{file} as {settings.quantization}"
-    if settings.dtype != "auto":
+    if settings.dtype != "auto" and not stays_packed:
         return f"{file} as {settings.dtype}"
     return f"{stored}, levels rounded to 8 bits" if rounded and "nf4" in stored.split() else stored

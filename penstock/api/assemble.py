@@ -34,10 +34,12 @@ from penstock.errors import InvalidConfig, quote
 from penstock.host.machine import free_memory_bytes, held_collector, settle_collector
 from penstock.models.decoder import Decoder, Encoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
+from penstock.models.load import PACKED
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
 from penstock.passes.adapt import LoraTable
 from penstock.passes.load import load_lowered
+from penstock.passes.outline import count_packed_bytes
 from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.memory import BlockMemory
@@ -115,10 +117,12 @@ def assemble(
         defaults = find_defaults(config, generation, checkpoint.metadata if checkpoint else None)
         spec = spec_from_config(described, config.max_model_len)
         if asks_for_model(config):  # refuse before a draft model is fetched
-            _resolve_settings(spec, described, config, _gpu(spec, described, config), offline)
+            _resolve_settings(spec, described, config, _gpu(spec, described, config, checkpoint), offline)
         draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
         ahead = _compile_ahead(spec, described, config, offline)
-        spec, settings = _resolve_settings(spec, described, config, _gpu(spec, described, config), offline, draft)
+        spec, settings = _resolve_settings(
+            spec, described, config, _gpu(spec, described, config, checkpoint), offline, draft
+        )
         settings = _tell_idle(settings, config, checkpoint, spec)
         sources.require_drafts(settings)
         stored = checkpoint.quantization if checkpoint else "dummy"
@@ -217,7 +221,7 @@ def _load(
         checkpoint,
         spec,
         dtype=DTYPES.get(settings.dtype),
-        quantization=settings.quantization,
+        quantization=settings.quantization or (PACKED if settings.keeps_packed and device.type == "cuda" else None),
         rounded=settings.activation_dtype == "int8",
         dummy_seed=settings.seed if settings.load_format == "dummy" or device == META else None,
         progress=progress,
@@ -231,12 +235,15 @@ def _may_use_gpu(config: EngineConfig) -> bool:
     return config.device != "cpu" and torch.cuda.is_available()
 
 
-def _gpu(spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig) -> GpuFacts | None:
+def _gpu(
+    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, checkpoint: Checkpoint | None
+) -> GpuFacts | None:
     if not _may_use_gpu(config):
         return None
     from penstock.runner.cuda.gpu import gpu_facts
 
-    return gpu_facts(spec, _stored_dtype(described))
+    packed_bytes = count_packed_bytes(checkpoint, spec) if checkpoint else 0
+    return replace(gpu_facts(spec, _stored_dtype(described)), packed_bytes=packed_bytes)
 
 
 def _stored_dtype(described: Mapping[str, Any]) -> str:

@@ -46,6 +46,7 @@ class GpuFacts:
     lacks: str = ""  # a requirement of the kernels that is missing, with the remedy
     prompt_logit_rows: int = 0  # of logits made at once for prompt log probabilities
     captured_tokens: int = 0  # of the largest step with prompts that is captured
+    packed_bytes: int = 0  # of weights as the checkpoint codes them; 0 if it has none quantized
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Resolved(EngineConfig):
     max_cpu_loras: int
     settings: tuple[Setting, ...]
     caps_prompts: bool = False  # beside decode rows, by measured step costs
+    keeps_packed: bool = False  # quantized matrices stay as the checkpoint codes them
 
     def __post_init__(self) -> None:
         """The options were checked as the user gave them."""
@@ -105,6 +107,8 @@ def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
     if config.quantization in INT_BYTES:
         layer, outer = INT_BYTES[config.quantization]
         return int((layer * (gpu.weight_bytes - gpu.outer_bytes) + outer * gpu.outer_bytes) / 2) + INT_SCRATCH
+    if gpu.packed_bytes and _can_keep_codes(config, True):
+        return gpu.packed_bytes + INT_SCRATCH
     return (2 if config.dtype == "float32" else 1) * (
         gpu.fp8_bytes if config.quantization == "fp8" else gpu.weight_bytes
     )
@@ -127,7 +131,7 @@ def _gpu_fit(config: EngineConfig, facts: Facts, gpu: GpuFacts) -> int:
     row_params = (seqs + 1) * gpu.bytes_per_sequence
     room = _gpu_share(config, gpu)[0] - _weight_bytes(config, gpu)
     if (
-        config.quantization in INT_BYTES
+        (config.quantization in INT_BYTES or gpu.packed_bytes and _can_keep_codes(config, True))
         and room < 4 * gpu.largest_bytes + INT_LOADING
         or config.quantization == "fp8"
         and room < wide * gpu.layer_bytes
@@ -314,7 +318,7 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     if config.activation_dtype == "auto":
         derived["activation_dtype"] = "int8", "integer products; float32 widens the weights instead"
     values = {option.name: getattr(config, option.name) for option in fields(config)}
-    values |= {name: value for name, (value, _) in derived.items()}
+    values |= {name: each for name, (each, _) in derived.items()} | {"keeps_packed": _can_keep_codes(config, bool(gpu))}
     reasons = {
         option.name: "default" if getattr(config, option.name) == option.default else "set by the user"
         for option in fields(config)
@@ -322,3 +326,9 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     reasons |= {name: why for name, (_, why) in derived.items()}
     settings = tuple(Setting(name, values[name], why) for name, why in reasons.items())
     return Resolved(**values, settings=settings, caps_prompts=caps_prompts)
+
+
+def _can_keep_codes(config: EngineConfig, on_gpu: bool) -> bool:
+    """Return True unless quantized matrices are widened: as asked, for a GPU's deterministic products, or to be rounded
+    anew there."""
+    return config.dtype == "auto" and not (on_gpu and (config.deterministic or config.quantization))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -91,6 +91,14 @@ class Encoder:
 MAX_ROPE_BYTES = 1 << 30
 CPU = torch.device("cpu")
 Finish = Callable[[layers.AnyBlock, bool], layers.AnyBlock]  # a block, and whether it is the last
+
+
+class Finisher(Protocol):
+    """A pass over each block, and the ops that the model calls."""
+
+    ops: OpTable
+
+    def __call__(self, block: layers.AnyBlock, is_last: bool) -> layers.AnyBlock: ...
 
 
 class Build:

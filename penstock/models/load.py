@@ -6,32 +6,29 @@ Everything is checked by name and shape before the first tensor is read.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from penstock import layers
 from penstock.errors import InvalidConfig, InvalidModel
 from penstock.host.machine import free_memory_bytes
-from penstock.models.decoder import CPU, Build, Decoder, Encoder, dense, store_fp8
+from penstock.models.decoder import CPU, Build, Decoder, Encoder, Finisher, dense, store_fp8
 from penstock.models.files.checkpoint import Checkpoint
 from penstock.models.layer import Merge, Shape, Shapes
 from penstock.models.names import IGNORED, Layout, take_number
 from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
-from penstock.quant.ints import QUANTIZERS, Ints, quantize
-from penstock.quant.mapped import spill
+from penstock.quant.ints import QUANTIZERS, quantize, round_to_ints
+from penstock.quant.mapped import find_folder, spill
 from penstock.quant.packed import Packed, Stored
 from penstock.quant.permuted import pack_in_order
+from penstock.quant.recoded import recode_matrices
 from penstock.quant.scheme import Scheme
 
 Take = Callable[[str], Tensor]
@@ -42,6 +39,7 @@ MIN_QUANTIZED_WIDTH = 32  # inputs; a narrower matrix gains nothing
 OUTER = ("head.", "embedding.")
 ROUTING = (".mlp.router.weight", ".mlp.shared_gate.weight")  # small, and an error changes which experts run
 SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
+PACKED = "packed"  # a GPU's quantization: quantized matrices keep their codes
 STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -252,6 +250,7 @@ class Options:
     quantization: str | None = None  # "int8" or "int4": pack what the checkpoint holds unquantized
     rounded: bool = True  # packed weights meet activations rounded to 8 bits
     on_gpu: bool = False
+    device: torch.device = CPU
     spills_to: Path | None = None  # the folder for experts that do not fit in memory
 
     def x_bits(self, name: str) -> int:
@@ -270,16 +269,22 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
     """Return the function that stores each matrix: packed as the file has it, quantized at load, or dense."""
 
     def pack_blocks(name: str, bias: Tensor | None) -> Scheme | None:
-        if checkpoint is None or options.dtype is not None or options.on_gpu or cpu.path() == "reference":
+        if checkpoint is None or cpu.path() == "reference":
+            return None
+        recodes = options.on_gpu and options.quantization == PACKED and not ops.exact
+        num_matrices = sources[name][0].num_matrices
+        if not recodes and (options.on_gpu or options.dtype is not None) or options.on_gpu and num_matrices > 1:
             return None
         parts = [read_blocks(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
         if not stored or len(stored) != len(parts):
             return None
-        num_matrices = sources[name][0].num_matrices
+        if recodes:
+            return recode_matrices(ops, stored, bias, options.dtype or torch.bfloat16, options.device)
         if num_matrices > 1:
             return Packed.from_stacks(ops, stored, num_matrices, bias, options.x_bits(name))
-        return pack_in_order(ops, stored, bias, options.x_bits(name))
+        x_bits = options.x_bits(name)
+        return pack_in_order(ops, stored, bias, lambda run, bias: Packed.from_stored(ops, run, bias, x_bits))
 
     def hold(name: str, bias: Tensor | None) -> Scheme:
         scheme = store(name, bias)
@@ -294,7 +299,7 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
         weight = take(name)
         if (kind := options.find_kind(name, weight.shape[1])) is not None:
             if options.on_gpu:
-                return Ints(ops, weight, bias, kind, options.dtype or torch.bfloat16)
+                return round_to_ints(ops, weight, bias, kind, options.dtype or torch.bfloat16)
             return Packed.from_stored(ops, [quantize(weight, kind)], bias, options.x_bits(name))
         return dense(ops, weight.to(options.dtype) if options.on_gpu and options.dtype else weight, bias)
 
@@ -308,8 +313,7 @@ def _find_spill(checkpoint: Checkpoint | None, spec: ModelSpec, itemsize: int | 
     needed = checkpoint.num_bytes if itemsize is None else itemsize * spec.num_parameters
     if needed < SPILLING_SHARE * free_memory_bytes():
         return None
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
+    return find_folder(checkpoint.path)
 
 
 def _report_progress(take: Take, hold: Hold, spec: ModelSpec, progress: Progress) -> tuple[Take, Hold]:
@@ -332,14 +336,6 @@ def _report_progress(take: Take, hold: Hold, spec: ModelSpec, progress: Progress
         return scheme
 
     return take_and_report, hold_and_report
-
-
-class Finisher(Protocol):
-    """A pass over each block, and the ops that the model calls."""
-
-    ops: OpTable
-
-    def __call__(self, block: layers.AnyBlock, is_last: bool) -> layers.AnyBlock: ...
 
 
 def load_model(
@@ -384,7 +380,7 @@ def load_model(
     ops = finish.ops if finish else OpTable("cpu" if device.type == "cpu" else "cuda")
     on_cpu = device.type == "cpu"
     spills_to = _find_spill(checkpoint, spec, None if dtype is None else dtype.itemsize) if on_cpu else None
-    options = Options(dtype, quantization, rounded, not on_cpu, spills_to)
+    options = Options(dtype, quantization, rounded, not on_cpu, device, spills_to)
     hold = storage(ops, take_kept, options, checkpoint, sources)
     if progress:
         take, hold = _report_progress(take, hold, spec, progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from penstock.quant.gguf import GGML_TYPES
 from penstock.quant.ints import QUANTIZERS
 from penstock.quant.packed import Packed
 from penstock.quant.permuted import Permuted
+from penstock.quant.recoded import packed_bytes
 from penstock.quant.scheme import Scheme
 
+FOLDER_GROWTH = 1.3  # of codes with a scale for 128 inputs, which a GPU repeats for each 32
 BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in STORED}
 
 
@@ -103,6 +106,24 @@ def _empty(format: Format, num_out: int, num_in: int) -> PackedWeight:
         if isinstance(plane, Tensor):
             plane.zero_()  # real memory, not the one page of zeros
     return weight
+
+
+def count_packed_bytes(checkpoint: Checkpoint, spec: ModelSpec) -> int:
+    """Count the bytes of a model on a GPU that keeps the codes of quantized matrices; 0 if the checkpoint has none.
+    Those of a folder are estimated by its size, since counting them would read it."""
+    if not any(checkpoint.is_packed(name) for name in checkpoint.names()):
+        return 0
+    if checkpoint.metadata is None:
+        return min(2 * spec.num_parameters, int(FOLDER_GROWTH * checkpoint.num_bytes))
+    shapes, total = spec.parameters(), 0
+    for name, parts in match(checkpoint, spec).items():
+        stored = [read_blocks(checkpoint, part) for part in parts] if parts[0].num_matrices == 1 else [None]
+        formats = [part.format for part in stored if part is not None and part.format is not None]
+        if len(formats) == len(parts) and len(shapes[name]) == 2:
+            total += packed_bytes(formats, *shapes[name])
+        else:
+            total += prod(shapes[name]) * 2
+    return total
 
 
 def tensors_of(thing: Any) -> Iterator[Tensor]:

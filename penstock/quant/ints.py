@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -92,23 +92,29 @@ BITS = {"int8": 8, "int4": 4}
 
 
 class Ints(StoredWeight):
-    """A weight as words and scales: the codes a CPU has, in another order."""
+    """A weight [O, C] as words and scales: the codes a CPU has, in another order."""
 
     def __init__(
-        self, ops: OpTable, weight: Tensor, bias: Tensor | None, quantization: str, dtype: torch.dtype
+        self, ops: OpTable, shape: Sequence[int], words: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> None:
-        super().__init__(ops, weight.shape, bias)
+        super().__init__(ops, shape, bias)
+        self.words, self.scales = words, scales
         self.dtype = dtype  # of rows
-        bits = BITS[quantization]
-        self.words, self.scales = empty_ints(bits, self.num_out, self.num_in, weight.device)
-        first = 0
-        for codes, scales in encode_rows(weight, quantization, PANEL):
-            part = slice(first, first + num_panels(len(codes)))
-            self.words[part], self.scales[part] = pack_codes(codes, bits), pack_scales(scales)
-            first = part.stop
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.ops.int_product(x, self.words, self.scales, self.num_out, Epilogue(self.bias))
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.ops.int_rows(ids, self.words, self.scales, self.num_in, self.dtype)
+
+
+def round_to_ints(ops: OpTable, weight: Tensor, bias: Tensor | None, quantization: str, dtype: torch.dtype) -> Ints:
+    """Round a matrix as `quantize` does, on its device."""
+    bits = BITS[quantization]
+    words, scales = empty_ints(bits, len(weight), weight.shape[1], weight.device)
+    first = 0
+    for codes, each in encode_rows(weight, quantization, PANEL):
+        part = slice(first, first + num_panels(len(codes)))
+        words[part], scales[part] = pack_codes(codes, bits), pack_scales(each)
+        first = part.stop
+    return Ints(ops, weight.shape, words, scales, bias, dtype)

@@ -17,6 +17,12 @@ from penstock.quant.packed import Packed
 from penstock.quant.scheme import Scheme
 
 
+def find_folder(path: Path) -> Path:
+    """Return the folder of a model, or that of temporary files if it cannot be written to."""
+    folder = path if path.is_dir() else path.parent
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
+
+
 def spill(scheme: Scheme, folder: Path) -> None:
     """Move a weight to a file in `folder`, which is gone once the process ends. It is read there in place, so that what
     is used often stays in the page cache."""

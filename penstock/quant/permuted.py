@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.ops import OpTable
 from penstock.quant.coded import Coded
-from penstock.quant.packed import Packed, Stored
+from penstock.quant.packed import Stored
 from penstock.quant.scheme import Scheme
 
 
@@ -47,20 +47,27 @@ class Stacked:
         return torch.cat([scheme.matmul(x) for scheme in self.schemes], dim=1)
 
     def rows(self, ids: Tensor) -> Tensor:
-        every = [scheme.rows(torch.arange(scheme.num_out)) for scheme in self.schemes]
+        every = [scheme.rows(torch.arange(scheme.num_out, device=ids.device)) for scheme in self.schemes]
         return torch.cat(every)[ids]
 
 
-def pack_in_order(ops: OpTable, stored: Sequence[Stored], bias: Tensor | None, x_bits: int) -> Scheme:
-    """Pack stored matrices, one after the other, each with its inputs in its own order."""
+Pack = Callable[[Sequence[Stored], Tensor | None], Scheme | None]
+
+
+def pack_in_order(
+    ops: OpTable, stored: Sequence[Stored], bias: Tensor | None, pack: Pack, device: torch.device | str = "cpu"
+) -> Scheme | None:
+    """Pack stored matrices, one after the other, each with its inputs in its own order; None if one is not packed."""
     schemes: list[Scheme] = []
     first = 0
     for _, group in groupby(stored, key=_name_order):
         run = list(group)
         count = sum(part.num_out for part in run)
-        packed = Packed.from_stored(ops, run, None if bias is None else bias[first : first + count], x_bits)
+        packed = pack(run, None if bias is None else bias[first : first + count])
+        if packed is None:
+            return None
         order = run[0].order if isinstance(run[0], Coded) else None
-        schemes.append(packed if order is None else Permuted(ops, packed, order))
+        schemes.append(packed if order is None else Permuted(ops, packed, order.to(device)))
         first += count
     return schemes[0] if len(schemes) == 1 else Stacked(schemes)
 

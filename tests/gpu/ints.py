@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
-from penstock.ops import OpTable
+from penstock.ops import FORMATS, OpTable
 from penstock.ops.matmul.int_product import dequantize_ints
 from penstock.quant.gguf import dequantize
-from penstock.quant.ints import Ints, quantize
+from penstock.quant.ints import quantize, round_to_ints
+from penstock.quant.recoded import recode
 from tests.gpu.check import Figures, Skip, check, require
 from tests.gpu.models import DEVICE, engine
 from tests.gpu.plain import PROMPTS, answers, nearness, plain
 from tests.ops.check import same_bits
+from tests.ops.examples.matmul import packed_weight
 from tests.quant.fused import multiply
 
 KINDS = ("int8", "int4")
@@ -31,7 +33,7 @@ def _need() -> None:
 
 
 def meant(weight: torch.Tensor, kind: str) -> torch.Tensor:
-    made = Ints(OpTable("cuda"), weight, None, kind, torch.float32)
+    made = round_to_ints(OpTable("cuda"), weight, None, kind, torch.float32)
     return dequantize_ints(made.words, made.scales, *weight.shape)
 
 
@@ -96,7 +98,7 @@ def ints_are_rounded_as_on_a_cpu(kind: str) -> Figures:
 def products_of_ints_of_the_sizes_of_a_model(kind: str, num_rows: int) -> Figures:
     _need()
     weight = torch.randn(6144, 4096, device="cuda", generator=torch.Generator("cuda").manual_seed(1)) * 0.02
-    scheme, exact = Ints(OpTable("cuda"), weight, None, kind, torch.bfloat16), meant(weight, kind)
+    scheme, exact = round_to_ints(OpTable("cuda"), weight, None, kind, torch.bfloat16), meant(weight, kind)
     x = torch.randn(num_rows, 4096, device="cuda", generator=torch.Generator("cuda").manual_seed(2)).bfloat16()
     near, expected = scheme.matmul(x).float(), x.float() @ exact.T
     gate, up = expected.chunk(2, -1)
@@ -106,3 +108,22 @@ def products_of_ints_of_the_sizes_of_a_model(kind: str, num_rows: int) -> Figure
     figures: Figures = {"apart": plain_apart, "gated": gated_apart}
     require(plain_apart < 5e-3 and gated_apart < 1e-2, f"far from the same weights: {figures}")
     return figures
+
+
+@check([(name, num_rows) for name in ("Q4_0", "Q5_K", "Q6_K", "Q2_K") for num_rows in (1, 5, 64, 200)])
+def products_of_codes_as_files_have_them(name: str, num_rows: int) -> Figures:
+    """Recoded on the GPU: the CPU's planes, and products of them."""
+    _need()
+    weight = packed_weight(1, FORMATS[name], 3072, 2048)
+    scheme = recode(OpTable("cuda"), [weight.to(torch.device("cuda"))], None, torch.bfloat16)
+    require(scheme is not None, "the codes were not kept")
+    assert scheme is not None
+    exact = dequantize_ints(scheme.words, scheme.scales, 3072, 2048)
+    lost = float((exact.cpu() - weight.unpack()).norm() / weight.unpack().norm())
+    x = torch.randn(num_rows, 2048, device="cuda", generator=torch.Generator("cuda").manual_seed(2)).bfloat16()
+    expected = x.float() @ exact.T
+    apart = float((scheme.matmul(x).float() - expected).norm() / expected.norm())
+    rows = scheme.rows(torch.tensor([3071, 0], device="cuda")).float()
+    require(lost < 1e-3 and apart < 5e-3, f"far from the same weights: {lost:.2g} recoded, {apart:.2g} multiplied")
+    require(same_bits(rows, exact[[3071, 0]].bfloat16().float()), "other rows than the product's")
+    return {"lost": lost, "apart": apart}

@@ -128,6 +128,10 @@ def _int_products() -> Iterator[dict[str, Any]]:
                 "scales": scales,
                 "num_out": 4096,
             }
+    for bits, num_rows in ((8, 1), (4, 1), (8, 16), (8, 128), (4, 64)):  # scales as files have them
+        words, scales = empty_ints(bits, 4096, 4096, sets=4)
+        x = torch.ones(num_rows, 4096, dtype=torch.bfloat16)
+        yield {"x": x, "words": words, "scales": scales, "num_out": 4096}
 
 
 def _few_rows() -> Iterator[dict[str, Any]]:

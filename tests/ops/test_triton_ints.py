@@ -33,6 +33,7 @@ from tests.ops.examples.matmul import int_weight  # noqa: E402
 DEVICE = "cuda" if ON_GPU else "cpu"
 HALF = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter multiplies no bfloat16 matrices
 BITS = pytest.mark.parametrize("bits", [8, 4])
+FILES = pytest.mark.parametrize(("bits", "sets"), [(8, 2), (8, 4), (4, 4)])  # the layouts of files' blocks
 
 
 def product_of(
@@ -47,8 +48,9 @@ def product_of(
     bias: bool = False,
     residual: bool = False,
     normed: bool = False,
+    sets: int | None = None,
 ) -> None:
-    words, scales = int_weight(bits, bits, num_out, width)
+    words, scales = int_weight(bits, bits, num_out, width, sets)
     size = num_out // 2 if gated else num_out
     given: dict[str, Any] = {
         "x": normal(1, num_rows, width, dtype=dtype),
@@ -233,6 +235,41 @@ def test_all_rows_are_exact(bits: int) -> None:
     out = torch.empty(70, 208, device=DEVICE)
     dequantize(out, words.to(DEVICE), scales.to(DEVICE))
     assert same_bits(out.cpu(), dequantize_ints(words, scales, 70, 208))
+
+
+@FILES
+@pytest.mark.parametrize("num_rows", [1, 3, MAX_INT_TILE_ROWS + 1])
+def test_scales_as_files_have_them(bits: int, sets: int, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block of inputs, and several; a pair that is half padding."""
+    monkeypatch.setattr(bodies, "int_gemv_shape", lambda num_units, num_out: (4, 8))
+    product_of(bits, num_rows, 480, 26, HALF, gated=True, activation="gelu", bias=True, normed=True, sets=sets)
+    product_of(bits, num_rows, 64, 13, torch.float32, residual=True, sets=sets)
+
+
+@FILES
+def test_all_rows_of_a_file_are_exact(bits: int, sets: int) -> None:
+    words, scales = int_weight(3, bits, 70, 208, sets)
+    out = torch.empty(70, 208, device=DEVICE)
+    dequantize(out, words.to(DEVICE), scales.to(DEVICE))
+    assert same_bits(out.cpu(), dequantize_ints(words, scales, 70, 208))
+    ids = torch.tensor([69, 0, 33])
+    rows = int_rows.bodies["cuda"].function(ids.to(DEVICE), words.to(DEVICE), scales.to(DEVICE), 208, torch.float32)
+    assert same_bits(rows.cpu(), out[ids].cpu())
+
+
+@FILES
+def test_each_scale_meets_its_inputs(bits: int, sets: int) -> None:
+    """A scale and a minimum of its own for each set: one that is read from another place shows here."""
+    codes = torch.full((16, 4, 32), 3)
+    number = torch.arange(16 * 2 * sets).view(16, 4, -1).float() + 1
+    both = torch.stack([number, number / 8], -1).squeeze(2)
+    words, scales = pack_codes(codes, bits), pack_scales(both.half())
+    values = (3 - (128 if bits == 8 else 0)) * number + number / 8
+    for num_rows in (1, 64):
+        x = torch.eye(128, dtype=torch.float16)[32 : 32 + num_rows].contiguous()
+        found = int_product.bodies["cuda"].function(x.to(DEVICE), words.to(DEVICE), scales.to(DEVICE), 16)
+        meant = values.repeat_interleave(64 // sets, dim=2).flatten(1).T[32 : 32 + num_rows]
+        torch.testing.assert_close(found.float().cpu(), meant, rtol=2e-3, atol=0)
 
 
 @BITS

@@ -13,7 +13,7 @@ from penstock import SamplingParams
 from penstock.models import load
 from penstock.ops.matmul.int_product import bits_of, dequantize_ints
 from penstock.quant import ints
-from penstock.quant.ints import Ints, quantize
+from penstock.quant.ints import Ints, quantize, round_to_ints
 from penstock.quant.packed import pack
 from penstock.quant.scheme import Scheme
 from tests.llm import tiny
@@ -36,7 +36,7 @@ def test_weights_are_those_of_a_cpu(kind: str, num_out: int, width: int, monkeyp
     """Also where a matrix is rounded in several parts."""
     monkeypatch.setattr(ints, "PARTS_ON_GPU", 40 * width)
     weight = matrix(num_out, width)
-    ours, theirs = Ints(CPU, weight, None, kind, torch.float32), pack([quantize(weight, kind)])
+    ours, theirs = round_to_ints(CPU, weight, None, kind, torch.float32), pack([quantize(weight, kind)])
     assert same_bits(dequantize_ints(ours.words, ours.scales, num_out, width), theirs.unpack())
     ids = torch.tensor([num_out - 1, 0, 3])
     assert same_bits(ours.rows(ids), theirs.unpack()[ids])
@@ -46,7 +46,7 @@ def test_weights_are_those_of_a_cpu(kind: str, num_out: int, width: int, monkeyp
 @KINDS
 def test_bytes(kind: str) -> None:
     """32 values with a scale, in 4 bits with a minimum as well."""
-    scheme = Ints(CPU, matrix(64, 1024), torch.zeros(64), kind, torch.bfloat16)
+    scheme = round_to_ints(CPU, matrix(64, 1024), torch.zeros(64), kind, torch.bfloat16)
     assert scheme.num_bytes == 64 * 1024 // 32 * {"int8": 34, "int4": 20}[kind] + 4 * 64
     assert (scheme.num_out, scheme.num_in) == (64, 1024)
     assert scheme.rows(torch.tensor([3])).dtype == torch.bfloat16
@@ -55,7 +55,7 @@ def test_bytes(kind: str) -> None:
 @KINDS
 def test_products(kind: str) -> None:
     weight, bias = matrix(96, 160), torch.linspace(-1, 1, 96)
-    scheme = Ints(CPU, weight, bias, kind, torch.float32)
+    scheme = round_to_ints(CPU, weight, bias, kind, torch.float32)
     meant = dequantize_ints(scheme.words, scheme.scales, 96, 160)
     x = torch.randn(3, 160, generator=torch.Generator().manual_seed(1))
     residual = torch.ones(3, 96)

@@ -18,7 +18,7 @@ TYPES = {kind.name: number for number, kind in GGML_TYPES.items() if kind.name i
 WIDENED = ("Q2_K", "Q3_K")
 
 
-def _stored(name: str, num_rows: int, width: int, seed: int = 0, order: np.ndarray | None = None) -> GgmlMatrix:
+def stored_blocks(name: str, num_rows: int, width: int, seed: int = 0, order: np.ndarray | None = None) -> GgmlMatrix:
     """Random blocks; every float16 in them is made finite."""
     kind = GGML_TYPES[TYPES[name]]
     generator = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ def _meant(stored: GgmlMatrix) -> torch.Tensor:
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("num_rows", [1, 16, 37])
 def test_every_type_is_packed_exactly(name: str, num_rows: int, path: str) -> None:
-    stored = _stored(name, num_rows, 512)
+    stored = stored_blocks(name, num_rows, 512)
     weight = pack([stored])
     assert same_bits(weight.unpack(), _meant(stored))
     ids = torch.tensor([num_rows - 1, 0])
@@ -57,16 +57,16 @@ def test_every_type_is_packed_exactly(name: str, num_rows: int, path: str) -> No
 
 @pytest.mark.parametrize("name", TYPES)
 def test_packed_bytes_are_those_of_the_file(name: str) -> None:
-    stored = _stored(name, 64, 1024)
+    stored = stored_blocks(name, 64, 1024)
     assert pack([stored]).num_bytes <= stored.raw.nbytes * (1.1 if name not in WIDENED else 2)
 
 
 def test_rows_in_another_order_and_parts_that_share_a_panel(path: str) -> None:
     parts = [
-        _stored("Q4_1", 20, 64, 1, np.random.default_rng(1).permutation(20)),
-        _stored("Q4_1", 9, 64, 2),
-        _stored("Q8_0", 30, 64, 3),
-        _stored("Q4_1", 7, 64, 4),
+        stored_blocks("Q4_1", 20, 64, 1, np.random.default_rng(1).permutation(20)),
+        stored_blocks("Q4_1", 9, 64, 2),
+        stored_blocks("Q8_0", 30, 64, 3),
+        stored_blocks("Q4_1", 7, 64, 4),
     ]
     scheme = Packed.from_stored(CPU, parts, None, x_bits=0)
     assert [part.num_out for part in scheme.parts] == [29, 30, 7]
@@ -79,7 +79,7 @@ def test_rows_in_another_order_and_parts_that_share_a_panel(path: str) -> None:
 @pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "Q6_K", "IQ4_XS", "Q5_0"])
 def test_all_paths_give_the_same_bits(name: str) -> None:
     """Integers are exact and every path sums the groups in the same order, so unlike elsewhere not a bit differs."""
-    weight = pack([_stored(name, 48, 512)])
+    weight = pack([stored_blocks(name, 48, 512)])
     x = torch.randn(9, 512, generator=torch.Generator().manual_seed(1))
     results = []
     for each in cpu.paths()[1:]:
@@ -92,7 +92,7 @@ def test_all_paths_give_the_same_bits(name: str) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_rounded_activations_stay_close_to_float_ones(name: str, path: str) -> None:
-    weight = pack([_stored(name, 32, 512)])
+    weight = pack([stored_blocks(name, 32, 512)])
     x = torch.randn(4, 512, generator=torch.Generator().manual_seed(1))
     near, exact = (Packed(CPU, [weight], x_bits=x_bits).matmul(x) for x_bits in (8, 0))
     assert (near - exact).norm() / exact.norm() < 0.01
@@ -102,7 +102,7 @@ def test_rounded_activations_stay_close_to_float_ones(name: str, path: str) -> N
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_a_number_shows(value: float, path: str) -> None:
-    weight = pack([_stored("Q4_1", 16, 64)])
+    weight = pack([stored_blocks("Q4_1", 16, 64)])
     x = torch.ones(3, 64)
     x[1, 40] = value
     y = Packed(CPU, [weight]).matmul(x)
@@ -121,4 +121,4 @@ def test_quantizing_at_load(quantization: str, error: float, width: int) -> None
 
 def test_a_row_outside_the_file_is_refused() -> None:
     with pytest.raises(ValueError, match="do not fit"):
-        pack([_stored("Q4_0", 4, 32, order=np.array([0, 4]))])
+        pack([stored_blocks("Q4_0", 4, 32, order=np.array([0, 4]))])

@@ -18,7 +18,7 @@ from penstock.models.load import Options
 from penstock.models.spec import ModelSpec, spec_from_config
 from penstock.ops import cpu
 from penstock.passes.load import load_lowered
-from penstock.passes.outline import blank_model, weight_bytes
+from penstock.passes.outline import blank_model, count_packed_bytes, weight_bytes
 
 GIB = 1 << 30
 AMPLE = 1 << 60
@@ -106,7 +106,7 @@ def find_fit(subject: Subject, config: EngineConfig, device: Device, length: int
     grouping = group_states(spec, settings.kv_cache_dtype, settings.block_size, None)
     per_token = max(1, bytes_per_token(spec, settings))
     needed = _needed_tokens(spec, settings, length, concurrency)
-    weights = weight_bytes(model)
+    weights = gpu.packed_bytes if gpu and gpu.packed_bytes and settings.keeps_packed else weight_bytes(model)
     if gpu is not None:
         free = replace(given, kv_cache_tokens=None)
         ample, counted, held = gpu_room(free, roomy)
@@ -127,7 +127,9 @@ def _facts(subject: Subject, spec: ModelSpec, config: EngineConfig, device: Devi
         from penstock.runner.cuda.gpu import known_facts
 
         stored = str(subject.described.get("dtype") or subject.described.get("torch_dtype") or "")
-        gpu = known_facts(spec, stored, device.name, device.memory_bytes, device.capability)
+        packed = count_packed_bytes(subject.checkpoint, spec) if subject.checkpoint else 0
+        known = known_facts(spec, stored, device.name, device.memory_bytes, device.capability)
+        gpu = replace(known, packed_bytes=packed)
     per_token, cores = bytes_per_token(spec, config), cpu.available_cores()
     return Facts(spec.max_positions, per_token, device.memory_bytes, cores, spec.is_encoder, gpu=gpu), gpu
 

@@ -5,7 +5,10 @@ are a pair, 8 outputs a panel. There are N = ceil(O/8) panels and P = ceil(C/64)
 
 * words[N, P, 8, 2 · bits] of 32 bits, so that a panel is read from one place;
 * with 8 bits scales[N, P, 8, 2] in float16, one for each group; a value is scale · (code − 128);
-* with 4 bits scales[N, P, 2, 8, 2], for each group a scale and a minimum; a value is scale · code + minimum.
+* with 4 bits scales[N, P, 2, 8, 2], for each group a scale and a minimum; a value is scale · code + minimum;
+* with either scales[N, P, S, 8, 2] of S = 2 or 4 sets, for each group or each half of one a scale and, with 4 bits, a
+  minimum, with 8 a middle; a value is scale · (code − 128) + middle. A middle is nearer to the values than a minimum,
+  and so loses less in 16 bits.
 
 Eight words are a span: a group of 8 bits, a pair of 4. Its 16 halves of 16 bits hold 16/bits fields each, the lowest
 bits being field 0: field f of half h is the code of the span's input 16 f + h. So one mask finds two codes of a word,
@@ -31,10 +34,13 @@ def num_panels(num_out: int) -> int:
     return -(-num_out // PANEL)
 
 
-def empty_ints(bits: int, num_out: int, width: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """Allocate words and scales of a weight."""
+def empty_ints(
+    bits: int, num_out: int, width: int, device: torch.device | str = "cpu", sets: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Allocate words and scales of a weight; by default bare scales with 8 bits, 2 sets with 4."""
     size = num_panels(num_out), -(-width // PAIR)
-    scales = (PANEL, 2) if bits == 8 else (2, PANEL, 2)
+    sets = (0 if bits == 8 else 2) if sets is None else sets
+    scales = (sets, PANEL, 2) if sets else (PANEL, 2)
     return (
         torch.empty((*size, PANEL, 2 * bits), dtype=torch.int32, device=device),
         torch.empty((*size, *scales), dtype=torch.float16, device=device),
@@ -64,13 +70,21 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def pack_scales(scales: Tensor) -> Tensor:
-    """Pack the groups' scales [O, G] → [N, P, 8, 2]; with minimums [O, G, 2] → [N, P, 2, 8, 2]."""
+    """Pack the groups' scales [O, G] → [N, P, 8, 2]; with minimums or middles [O, G, 2] → [N, P, 2, 8, 2], of both
+    halves of groups [O, G, 2, 2] → [N, P, 4, 8, 2]."""
     panels = _split_panels(scales)
-    return (panels if scales.dim() == 2 else panels.transpose(2, 3)).contiguous()
+    if scales.dim() == 2:
+        return panels.contiguous()
+    return panels.view(*panels.shape[:3], -1, 2).transpose(2, 3).contiguous()
 
 
 def bits_of(words: Tensor) -> int:
     return words.shape[3] // 2
+
+
+def sets_of(scales: Tensor) -> int:
+    """Return the sets of a scale and a minimum or middle that a pair has; 0 for bare scales."""
+    return 0 if scales.dim() == 4 else scales.shape[2]
 
 
 def unpack_codes(words: Tensor) -> Tensor:
@@ -92,8 +106,10 @@ def dequantize_ints(words: Tensor, scales: Tensor, num_out: int, width: int) -> 
         factors = scales.transpose(1, 2).reshape(*codes.shape[:2]).float()
         values = (codes - 128).float() * factors[..., None]
     else:
-        both = scales.permute(0, 3, 1, 2, 4).reshape(*codes.shape[:2], 2).float()
-        values = codes.float() * both[..., :1] + both[..., 1:]
+        sets = sets_of(scales)
+        both = scales.permute(0, 3, 1, 2, 4).reshape(codes.shape[0], -1, 1, 2).float()
+        parts = (codes - (128 if bits_of(words) == 8 else 0)).float().view(codes.shape[0], both.shape[1], PAIR // sets)
+        values = parts * both[..., 0] + both[..., 1]
     return values.flatten(1)[:num_out, :width]
 
 

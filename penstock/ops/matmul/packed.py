@@ -94,6 +94,11 @@ class PackedWeight:
     def num_bytes(self) -> int:
         return sum(plane.nbytes for plane in (self.codes, self.high, self.scales, self.supers))
 
+    def to(self, device: torch.device) -> PackedWeight:
+        """Move the planes to a device."""
+        planes = (plane.to(device) for plane in (self.codes, self.high, self.scales, self.supers))
+        return PackedWeight(self.format, self.num_out, self.width, *planes)
+
     def unpack(self, integers: bool = False) -> Tensor:
         """Return the exact values of the stored format, [O, C] float32; with `integers` the levels as kernels multiply
         them by rounded activations."""
@@ -109,6 +114,23 @@ class PackedWeight:
         return rows[: self.num_out, : self.width].contiguous()
 
 
+def unpack_groups(weight: PackedWeight) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Unpack to codes [O, G, 32], their offset taken away or as levels, and scales, and minimums or zeros, of both
+    halves of groups [O, G, 2], all float32."""
+    scale, more = _scales(weight)
+
+    def order(values: Tensor) -> Tensor:
+        panels, groups, steps, lanes, size = values.shape
+        rows = values.permute(0, 3, 1, 2, 4).reshape(panels * lanes, groups, steps * size)
+        return rows[: weight.num_out]
+
+    def halve(values: Tensor) -> Tensor:
+        each = order(values)
+        return each[..., :: each.shape[2] // 2] if each.shape[2] > 1 else each.expand(-1, -1, 2)
+
+    return order(_codes(weight, False)), halve(scale), None if more is None else halve(more)
+
+
 def _codes(weight: PackedWeight, integers: bool) -> Tensor:
     """[panels, groups, quads, lanes, 4] float32, the offset taken away."""
     format, (panels, groups, _) = weight.format, weight.codes.shape
@@ -118,13 +140,19 @@ def _codes(weight: PackedWeight, integers: bool) -> Tensor:
         both = weight.codes.view(panels, groups, 4, 1, 64).int()
         codes = torch.cat([both & 15, both >> 4], dim=3).view(panels, groups, 8, 64)
     if format.bits == 5:
-        codes = codes | ((weight.high.view(panels, groups, 1, 64).int() >> torch.arange(8).view(8, 1)) & 1) << 4
+        codes = (
+            codes
+            | ((weight.high.view(panels, groups, 1, 64).int() >> torch.arange(8, device=codes.device).view(8, 1)) & 1)
+            << 4
+        )
     if format.bits == 6:
-        upper = weight.high.view(panels, groups, 2, 1, 64).int() >> torch.arange(0, 8, 2).view(4, 1)
+        upper = weight.high.view(panels, groups, 2, 1, 64).int() >> torch.arange(0, 8, 2, device=codes.device).view(
+            4, 1
+        )
         codes = codes | (upper.reshape(panels, groups, 8, 64) & 3) << 4
     if format.levels:
         table = (INTEGER_LEVELS if integers else FLOAT_LEVELS)[format.levels]
-        return torch.tensor(table, dtype=torch.float32)[codes].view(panels, groups, 8, LANES, 4)
+        return torch.tensor(table, dtype=torch.float32, device=codes.device)[codes].view(panels, groups, 8, LANES, 4)
     return (codes - format.offset).float().view(panels, groups, 8, LANES, 4)
 
 

@@ -179,14 +179,16 @@ def _packed_rows() -> Iterator[Example]:
         yield {"ids": integers(seed, num_rows, 5 * seed), "weight": packed_weight(seed, format, num_rows, width)}
 
 
-def int_weight(seed: int, bits: int, num_out: int, width: int) -> tuple[Tensor, Tensor]:
+def int_weight(seed: int, bits: int, num_out: int, width: int, sets: int | None = None) -> tuple[Tensor, Tensor]:
     """Words and scales of values around 0, about width^-0.5 in size."""
     groups, size = -(-width // GROUP), width**-0.5
+    sets = (0 if bits == 8 else 2) if sets is None else sets
+    shape = (num_out, groups, 2) if sets == 4 else (num_out, groups)
     codes = integers(seed, 1 << bits, num_out, groups, GROUP)
-    scale = normal(seed + 1, num_out, groups, scale=size / (80 if bits == 8 else 5)).abs()
-    if bits == 4:
-        minimum = -7.5 * scale + normal(seed + 2, num_out, groups, scale=size / 5)
-        scale = torch.stack([scale, minimum], -1)
+    scale = normal(seed + 1, *shape, scale=size / (80 if bits == 8 else 5)).abs()
+    if sets:
+        offset = normal(seed + 2, *shape, scale=size / 5)
+        scale = torch.stack([scale, offset if bits == 8 else offset - 7.5 * scale], -1)
     return pack_codes(codes, bits), pack_scales(scale.half())
 
 

@@ -6,17 +6,17 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.ops.matmul.epilogue import NO_EPILOGUE, Epilogue
-from penstock.ops.matmul.int_product import PAIR, PANEL, bits_of, int_product
+from penstock.ops.matmul.int_product import PAIR, PANEL, bits_of, int_product, sets_of
 from penstock.ops.triton.elementwise import activate
 from penstock.ops.triton.launch import pdl_options, wait_for_previous
 from penstock.ops.triton.matmul.epilogue import apply_epilogue, epilogue_args
 from penstock.ops.triton.matmul.int_rows import (
     ONE,
     decode_field,
+    decode_halves,
     dequantize,
+    find_units,
     load_scales,
-    scale_offset,
-    span_offset,
     unpack_half,
     view_scales,
 )
@@ -58,7 +58,7 @@ def _load_pair(x, at, width, PAIRED: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _scale_units(part, total, added, scale, minimum, BITS: tl.constexpr):
+def _scale_units(part, total, added, scale, minimum, BITS: tl.constexpr, SETS: tl.constexpr):
     """Return what units of 4 words add to outputs [R, U]: part[R, 4 U] are sums of fields times inputs, total[4 U]
     those of the inputs, added[4 U] those of the inputs as multiplied. The offset of `decode_field` is subtracted;
     results are 256 times too small, with 4 bits 16 times."""
@@ -68,6 +68,8 @@ def _scale_units(part, total, added, scale, minimum, BITS: tl.constexpr):
     if BITS == 4:
         y -= tl.sum(tl.reshape(added, (UNITS, 4)), 1)[None, :]
         return scale * y + minimum * (whole / 16)[None, :]
+    elif SETS > 0:
+        return scale * (y - (1.5 * whole)[None, :]) + minimum * (whole / 256)[None, :]
     else:
         return scale * (y - (1.5 * whole)[None, :])
 
@@ -86,6 +88,7 @@ def _int_gemv(
     eps,
     one,
     BITS: tl.constexpr,
+    SETS: tl.constexpr,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
     KIND: tl.constexpr,
@@ -100,23 +103,21 @@ def _int_gemv(
     """One row times ROWS outputs. The norm's factor is applied to the sums, so that x is read once; weights are read
     one block ahead, the first block before waiting for x."""
     FIELDS: tl.constexpr = 16 // BITS
+    SCALED: tl.constexpr = 1 if SETS == 4 else 2  # fields with one scale
+    SCALES: tl.constexpr = 16 * SETS // BITS if SETS else 4  # of a panel's units together
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(n, num_out - 1).to(tl.int64)  # beyond the last it is the last once more
     unit, word = tl.arange(0, UNITS), tl.arange(0, UNITS * 4)
     num_units = num_pairs * (BITS // 2)
-    place = words + span_offset(row[:, None], (word // 8)[None, :], num_pairs, BITS) + (word % 8)[None, :]
-    scale_at = scales + scale_offset(row[:, None], (unit // 2)[None, :], num_pairs, BITS)
-    other = num_out + row
-    second = words + span_offset(other[:, None], (word // 8)[None, :], num_pairs, BITS) + (word % 8)[None, :]
-    second_at = scales + scale_offset(other[:, None], (unit // 2)[None, :], num_pairs, BITS)
+    place, scale_at = find_units(words, scales, row, unit, word, num_pairs, BITS, SETS)
+    second, second_at = find_units(words, scales, num_out + row, unit, word, num_pairs, BITS, SETS)
     some = (word < num_units * 4)[None, :]
     w = tl.load(place, mask=some, other=0, eviction_policy="evict_first")
     u = w
     if GATED:
         u = tl.load(second, mask=some, other=0, eviction_policy="evict_first")
     wait_for_previous(PDL)
-    sums = tl.zeros((ROWS, UNITS), tl.float32)
-    ups = tl.zeros((ROWS, UNITS), tl.float32)
+    sums, ups = tl.zeros((ROWS, UNITS), tl.float32), tl.zeros((ROWS, UNITS), tl.float32)
     squares = tl.zeros((UNITS * 4,), tl.float32)
     for start in range(0, num_units if AHEAD else UNITS, UNITS):
         next_w, next_u = w, u
@@ -127,36 +128,37 @@ def _int_gemv(
             if GATED:
                 next_u = tl.load(second + further, mask=some, other=0, eviction_policy="evict_first")
         inside = (start + unit < num_units)[None, :]
-        here, there = scale_at + start * (32 // BITS), second_at + start * (32 // BITS)
-        for group in tl.static_range(8 // BITS):
-            part, up_part = tl.zeros((ROWS, UNITS * 4), tl.float32), tl.zeros((ROWS, UNITS * 4), tl.float32)
-            total, added = tl.zeros((UNITS * 4,), tl.float32), tl.zeros((UNITS * 4,), tl.float32)
-            for f in tl.static_range(2 * group, 2 * group + 2):
-                at = (start // 2 + word // 8) * (8 * FIELDS) + 8 * f + word % 8
-                a, b = _load_pair(x, at, width, PAIRED, DTYPE)
-                if NORMED:
-                    squares += a * a + b * b
-                if norm is not None:
-                    c, d = _load_pair(norm, at, width, NORM_PAIRED, tl.float32)
-                    a *= c
-                    b *= d
-                total += a + b
-                if BITS == 4 and f % 2 == 0:
-                    a *= 16.0
-                    b *= 16.0
-                    added += 16.0 * total
-                else:
-                    added += a + b
-                part += decode_field(w, one, f, BITS) * a[None, :]
-                part += decode_field(w, one, FIELDS + f, BITS) * b[None, :]
-                if GATED:
-                    up_part += decode_field(u, one, f, BITS) * a[None, :]
-                    up_part += decode_field(u, one, FIELDS + f, BITS) * b[None, :]
-            scale, minimum = load_scales(here + 8 * group, inside, BITS)
-            sums += _scale_units(part, total, added, scale, minimum, BITS)
+        here, there = scale_at + start * SCALES, second_at + start * SCALES
+        for f in tl.static_range(FIELDS):
+            if f % SCALED == 0:
+                part, up_part = tl.zeros((ROWS, UNITS * 4), tl.float32), tl.zeros((ROWS, UNITS * 4), tl.float32)
+                total, added = tl.zeros((UNITS * 4,), tl.float32), tl.zeros((UNITS * 4,), tl.float32)
+            at = (start // 2 + word // 8) * (8 * FIELDS) + 8 * f + word % 8
+            a, b = _load_pair(x, at, width, PAIRED, DTYPE)
+            if NORMED:
+                squares += a * a + b * b
+            if norm is not None:
+                c, d = _load_pair(norm, at, width, NORM_PAIRED, tl.float32)
+                a *= c
+                b *= d
+            total += a + b
+            if BITS == 4 and f % 2 == 0:
+                a *= 16.0
+                b *= 16.0
+                added += 16.0 * total
+            else:
+                added += a + b
+            part += decode_field(w, one, f, BITS) * a[None, :]
+            part += decode_field(w, one, FIELDS + f, BITS) * b[None, :]
             if GATED:
-                scale, minimum = load_scales(there + 8 * group, inside, BITS)
-                ups += _scale_units(up_part, total, added, scale, minimum, BITS)
+                up_part += decode_field(u, one, f, BITS) * a[None, :]
+                up_part += decode_field(u, one, FIELDS + f, BITS) * b[None, :]
+            if f % SCALED == SCALED - 1:
+                scale, minimum = load_scales(here + f * SETS // 4 * 8, inside, SETS)
+                sums += _scale_units(part, total, added, scale, minimum, BITS, SETS)
+                if GATED:
+                    scale, minimum = load_scales(there + f * SETS // 4 * 8, inside, SETS)
+                    ups += _scale_units(up_part, total, added, scale, minimum, BITS, SETS)
         w, u = next_w, next_u
     factor = 256.0 if BITS == 8 else 16.0
     if NORMED:
@@ -164,41 +166,6 @@ def _int_gemv(
     y, up = factor * tl.sum(sums, 1), factor * tl.sum(ups, 1)
     y = apply_epilogue(y, up, epilogue, row, None, row, None, num_out, GATED, KIND, "")
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < num_out)
-
-
-@triton.constexpr_function
-def _asm(bits, f, is_bfloat16):
-    """Return PTX that turns field f of two halves into two floats: code − 8 with 4 bits, code − 128 with 8. The code is
-    put into the fraction of 128 (bfloat16) or 1024 (float16), which is subtracted again. The fraction of 128 holds
-    seven bits; the eighth turns the −256 that is added into −128."""
-    bare, less = (
-        ("0x43004300", "0xC308C308") if is_bfloat16 else ("0x64006400", "0xE408E408" if bits == 4 else "0xE480E480")
-    )
-    moved = f"shr.b32 w, $1, {bits * f};" if f else "mov.b32 w, $1;"
-    moved += f" mov.b32 b, {less};"
-    if bits == 4:
-        found = f"lop3.b32 a, w, 0x000F000F, {bare}, 0xEA;"  # (w & mask) | bare
-    elif is_bfloat16:
-        found = f"lop3.b32 a, w, 0x007F007F, {bare}, 0xEA; lop3.b32 b, w, 0x00800080, 0xC380C380, 0x6A;"  # &, ^
-    else:
-        found = f"lop3.b32 a, w, 0x00FF00FF, {bare}, 0xEA;"
-    added = "mov.b32 c, 0x3F803F80; fma.rn.bf16x2 $0, a, c, b;" if is_bfloat16 else "add.rn.f16x2 $0, a, b;"
-    return "{ .reg .b32 w, a, b, c; " + f"{moved} {found} {added}" + " }"
-
-
-@triton.jit
-def _decode_halves(w, f: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Return field f of halves, two at a time: code − 8 with 4 bits, code − 128 with 8. ASM halves the instructions;
-    the interpreter goes without."""
-    if ASM and DTYPE == tl.bfloat16:  # noqa: SIM300
-        y = tl.inline_asm_elementwise(_asm(BITS, f, True), "=r,r", [w], tl.bfloat16, True, 2)
-    elif ASM:
-        y = tl.inline_asm_elementwise(_asm(BITS, f, False), "=r,r", [w], tl.float16, True, 2)
-    else:
-        code = (w.to(tl.uint16, bitcast=True) >> BITS * f) & ((1 << BITS) - 1)
-        y = code.to(tl.float32)
-        y = (y - (128 if BITS == 8 else 8)).to(DTYPE)
-    return y
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -214,6 +181,7 @@ def _int_gemm(
     x_row,
     steps,
     BITS: tl.constexpr,
+    SETS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -230,7 +198,8 @@ def _int_gemm(
     r, k = tl.arange(0, ROWS), tl.arange(0, 16)
     first = tl.program_id(1) * steps * PAIRS
     place = halves + ((row // 8 * num_pairs * 8 + row % 8) * (4 * BITS))[:, None] + k[None, :]
-    scale_at = scales + row // 8 * num_pairs * (64 // BITS) + row % 8
+    SCALES: tl.constexpr = 8 * SETS if SETS else 8  # words of a pair
+    scale_at = scales + row // 8 * num_pairs * SCALES + row % 8
     values = x + tl.minimum(r, num_rows - 1).to(tl.int64)[None, :] * x_row + k[:, None]
     acc = tl.zeros((OUTPUTS, ROWS), tl.float32)
     wait_for_previous(PDL)
@@ -238,29 +207,27 @@ def _int_gemm(
         for i in tl.static_range(PAIRS):
             p = start + i
             w = tl.load(place + p * (32 * BITS))
-            both = tl.load(scale_at + p * (64 // BITS))
-            for group in tl.static_range(2):
-                if group == 1:
-                    if BITS == 8:
-                        w = tl.load(place + p * (32 * BITS) + 16)
-                    else:
-                        both = tl.load(scale_at + p * (64 // BITS) + 8)
-                scale = unpack_half(both, group if BITS == 8 else 0)
-                middle = scale
-                if BITS == 4:  # the value of code 8: rounding it loses less than rounding the minimum
-                    middle = (unpack_half(both, 1) + 8 * scale).to(DTYPE)[:, None]
-                scale = scale.to(DTYPE)[:, None]
-                for f in tl.static_range(2):
-                    at = p * 64 + (32 * group + 16 * f)
-                    if WHOLE:
-                        v = tl.load(values + at)
-                    else:
-                        v = tl.load(values + at, mask=(at + k < width)[:, None], other=0.0)
-                    if BITS == 8:
-                        weight = _decode_halves(w, f, BITS, DTYPE, ASM) * scale
-                    else:
-                        weight = _decode_halves(w, 2 * group + f, BITS, DTYPE, ASM) * scale + middle
-                    acc = tl.dot(weight, v, acc)
+            both = tl.load(scale_at + p * SCALES)
+            for f in tl.static_range(4):
+                if f == 2 and BITS == 8:
+                    w = tl.load(place + p * (32 * BITS) + 16)
+                if SETS > 0 and f > 0 and f % (4 // SETS) == 0:
+                    both = tl.load(scale_at + p * SCALES + f * SETS // 4 * 8)
+                if f % 2 == 0 or SETS == 4:
+                    scale = unpack_half(both, 0 if SETS else f // 2)
+                    if SETS > 0:  # the value of code 8 or 128: rounding it loses less than rounding the minimum
+                        middle = unpack_half(both, 1) + (8 * scale if BITS == 4 else 0)
+                        middle = middle.to(DTYPE)[:, None]
+                    scale = scale.to(DTYPE)[:, None]
+                at = p * 64 + 16 * f
+                if WHOLE:
+                    v = tl.load(values + at)
+                else:
+                    v = tl.load(values + at, mask=(at + k < width)[:, None], other=0.0)
+                weight = decode_halves(w, f % 2 if BITS == 8 else f, BITS, DTYPE, ASM) * scale
+                if SETS > 0:
+                    weight += middle
+                acc = tl.dot(weight, v, acc)
     line = (tl.program_id(1).to(tl.int64) * num_rows + r)[None, :] * num_out
     tl.store(
         sums + line + n[:, None], acc.to(sums.dtype.element_ty), mask=(n < num_out)[:, None] & (r < num_rows)[None, :]
@@ -357,6 +324,7 @@ def _gemv(
         eps,
         ONE,
         bits,
+        sets_of(scales),
         eps > 0,
         epilogue.gated,
         activation or "",
@@ -394,6 +362,7 @@ def _tile_gemm(x: Tensor, words: Tensor, scales: Tensor, num_out: int, epilogue:
         x.stride(0),
         per_split,
         bits_of(words),
+        sets_of(scales),
         outputs,
         rows,
         pairs,

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.ops.matmul.int_product import PANEL, bits_of
+from penstock.ops.matmul.int_product import PANEL, bits_of, sets_of
 from penstock.ops.matmul.int_rows import int_rows
 from penstock.ops.triton.launch import pdl_options, wait_for_previous
 from penstock.ops.triton.sizes import cdiv, power_of_2
@@ -41,14 +41,22 @@ def span_offset(row, span, num_pairs, BITS: tl.constexpr):
 
 
 @triton.jit
-def scale_offset(row, span, num_pairs, BITS: tl.constexpr):
-    """Return the offset of the scale of a row's span. With 4 bits scales are words of a scale and a minimum, and that
-    of the span's second group is 8 further on."""
-    if BITS == 8:
+def scale_offset(row, span, num_pairs, BITS: tl.constexpr, SETS: tl.constexpr):
+    """Return the offset of the scale of a row's span. Sets are words of a scale and a minimum or middle; the next set
+    of a span is 8 further on."""
+    SPANS: tl.constexpr = BITS // 4  # of a pair
+    if SETS == 0:
         offset = ((row // 8 * num_pairs + span // 2) * 8 + row % 8) * 2 + span % 2
     else:
-        offset = (row // 8 * num_pairs + span) * 16 + row % 8
+        offset = (row // 8 * num_pairs + span // SPANS) * (8 * SETS) + span % SPANS * (4 * SETS) + row % 8
     return offset
+
+
+@triton.jit
+def find_units(words, scales, row, unit, word, num_pairs, BITS: tl.constexpr, SETS: tl.constexpr):
+    """Return where words of rows lie, and the scales of their units of 4 words."""
+    place = words + span_offset(row[:, None], (word // 8)[None, :], num_pairs, BITS) + (word % 8)[None, :]
+    return place, scales + scale_offset(row[:, None], (unit // 2)[None, :], num_pairs, BITS, SETS)
 
 
 @triton.jit
@@ -58,9 +66,9 @@ def unpack_half(both, i: tl.constexpr):
 
 
 @triton.jit
-def load_scales(at, mask, BITS: tl.constexpr):
-    """Load scales and minimums; 8 bits have no minimums."""
-    if BITS == 4:
+def load_scales(at, mask, SETS: tl.constexpr):
+    """Load scales, and minimums or middles where there are sets."""
+    if SETS > 0:
         both = tl.load(at, mask=mask, other=0)
         scale, minimum = unpack_half(both, 0), unpack_half(both, 1)
     else:
@@ -70,13 +78,50 @@ def load_scales(at, mask, BITS: tl.constexpr):
 
 
 @triton.jit
-def _decode_weight(words, scale, minimum, one, i: tl.constexpr, BITS: tl.constexpr):
+def _decode_weight(words, scale, minimum, one, i: tl.constexpr, BITS: tl.constexpr, SETS: tl.constexpr):
     """Return the exact weights of field i."""
     f = decode_field(words, one, i, BITS)
-    if BITS == 8:
+    if SETS == 0:
         y = f * (256 * scale) - 384 * scale
+    elif BITS == 8:
+        y = (f - 1.5) * (256 * scale) + minimum
     else:
         y = (f - 1) * (256 * scale if i % 2 == 0 else 16 * scale) + minimum
+    return y
+
+
+@triton.constexpr_function
+def _asm(bits, f, is_bfloat16):
+    """Return PTX that turns field f of two halves into two floats: code − 8 with 4 bits, code − 128 with 8. The code is
+    put into the fraction of 128 (bfloat16) or 1024 (float16), which is subtracted again. The fraction of 128 holds
+    seven bits; the eighth turns the −256 that is added into −128."""
+    bare, less = (
+        ("0x43004300", "0xC308C308") if is_bfloat16 else ("0x64006400", "0xE408E408" if bits == 4 else "0xE480E480")
+    )
+    moved = f"shr.b32 w, $1, {bits * f};" if f else "mov.b32 w, $1;"
+    moved += f" mov.b32 b, {less};"
+    if bits == 4:
+        found = f"lop3.b32 a, w, 0x000F000F, {bare}, 0xEA;"  # (w & mask) | bare
+    elif is_bfloat16:
+        found = f"lop3.b32 a, w, 0x007F007F, {bare}, 0xEA; lop3.b32 b, w, 0x00800080, 0xC380C380, 0x6A;"  # &, ^
+    else:
+        found = f"lop3.b32 a, w, 0x00FF00FF, {bare}, 0xEA;"
+    added = "mov.b32 c, 0x3F803F80; fma.rn.bf16x2 $0, a, c, b;" if is_bfloat16 else "add.rn.f16x2 $0, a, b;"
+    return "{ .reg .b32 w, a, b, c; " + f"{moved} {found} {added}" + " }"
+
+
+@triton.jit
+def decode_halves(w, f: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """Return field f of halves, two at a time: code − 8 with 4 bits, code − 128 with 8. ASM halves the instructions;
+    the interpreter goes without."""
+    if ASM and DTYPE == tl.bfloat16:  # noqa: SIM300
+        y = tl.inline_asm_elementwise(_asm(BITS, f, True), "=r,r", [w], tl.bfloat16, True, 2)
+    elif ASM:
+        y = tl.inline_asm_elementwise(_asm(BITS, f, False), "=r,r", [w], tl.float16, True, 2)
+    else:
+        code = (w.to(tl.uint16, bitcast=True) >> BITS * f) & ((1 << BITS) - 1)
+        y = code.to(tl.float32)
+        y = (y - (128 if BITS == 8 else 8)).to(DTYPE)
     return y
 
 
@@ -91,6 +136,7 @@ def _dequantize_rows(
     width,
     one,
     BITS: tl.constexpr,
+    SETS: tl.constexpr,
     ROWS: tl.constexpr,
     SPANS: tl.constexpr,
     PDL: tl.constexpr,
@@ -106,12 +152,13 @@ def _dequantize_rows(
     there = (place < num_rows)[:, None] & (span < num_pairs * (BITS // 4))[None, :]
     at = span_offset(row[:, None], span[None, :], num_pairs, BITS)
     w = tl.load(words + at[:, :, None] + tl.arange(0, 8)[None, None, :], mask=there[:, :, None], other=0)
-    scale_at = scales + scale_offset(row[:, None], span[None, :], num_pairs, BITS)
+    scale_at = scales + scale_offset(row[:, None], span[None, :], num_pairs, BITS, SETS)
     for f in tl.static_range(FIELDS):
-        scale, minimum = load_scales(scale_at + f // 2 * 8, there, BITS)
+        scale, minimum = load_scales(scale_at + f * SETS // 4 * 8, there, SETS)
         scale, minimum = scale[:, :, None], minimum[:, :, None]
         y = tl.join(
-            _decode_weight(w, scale, minimum, one, f, BITS), _decode_weight(w, scale, minimum, one, FIELDS + f, BITS)
+            _decode_weight(w, scale, minimum, one, f, BITS, SETS),
+            _decode_weight(w, scale, minimum, one, FIELDS + f, BITS, SETS),
         )
         y = tl.reshape(y, (ROWS, SPANS, 16))
         k = (span * (16 * FIELDS) + 16 * f)[None, :, None] + tl.arange(0, 16)[None, None, :]
@@ -121,8 +168,8 @@ def _dequantize_rows(
 
 
 def view_scales(scales: Tensor) -> Tensor:
-    """View a 4-bit scale and its minimum as one word; 8-bit scales as they are."""
-    return scales if scales.dim() == 4 else scales.view(torch.int32)
+    """View a scale and its minimum or middle as one word; bare scales as they are."""
+    return scales if sets_of(scales) == 0 else scales.view(torch.int32)
 
 
 def dequantize(out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = None) -> None:
@@ -145,6 +192,7 @@ def dequantize(out: Tensor, words: Tensor, scales: Tensor, ids: Tensor | None = 
         width,
         ONE,
         bits,
+        sets_of(scales),
         rows,
         spans,
         num_warps=4,
