@@ -24,8 +24,8 @@ from penstock.sandbox.program import SandboxedProgram
 from penstock.sandbox.service import TextService
 from penstock.server.config import ServerConfig
 from penstock.server.engines.admission import AdmissionQueue
-from penstock.server.engines.engine import RemoteEngine
-from penstock.server.engines.process import WORKER
+from penstock.server.engines.fleet import Fleet
+from penstock.server.engines.process import WORKER, Launch
 from penstock.server.loras.registry import LoraRegistry
 from penstock.text.chat.template import read_template
 from penstock.text.intake import Intake, Prepared
@@ -173,20 +173,13 @@ class ServedModel:
         self._used_s = time.monotonic()
         self.keep_alive_s = math.inf  # idle time until it is unloaded
         self.is_unloaded = False  # loaded again on demand
+        launch = Launch(model, dict(options), folder, config.data_parallel_size, command)
         self._make_engine = partial(
-            RemoteEngine,
-            name,
-            model,
-            options,
-            folder,
-            admission,
-            hang_s=config.hang_timeout,
-            command=command,
-            on_found=self._start_text,
+            Fleet, name, launch, admission, hang_s=config.hang_timeout, on_found=self._start_text
         )
         self.admission = admission
         self.loras = LoraRegistry(self._ask, is_enabled=bool(options.get("enable_lora")))
-        self.engine: RemoteEngine | None = None
+        self.engine: Fleet | None = None
         self.path: Path | None = None
         self._fingerprint: tuple[Ready, str] | None = None  # and what it was made of
         self._seed = options.get("seed")
@@ -224,7 +217,7 @@ class ServedModel:
         if self._ready is None or self._ready.done() and (self._ready.cancelled() or self._ready.exception()):
             self._close_text()  # of a failed attempt
             self.engine = self._make_engine()
-            self.engine.list_first = self.loras.list_messages
+            self.engine.list_first(self.loras.list_messages)
             self._task = asyncio.ensure_future(self.engine.run())
             self._ready = asyncio.ensure_future(self._prepare(self.engine))
         await asyncio.shield(self._ready)
@@ -232,7 +225,7 @@ class ServedModel:
         if self.engine is not None and self.engine.failure:
             raise EngineFailed(self.engine.failure)
 
-    async def _prepare(self, engine: RemoteEngine) -> None:
+    async def _prepare(self, engine: Fleet) -> None:
         facts = await engine.wait_ready()
         self.tokenizer = None
         if self._facts is not None:
@@ -319,13 +312,13 @@ class ServedModel:
         return sum(file.stat().st_size for file in model_files(path))
 
     @property
-    def running(self) -> RemoteEngine:
+    def running(self) -> Fleet:
         if self.engine is None:
             raise EngineFailed(f"{self.name} is not loaded")
         return self.engine
 
     async def _ask(self, message: object) -> Answer:
-        return await self.running.controls.ask(message)
+        return await self.running.ask(message)
 
     @property
     def facts(self) -> Ready:
