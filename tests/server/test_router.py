@@ -199,7 +199,7 @@ def test_keys_of_router_and_servers(tiny_model: Path, tmp_path: Path) -> None:
             ask = f"{router.url}/v1/completions"
             assert httpx.post(ask, json=body).status_code == 401
             assert httpx.post(ask, json=body, headers={"x-api-key": "inner"}).status_code == 200
-            assert httpx.post(ask, json=body, headers={**forged, "penstock-router-key": KEY}).status_code == 401
+            assert httpx.post(ask, json=body, headers={**forged, "penstock-router-key": KEY}).status_code == 403
         with route([server], tmp_path, "--api-key", "one", "--api-key", "two", "--admin-key", "boss") as router:
             ask, one = f"{router.url}/v1/completions", {"x-api-key": "one"}
             assert httpx.post(ask, json=body, headers=one).status_code == 200
