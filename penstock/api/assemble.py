@@ -335,7 +335,7 @@ def start_engine(
     ahead_tokens = max((group.ahead for group in grouping.groups), default=0)  # the longest sequence must fit with them
     num_blocks = -(-(settings.kv_cache_tokens + ahead_tokens) // settings.block_size) * len(grouping.groups)
     memory = _memory(num_blocks, grouping, settings, torch.device(settings.device))
-    store, offloading = open_store(settings, path, grouping) or (None, None)
+    store, offloading = open_store(settings, path, model.spec, grouping) or (None, None)
     prefixes = settings.enable_prefix_caching
     cache = KVCache(num_blocks, settings.block_size, grouping.groups, prefixes, offloading=offloading)
     drafters = make_drafters(parse_speculation(settings.speculative_config), others)

@@ -93,5 +93,7 @@ def inspect_blocks(work: Work, unfinished: Iterable[Work], cache: KVCache) -> No
         "a load into a block in use",
         work.plan.loads,
     )
+    due = {block for node, g in cache.uncomputed.list_places() for block in node.slots[g] or ()}
     for save in work.plan.saves:
+        require(due.isdisjoint(save.blocks), "a block is saved before it is computed", save)
         require(all(pool._busy[block] >= number for block in save.blocks), "a block to be saved may be taken", save)

@@ -13,6 +13,7 @@ from penstock.cache.store import Names, Offloading
 from penstock.config import Resolved
 from penstock.host.gguf_parts import parse_part
 from penstock.host.version import VERSION
+from penstock.models.spec import ModelSpec
 from penstock.ops import cpu
 from penstock.runner.store.blocks import BlockStore
 from penstock.runner.store.files import FileTier
@@ -24,11 +25,13 @@ SAVED_BYTES = 4 << 20  # by a plan with rows, unless one block is larger
 CODE = (".py", ".so", ".pyd")
 SETTINGS = (
     *("dtype", "quantization", "activation_dtype", "kv_cache_dtype", "block_size", "deterministic", "keeps_packed"),
-    *("load_format", "seed", "max_model_len", "speculative_config", "device"),
+    *("load_format", "speculative_config", "device"),
 )
 
 
-def open_store(settings: Resolved, path: Path | None, grouping: Grouping) -> tuple[BlockStore, Offloading] | None:
+def open_store(
+    settings: Resolved, path: Path | None, spec: ModelSpec, grouping: Grouping
+) -> tuple[BlockStore, Offloading] | None:
     """Open what the settings ask for; None if that is nothing. `path`: the model's."""
     wanted = settings.kv_offloading_size or settings.kv_offloading_path is not None
     if not wanted or path is None or not grouping.groups or not settings.enable_prefix_caching:
@@ -37,14 +40,17 @@ def open_store(settings: Resolved, path: Path | None, grouping: Grouping) -> tup
     if settings.kv_offloading_path is not None:
         files = FileTier(settings.kv_offloading_path, int(settings.kv_offloading_disk_size * GIB))
     store = BlockStore(int(settings.kv_offloading_size * GIB), files)
-    names = Names(make_fingerprint(settings, path, grouping))
+    names = Names(make_fingerprint(settings, path, spec, grouping))
     return store, Offloading(store, names, max(1, SAVED_BYTES // grouping.block_bytes))
 
 
-def make_fingerprint(settings: Resolved, path: Path, grouping: Grouping) -> str:
+def make_fingerprint(settings: Resolved, path: Path, spec: ModelSpec, grouping: Grouping) -> str:
     """Describe all that a block's bytes depend on, besides its tokens, adapters and salt."""
     chosen = [(name, getattr(settings, name)) for name in SETTINGS]
-    return repr((VERSION, _hash_code(), _name_device(settings.device), chosen, grouping, _describe_files(path)))
+    model = (spec.embedding, spec.layers, spec.norm, spec.head)  # angles may depend on the context length
+    seed = settings.seed if settings.load_format == "dummy" else 0
+    code = (VERSION, _hash_code(), _name_device(settings.device))
+    return repr((code, chosen, seed, model, grouping, _describe_files(path)))
 
 
 def _name_device(device: str) -> str:
