@@ -35,6 +35,7 @@ class ServerConfig:
     api_key_file: str | None = option(None, "file of keys, one per line: KEY [NAME [WEIGHT]]")
     admin_key: str | None = option(None, "key for admin routes")
     admin_key_file: str | None = option(None, "file with the admin key")
+    router_key_file: str | None = option(None, "file with the key of penstock route, which may continue streams")
     public_prefix: tuple[str, ...] = option(
         (), "file with a system prompt whose KV cache all tenants share; repeatable"
     )
@@ -60,9 +61,7 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = option((), "further allowed Host header: NAME, *.NAME, or * for any; repeatable")
     allowed_origins: tuple[str, ...] = option((), "allowed web origin (CORS), or * for any; may be repeated")
     unknown_fields: str = option(
-        "ignore",
-        "ignore unknown body fields with a warning, or refuse them with 400 as misspelt ones are",
-        UNKNOWN_FIELDS,
+        "ignore", "warn of unknown body fields, or refuse them with 400 as misspelt ones are", UNKNOWN_FIELDS
     )
     allow_delete: bool = option(False, "allow DELETE /api/delete to delete model files")
     ssl_certfile: str | None = option(None, "certificate for HTTPS")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 _GROUPS = {
     "Who may call": """
-        host port api_key api_key_file admin_key admin_key_file allowed_hosts allowed_origins ssl_certfile ssl_keyfile
-        allow_delete trust_request_chat_template
+        host port api_key api_key_file admin_key admin_key_file router_key_file allowed_hosts
+        allowed_origins ssl_certfile ssl_keyfile allow_delete trust_request_chat_template
     """,
     "Limits": """
         max_queued_requests max_queued_tokens request_timeout max_body_mb max_files_mb memory_budget_gb keep_alive

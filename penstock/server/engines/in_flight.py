@@ -108,6 +108,7 @@ class InFlightRequest:
         self._items: deque[StreamDelta | PenstockError | None] = deque()
         self._waiter: asyncio.Future[None] | None = None  # of `items`: all before is sent
         self._num_cached: int | None = None
+        self.num_muted = 0  # items at the beginning of what comes that the client has already
 
     @property
     def is_open(self) -> bool:
@@ -125,6 +126,16 @@ class InFlightRequest:
     def num_cached(self) -> int:
         """Prompt tokens found in the prefix cache when first computed."""
         return self._num_cached or 0
+
+    def replay(self, delta: Delta) -> None:
+        """Take tokens that the client has already; what comes of them is muted."""
+        before = len(self._items)
+        self.push(delta)
+        self.num_muted += len(self._items) - before
+
+    def keep_open_parts(self) -> None:
+        """Leave ended siblings out of what is sent to engines."""
+        self.parts = deque([RequestPart(self, self.outputs)] if self.outputs else ())
 
     @property
     def timeout_s(self) -> float:

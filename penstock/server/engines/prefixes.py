@@ -18,11 +18,14 @@ PROCESS_KEY = secrets.token_bytes(32)  # clients cannot make two prompts collide
 
 def digest_blocks(root: Iterable[object], tokens: Sequence[int], key: bytes = PROCESS_KEY) -> tuple[bytes, ...]:
     """Digest the prompt's full blocks; each digest covers `root` and all blocks before it."""
-    digest = _digest(repr(tuple(root)).encode(), key)
-    ids, digests = array("I", tokens[: MAX_BLOCKS * BLOCK_TOKENS]).tobytes(), []
-    size = 4 * BLOCK_TOKENS
-    for begin in range(0, len(ids) - size + 1, size):
-        digest = _digest(digest + ids[begin : begin + size], key)
+    return digest_parts(root, array("I", tokens[: MAX_BLOCKS * BLOCK_TOKENS]).tobytes(), 4 * BLOCK_TOKENS, key)
+
+
+def digest_parts(root: Iterable[object], data: bytes, size: int, key: bytes = PROCESS_KEY) -> tuple[bytes, ...]:
+    """Digest the whole parts of `size` bytes; each digest covers `root` and all parts before it."""
+    digest, digests = _digest(repr(tuple(root)).encode(), key), []
+    for begin in range(0, min(len(data), MAX_BLOCKS * size) - size + 1, size):
+        digest = _digest(digest + data[begin : begin + size], key)
         digests.append(digest)
     return tuple(digests)
 
