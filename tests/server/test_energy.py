@@ -135,10 +135,10 @@ def test_usage_and_metrics(tiny_model: Path, meter: Path) -> None:
         assert energy_mj > 0 and told["totals"]["energy_mj"] >= energy_mj
         time.sleep(1.5)  # the engine tells its figures once a second
         page = httpx.get(f"{running.url}/metrics").text
-    found = dict(re.findall(r'penstock:energy_joules_total\{model_name="tiny",state="(\w+)"\} (\S+)', page))
+    found = dict(re.findall(r'penstock:energy_joules_total\{model_name="tiny",replica="0",state="(\w+)"\} (\S+)', page))
     assert float(found["busy"]) * 1e3 == pytest.approx(told["totals"]["energy_mj"], rel=0.01)
     assert float(found["idle"]) > 1.0  # a second and more without requests
-    count = re.search(r'penstock:iteration_tokens_total_count\{model_name="tiny"\} (\S+)', page)
+    count = re.search(r'penstock:iteration_tokens_total_count\{model_name="tiny",replica="0"\} (\S+)', page)
     assert count is not None and 50 <= float(count[1]) <= 70
     for name in (
         "build_info",
