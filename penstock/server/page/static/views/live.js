@@ -79,6 +79,7 @@ function makeSection(name) {
   const facts = h("span", { class: "muted" });
   const plots = PLOTS.map(makePlot);
   const map = makeBlockMap();
+  const mapSilence = h("p", { class: "muted", text: "The engine has not told of its blocks yet." });
   const rows = makeRows();
   const rowsTitle = h("h3");
   const queue = h("div", { class: "queue" });
@@ -87,7 +88,7 @@ function makeSection(name) {
     h("div", { class: "live-pair" },
       h("section", { class: "box box-wide" }, rowsTitle, rows.element),
       h("div", { class: "live-side" },
-        h("section", { class: "box" }, h("h3", { text: "Blocks" }), map.element),
+        h("section", { class: "box" }, h("h3", { text: "Blocks" }), mapSilence, map.element),
         h("section", { class: "box" }, h("h3", { text: "Queue" }), queue))));
   const element = h("section", { class: "live-model", "aria-label": name },
     h("header", { class: "live-head" }, h("h2", { class: "clip", text: name, title: name }), state, facts), inside);
@@ -107,6 +108,7 @@ function makeSection(name) {
     rows.update(model);
     fillQueue(queue, model.queue);
     map.element.hidden = !model.blocks;
+    mapSilence.hidden = Boolean(model.blocks);
     if (model.blocks) map.update(model.blocks);
   }
 
