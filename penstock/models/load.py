@@ -24,6 +24,7 @@ from penstock.models.names import IGNORED, Layout, take_number
 from penstock.models.pooling import Pooling, pooling_from_gguf, read_pooling
 from penstock.models.spec import ModelSpec
 from penstock.ops import OpTable, cpu
+from penstock.quant.coded import Coded
 from penstock.quant.ints import QUANTIZERS, quantize, round_to_ints
 from penstock.quant.mapped import find_folder, spill
 from penstock.quant.packed import Packed, Stored
@@ -38,6 +39,8 @@ Progress = Callable[[int, int], None]  # values loaded so far, values in all
 MIN_QUANTIZED_WIDTH = 32  # inputs; a narrower matrix gains nothing
 OUTER = ("head.", "embedding.")
 ROUTING = (".mlp.router.weight", ".mlp.shared_gate.weight")  # small, and an error changes which experts run
+ABSORBED = ".attention.kv_b.weight"  # multiplied head by head, one half of it transposed
+KEPT_WIDE = (*ROUTING, ABSORBED)  # matrices that no quantization rounds
 SPILLING_SHARE = 0.9  # of the free memory: a model that needs more has its experts in a file
 PACKED = "packed"  # a GPU's quantization: quantized matrices keep their codes
 STORED = (torch.float32, torch.bfloat16, torch.float16)
@@ -273,13 +276,15 @@ def storage(ops: OpTable, take: Take, options: Options, checkpoint: Checkpoint |
             return None
         recodes = options.on_gpu and options.quantization == PACKED and not ops.exact
         num_matrices = sources[name][0].num_matrices
-        if not recodes and (options.on_gpu or options.dtype is not None) or options.on_gpu and num_matrices > 1:
+        if not recodes and (options.on_gpu or options.dtype is not None):
             return None
         parts = [read_blocks(checkpoint, source) for source in sources[name]]
         stored = [part for part in parts if part is not None]
         if not stored or len(stored) != len(parts):
             return None
         if recodes:
+            if num_matrices > 1 and any(isinstance(part, Coded) and part.order is not None for part in stored):
+                return None
             return recode_matrices(ops, stored, bias, options.dtype or torch.bfloat16, options.device)
         if num_matrices > 1:
             return Packed.from_stacks(ops, stored, num_matrices, bias, options.x_bits(name))
