@@ -47,6 +47,7 @@ class GpuFacts:
     prompt_logit_rows: int = 0  # of logits made at once for prompt log probabilities
     captured_tokens: int = 0  # of the largest step with prompts that is captured
     packed_bytes: int = 0  # of weights as the checkpoint codes them; 0 if it has none quantized
+    kept_bytes: int = 0  # of weight_bytes, those of matrices that no quantization rounds
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ def _name_replicas(facts: Facts) -> str:
 def _weight_bytes(config: EngineConfig, gpu: GpuFacts) -> int:
     if config.quantization in INT_BYTES:
         layer, outer = INT_BYTES[config.quantization]
-        return int((layer * (gpu.weight_bytes - gpu.outer_bytes) + outer * gpu.outer_bytes) / 2) + INT_SCRATCH
+        kept = gpu.kept_bytes
+        rounded = layer * (gpu.weight_bytes - gpu.outer_bytes - kept) + outer * gpu.outer_bytes
+        return int(rounded / 2) + kept + INT_SCRATCH
     if gpu.packed_bytes and _can_keep_codes(config, True):
         return gpu.packed_bytes + INT_SCRATCH
     return (2 if config.dtype == "float32" else 1) * (

@@ -33,14 +33,18 @@ class Usage:
     num_cached: int = 0
     energy_j: float | None = None  # where the hardware tells
 
+    @property
+    def energy(self) -> dict[str, float]:
+        """The field of the energy, the same in every API; empty where the hardware does not tell."""
+        return {} if self.energy_j is None else {"energy_mj": round(1e3 * self.energy_j, 3)}
+
     def to_openai(self) -> dict[str, object]:
-        energy = {} if self.energy_j is None else {"energy_mj": round(1e3 * self.energy_j, 3)}
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_output,
             "total_tokens": self.num_prompt + self.num_output,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
-            **energy,
+            **self.energy,
         }
 
 

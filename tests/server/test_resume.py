@@ -1,4 +1,4 @@
-"""Streams that go on in another server from any mark, in every dialect: what was shown and what follows are one answer."""
+"""Streams that go on in another server from any mark: what was shown and what follows are one answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MESSAGES = [{"role": "user", "content": "hi there"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 ASKS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
-        "messages": MESSAGES, "max_tokens": 20, "logprobs": True, "top_logprobs": 2, "stream_options": {"include_usage": True},
+        "messages": MESSAGES, "max_tokens": 20, "logprobs": True, "top_logprobs": 2,
+        "stream_options": {"include_usage": True},
     },
     "/v1/completions": {"prompt": "abc", "max_tokens": 20, "stop": ["\u0005\u0015"]},
     "/v1/messages": {"model": "tiny", "messages": MESSAGES, "max_tokens": 20},

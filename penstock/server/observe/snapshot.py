@@ -115,17 +115,28 @@ def _name_state(state: str | None, has_begun: bool) -> str:
     return "preempted" if has_begun else "queued"
 
 
+def _is_new(flight: InFlightRequest) -> bool:
+    """Tell if a request that the engine has not told of yet waits for its turn, as all its answers do."""
+    return not any(flight.outputs.values()) and all(
+        _name_state(flight.trace.find_state((flight.number, sibling)), False) == "queued" for sibling in flight.outputs
+    )
+
+
 def _list_queue(engine: Fleet, seen: Sequence[Seen]) -> list[dict[str, Any]]:
     """List tenants by what of theirs has not begun: in the admission queue, or in the engine without a row."""
     waiting = {tenant.name: [tenant.num_flights, tenant.num_tokens] for tenant in engine.admission.tenants.values()}
-    seen_ids: set[str] = set()
+    has_row: dict[str, bool] = {}  # request of the engine's last look → none of its rows is queued
     for row in (row for one in seen for row in one.rows):
         part = engine.dispatcher.parts.get(row.request_id)
-        if part is not None and row.state == "queued" and part.flight.request.id not in seen_ids:
-            seen_ids.add(part.flight.request.id)
-            counts = waiting.setdefault(part.flight.tenant, [0, 0])
+        if part is not None:
+            id = part.flight.request.id
+            has_row[id] = has_row.get(id, True) and row.state != "queued"
+    admission = set(engine.admission)
+    for flight in engine.dispatcher.flights.values():
+        if flight not in admission and not has_row.get(flight.request.id, not _is_new(flight)):
+            counts = waiting.setdefault(flight.tenant, [0, 0])
             counts[0] += 1
-            counts[1] += len(part.flight.request.tokens)
+            counts[1] += len(flight.request.tokens)
     return [{"tenant": name, "requests": num, "tokens": tokens} for name, (num, tokens) in waiting.items()]
 
 

@@ -189,6 +189,7 @@ class ResponseAnswer:
             "output_tokens": usage.num_output,
             "output_tokens_details": {"reasoning_tokens": self.output_items.builder.num_reasoning_tokens},
             "total_tokens": usage.num_prompt + usage.num_output,
+            **usage.energy,
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:

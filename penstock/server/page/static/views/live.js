@@ -79,6 +79,7 @@ function makeSection(name) {
   const facts = h("span", { class: "muted" });
   const plots = PLOTS.map(makePlot);
   const map = makeBlockMap();
+  const mapSilence = h("p", { class: "muted", text: "The engine has not told of its blocks yet." });
   const rows = makeRows();
   const rowsTitle = h("h3");
   const queue = h("div", { class: "queue" });
@@ -89,7 +90,7 @@ function makeSection(name) {
     h("div", { class: "live-pair" },
       h("section", { class: "box box-wide" }, rowsTitle, rows.element),
       h("div", { class: "live-side" },
-        h("section", { class: "box" }, h("h3", { text: "Blocks" }), map.element),
+        h("section", { class: "box" }, h("h3", { text: "Blocks" }), mapSilence, map.element),
         h("section", { class: "box" }, h("h3", { text: "Queue" }), queue), replicasBox)));
   const element = h("section", { class: "live-model", "aria-label": name },
     h("header", { class: "live-head" }, h("h2", { class: "clip", text: name, title: name }), state, facts), inside);
@@ -111,6 +112,7 @@ function makeSection(name) {
     replicasBox.hidden = !model.replicas;
     if (model.replicas) fill(replicas, model.replicas.map((one) => h("li", { text: describeReplica(one) })));
     map.element.hidden = !model.blocks;
+    mapSilence.hidden = Boolean(model.blocks);
     if (model.blocks) map.update(model.blocks);
   }
 
