@@ -89,6 +89,11 @@ def read_secret(path: str | None, option: str) -> str | None:
     return None if path is None else _check_secret(_read(path, option), f"the key of {option} {path}")
 
 
+def make_router_access(path: str | None) -> RouterAccess:
+    """Read the key of a router in front of the server, if it has one."""
+    return RouterAccess(read_secret(path, "router_key_file"))
+
+
 def _read(path: str, option: str) -> str:
     try:
         return read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig")
@@ -214,10 +219,12 @@ def reload_keys(ring: KeyRing, config: KeyOptions) -> None:
 class AuthMiddleware:
     """Identify the client by its key and refuse what it may not call."""
 
-    def __init__(self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute], router_key: str | None = None) -> None:
-        """`router_key` is the secret of a router in front of this server."""
+    def __init__(
+        self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute], router: RouterAccess | None = None
+    ) -> None:
+        """`router` knows the key of a router in front of this server."""
         self._app, self._ring, self._routes = app, ring, routes
-        self._router = RouterAccess(router_key)
+        self._router = RouterAccess(None) if router is None else router
         self._known: set[str] = set()  # paths that are a route's own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
