@@ -158,16 +158,14 @@ def make_app(server: Server, ring: KeyRing, folder: Path | None = None) -> FastA
     app.add_middleware(_BodyRoutes, handlers=BODY_HANDLERS)
     app.add_middleware(_Errors, server=server)
     app.add_middleware(WarningHeaders)
-    app.add_middleware(
-        AuthMiddleware, ring=ring, routes=app.routes, router=make_router_access(server.config.router_key_file)
-    )
+    access = make_router_access(server.config)
+    app.add_middleware(AuthMiddleware, ring=ring, routes=app.routes, router=access)
     app.add_middleware(
         Limits,
         max_body_bytes=server.config.max_body_mb * MIB,
         max_upload_bytes=None if batches_open is None else batches_open.files.max_file_bytes + MAX_FORM_BYTES,
     )
-    origins = read_origins(server.config.allowed_origins)
-    app.add_middleware(CheckMiddleware, check=OriginCheck(origins))
+    app.add_middleware(CheckMiddleware, check=OriginCheck(origins := read_origins(server.config.allowed_origins)))
     if origins:  # outermost: preflights have no key, and pages must be able to read errors
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], allow_private_network=True

@@ -158,7 +158,7 @@ def test_queue_has_who_came_after_the_last_look() -> None:
     dispatcher = SimpleNamespace(flights={one.request.id: one for one in flights}, parts={})
     engine: Any = SimpleNamespace(dispatcher=dispatcher, admission=Admission(flights[3:]))
     waiting = [{"tenant": "eve", "requests": 2, "tokens": 9}, {"tenant": "bob", "requests": 1, "tokens": 7}]
-    assert _list_queue(engine, None) == waiting
+    assert _list_queue(engine, []) == waiting
 
 
 def test_nothing_is_done_while_nobody_looks() -> None:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.errors import InvalidConfig
 from penstock.host.files import UnreadableFile, read_regular
 from penstock.host.ids import SOURCE
+from penstock.server.config import ServerConfig
 from penstock.server.connections.hosts import is_local
 from penstock.server.http.context import IDENTITY, Client
 from penstock.server.http.errors import ApiError
@@ -89,9 +90,9 @@ def read_secret(path: str | None, option: str) -> str | None:
     return None if path is None else _check_secret(_read(path, option), f"the key of {option} {path}")
 
 
-def make_router_access(path: str | None) -> RouterAccess:
+def make_router_access(config: ServerConfig) -> RouterAccess:
     """Read the key of a router in front of the server, if it has one."""
-    return RouterAccess(read_secret(path, "router_key_file"))
+    return RouterAccess(read_secret(config.router_key_file, "router_key_file"))
 
 
 def _read(path: str, option: str) -> str:
