@@ -213,4 +213,6 @@ def test_a_server_that_stops_is_told(served: RunningServer, tab: LiveTab) -> Non
     assert served.stop() == 0
     tab.wait("document.querySelector('.live-trouble:not([hidden])')")
     assert "Trying again." in tab.text(".live-trouble")
+    tab.run("location.hash = '#/requests'")  # a view that was never opened is there all the same
+    tab.wait("document.querySelector('input[type=search]')")
     tab.complaints.clear()
