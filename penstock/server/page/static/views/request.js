@@ -142,6 +142,7 @@ function describeState(timeline) {
 
 function describeRequest(timeline) {
   const parts = [timeline.model, timeline.tenant && `tenant ${timeline.tenant}`, timeline.route, `at ${clock(timeline.begun)}`];
+  if (timeline.replicas) parts.push(`replica ${timeline.replicas.join(", then ")}`);
   if (timeline.request_id !== timeline.id) parts.push(`x-request-id ${timeline.request_id}`);
   return parts.filter(Boolean).join(" · ");
 }
