@@ -21,7 +21,7 @@ from penstock.ops.attention.rope import rope
 from penstock.ops.attention.tree_attention import Tail, tree_attention
 from penstock.ops.elementwise import activation, add, gated_activation, gather, scale, softcap, take_columns
 from penstock.ops.embedding import embedding
-from penstock.ops.experts.combine import combine
+from penstock.ops.experts.combine import combine, weigh
 from penstock.ops.experts.grouped import grouped_matmul, grouped_packed_matmul
 from penstock.ops.experts.route import RouterRule, route
 from penstock.ops.matmul.fp8_mlp import fp8_mlp
@@ -111,5 +111,6 @@ __all__ = [
     "take_columns",
     "tree_attention",
     "unpack_panels",
+    "weigh",
     "weight_sums",
 ]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from penstock.models.families import (  # noqa: F401
+    arcee,
     bert,
     bloom,
+    cohere,
     deepseek,
+    ernie4_5,
+    exaone4,
     falcon,
     gemma,
+    glm4,
     glm4_moe,
     glm4_moe_lite,
     gpt2,
@@ -15,6 +20,7 @@ from penstock.models.families import (  # noqa: F401
     gpt_oss,
     granite,
     llama,
+    llama4,
     mamba2,
     minicpm3,
     mistral,
@@ -22,9 +28,12 @@ from penstock.models.families import (  # noqa: F401
     olmo2,
     olmoe,
     opt,
+    phi,
     phi3,
     phimoe,
     qwen,
     qwen_moe,
+    smollm3,
+    stablelm,
     starcoder2,
 )

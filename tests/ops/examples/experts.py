@@ -123,6 +123,12 @@ def _grouped_packed_matmul() -> Iterator[Example]:
     yield _in_order(call, parts=parts, x_bits=8)
 
 
+@examples(ops.weigh, EachRow("x", "weights"))
+def _weigh() -> Iterator[Example]:
+    for seed, (num_rows, num_chosen, width) in enumerate([(0, 2, 8), (1, 8, 64), (5, 1, 33), (13, 3, 100)]):
+        yield {"x": normal(seed, num_rows, width), "weights": normal(seed + 1, num_rows, num_chosen)}
+
+
 @examples(ops.combine, EachRow("y", "weights", "shared", "gate", "residual"))
 def _combine() -> Iterator[Example]:
     for seed, (num_rows, num_chosen, width) in enumerate(
@@ -130,7 +136,7 @@ def _combine() -> Iterator[Example]:
     ):
         yield {
             "y": normal(seed, num_rows, num_chosen, width),
-            "weights": normal(seed + 1, num_rows, num_chosen),
+            "weights": normal(seed + 1, num_rows, num_chosen) if seed != 3 else None,
             "shared": normal(seed + 2, num_rows, width) if seed % 2 else None,
             "gate": normal(seed + 3, num_rows, 1) if seed % 4 == 1 else None,
             "residual": normal(seed + 4, num_rows, width) if seed % 3 else None,

@@ -258,7 +258,7 @@ def _body(
     work: Work | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    if sinks is not None or not can_read(k_cache, v_cache, k_scale):
+    if sinks is not None or window < 0 or not can_read(k_cache, v_cache, k_scale):
         beside = (scale, window, softcap, alibi, k_scale, v_scale, None, sinks)
         return attention.reference(q, k_cache, v_cache, table, query_start, lengths, *beside)
     q = compact_heads(q)

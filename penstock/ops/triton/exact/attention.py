@@ -299,9 +299,9 @@ def _body(
 ) -> Tensor:
     """Each sequence reads a shared prefix for itself; a tile of the step has at most `tile_tokens` queries. More than
     one KV split of `work` are enough for the longest sequence (`count_splits`)."""
-    if sinks is not None or not can_read(k_cache, v_cache, k_scale):
+    if sinks is not None or window < 0 or not can_read(k_cache, v_cache, k_scale):
         raise ValueError(
-            "deterministic attention on a GPU needs keys as [N, K, P, D] without int8 scales, and no sinks"
+            "deterministic attention on a GPU needs keys as [N, K, P, D] without int8 scales, no sinks and no chunks"
         )
     q = compact_heads(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
