@@ -24,9 +24,10 @@ from penstock.models.spec import ModelSpec, OutputNormBlock, family
 
 def build_olmo(c: Config, attentions: list[Attention]) -> ModelSpec:
     queries, keys, _ = attentions[0].rows
-    norms = dict(q_norm=rms_norm(c, queries, eps=1e-5), k_norm=rms_norm(c, keys, eps=1e-5))
+    of_queries, of_keys = rms_norm(c, queries, eps=1e-5), rms_norm(c, keys, eps=1e-5)
     norm, feed = rms_norm(c, eps=1e-5), gated_mlp(c, activation(c, default="silu"))
-    layers = [OutputNormBlock(replace(one, **norms), feed, None, None, norm, norm) for one in attentions]
+    mixers = [replace(one, q_norm=of_queries, k_norm=of_keys) for one in attentions]
+    layers = [OutputNormBlock(mixer, feed, None, None, norm, norm) for mixer in mixers]
     return model(c, layers=layers, norm=norm, names=LLAMA | OUT_NORMS | QK_NORM, tied=False)
 
 
