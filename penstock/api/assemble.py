@@ -103,8 +103,10 @@ def assemble(
     offline: bool = False,
     with_text: bool = True,
     draft_fn: DraftFunction | None = None,
+    num_replicas: int = 1,
 ) -> Assembly:
-    """Build everything for one model. Without text there is no tokenizer: another process has it."""
+    """Build everything for one model. Without text there is no tokenizer: another process has it. `num_replicas`
+    engines share the machine."""
     text = with_text and not config.skip_tokenizer_init
     template = read_template(config.chat_template) if text and config.chat_template is not None else None
     sources = read_sources(config, draft_fn)
@@ -119,9 +121,9 @@ def assemble(
         if asks_for_model(config):  # refuse before a draft model is fetched
             _resolve_settings(spec, described, config, _gpu(spec, described, config, checkpoint), offline)
         draft = find_draft(config, spec, path, partial(find_model, progress=show_progress))
-        ahead = _compile_ahead(spec, described, config, offline)
+        ahead = _compile_ahead(spec, described, config, offline, num_replicas)
         spec, settings = _resolve_settings(
-            spec, described, config, _gpu(spec, described, config, checkpoint), offline, draft
+            spec, described, config, _gpu(spec, described, config, checkpoint), offline, draft, num_replicas
         )
         settings = _tell_idle(settings, config, checkpoint, spec)
         sources.require_drafts(settings)
@@ -173,6 +175,7 @@ def _resolve_settings(
     gpu: GpuFacts | None,
     offline: bool,
     draft: DraftPart | None = None,
+    num_replicas: int = 1,
 ) -> tuple[ModelSpec, Resolved]:
     """The settings, and the spec for the longest sequence that they allow."""
     settings = resolve(
@@ -185,7 +188,8 @@ def _resolve_settings(
             whole_prompts=spec.is_encoder,
             no_drafts=_why_no_drafts(spec),
             offline=offline,
-            gpu=gpu,
+            gpu=None if gpu is None else replace(gpu, total_bytes=gpu.total_bytes // num_replicas),
+            num_replicas=num_replicas,
         ),
     )
     if settings.max_model_len != spec.max_model_len:
@@ -251,7 +255,7 @@ def _stored_dtype(described: Mapping[str, Any]) -> str:
 
 
 def _compile_ahead(
-    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool
+    spec: ModelSpec, described: Mapping[str, Any], config: EngineConfig, offline: bool, num_replicas: int
 ) -> AheadCompiler | None:
     """Have the kernels compiled that a GPU will probably need, before it is opened. Without them it goes on as well."""
     from penstock.runner.cuda import gpu
@@ -269,7 +273,7 @@ def _compile_ahead(
         if seen is None:
             return None
         spec, settings = _resolve_settings(
-            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline
+            spec, described, config, gpu.likely_facts(spec, _stored_dtype(described), seen), offline, None, num_replicas
         )
         if settings.device != "cuda":
             return None

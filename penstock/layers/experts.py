@@ -52,6 +52,9 @@ class Experts:
         gate = None if self.shared_gate is None else self.shared_gate(x, step)
         return self.ops.combine(self.down(hidden, ids), weights, shared, gate)
 
+    def stacks(self) -> tuple[Stack, Stack]:
+        return self.gate_up, self.down
+
     def linears(self) -> Iterator[tuple[str, Linear]]:
         yield "router", self.router.linear
         if self.shared is not None:

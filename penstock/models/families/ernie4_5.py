@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from penstock.models.config import MAX_HIDDEN, MAX_LAYERS, Config, rope
 from penstock.models.families.llama import TINY
-from penstock.models.families.mixtral import CPU_ONLY
 from penstock.models.families.parts import (
     MAX_EXPERTS,
     activation,
@@ -59,7 +58,6 @@ MOE = TINY | dict(moe_num_experts=8, moe_k=3, moe_intermediate_size=32, num_hidd
         MOE | dict(moe_num_shared_experts=0, moe_layer_interval=2, moe_layer_start_index=0, tie_word_embeddings=False),
         MOE | dict(moe_layer_end_index=1, moe_layer_start_index=0, moe_num_shared_experts=1),
     ],
-    cpu_only=CPU_ONLY,
 )
 def ernie4_5_moe(c: Config) -> ModelSpec:
     c.only("use_bias", False)

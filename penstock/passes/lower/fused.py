@@ -10,7 +10,7 @@ from penstock import layers
 from penstock.ops import OpTable
 from penstock.ops.attention.qkv_attention import is_joined
 from penstock.ops.matmul.epilogue import Epilogue
-from penstock.ops.triton.tuning import MAX_WIDE_READ_ROWS, MIN_WIDE_READ_ROWS
+from penstock.ops.triton.tuning import MAX_WIDE_READ_ROWS, MIN_WIDE_READ_ROWS, grouped_row_limits
 from penstock.passes.lower.products import FusedProduct, can_gate, fuse, gate_experts
 from penstock.passes.lower.stages import Attend, Flow, Mix, Product
 from penstock.quant.fp8 import Fp8
@@ -150,7 +150,7 @@ class JoinedAttention:
         y = attention.ops.qkv_attention(
             qkv, memory.k, memory.v, step.slots[group], step.positions, step.tables[group], step.lengths,
             attention.scale, attention.window, attention.softcap, attention.alibi, *self.write.shared, source, eps,
-            work.num_kv_splits,
+            work.num_kv_splits, *attention.sinks,
         )  # fmt: skip
         flow.y = y.flatten(1)
 
@@ -182,6 +182,15 @@ class FusedExperts:
             flow.x = y
         else:
             flow.y = y
+
+    @property
+    def row_limits(self) -> tuple[int, ...]:
+        stack, shared = self.experts.gate_up, self.experts.shared
+        linears = [self.experts.router.linear, *((shared.gate_up, shared.down) if shared else ())]
+        products = [fuse(Product(linear)) for linear in linears]
+        limits = {limit for product in products if product is not None for limit in product.row_limits}
+        num_chosen = self.experts.router.rule.num_chosen
+        return tuple(sorted(limits.union(grouped_row_limits(num_chosen, stack.num_matrices))))
 
     def run_shared(self, mlp: layers.GatedMlp, x: Tensor, step: layers.StepInputs) -> Tensor:
         product = fuse(Product(mlp.gate_up)) if self.gates else None

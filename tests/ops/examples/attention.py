@@ -241,6 +241,7 @@ def _qkv_attention() -> Iterator[Example]:
     yield _qkv_attention_call(2, [70, 5], 4, 1, 80, rotated=32, normed="q", window=33, block=8)
     yield _qkv_attention_call(3, [90, 64, 65], 4, 4, 33, normed="k", softcap=20.0)
     yield _qkv_attention_call(4, [77, 12], 6, 2, 24, alibi=torch.linspace(0.01, 0.5, 6), source=1500)
+    yield _qkv_attention_call(11, [77, 12, 1], 4, 2, 16, rotated=16, window=40, sinks=torch.linspace(-3, 9, 4))
     for seed, dtype in ((5, torch.bfloat16), (6, torch.float16)):
         yield _qkv_attention_call(seed, [100, 31, 16, 48], 8, 2, 64, rotated=64, normed="qk", source=64, dtype=dtype)
         yield _qkv_attention_call(seed + 2, [700, 1], 2, 1, 256, rotated=256, dtype=dtype)
