@@ -26,6 +26,7 @@ from penstock.models.families import (  # noqa: F401
     mistral,
     mixtral,
     olmo2,
+    olmo3,
     olmoe,
     opt,
     phi,

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms after attention and MLP only, and on all queries and all keys together; OLMo 3 has windows."""
+"""OLMo 2: norms after attention and MLP only, and on all queries and all keys together."""
 
 from __future__ import annotations
 
@@ -6,56 +6,18 @@ from dataclasses import replace
 
 from penstock.models.config import Config, rope
 from penstock.models.families.llama import TINY
-from penstock.models.families.parts import (
-    activation,
-    attention,
-    gated_mlp,
-    head_size,
-    model,
-    num_layers,
-    rms_norm,
-    window,
-    windows,
-)
-from penstock.models.layer import Attention
+from penstock.models.families.parts import activation, attention, gated_mlp, head_size, model, num_layers, rms_norm
 from penstock.models.names import LLAMA, OUT_NORMS, QK_NORM
 from penstock.models.spec import ModelSpec, OutputNormBlock, family
-
-
-def build_olmo(c: Config, attentions: list[Attention]) -> ModelSpec:
-    queries, keys, _ = attentions[0].rows
-    of_queries, of_keys = rms_norm(c, queries, eps=1e-5), rms_norm(c, keys, eps=1e-5)
-    norm, feed = rms_norm(c, eps=1e-5), gated_mlp(c, activation(c, default="silu"))
-    mixers = [replace(one, q_norm=of_queries, k_norm=of_keys) for one in attentions]
-    layers = [OutputNormBlock(mixer, feed, None, None, norm, norm) for mixer in mixers]
-    return model(c, layers=layers, norm=norm, names=LLAMA | OUT_NORMS | QK_NORM, tied=False)
 
 
 @family("Olmo2ForCausalLM", like=TINY)
 def olmo2(c: Config) -> ModelSpec:
     bias = c.flag("attention_bias", False)
-    one = attention(c, rope=rope(c, head_size(c)), qkv_bias=bias, out_bias=bias)
-    return build_olmo(c, [one] * num_layers(c))
-
-
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, rope_theta=5000.0)
-
-
-@family(
-    "Olmo3ForCausalLM",
-    like=[
-        TINY | dict(num_hidden_layers=4, sliding_window=9),
-        TINY
-        | dict(layer_types=["full_attention", "sliding_attention"], sliding_window=20, attention_bias=True)
-        | dict(
-            rope_parameters=dict(full_attention=YARN, sliding_attention=dict(rope_type="default", rope_theta=700.0))
-        ),
-    ],
-)
-def olmo3(c: Config) -> ModelSpec:
-    bias, size = c.flag("attention_bias", False), head_size(c)
-    slides = windows(c, window(c, default=4096), [(i + 1) % 4 != 0 for i in range(num_layers(c))])
-    near = rope(c, size, layer_type="sliding_attention", theta=500000.0)
-    far = rope(c, size, theta=500000.0)
-    plain = attention(c, qkv_bias=bias, out_bias=bias)
-    return build_olmo(c, [replace(plain, window=slide, rope=near if slide else far) for slide in slides])
+    plain = attention(c, rope=rope(c, head_size(c)), qkv_bias=bias, out_bias=bias)
+    queries, keys, _ = plain.rows
+    inner = replace(plain, q_norm=rms_norm(c, queries, eps=1e-5), k_norm=rms_norm(c, keys, eps=1e-5))
+    norm = rms_norm(c, eps=1e-5)
+    feed = gated_mlp(c, activation(c, default="silu"))
+    block = OutputNormBlock(inner, feed, None, None, norm, norm)
+    return model(c, layers=[block] * num_layers(c), norm=norm, names=LLAMA | OUT_NORMS | QK_NORM, tied=False)
