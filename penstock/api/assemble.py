@@ -43,6 +43,8 @@ from penstock.passes.outline import count_packed_bytes
 from penstock.runner.cpu.loras import LoraBank
 from penstock.runner.cpu.runner import Runner
 from penstock.runner.memory import BlockMemory
+from penstock.runner.store.blocks import BlockStore
+from penstock.runner.store.open import open_store
 from penstock.sampling.grammar.compiler import GrammarCompiler
 from penstock.text.chat.template import read_template
 from penstock.text.tokenizers.tokenizer import Tokenizer
@@ -145,7 +147,7 @@ def assemble(
         settings,
         generation,
         made,
-        start_engine(loaded, settings, grammars, ahead, others, draft, loras),
+        start_engine(loaded, settings, grammars, ahead, others, draft, loras, path),
         stored,
         checkpoint.num_bytes if checkpoint else 0,
         grammars,
@@ -327,15 +329,19 @@ def start_engine(
     others: Sequence[Drafter] = (),
     draft: DraftPart | None = None,
     loras: LoraTable | None = None,
+    path: Path | None = None,
 ) -> Engine:
-    """The pool's blocks twice: their owners in the cache, their bytes in the runner."""
+    """The pool's blocks twice: their owners in the cache, their bytes in the runner. `path`: the model's files, after
+    which the store of blocks names them; without it there is none."""
     if draft is not None:
         draft.resolve(settings)
     grouping = group_states(model.spec, settings.kv_cache_dtype, settings.block_size, draft)
     ahead_tokens = max((group.ahead for group in grouping.groups), default=0)  # the longest sequence must fit with them
     num_blocks = -(-(settings.kv_cache_tokens + ahead_tokens) // settings.block_size) * len(grouping.groups)
     memory = _memory(num_blocks, grouping, settings, torch.device(settings.device))
-    cache = KVCache(num_blocks, settings.block_size, grouping.groups, settings.enable_prefix_caching)
+    store, offloading = open_store(settings, path, model.spec, grouping) or (None, None)
+    prefixes = settings.enable_prefix_caching
+    cache = KVCache(num_blocks, settings.block_size, grouping.groups, prefixes, offloading=offloading)
     drafters = make_drafters(parse_speculation(settings.speculative_config), others)
     scheduler = Scheduler(
         cache,
@@ -349,13 +355,15 @@ def start_engine(
     )
     if loras is not None:
         scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras)
+        if offloading is not None:
+            offloading.names.find_adapters = scheduler.roster.loras.memory.describe
     if settings.device == "cpu":
         bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
-        on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank)
+        on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank, store)
         if draft is not None:
             draft.load(on_cpu, num_blocks * grouping.block_bytes, settings)
         return Engine(scheduler, on_cpu)
-    runner = _gpu_runner(model, memory, settings, grammars, drafters)
+    runner = _gpu_runner(model, memory, settings, grammars, drafters, store)
     if ahead:
         ahead.wait()
     runner.warm()
@@ -374,6 +382,7 @@ def _gpu_runner(
     settings: Resolved,
     grammars: GrammarCompiler | None,
     drafters: Drafters | None,
+    store: BlockStore | None,
 ) -> CudaRunner | EncoderRunner:
     from penstock.runner.cuda.encoder import EncoderRunner
     from penstock.runner.cuda.runner import CudaRunner
@@ -381,7 +390,10 @@ def _gpu_runner(
     seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
     if isinstance(model, Encoder):
         return EncoderRunner(model, seqs, tokens, memory.blocks.device, settings.deterministic)
-    return CudaRunner(model, memory, grammars, seqs, tokens, settings.enforce_eager, settings.deterministic, drafters)
+    eager, deterministic = settings.enforce_eager, settings.deterministic
+    runner = CudaRunner(model, memory, grammars, seqs, tokens, eager, deterministic, drafters)
+    runner.store = store
+    return runner
 
 
 def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:

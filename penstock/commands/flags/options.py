@@ -31,7 +31,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 ALIASES = {"data_parallel_size": ("-dp",)}  # vLLM's short flags
 Run = Callable[..., Any]
 LORA = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")
-SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA)  # engine options of `serve` alone, and in its help
+STORE = ("kv_offloading_size", "kv_offloading_path", "kv_offloading_disk_size")
+SERVING = ("ttft_slo_ms", "tpot_slo_ms", *LORA, *STORE)  # engine options of `serve` alone, and in its help
 
 
 def engine_options(*left_out: str) -> Callable[[Run], Run]:
