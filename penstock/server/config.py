@@ -106,6 +106,11 @@ class ServerConfig:
             raise InvalidConfig("ssl_certfile and ssl_keyfile need each other: give both")
 
     @property
+    def num_engines(self) -> int:
+        """Engines per model."""
+        return len(self.role) or self.data_parallel_size
+
+    @property
     def first_name(self) -> str | None:
         return next((name for name in self.served_model_name if name != ANY), None)
 

@@ -27,7 +27,7 @@ from penstock.server.observe.spans import open_spans
 from penstock.server.observe.trace import CURRENT, Trace, stage
 from penstock.server.openai.logprobs import check_prompt_logprobs
 from penstock.text.prompt_encoder import Encoded
-from penstock.types import SamplingParams
+from penstock.types import Request, SamplingParams
 
 POLL_S = 0.05
 BATCH_PRIORITY = 1 << 30  # of batch requests: behind all others of their tenant
@@ -92,6 +92,7 @@ class Server:
                 one if one.sampling.seed is not None else replace(one, seed=relay.seed(number))
                 for number, one in enumerate(requests)
             ]
+        requests = [_retain(request, body) for request in requests]
         check_prompt_logprobs((request.sampling, len(request.tokens)) for request in requests)
         deadline_s = None if timeout is None else time.monotonic() + timeout
         flights = [
@@ -169,3 +170,10 @@ class Server:
 def _make_salt(tenant: str, salt: str) -> str:
     """Scope prefix sharing to a tenant and its salt."""
     return f"{len(tenant)}:{tenant}{salt}" if tenant or salt else ""
+
+
+def _retain(request: Request, body: SamplingBody) -> Request:
+    """Say how long the cache is to keep a request's prefix."""
+    if not (body.session or body.cache_priority):
+        return request
+    return replace(request, session=body.session or "", session_s=body.session_ttl, cache_priority=body.cache_priority)
