@@ -139,7 +139,21 @@ GPT_OSS = GgufNames(
     | {"ffn_gate_inp": "mlp.router"},
 )
 
+LLAMA4 = GgufNames(
+    EMBEDDINGS,
+    NORMS
+    | ATTENTION
+    | {"ffn_gate_inp": "feed_forward.router"}
+    | {f"ffn_{each}": f"feed_forward.{each}_proj" for each in ("gate", "up", "down")}
+    | {f"ffn_{each}_exps": f"feed_forward.experts.{each}_exps" for each in ("gate", "up", "down")}
+    | {f"ffn_{each}_shexp": f"feed_forward.shared_expert.{each}_proj" for each in ("gate", "up", "down")},
+)
+
 SPELLINGS: dict[str, GgufNames] = {
+    "llama4": LLAMA4,
+    "ernie4_5-moe": GgufNames(
+        EMBEDDINGS, NORMS | ATTENTION | GATED | EXPERTS | SHARED | {"exp_probs_b": "mlp.gate.e_score_correction"}
+    ),
     "llama": LLAMA,
     "deepseek2": DEEPSEEK,
     "granite": LLAMA,
@@ -156,6 +170,30 @@ SPELLINGS: dict[str, GgufNames] = {
     "gemma": GgufNames(EMBEDDINGS, NORMS | ATTENTION | GATED, one_plus=True),
     "gemma2": GgufNames(EMBEDDINGS, SANDWICH | ATTENTION | GATED, one_plus=True),
     "gemma3": GgufNames(EMBEDDINGS, SANDWICH | ATTENTION | QK_NORMS | GATED, one_plus=True),
+    "command-r": QWEN,
+    "cohere2": QWEN,
+    "smollm3": LLAMA,
+    "arcee": LLAMA,
+    "ernie4_5": QWEN,
+    "stablelm": QWEN,
+    "seed_oss": GgufNames(
+        EMBEDDINGS,
+        {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"} | ATTENTION | GATED,
+    ),
+    "exaone4": GgufNames(EMBEDDINGS, AFTER | ATTENTION | QK_NORMS | GATED),
+    "glm4": GgufNames(
+        EMBEDDINGS,
+        NORMS
+        | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
+        | ATTENTION
+        | {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"},
+    ),
+    "phi2": GgufNames(
+        {"token_embd": "model.embed_tokens", "output_norm": "model.final_layernorm", "output": "lm_head"},
+        {"attn_norm": "input_layernorm", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+        | ATTENTION
+        | {"attn_output": "self_attn.dense"},
+    ),
     "olmo2": GgufNames(EMBEDDINGS, AFTER | ATTENTION | QK_NORMS | GATED),
     "starcoder2": GgufNames(EMBEDDINGS, NORMS | ATTENTION | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
     "phi3": GgufNames(

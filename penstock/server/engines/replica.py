@@ -149,11 +149,10 @@ def choose_replica(replicas: Sequence[Replica], digests: Sequence[bytes]) -> Rep
     one's by more than RECOMPUTE times what that one would have to compute more. Prompts that are new everywhere go
     where the cache has room, else to the least busy."""
 
-    def cost(replica: Replica) -> tuple[int, int, int]:
+    def cost(replica: Replica) -> tuple[float, int, int]:
         prefixes = replica.prefixes
         num_new = len(digests) - prefixes.count(digests)
-        num_forgotten = min(num_new, max(0, len(prefixes) + num_new - prefixes.max_blocks))
-        lost = RECOMPUTE * BLOCK_TOKENS * (num_new + num_forgotten)
-        return replica.work + lost, len(prefixes), replica.number
+        lost = RECOMPUTE * BLOCK_TOKENS * num_new * (1 + prefixes.fill)  # what it forgets for that is computed again
+        return replica.work + lost, prefixes.oldest_turn, replica.number
 
     return replicas[0] if len(replicas) == 1 else min(replicas, key=cost)
