@@ -135,6 +135,11 @@ ADDED_FLAGS: dict[str, str] = {
         f"top --{flag}": "the live view asks one server, as ps does, and scripts and pipes take one look"
         for flag in ("url", "api-key", "once", "json")
     },
+    **{
+        f"serve --kv-offloading-{name}": "how much memory and disk old prefixes may fill, and where, is the operator's"
+        for name in ("size", "path", "disk-size")
+    },
+    "serve --role": "which engines compute prompts and which answer depends on the load that is expected",
     "merge --scale": "an adapter's strength is the user's choice, as in requests",
     "serve --otlp-traces-endpoint": "the collector's address is the operator's, and vLLM's flag has this name",
     "chat --markdown": "who copies an answer's source wants it as it is",

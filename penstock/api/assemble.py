@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +17,7 @@ from penstock.api.defaults import AUTO, FILE, NEUTRAL, Defaults, find_defaults
 from penstock.api.draft_sources import read_sources
 from penstock.api.drafting import DraftPart, asks_for_model, find_draft, group_states
 from penstock.api.idle_options import find_idle, mark_idle, packed_share
-from penstock.api.model_files import find_model, load_in_sandbox, make_grammars
+from penstock.api.model_files import call_aside, find_model, load_in_sandbox, make_grammars
 from penstock.cache.group import Grouping
 from penstock.cache.kv import KVCache
 from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolved, resolve
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from penstock.runner.cuda.runner import CudaRunner
 
 Progress = Callable[[int, int], None]
-Made = TypeVar("Made")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 META = torch.device("meta")
@@ -131,7 +129,7 @@ def assemble(
         sources.require_drafts(settings)
         stored = checkpoint.quantization if checkpoint else "dummy"
         applied = list_static(settings, stored, packed_share(checkpoint, settings.device == "cpu"), not spec.is_encoder)
-        tokenizer = _aside(load_in_sandbox, path, checkpoint, config, template) if text else None
+        tokenizer = call_aside(load_in_sandbox, path, checkpoint, config, template) if text else None
         cpu.set_num_threads(settings.threads)
         loras = LoraTable(spec, settings.max_loras) if settings.enable_lora else None
         loaded = _load(checkpoint, spec, settings, torch.device(settings.device), progress, loras)
@@ -265,7 +263,7 @@ def _compile_ahead(
     driver = gpu.cuda_driver() if config.device != "cpu" and torch.version.cuda and find_spec("triton") else None
     if driver is None or spec.is_encoder or (config.device == "auto" and spec.architecture not in gpu.CHECKED):
         return None
-    glimpse = _aside(gpu.read_driver, driver)
+    glimpse = call_aside(gpu.read_driver, driver)
     try:
         # This imports Triton, which takes as long as starting the driver.
         from penstock.runner.compile.ahead import start_compiling
@@ -297,7 +295,7 @@ def _compile_ahead(
             )
         )
         begun = start_compiling(partial(outline, spec, settings, seen.num_sms), wanted, seen, cpu.available_cores())
-        _aside(hash_compiler)
+        call_aside(hash_compiler)
         return begun
     except Exception as error:
         _log.debug("kernels are not compiled ahead: %r", error)
@@ -394,11 +392,3 @@ def _gpu_runner(
     runner = CudaRunner(model, memory, grammars, seqs, tokens, eager, deterministic, drafters)
     runner.store = store
     return runner
-
-
-def _aside(function: Callable[..., Made], *values: Any) -> Future[Made]:
-    """Begin a call in a thread of its own: kernels that pack weights leave Python to it."""
-    thread = ThreadPoolExecutor(1)
-    begun = thread.submit(function, *values)
-    thread.shutdown(wait=False)
-    return begun
