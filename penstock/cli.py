@@ -19,6 +19,7 @@ from penstock.commands.chat import chat
 from penstock.commands.flags.command import Command
 from penstock.commands.machine import plan, tune, verify
 from penstock.commands.quantize import quality, quantize
+from penstock.commands.route import route
 from penstock.commands.streams import close_broken, mend_streams
 from penstock.commands.top import top
 from penstock.errors import PenstockError
@@ -61,6 +62,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "chat": chat.chat,
     "serve": serve.serve,
+    "route": route.route,
     "ps": ps.ps,
     "stop": ps.stop,
     "top": top.top,

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
@@ -38,6 +38,19 @@ FORM = "KEY [NAME [WEIGHT]], with a weight over 0"
 OTHERS_LOAD = frozenset({"/metrics"})  # show the load of all tenants: for the admin only
 SEES_ALL = "sees_all"  # scope key
 ROUTE = "route_path"  # scope key: the matched route's declared path, or None
+
+
+class KeyOptions(Protocol):
+    """The options that give keys."""
+
+    @property
+    def api_key(self) -> tuple[str, ...]: ...
+    @property
+    def api_key_file(self) -> str | None: ...
+    @property
+    def admin_key(self) -> str | None: ...
+    @property
+    def admin_key_file(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,11 @@ def read_admin_key(given: str | None, path: str | None, variable: str | None = N
 def read_secret(path: str | None, option: str) -> str | None:
     """Read a file that holds one key."""
     return None if path is None else _check_secret(_read(path, option), f"the key of {option} {path}")
+
+
+def make_router_access(config: ServerConfig) -> RouterAccess:
+    """Read the key of a router in front of the server, if it has one."""
+    return RouterAccess(read_secret(config.router_key_file, "router_key_file"))
 
 
 def _read(path: str, option: str) -> str:
@@ -174,12 +192,12 @@ def _matches(given: bytes, secret: str) -> bool:
     return hmac.compare_digest(given, utf8) | hmac.compare_digest(given, latin)
 
 
-def _read_all(config: ServerConfig) -> tuple[list[Key], str | None]:
+def _read_all(config: KeyOptions) -> tuple[list[Key], str | None]:
     keys = read_keys(config.api_key, config.api_key_file, os.environ.get(KEYS_VARIABLE))
     return keys, read_admin_key(config.admin_key, config.admin_key_file, os.environ.get(ADMIN_VARIABLE))
 
 
-def make_ring(config: ServerConfig) -> KeyRing:
+def make_ring(config: KeyOptions) -> KeyRing:
     """Read all keys, and log how to reach the admin routes."""
     ring = KeyRing(*_read_all(config))
     if ring.closed and not ring.has_admin:
@@ -191,7 +209,7 @@ def make_ring(config: ServerConfig) -> KeyRing:
     return ring
 
 
-def reload_keys(ring: KeyRing, config: ServerConfig) -> None:
+def reload_keys(ring: KeyRing, config: KeyOptions) -> None:
     """Read all keys again; on InvalidConfig the ring is unchanged."""
     keys, admin = _read_all(config)
     if ring.closed and not keys:
@@ -202,10 +220,12 @@ def reload_keys(ring: KeyRing, config: ServerConfig) -> None:
 class AuthMiddleware:
     """Identify the client by its key and refuse what it may not call."""
 
-    def __init__(self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute], router_key: str | None = None) -> None:
-        """`router_key` is the secret of a router in front of this server."""
+    def __init__(
+        self, app: ASGIApp, ring: KeyRing, routes: Sequence[BaseRoute], router: RouterAccess | None = None
+    ) -> None:
+        """`router` knows the key of a router in front of this server."""
         self._app, self._ring, self._routes = app, ring, routes
-        self._router = RouterAccess(router_key)
+        self._router = RouterAccess(None) if router is None else router
         self._known: set[str] = set()  # paths that are a route's own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
