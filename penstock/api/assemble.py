@@ -344,7 +344,7 @@ def start_engine(
         exact_starts=settings.device != "cpu" and drafters is not None,
     )
     if loras is not None:
-        scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras)
+        scheduler.enable_loras(settings.max_loras, settings.max_cpu_loras, settings.lora_bytes)
     if settings.device == "cpu":
         bank = None if loras is None else LoraBank(loras, settings.max_lora_rank)
         on_cpu = Runner(model, memory, grammars, drafters, draft.memories() if draft else (), bank)

@@ -131,6 +131,8 @@ class PlanBuilder:
         """Finish the plan; None if no row takes part."""
         if not self.entries:
             return None
+        if self.roster.loras.slots:  # rows with the same adapters are multiplied together
+            self.entries.sort(key=lambda entry: entry.sequence.adapter)
         copies = self.cache.copies.take()
         plan = Plan(
             self.number,

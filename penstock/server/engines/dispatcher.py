@@ -26,6 +26,7 @@ MAX_PART_SIBLINGS = 8  # sent to the engine together, to share the prompt's KV b
 MIN_PARTS = 8  # that fit into an engine
 MAX_TENANTS_SHOWN = 8  # of those that a request is queued behind
 MAX_AHEAD = 8  # sequences queued in the engine beyond those it can run, so that it never idles
+MAX_SLOTLESS = 256  # beyond them, that wait in the engine for a slot for their adapters
 
 
 class Quarantine:
@@ -141,11 +142,12 @@ class Dispatcher:
         self.unwritten = UnwrittenDeltas()
         self._lost: deque[RequestPart] = deque()  # lost in a crash, not yet resent
         self._max_rows: int | None = None  # of the present engine
+        self._num_slots = 0  # for adapters
         self._send = send
 
-    def open(self, max_rows: int, cache_tokens: int = 0) -> None:
-        """Start dispatching to an engine that runs `max_rows` sequences at once."""
-        self._max_rows = max_rows
+    def open(self, max_rows: int, cache_tokens: int = 0, num_slots: int = 0) -> None:
+        """Start dispatching to an engine that runs `max_rows` sequences at once, with `num_slots` sets of adapters."""
+        self._max_rows, self._num_slots = max_rows, num_slots
         self.admission.order.reset(cache_tokens)
         self.admission.pace.restart()
         self.quarantine.open(time.monotonic())
@@ -296,9 +298,13 @@ class Dispatcher:
         if len(self.quarantine):
             for part in self.quarantine.next_group(time.monotonic()):
                 self._start(part)
-        max_rows = self._max_rows
-        while len(self.admission) and (self.parts.num_rows < max_rows + MAX_AHEAD or self._preempt(max_rows)):
-            self._start_next(max(1, min(MAX_PART_SIBLINGS, max_rows // MIN_PARTS)))
+        size = max(1, min(MAX_PART_SIBLINGS, self._max_rows // MIN_PARTS))
+        while len(self.admission):
+            slotless = min(self.parts.count_slotless(self._num_slots), MAX_SLOTLESS)  # they take no rows
+            max_rows = self._max_rows + slotless
+            if self.parts.num_rows >= max_rows + MAX_AHEAD and not self._preempt(max_rows):
+                return
+            self._start_next(size)
 
     def _start_next(self, size: int) -> None:
         flight = self.admission.next()

@@ -332,7 +332,8 @@ class RemoteEngine:
             self._watchdog.mark_ready()
             self._settled.set()
             self.controls.open(self.list_first())
-            self.dispatcher.open(report.max_num_seqs, report.kv_cache_tokens)
+            num_slots = next((value for name, value, _ in report.settings if name == "max_loras"), 0)
+            self.dispatcher.open(report.max_num_seqs, report.kv_cache_tokens, num_slots)
 
     def submit(self, *flights: InFlightRequest) -> None:
         """Queue the prompts of one client request, all or none; Busy if the queue is full."""

@@ -212,6 +212,7 @@ class Occupancy:
         self._parts: dict[str, RequestPart] = {}  # by id, oldest first
         self._tenants: Counter[str] = Counter()
         self._queues: Counter[PromptQueue | None] = Counter()
+        self._loras: Counter[str] = Counter()  # rows by their adapters
         self.num_rows = 0
 
     def __iter__(self) -> Iterator[RequestPart]:
@@ -243,6 +244,7 @@ class Occupancy:
         self._parts.clear()
         self._tenants.clear()
         self._queues.clear()
+        self._loras.clear()
         self.num_rows = 0
         return parts
 
@@ -254,9 +256,20 @@ class Occupancy:
         """Count the rows of the tenants that have most of them."""
         return dict(self._tenants.most_common(most))
 
+    def count_slotless(self, num_slots: int) -> int:
+        """Count the sequences that have no row because others have the slots for adapters: those of adapters with
+        which none has begun, beyond as many sets of them as there are slots."""
+        if len(self._loras) - ("" in self._loras) <= num_slots:
+            return 0
+        begun = (part.flight.request.lora_key for part in self if part.num_tokens)
+        keys = [key for key in dict.fromkeys((*begun, *self._loras)) if key]
+        return sum(self._loras[key] for key in keys[num_slots:])
+
     def _count(self, part: RequestPart, change: int) -> None:
         self.num_rows += change
-        for counts, key in ((self._tenants, part.flight.tenant), (self._queues, part.flight.queue)):
+        flight = part.flight
+        keyed = (self._tenants, flight.tenant), (self._queues, flight.queue), (self._loras, flight.request.lora_key)
+        for counts, key in keyed:
             counts[key] += change  # type: ignore[index]
             if counts[key] <= 0:  # type: ignore[index]
                 del counts[key]
