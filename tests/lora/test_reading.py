@@ -90,7 +90,7 @@ def test_targets(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"use_dora": True}, "use_dora=True.*merge_and_unload"),
+        ({"use_dora": True}, "use_dora=True.*penstock merge MODEL"),
         ({"bias": "all"}, "bias='all'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
@@ -190,7 +190,10 @@ def test_refused_files(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) 
     refuse("NaN or infinity", {**tensors, first: tensors[first] * float("nan")})
     refuse("no low-rank matrix", {**tensors, first: tensors[first][0].contiguous()})
     refuse("no low-rank matrix", {**tensors, first: tensors[first].long()})
-    refuse("modules trained as a whole", {**tensors, "base_model.model.lm_head.weight": torch.zeros(3, 3)})
+    refuse(
+        "no part of a low-rank product.*penstock merge",
+        {**tensors, "base_model.model.lm_head.weight": torch.zeros(3, 3)},
+    )
     strange = {f"base_model.model.strange.lora_{half}.weight": torch.zeros(4, 4) for half in "AB"}
     refuse("no linear of this", strange)
     wide = oracle.make("LlamaForCausalLM", {**FAMILIES["LlamaForCausalLM"].like[0], "hidden_size": 128})
@@ -220,7 +223,7 @@ def test_experts_are_refused_by_name(tmp_path: Path) -> None:
     )
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["w1"]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidModel, match=r"experts.0.w1.*experts, positions or kv_b_proj, which are not supported"):
+    with pytest.raises(InvalidModel, match=r"experts.0.w1.*experts, positions or kv_b_proj, which can be merged alone"):
         read_adapter(tmp_path, spec, 16)
 
 
