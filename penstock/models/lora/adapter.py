@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -19,16 +17,16 @@ from penstock.models.files.safetensors import PICKLES, TensorEntry, read_header
 from penstock.models.load import ungroup
 from penstock.models.lora.config import CONFIG, MERGE, LoraConfig, read_lora_config
 from penstock.models.lora.extras import Extra, find_extras
+from penstock.models.lora.gguf import CheckedGguf, check_gguf
+from penstock.models.lora.places import EMBEDDING, Find, LoraPlace, ModelPlaces, require_finite
 from penstock.models.names import IGNORED
 from penstock.models.spec import ModelSpec
 from penstock.ops import LowRank
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-EMBEDDING = "embedding.tokens"
 ENDS = re.compile(r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.default)?(?:\.weight)?$")
 FROZEN = re.compile(r"\.base_layer\.(weight|bias)$")  # peft saves embeddings beside their adapters
-NO_LINEARS = re.compile(r"embedding\.(positions|types)|head\.project|.*\.kv_b")  # tables, and what latents absorb
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 MAX_FACTOR = 1e35  # times a request's scale it is still a float32
 
@@ -45,21 +43,11 @@ class Adapter:
         return sum(part.num_bytes for parts in self.parts.values() for part in parts)
 
 
-@dataclass(frozen=True)
-class LoraPlace:
-    """A module's place in the model: a linear, the rows of it, and how they are ordered."""
-
-    linear: str
-    first: int
-    num_out: int
-    num_in: int
-    group: tuple[int, int] | None = None  # head size and key rows, where the checkpoint groups rows by key head
-
-
 def fingerprint(folder: Path) -> str:
     """Return what changes when an adapter's files do."""
     try:
-        stats = [(folder / name).stat() for name in (CONFIG, WEIGHTS)]
+        files = [folder] if folder.suffix == ".gguf" else [folder / name for name in (CONFIG, WEIGHTS)]
+        stats = [file.stat() for file in files]
     except OSError:
         return ""
     return "-".join(f"{each.st_size}.{each.st_mtime_ns}.{each.st_ino}" for each in stats)
@@ -80,18 +68,18 @@ class CheckedAdapter:
     def read_extras(self) -> Iterator[tuple[Extra, Tensor]]:
         with safe_open(self.path, framework="pt", device="cpu") as file:
             for name, extra in self.extras.items():
-                yield extra, _read(self.path, file.get_tensor(name), name)
+                yield extra, require_finite(self.path, file.get_tensor(name), name)
 
     def read(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield each module with a [r, in] and b [out, r]."""
         with safe_open(self.path, framework="pt", device="cpu") as file:
             for module, names in self.pairs.items():
-                a, b = (_read(self.path, file.get_tensor(name), name) for name in names)
+                a, b = (require_finite(self.path, file.get_tensor(name), name) for name in names)
                 yield module, a, b
 
 
 def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
-    """Read a PEFT folder for a model."""
+    """Read a PEFT folder, or a GGUF file of llama.cpp, for a model."""
     checked = check_adapter(folder, spec, max_rank)
     parts: dict[str, list[LowRank]] = {}
     for module, a, b in checked.read():
@@ -100,15 +88,16 @@ def read_adapter(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter:
     return Adapter(parts, checked.rank)
 
 
-Find = Callable[[str], LoraPlace | None]  # the place of a module
-
-
-def check_adapter(folder: Path, spec: ModelSpec, max_rank: int, stored: Find | None = None) -> CheckedAdapter:
-    """Check names, ranks and shapes of a PEFT folder before the first tensor is read. `stored` finds modules in the
-    base's file, for an adapter that is to be merged."""
+def check_adapter(
+    folder: Path, spec: ModelSpec, max_rank: int, stored: Find | None = None
+) -> CheckedAdapter | CheckedGguf:
+    """Check names, ranks and shapes of a PEFT folder or a GGUF file before the first tensor is read. `stored` finds
+    modules in the base's file, for an adapter that is to be merged."""
     find = stored or ModelPlaces(spec).find
+    if folder.suffix == ".gguf":
+        return check_gguf(folder, spec, max_rank, find, merges=stored is not None)
     if not folder.is_dir():
-        raise InvalidModel(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}")
+        raise InvalidModel(f"{folder} is no folder: name one with {CONFIG} and {WEIGHTS}, or a GGUF file")
     config, path = read_lora_config(folder, merges=stored is not None), folder / WEIGHTS
     if not path.is_file():
         pickles = sorted(each.name for each in folder.iterdir() if each.suffix in PICKLES)
@@ -143,13 +132,6 @@ def _require_disjoint(path: Path, places: dict[str, LoraPlace]) -> None:
                 f"{path}: two modules add to the same outputs of {linear}: a merged projection and a part of it; "
                 "fetch the adapter again"
             )
-
-
-def _read(path: Path, tensor: Tensor, name: str) -> Tensor:
-    tensor = tensor.float() if tensor.dtype is torch.float64 else tensor
-    if not tensor.isfinite().all():
-        raise InvalidModel(f"{path}: tensor {quote_name(name)} contains NaN or infinity: the adapter is damaged")
-    return tensor
 
 
 def _pack(place: LoraPlace, a: Tensor, b: Tensor, scale: float) -> LowRank:
@@ -195,50 +177,6 @@ def _require_copy(path: Path, name: str, inner: str, entry: TensorEntry, spec: M
 def _find_layer(module: str) -> int | None:
     inside = re.search(r"\.(\d{1,6})\.", module)
     return int(inside[1]) if inside else None
-
-
-MIXTURE = re.compile(r"\.mlp\.(experts|router|selection|shared|shared_gate)\.")
-
-
-class ModelPlaces:
-    """Finds the linear that a module of the base model is, or is a part of."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec, self.shapes, self.merges = spec, spec.parameters(), spec.merges()
-
-    def find(self, module: str) -> LoraPlace | None:
-        spec, shapes = self.spec, self.shapes
-        stored = spec.names.find(f"{module}.weight")
-        if stored is None or stored is IGNORED or MIXTURE.search(stored.name):
-            return None
-        name = stored.name.removesuffix(".weight")
-        if name == "head.rows" and spec.head is not None:
-            return LoraPlace(name, 0, spec.head.vocab_size, spec.head.row)
-        if stored.name in shapes:
-            shape = shapes[stored.name]
-            if len(shape) != 2 or NO_LINEARS.fullmatch(name):
-                return None
-            if name == EMBEDDING:
-                return LoraPlace(name, 0, shape[1], shape[0])
-            merge = self.merges.get(name)
-            group = (merge.head_size, merge.parts[1][1]) if merge and stored.layout == "grouped" else None
-            return LoraPlace(name, 0, *shape, group)
-        return self._find_part(name)
-
-    def _find_part(self, name: str) -> LoraPlace | None:
-        above, _, last = name.rpartition(".")
-        for linear in (f"{above}.{merged}" for merged in self._merged):
-            merge = self.merges.get(linear)
-            if merge is not None and last in dict(merge.parts):
-                before = [part for part, _ in merge.parts].index(last)
-                first = sum(rows for _, rows in merge.parts[:before])
-                return LoraPlace(linear, first, dict(merge.parts)[last], self.shapes[f"{linear}.weight"][1])
-        return None
-
-    @cached_property
-    def _merged(self) -> tuple[str, ...]:
-        """The names of merged linears within their layers' parts."""
-        return tuple(dict.fromkeys(linear.rpartition(".")[2] for linear in self.merges))
 
 
 def _locate(

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.errors import InvalidModel
 from penstock.models.files.json_file import quote_name
 from penstock.models.files.safetensors import SafetensorsCheckpoint
-from penstock.models.lora.adapter import EMBEDDING, LoraPlace
+from penstock.models.lora.places import EMBEDDING, LoraPlace
 from penstock.models.names import IGNORED, Stored
 from penstock.models.spec import ModelSpec
 

@@ -18,9 +18,10 @@ from penstock.errors import InvalidModel
 from penstock.models.files import open_checkpoint
 from penstock.models.files.json_file import quote_name, read_config
 from penstock.models.files.safetensors import INDEX, PICKLES, SafetensorsCheckpoint
-from penstock.models.lora.adapter import EMBEDDING, FLOATS, check_adapter
+from penstock.models.lora.adapter import FLOATS, check_adapter
 from penstock.models.lora.changes import HEAD, Change, LowRankTerm, StoredTensors, TokenRows, WholeTensor, apply_changes
 from penstock.models.lora.config import MAX_RANK, LoraConfig
+from penstock.models.lora.places import EMBEDDING
 from penstock.models.names import IGNORED
 from penstock.models.spec import ModelSpec, spec_from_config
 
