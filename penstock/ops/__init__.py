@@ -19,10 +19,21 @@ from penstock.ops.attention.qkv_attention import is_joined, qkv_attention
 from penstock.ops.attention.qkv_write import qkv_write
 from penstock.ops.attention.rope import rope
 from penstock.ops.attention.tree_attention import Tail, tree_attention
-from penstock.ops.elementwise import activation, add, gated_activation, gather, scale, softcap, take_columns
+from penstock.ops.elementwise import (
+    activation,
+    add,
+    blank_rows,
+    gated_activation,
+    gather,
+    local_ids,
+    scale,
+    softcap,
+    take_columns,
+)
 from penstock.ops.embedding import embedding
-from penstock.ops.experts.combine import combine
+from penstock.ops.experts.combine import combine, weigh
 from penstock.ops.experts.grouped import grouped_matmul, grouped_packed_matmul
+from penstock.ops.experts.grouped_product import grouped_fp8_product, grouped_int_product, grouped_product
 from penstock.ops.experts.route import RouterRule, route
 from penstock.ops.matmul.fp8_mlp import fp8_mlp
 from penstock.ops.matmul.fp8_product import fp8_product
@@ -66,6 +77,7 @@ __all__ = [
     "add_lora_rows",
     "argmax",
     "attention",
+    "blank_rows",
     "block_move",
     "cache_move",
     "cache_write",
@@ -78,8 +90,11 @@ __all__ = [
     "fp8_product",
     "gated_activation",
     "gather",
+    "grouped_fp8_product",
+    "grouped_int_product",
     "grouped_matmul",
     "grouped_packed_matmul",
+    "grouped_product",
     "head_linear",
     "int_product",
     "int_rows",
@@ -89,6 +104,7 @@ __all__ = [
     "latent_write",
     "layer_norm",
     "linear",
+    "local_ids",
     "log_softmax",
     "op",
     "pack_heads",
@@ -111,5 +127,6 @@ __all__ = [
     "take_columns",
     "tree_attention",
     "unpack_panels",
+    "weigh",
     "weight_sums",
 ]

@@ -13,8 +13,9 @@ from penstock.engine.executor import Answer, Awaited, Done, DropLora, LoadLora
 from penstock.engine.messages import Add
 from penstock.engine.scheduling.waiting import MAX_OVERTAKEN
 from penstock.server.engines.admission import AdmissionQueue
-from penstock.server.engines.dispatcher import MAX_AHEAD, MAX_SLOTLESS, Dispatcher
+from penstock.server.engines.dispatcher import Dispatcher
 from penstock.server.engines.in_flight import InFlightRequest
+from penstock.server.engines.replica import MAX_AHEAD, MAX_SLOTLESS
 from penstock.types import Delta, LoraUse, Request
 from tests.engine.stage import Stage
 
@@ -189,29 +190,36 @@ def flight(lora: int | None, tenant: str = "") -> InFlightRequest:
     )  # fmt: skip
 
 
-def test_requests_that_wait_for_a_slot_keep_no_others_from_free_rows() -> None:
+def make_dispatcher() -> tuple[Dispatcher, list[Any]]:
+    """Make a dispatcher of an engine with 8 rows and two slots, which says nothing."""
     sent: list[Any] = []
-    dispatcher = Dispatcher(AdmissionQueue(10_000, 1_000_000), sent.append)
-    dispatcher.open(8, num_slots=2)
+    dispatcher = Dispatcher(AdmissionQueue(10_000, 1_000_000))
+    replica = dispatcher.replicas.add(sent.append)
+    replica.num_slots = 2
+    dispatcher.open(replica, 8)
+    return dispatcher, sent
+
+
+def test_requests_that_wait_for_a_slot_keep_no_others_from_free_rows() -> None:
+    dispatcher, sent = make_dispatcher()
     adapted = [flight(number) for number in range(30)]
     plain = [flight(None) for _ in range(6)]
     dispatcher.submit(*adapted)
     dispatcher.submit(*plain)
     ids = [message.request.id for message in sent if isinstance(message, Add)]
     assert {one.request.id for one in plain} <= set(ids)
-    more = [flight(None) for _ in range(20)]
-    dispatcher.submit(*more)
+    dispatcher.submit(*(flight(None) for _ in range(20)))
     num_sent = sum(isinstance(message, Add) for message in sent)
     assert num_sent == 28 + 8 + MAX_AHEAD  # 28 wait for slots; two with adapters and six without have the rows
-    for number in (7, 9):  # it turns out that others have the slots
+    for number in (7, 9, 11):  # others have the slots, and one had
         dispatcher.handle_deltas([Delta(adapted[number].request.id, 0, (5,))])
-    assert dispatcher.parts.count_slotless(2) == 28
+    assert dispatcher.replicas.most_parts == 8 + 28
+    dispatcher.abort(*adapted)
+    assert dispatcher.replicas.most_parts == 8
 
 
 def test_few_requests_are_sent_ahead_for_slots() -> None:
-    sent: list[Any] = []
-    dispatcher = Dispatcher(AdmissionQueue(10_000, 1_000_000), sent.append)
-    dispatcher.open(8, num_slots=2)
+    dispatcher, sent = make_dispatcher()
     dispatcher.submit(*(flight(number) for number in range(1000)))
     assert len(sent) == 8 + MAX_AHEAD + MAX_SLOTLESS
     other = flight(2000, "other")

@@ -18,17 +18,17 @@ import triton  # noqa: E402
 
 import penstock.ops.triton.bodies  # noqa: E402, F401  registers the bodies
 from penstock import ops  # noqa: E402
-from penstock.models import decoder, load  # noqa: E402
+from penstock.models import decoder, load, reading  # noqa: E402
 from penstock.models.decoder import Decoder, Encoder  # noqa: E402
 from penstock.models.load import load_model  # noqa: E402
 from penstock.models.memory import KvMemory  # noqa: E402
 from penstock.models.spec import FAMILIES, spec_from_config  # noqa: E402
 from penstock.ops import OpTable, registry  # noqa: E402
 from penstock.ops.triton.attention.attention import tile_tokens  # noqa: E402
+from penstock.ops.triton.experts import grouped_product  # noqa: E402
 from penstock.ops.triton.matmul import product  # noqa: E402
 from penstock.passes.lower import RULES, Lower, Rule, products  # noqa: E402
 from penstock.quant.dense import Matrix  # noqa: E402
-from penstock.runner.cuda.gpu import CHECKED  # noqa: E402
 from penstock.runner.step import Step  # noqa: E402
 from tests.models.paged import Paged, Row  # noqa: E402
 
@@ -44,7 +44,7 @@ CASES = [
     )
     for name, family in FAMILIES.items()
     for number in range(len(family.like))
-    if name in CHECKED and name != "BertModel"
+    if not family.cpu_only and name != "BertModel"
 ]
 NUM_NEW = 2
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17], [200]]
@@ -99,7 +99,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (decoder, load):
         monkeypatch.setattr(module, "dense", Matrix)
     # The interpreter takes as long for one output as for many.
-    monkeypatch.setattr(product, "gemv_shape", lambda width, itemsize: (64, triton.next_power_of_2(width), 4))
+    for module in (product, grouped_product):
+        monkeypatch.setattr(module, "gemv_shape", lambda width, itemsize: (64, triton.next_power_of_2(width), 4))
     yield
 
 
@@ -107,14 +108,14 @@ def loaded(
     described: dict[str, Any], monkeypatch: pytest.MonkeyPatch, device: str = "cuda", rules: Sequence[Rule] = RULES
 ) -> Decoder | Encoder:
     """Random weights, those of norms too, on the CPU, with the bodies and fusions of a device."""
-    usual = load.from_seed
+    usual = reading.from_seed
 
-    def varied(*given: Any) -> load.Take:
+    def varied(*given: Any) -> reading.Take:
         take = usual(*given)
         return lambda name: take(name) + (torch.linspace(-0.3, 0.3, len(take(name))) if take(name).ndim == 1 else 0)
 
     with monkeypatch.context() as patch:
-        patch.setattr(load, "from_seed", varied)
+        patch.setattr(reading, "from_seed", varied)
         ops = OpTable(device)
         finish = Lower(ops, rules=rules)
         return load_model(None, spec_from_config(described), dummy_seed=3, finish=finish)

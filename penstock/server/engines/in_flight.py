@@ -7,16 +7,21 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.server.engines.direct import DirectWriter
+from penstock.server.engines.prefixes import digest_blocks
 from penstock.server.engines.queues import PromptQueue
 from penstock.server.observe.trace import Trace
 from penstock.text.answers import Collector
 from penstock.text.tokenizers.tokenizer import Tokenizer
 from penstock.types import Delta, Request, StreamDelta
+
+if TYPE_CHECKING:
+    from penstock.server.engines.replica import Replica
 
 _NO_TOKENS: list[int] = []  # never mutated
 STARTED_COST = 8  # cost of preempting a part with output; 1 without
@@ -38,7 +43,14 @@ class RequestPart:
         self.max_group = 1 << 30  # max size of its trial group
         self.trial_s = 0.0  # duration of an inconclusive trial; 0: not tried yet
         self.preemption_cost = 0  # of its preemptions so far
+        self.replica: Replica | None = None  # it was sent to last
         self._first, self._num_sent = min(self.siblings), 0
+
+    @property
+    def engine(self) -> Replica:
+        """The engine that it was sent to."""
+        assert self.replica is not None
+        return self.replica
 
     def split(self, size: int) -> RequestPart | None:
         """Keep `size` siblings; return the others as a part of their own."""
@@ -89,22 +101,41 @@ class InFlightRequest:
         self.mus: dict[int, float] = {}  # mirostat's mu after those tokens
         self.parts = deque([RequestPart(self, range(request.num_siblings))])  # waiting
         self.queue: PromptQueue | None = None
-        self.prefix_keys: tuple[int, ...] | None = None  # block hashes of its prompt, computed on demand
+        self._digests: tuple[bytes, ...] | None = None
         self.is_charged = False  # its prompt is paid for
         self.begun_s = time.monotonic()
         self.writer: DirectWriter | None = None  # of a response that has begun
         self._items: deque[StreamDelta | PenstockError | None] = deque()
         self._waiter: asyncio.Future[None] | None = None  # of `items`: all before is sent
         self._num_cached: int | None = None
+        self.num_muted = 0  # items at the beginning of what comes that the client has already
 
     @property
     def is_open(self) -> bool:
         return bool(self.outputs)
 
     @property
+    def digests(self) -> tuple[bytes, ...]:
+        """Digests of the prompt's blocks, within the scope that shares prefixes; computed on demand."""
+        if self._digests is None:
+            request = self.request
+            self._digests = digest_blocks((self.tenant, request.salt, request.lora_key), request.tokens)
+        return self._digests
+
+    @property
     def num_cached(self) -> int:
         """Prompt tokens found in the prefix cache when first computed."""
         return self._num_cached or 0
+
+    def replay(self, delta: Delta) -> None:
+        """Take tokens that the client has already; what comes of them is muted."""
+        before = len(self._items)
+        self.push(delta)
+        self.num_muted += len(self._items) - before
+
+    def keep_open_parts(self) -> None:
+        """Leave ended siblings out of what is sent to engines."""
+        self.parts = deque([RequestPart(self, self.outputs)] if self.outputs else ())
 
     @property
     def timeout_s(self) -> float:
@@ -212,7 +243,6 @@ class Occupancy:
         self._parts: dict[str, RequestPart] = {}  # by id, oldest first
         self._tenants: Counter[str] = Counter()
         self._queues: Counter[PromptQueue | None] = Counter()
-        self._loras: Counter[str] = Counter()  # rows by their adapters
         self.num_rows = 0
 
     def __iter__(self) -> Iterator[RequestPart]:
@@ -230,6 +260,7 @@ class Occupancy:
 
     def end_sibling(self, part: RequestPart, sibling: int) -> None:
         part.siblings.discard(sibling)
+        part.engine.num_rows -= 1
         self._count(part, -1)
 
     def remove(self, part: RequestPart) -> bool:
@@ -239,15 +270,6 @@ class Occupancy:
         self._count(part, -len(part.siblings))
         return True
 
-    def clear(self) -> list[RequestPart]:
-        parts = list(self._parts.values())
-        self._parts.clear()
-        self._tenants.clear()
-        self._queues.clear()
-        self._loras.clear()
-        self.num_rows = 0
-        return parts
-
     @property
     def tenants(self) -> list[str]:
         return list(self._tenants)
@@ -256,20 +278,9 @@ class Occupancy:
         """Count the rows of the tenants that have most of them."""
         return dict(self._tenants.most_common(most))
 
-    def count_slotless(self, num_slots: int) -> int:
-        """Count the sequences that have no row because others have the slots for adapters: those of adapters with
-        which none has begun, beyond as many sets of them as there are slots."""
-        if len(self._loras) - ("" in self._loras) <= num_slots:
-            return 0
-        begun = (part.flight.request.lora_key for part in self if part.num_tokens)
-        keys = [key for key in dict.fromkeys((*begun, *self._loras)) if key]
-        return sum(self._loras[key] for key in keys[num_slots:])
-
     def _count(self, part: RequestPart, change: int) -> None:
         self.num_rows += change
-        flight = part.flight
-        keyed = (self._tenants, flight.tenant), (self._queues, flight.queue), (self._loras, flight.request.lora_key)
-        for counts, key in keyed:
+        for counts, key in ((self._tenants, part.flight.tenant), (self._queues, part.flight.queue)):
             counts[key] += change  # type: ignore[index]
             if counts[key] <= 0:  # type: ignore[index]
                 del counts[key]
