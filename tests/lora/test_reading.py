@@ -20,7 +20,7 @@ from penstock.models.lora.adapter import MAX_FACTOR
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from penstock.ops import LoraWeights, LowRank
 from penstock.ops.matmul.linear import unpack_panels
-from penstock.runner.cpu.loras import LoraBank
+from penstock.runner.cpu.loras import LoraBank, settle
 from penstock.types import LoraUse
 from penstock.types.lora import MAX_SCALE
 from tests.lora import adapters
@@ -169,6 +169,19 @@ def test_a_slot_that_could_not_be_filled_is_empty() -> None:
     assert all(weights.records.equal(one) for weights, one in zip(table.values(), before))
     assert all(weights.terms[0][0].scale == 1.0 for weights in table.values())
     bank.close()
+
+
+@pytest.mark.parametrize("width", [24, 40_000])
+def test_settled_matrices_are_the_same_and_lie_in_a_row(width: int) -> None:
+    """Small ones, and more than a huge page."""
+    parts = [LowRank.pack(torch.randn(5, width), torch.randn(33, 5), first) for first in (0, 33)]
+    other = LowRank.pack(torch.randn(2, width).bfloat16(), torch.randn(7, 2).bfloat16())
+    settled = settle(Adapter({"one": parts, "two": [other]}, 5))
+    for before, after in zip([*parts, other], [*settled.parts["one"], *settled.parts["two"]]):
+        assert after.a.equal(before.a) and after.b.equal(before.b) and replace(after, a=before.a, b=before.b) == before
+    one, two = settled.parts["one"]
+    addresses = [each.data_ptr() for each in (one.a, two.a, one.b, two.b, settled.parts["two"][0].a)]
+    assert addresses == sorted(addresses) and all(address % 64 == 0 for address in addresses)
 
 
 def test_refused_files(model: Any, spec: ModelSpec, pairs: Any, tmp_path: Path) -> None:

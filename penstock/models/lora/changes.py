@@ -1,4 +1,4 @@
-"""What merging does to one tensor of a base, and the base's tensors by the names that adapters have for them."""
+"""Changes that merging makes to a tensor of a base, and the base's tensors by the names that adapters have for them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from penstock.models.spec import ModelSpec
 HEAD = "head.rows.weight"
 
 
-class Delta(Protocol):
-    """What is added to a weight as it is stored, in float32."""
+class WeightDelta(Protocol):
+    """Computes what is added to a weight as it is stored, in float32."""
 
     def __call__(self, weight: Tensor) -> Tensor: ...
 
@@ -77,12 +77,12 @@ class TokenRows:
 
 
 @dataclass(frozen=True)
-class Change:
-    delta: Delta
+class WeightChange:
+    delta: WeightDelta
     scale: float
 
 
-def apply_changes(weight: Tensor, changes: Sequence[Change]) -> Tensor:
+def apply_changes(weight: Tensor, changes: Sequence[WeightChange]) -> Tensor:
     """Add all changes of a weight, each made from the weight as it was. A whole tensor alone replaces it."""
     if len(changes) == 1 and changes[0].scale == 1 and isinstance(changes[0].delta, WholeTensor):
         return changes[0].delta.tensor.float()
@@ -97,11 +97,11 @@ class StoredTensors:
 
     def __init__(self, base: SafetensorsCheckpoint, spec: ModelSpec) -> None:
         self.base, self.spec = base, spec
-        found = {name: self._stored(name) for name in base.names()}
+        found = {name: self._find_stored(name) for name in base.names()}
         self._names = {one.name: name for name, one in found.items() if one is not None and "*" not in one.name}
         self._head = spec.names.spelling(HEAD)
 
-    def _stored(self, name: str) -> Stored | None:
+    def _find_stored(self, name: str) -> Stored | None:
         found = self.spec.names.find(name)
         return found if isinstance(found, Stored) and found is not IGNORED else None
 
@@ -109,7 +109,7 @@ class StoredTensors:
         """Return the name in the file; a head that is tied has one of its own."""
         if name in self.base.entries:
             return name
-        stored = self._stored(name)
+        stored = self._find_stored(name)
         if stored is None:
             return None
         return self._names.get(stored.name, self._head if stored.name == HEAD else None)
@@ -130,7 +130,7 @@ class StoredTensors:
 
     def is_transposed(self, name: str) -> bool:
         """True if a matrix is stored [in, out]."""
-        stored = self._stored(name)
+        stored = self._find_stored(name)
         return stored is not None and (stored.layout == "transposed" or stored.name == f"{EMBEDDING}.weight")
 
     def place(self, module: str) -> LoraPlace | None:
@@ -160,12 +160,12 @@ class StoredTensors:
                 "the adapter is of another model"
             )
 
-    def join(self, name: str, terms: Sequence[LowRankTerm], magnitude: Tensor | None, path: Path) -> Delta:
+    def join(self, name: str, terms: Sequence[LowRankTerm], magnitude: Tensor | None, path: Path) -> WeightDelta:
         """Make one change of an adapter's terms of a tensor, with DoRA's magnitude if it has one."""
         (term,) = terms
         if magnitude is None:
             return term
-        stored = self._stored(name)
+        stored = self._find_stored(name)
         if stored is not None and stored.name == f"{EMBEDDING}.weight":
             raise InvalidModel(
                 f"{path}: DoRA of an embedding is not supported: merge the adapter into the model with peft"

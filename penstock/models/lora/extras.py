@@ -1,4 +1,4 @@
-"""What adapters have beside low-rank matrices: DoRA's magnitudes, whole tensors and rows of trained tokens."""
+"""Tensors that adapters have beside low-rank matrices: DoRA's magnitudes, whole tensors and rows of trained tokens."""
 
 from __future__ import annotations
 

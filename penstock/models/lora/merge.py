@@ -19,7 +19,15 @@ from penstock.models.files import open_checkpoint
 from penstock.models.files.json_file import quote_name, read_config
 from penstock.models.files.safetensors import INDEX, PICKLES, SafetensorsCheckpoint
 from penstock.models.lora.adapter import FLOATS, check_adapter
-from penstock.models.lora.changes import HEAD, Change, LowRankTerm, StoredTensors, TokenRows, WholeTensor, apply_changes
+from penstock.models.lora.changes import (
+    HEAD,
+    LowRankTerm,
+    StoredTensors,
+    TokenRows,
+    WeightChange,
+    WholeTensor,
+    apply_changes,
+)
 from penstock.models.lora.config import MAX_RANK, LoraConfig
 from penstock.models.lora.places import EMBEDDING
 from penstock.models.names import IGNORED
@@ -93,10 +101,10 @@ def _find_tensor(base: SafetensorsCheckpoint, spec: ModelSpec, parameter: str) -
 
 def _collect(
     base: SafetensorsCheckpoint, spec: ModelSpec, adapters: Sequence[ScaledAdapter]
-) -> dict[str, list[Change]]:
+) -> dict[str, list[WeightChange]]:
     """Collect what is done to each tensor of the base."""
     tensors = StoredTensors(base, spec)
-    changes: dict[str, list[Change]] = {}
+    changes: dict[str, list[WeightChange]] = {}
     for adapter in adapters:
         checked = check_adapter(adapter.folder, spec, MAX_RANK, tensors.place)
         terms: dict[str, list[LowRankTerm]] = {}
@@ -112,14 +120,16 @@ def _collect(
                 continue
             made = WholeTensor(tensor) if extra.kind == "whole" else _find_rows(checked.config, extra.name, tensor)
             tensors.check(name, made, checked.path)
-            changes.setdefault(name, []).append(Change(made, adapter.scale))
+            changes.setdefault(name, []).append(WeightChange(made, adapter.scale))
         if checked.config.has_magnitudes and magnitudes.keys() != terms.keys():
             raise InvalidModel(
                 f"{checked.path}: use_dora, but not each module has a magnitude: fetch the adapter again"
             )
         for name, found in terms.items():
             size = magnitudes.get(name)
-            changes.setdefault(name, []).append(Change(tensors.join(name, found, size, checked.path), adapter.scale))
+            changes.setdefault(name, []).append(
+                WeightChange(tensors.join(name, found, size, checked.path), adapter.scale)
+            )
     return changes
 
 
@@ -130,7 +140,7 @@ def _find_rows(config: LoraConfig, name: str, tensor: Tensor) -> TokenRows:
 
 
 def _write_shards(
-    base: SafetensorsCheckpoint, terms: Mapping[str, list[Change]], added: Mapping[str, str], folder: Path
+    base: SafetensorsCheckpoint, terms: Mapping[str, list[WeightChange]], added: Mapping[str, str], folder: Path
 ) -> None:
     """Write the base's files with the terms added. `added` are tensors that begin as copies of others."""
     shards: dict[str, list[str]] = {}
@@ -151,7 +161,7 @@ def _write_shards(
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
-def _merge_tensor(base: SafetensorsCheckpoint, name: str, changes: Sequence[Change]) -> Tensor:
+def _merge_tensor(base: SafetensorsCheckpoint, name: str, changes: Sequence[WeightChange]) -> Tensor:
     tensor = base.tensor(name)
     if not changes:
         return tensor.clone()  # two names may not share memory in a file
