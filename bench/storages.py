@@ -32,9 +32,12 @@ def make_random(format: Format, num_out: int, width: int) -> PackedWeight:
     return weight
 
 
-def time_product(multiply: object, x: Tensor, repeats: int) -> float:
+def _multiply(ops: OpTable, weight: PackedWeight, x: Tensor) -> Tensor:
+    return ops.packed_linear(x, (weight,), 8)
+
+
+def time_product(multiply: Callable[[Tensor], Tensor], x: Tensor, repeats: int) -> float:
     """Return the CPU seconds of one product."""
-    assert callable(multiply)
     began = time.process_time()
     for _ in range(repeats):
         multiply(x)
@@ -53,7 +56,7 @@ def main() -> None:
     x = torch.randn(args.rows, args.inputs, generator=torch.Generator().manual_seed(SEED))
     weights = {name: make_random(format, args.outputs, args.inputs) for name, format in FORMATS.items()}
     products: dict[str, Callable[[Tensor], Tensor]] = {
-        name: partial(lambda weight, x: ops.packed_linear(x, (weight,), 8), weight) for name, weight in weights.items()
+        name: partial(_multiply, ops, weight) for name, weight in weights.items()
     }
     wide = pack_panels(torch.zeros(args.outputs, args.inputs, dtype=torch.bfloat16))
     products["bfloat16"] = lambda x: ops.linear(x, wide, args.outputs)
