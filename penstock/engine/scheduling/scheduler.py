@@ -67,9 +67,10 @@ class Scheduler:
         self._arrivals = 0
         self._started: dict[int, Started] = {}
 
-    def enable_loras(self, num_slots: int, num_resident: int) -> None:
-        """Serve adapters from now on: `num_slots` sets of them at once, `num_resident` adapters in memory."""
-        self.roster.loras = LoraSlots(num_slots, num_resident)
+    def enable_loras(self, num_slots: int, num_resident: int | None, max_bytes: int = 0) -> None:
+        """Serve adapters from now on: `num_slots` sets of them at once, and `num_resident` adapters in memory, or if
+        None as many as fit in `max_bytes`."""
+        self.roster.loras = LoraSlots(num_slots, num_resident, max_bytes)
 
     def plan_trees(self, can_verify: bool) -> None:
         """Plan trees of draft tokens from now on, or a line of each where the executor cannot verify trees."""
