@@ -26,7 +26,8 @@ from penstock.config import AUTO_KV_DTYPE, EngineConfig, Facts, GpuFacts, Resolv
 from penstock.config.ranks import count_ranks
 from penstock.draft.function import DraftFunction
 from penstock.engine.engine import Engine
-from penstock.errors import InvalidConfig, quote
+from penstock.engine.executor import Executor
+from penstock.errors import InvalidConfig, PenstockError, quote
 from penstock.host.machine import free_memory_bytes, held_collector
 from penstock.models.decoder import Decoder
 from penstock.models.files import Checkpoint, open_checkpoint, read_config, read_generation_config
@@ -147,6 +148,13 @@ def _make_ranks(config: EngineConfig, path: Path, spec: ModelSpec) -> Ranks | No
     from penstock.api.ranks.ranks import Ranks
 
     return Ranks(config, path, spec)
+
+
+def watch_ranks(executor: Executor, on_loss: Callable[[PenstockError], None]) -> None:
+    """Call `on_loss`, in any thread, when one of several ranks is lost."""
+    crew = getattr(executor, "crew", None)
+    if crew is not None:
+        crew.on_loss = on_loss
 
 
 def _generation_config(path: Path, checkpoint: Checkpoint | None, config: EngineConfig) -> dict[str, Any]:

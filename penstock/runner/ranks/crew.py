@@ -52,8 +52,11 @@ class Backend(Protocol):
     def find_dead(self) -> str | None:
         """Describe a process that has ended; None if there is none."""
 
+    def kill(self) -> None:
+        """End them at once: one is lost, and may hang."""
+
     def close(self) -> None:
-        """End them all, and wait for their ends."""
+        """Wait until all have ended, as they were told to."""
 
 
 class Crew:
@@ -182,6 +185,7 @@ class Crew:
         for link in [*self._links.values(), self._flow]:
             if link is not None:
                 link.end()
+        self._backend.kill()
         self.on_loss(self.failure)
 
     def _send(self, rank: int, message: ToRank) -> None:

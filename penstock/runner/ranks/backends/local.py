@@ -48,6 +48,10 @@ class LocalRanks:
                 return f"rank {rank} (process {process.pid}) ended with status {process.returncode}"
         return None
 
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+
     def close(self) -> None:
         stop(self.processes)
         self._end.set()
