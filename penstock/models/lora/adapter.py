@@ -15,9 +15,9 @@ from torch import Tensor
 from penstock.errors import InvalidModel
 from penstock.models.files.json_file import quote_name
 from penstock.models.files.safetensors import PICKLES, TensorEntry, read_header
-from penstock.models.load import ungroup
 from penstock.models.lora.config import CONFIG, LoraConfig, read_lora_config
 from penstock.models.names import IGNORED
+from penstock.models.reading import ungroup
 from penstock.models.spec import ModelSpec
 from penstock.ops import LowRank
 
