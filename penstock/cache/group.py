@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 ALIGNMENT = 4  # bytes: scales are float32
@@ -134,6 +134,19 @@ def group_layers(
         for start in range(0, len(layers), count):
             some = tuple(layers[start : start + count])
             groups.append(Group(spec, some, part_bytes, ahead=ahead if some[-1] >= first_drafting else 0))
+    return Grouping(tuple(groups), block_bytes)
+
+
+def cut_grouping(grouping: Grouping, layers: range) -> Grouping:
+    """Keep those layers, numbered from 0, in the same groups with the same tables. Blocks are as large as they need."""
+    groups, block_bytes = [], ALIGNMENT
+    for group in grouping.groups:
+        kept = tuple(layer - layers.start for layer in group.layers if layer in layers)
+        groups.append(replace(group, layers=kept))
+        num_bytes = group.part_bytes * len(kept)
+        if not group.is_paged:
+            num_bytes = -(-group.spec.num_rows * len(kept) // group.blocks_per_state) * group.spec.row_bytes
+        block_bytes = max(block_bytes, num_bytes)
     return Grouping(tuple(groups), block_bytes)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock.config.options import TPOT_STEPS, TTFT_STEPS, EngineConfig
+from penstock.config.ranks import ON_CPUS, check_layout, count_ranks, resolve_ranks
 from penstock.config.speculation import AUTO, MODEL_METHODS, OFF, parse_speculation
 from penstock.errors import InvalidConfig
 
@@ -57,6 +58,7 @@ class Facts:
     bytes_per_token: int  # of key/value cache, over all layers
     free_memory_bytes: int
     num_cores: int
+    num_layers: int = 1
     whole_prompts: bool = False  # a prompt must be computed in one step
     no_drafts: str = ""  # why the model cannot verify drafts, if it cannot
     offline: bool = False  # answers count, not how soon each token comes
@@ -168,6 +170,8 @@ def _device(config: EngineConfig, facts: Facts) -> tuple[str, str]:
         raise InvalidConfig(f"device=cuda needs {facts.gpu.lacks}, or set device=cpu")
     if config.device != "auto":
         return config.device, "set by the user"
+    if count_ranks(config) > 1:
+        return "cpu", ON_CPUS
     if facts.gpu is None:
         return "cpu", "there is no GPU that torch can use"
     if facts.gpu.lacks:
@@ -268,6 +272,8 @@ def _loras(config: EngineConfig, gpu: GpuFacts | None) -> dict[str, tuple[Any, s
 
 def resolve(config: EngineConfig, facts: Facts) -> Resolved:
     """Fill in what the user left open. Pure: the same inputs give the same settings."""
+    check_layout(config)
+    ranks = resolve_ranks(config, facts)
     device = _device(config, facts)
     gpu = facts.gpu if device[0] == "cuda" else None
     for name in ("kv_cache_dtype", "quantization"):
@@ -301,7 +307,8 @@ def resolve(config: EngineConfig, facts: Facts) -> Resolved:
             if facts.whole_prompts
             else (least, reason)
         )
-    if config.threads is None:
+    derived |= ranks
+    if config.threads is None and not ranks:
         derived["threads"] = facts.num_cores, "the cores this process may use"
     if config.kv_cache_dtype == "auto" and gpu is None:
         derived["kv_cache_dtype"] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,7 @@ from penstock.engine.executor import Answer, Awaited, Done, DropLora, Executor, 
 from penstock.engine.loras import LoraSlots
 from penstock.engine.plan import Plan, Result
 from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.errors import EngineFailed
 from penstock.types import Delta, Request
 
 
@@ -120,7 +122,8 @@ class Engine:
         }
 
     def close(self) -> None:
-        for _, ticket in self._started:
-            ticket.result()
+        with suppress(EngineFailed):  # whoever waited for it was told
+            for _, ticket in self._started:
+                ticket.result()
         self._started.clear()
         self.executor.close()

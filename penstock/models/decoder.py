@@ -14,6 +14,7 @@ from penstock.errors import InvalidModel
 from penstock.models.layer import Norm, Rope
 from penstock.models.pooling import Pooling
 from penstock.models.spec import AnyBlock, Embedding, Head, ModelSpec, parts
+from penstock.models.stages import Stage, whole
 from penstock.ops import OpTable
 from penstock.quant.dense import Dense, Matrix
 from penstock.quant.fp8 import as_fp8
@@ -90,6 +91,7 @@ class Encoder:
 
 MAX_ROPE_BYTES = 1 << 30
 CPU = torch.device("cpu")
+TIED = "embedding.tokens"  # the rows of a tied head
 Finish = Callable[[layers.AnyBlock, bool], layers.AnyBlock]  # a block, and whether it is the last
 
 
@@ -113,7 +115,10 @@ class Build:
         hold: Callable[[str, Tensor | None], Scheme],
         device: torch.device = CPU,
         finish: Finish | None = None,
+        stage: Stage | None = None,
     ) -> None:
+        """With a pipeline stage, only its part of the model."""
+        self.stage = stage
         self.spec, self.ops, self.take, self.hold, self.device, self.finish = spec, ops, take, hold, device, finish
         self.names = spec.parameters().keys()
         self.ropes: dict[Rope, layers.RopeTable] = {}
@@ -168,22 +173,27 @@ class Build:
             self.optional("embedding.norm", e.norm),
         )
 
-    def head(self, head: Head, embedding: layers.Embedding) -> layers.Head:
-        rows = embedding.tokens if head.tied else self.matrix("head.rows")
+    def head(self, head: Head, embedding: layers.Embedding | None) -> layers.Head:
+        """Build the head; a tied one takes the embedding's rows, where there is an embedding."""
+        rows = embedding.tokens if head.tied and embedding else self.matrix(TIED if head.tied else "head.rows")
         project = self.matrix("head.project") if head.row != head.width else None
         bias = self.take("head.bias") if head.bias else None
         return layers.Head(self.ops, rows, project, bias, head.divisor, head.softcap)
 
     def model(self, pooling: Pooling) -> Decoder | Encoder:
-        embedding = self.embedding(self.spec.embedding)
+        stage = self.stage or whole(self.spec)
+        embedding = self.embedding(self.spec.embedding) if stage.is_first else None
         stack: list[layers.AnyBlock] = []
-        for index, described_block in enumerate(self.spec.layers):
-            block = self.block(f"layers.{index}", described_block)
+        for index in stage.layers:
+            block = self.block(f"layers.{index}", self.spec.layers[index])
             stack.append(self.finish(block, index == self.spec.num_layers - 1) if self.finish else block)
         if self.spec.head is None:
+            assert embedding is not None
             return Encoder(self.spec, self.ops, embedding, stack, pooling)
-        norm = self.optional("norm", self.spec.norm)
-        return Decoder(self.spec, self.ops, embedding, stack, norm, self.head(self.spec.head, embedding))
+        norm = self.optional("norm", self.spec.norm) if stage.is_last else None
+        head: Any = self.head(self.spec.head, embedding) if stage.is_last else None  # nobody asks for its logits
+        first: Any = embedding or layers.Received(self.spec.width)  # called alike
+        return Decoder(stage.cut(self.spec), self.ops, first, stack, norm, head)
 
 
 def dense(ops: OpTable, weight: Tensor, bias: Tensor | None = None) -> Scheme:

@@ -13,7 +13,7 @@ from penstock.models.layer import Shapes
 from penstock.models.names import Names
 from penstock.models.spec import FAMILIES, ModelSpec, spec_from_config
 from penstock.parallel import Mesh
-from penstock.passes.load import load_lowered
+from penstock.passes.load import Rank, load_lowered
 from penstock.passes.outline import weight_bytes
 from penstock.passes.shard import shard
 from tests.models.paged import Paged
@@ -54,7 +54,7 @@ def load(mesh: Mesh, config: dict[str, Any], by: str, experts_whole: bool = Fals
     checkpoint = make_checkpoint(config, spec.parameters())
     if mesh.size > 1:
         spec, _ = shard(spec, mesh.rank, mesh.size, by, experts_whole)  # type: ignore[arg-type]
-    model = load_lowered(checkpoint, spec, mesh=mesh, **options)
+    model = load_lowered(checkpoint, spec, rank=Rank(mesh=mesh), **options)
     assert isinstance(model, Decoder)
     return model
 

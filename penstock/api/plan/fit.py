@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.api.assemble import DTYPES, META, bytes_per_token
+from penstock.api.assemble import bytes_per_token
 from penstock.api.drafting import group_states
+from penstock.api.engine.load import DTYPES, META
 from penstock.api.plan.devices import Device
 from penstock.cache.group import Grouping
 from penstock.config import EngineConfig, Facts, GpuFacts, Resolved, resolve

@@ -41,10 +41,12 @@ class Scheduler:
         speculation: SpeculationController | None = None,
         prompt_cap: PromptCap | None = None,
         exact_starts: bool = False,
+        num_batches: int = 1,
     ) -> None:
         """Without a controller, drafts that come with results are verified as they come; without a cap, prompts take
         what the budget has left. With `exact_starts` the executor knows no count of its own: nothing is planned while
-        drafts are verified, or while some wait and a plan has not ended."""
+        drafts are verified, or while some wait and a plan has not ended. With `num_batches` over 1, so many plans are
+        under way at once: each has its share of the rows, and no row before its last token is known."""
         if capacity not in ("ondemand", "reserve"):
             raise InvalidConfig(f"capacity={capacity!r} is unknown: choose ondemand or reserve")
         self.cache = cache
@@ -64,6 +66,7 @@ class Scheduler:
         self._speculation = None if cache.recurrent else speculation
         self._prompt_cap = prompt_cap
         self._exact_starts = exact_starts
+        self._num_batches = num_batches
         self._arrivals = 0
         self._started: dict[int, Started] = {}
 
@@ -201,7 +204,7 @@ class Scheduler:
 
     def _schedule_running(self, budget: int) -> int:
         """Best rank first for memory; what decoding rows need is kept back from longer ones. Returns what is left."""
-        budget, running = self._schedule_decode(budget)
+        budget, running = self._schedule_decode(budget, self._list_ready())
         wants = {s: self._builder.count_wanted(s) for s in running}
         short = {s: n for s, n in wants.items() if n and n <= 1 + len(s.draft)}
         kept = sum(short.values())
@@ -237,10 +240,18 @@ class Scheduler:
         most = len(self.cache.groups) * sum(count // self.cache.block_size + 2 for count in wants.values())
         return ranked if self.cache.num_available >= most else self._shares.order_running(ranked)
 
-    def _schedule_decode(self, budget: int) -> tuple[int, list[Sequence]]:
+    def _list_ready(self) -> list[Sequence]:
+        """List the running sequences that the next plan may have."""
+        running = self.roster.running
+        if self._num_batches == 1:
+            return running
+        ready = [sequence for sequence in running if not sequence.expected and sequence.remaining]
+        return ready[: -(-len(running) // self._num_batches)]
+
+    def _schedule_decode(self, budget: int, running: list[Sequence]) -> tuple[int, list[Sequence]]:
         """Plan the rows of the decode fast path; returns the budget left and the sequences that need full planning:
         all of them if blocks may run out, so that their rank decides."""
-        running, builder = self.roster.running, self._builder
+        builder = self._builder
         most = len(self.cache.groups) * (len(running) + budget // self.cache.block_size + 1)
         if len(running) > budget or self.cache.num_available < most:
             return budget, running

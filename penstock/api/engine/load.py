@@ -1,0 +1,45 @@
+"""Load weights as the settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from penstock.config import Resolved
+from penstock.models.decoder import Decoder, Encoder
+from penstock.models.files import Checkpoint
+from penstock.models.load import PACKED
+from penstock.models.spec import ModelSpec
+from penstock.passes.adapt import LoraTable
+from penstock.passes.load import Rank, load_lowered
+
+Progress = Callable[[int, int], None]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+META = torch.device("meta")
+
+
+def load_weights(
+    checkpoint: Checkpoint | None,
+    spec: ModelSpec,
+    settings: Resolved,
+    device: torch.device,
+    progress: Progress | None = None,
+    loras: LoraTable | None = None,
+    rank: Rank | None = None,
+) -> Decoder | Encoder:
+    """Load a model, or a rank's part of it."""
+    return load_lowered(
+        checkpoint,
+        spec,
+        dtype=DTYPES.get(settings.dtype),
+        quantization=settings.quantization or (PACKED if settings.keeps_packed and device.type == "cuda" else None),
+        rounded=settings.activation_dtype == "int8",
+        dummy_seed=settings.seed if settings.load_format == "dummy" or device == META else None,
+        progress=progress,
+        device=device,
+        exact=settings.deterministic,
+        loras=loras,
+        rank=rank,
+    )

@@ -1,0 +1,132 @@
+"""Rank 0's side: start or await the other ranks, compare them, tell them what to load, and join them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from penstock.api.drafting import group_states
+from penstock.api.engine.start import count_blocks
+from penstock.api.ranks.identity import find_credentials, identify, make_layout
+from penstock.cache.group import LAYOUTS
+from penstock.config import EngineConfig, Resolved
+from penstock.errors import InvalidConfig
+from penstock.host.machine import free_memory_bytes
+from penstock.models.files import Checkpoint
+from penstock.models.spec import ModelSpec
+from penstock.models.stages import Stage, cut_stages
+from penstock.ops import cpu
+from penstock.runner.cpu.runner import Runner
+from penstock.runner.ranks.backends.local import LocalRanks
+from penstock.runner.ranks.backends.task import RankTask
+from penstock.runner.ranks.crew import Backend, Crew
+from penstock.runner.ranks.executor import RankExecutor
+from penstock.runner.ranks.flow import Inlet
+from penstock.runner.ranks.link import Credentials, Listener
+from penstock.runner.ranks.messages import Setup
+
+LOOPBACK = "127.0.0.1"
+LOCAL_WAIT_S = 120.0  # for processes of this machine
+NODES_WAIT_S = 600.0  # for other machines, which may have to copy the model first
+SECRET_BYTES = 32
+
+
+class Ranks:
+    """The other ranks, from their start until they are joined with rank 0's runner."""
+
+    def __init__(self, config: EngineConfig, path: Path, spec: ModelSpec) -> None:
+        if config.node_rank:
+            raise InvalidConfig(
+                f"node_rank={config.node_rank} computes for machine 0: run penstock serve with it there, and this on "
+                "machine 0 with node_rank=0"
+            )
+        self.config, self.spec = config, spec
+        self.layout = make_layout(config)
+        self.stages = cut_stages(spec, self.layout.num_stages)
+        self.credentials = find_credentials(config) or Credentials(secrets.token_bytes(SECRET_BYTES))
+        self._path = path
+        host, port = (config.master_addr, config.master_port) if self.layout.num_nodes > 1 else (LOOPBACK, 0)
+        self.host = host
+        self.crew = Crew(self.layout, Listener(host, port, self.credentials), self._make_backend())
+
+    @property
+    def stage(self) -> Stage:
+        """Rank 0's own."""
+        return self.stages[self.layout.stage(0)]
+
+    def _make_backend(self) -> Backend:
+        return LocalRanks(self._make_tasks)
+
+    def _make_tasks(self, port: int) -> Sequence[RankTask]:
+        return make_tasks(self.config, str(self._path), 0, self.host, port, self.credentials)
+
+    def gather(self, described: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
+        """Start the other ranks, or wait for them, and require that they are as this one is."""
+        wait_s = LOCAL_WAIT_S if self.layout.num_nodes == 1 else NODES_WAIT_S
+        self.crew.gather(identify(self.config, described, checkpoint), wait_s)
+
+    def find_memory(self, kv_dtype: str) -> int:
+        """Return the free memory of one machine that would have as much room for a cache as the smallest machine has,
+        which keeps its stages' part of it."""
+        totals = [count_state(self.stages[s].cut(self.spec), kv_dtype) for s in range(self.layout.num_stages)]
+        own = {rank: totals[self.layout.stage(rank)] for rank in range(self.layout.num_ranks)}
+        free = {0: free_memory_bytes()}
+        for rank, hello in self.crew.hellos.items():
+            node = self.layout.node(rank)
+            free[node] = min(free.get(node, hello.free_bytes), hello.free_bytes)
+        parts = {node: sum(own[rank] for rank in self.layout.list_ranks(node)) for node in free}
+        return min(free[node] * sum(totals) // max(1, part) for node, part in parts.items())
+
+    def set_up(self, spec: ModelSpec, settings: Resolved) -> None:
+        """Tell the other ranks what to load: they begin at once."""
+        self.spec = spec
+        grouping = group_states(self.spec, settings.kv_cache_dtype, settings.block_size, None)
+        values = {field.name: getattr(settings, field.name) for field in fields(Resolved) if field.name != "settings"}
+        setups = {}
+        for rank, _ in self.crew.hellos.items():
+            layers = self.stages[self.layout.stage(rank)].layers
+            following = self.layout.find_next(rank)
+            setups[rank] = Setup(
+                values,
+                (layers.start, layers.stop),
+                count_blocks(grouping, settings),
+                None if following is None else self._find_address(following),
+            )
+        self.crew.set_up(setups)
+
+    def _find_address(self, rank: int) -> tuple[str, int]:
+        if rank == 0:
+            return self.host, self.crew.port
+        return self.crew.hellos[rank].host, self.crew.hellos[rank].port
+
+    def join(self, runner: Runner) -> RankExecutor:
+        """Wait until all have loaded; returns the executor of all."""
+        flow = self.crew.await_loaded()
+        return RankExecutor(runner, self.crew, None if flow is None else Inlet(flow))
+
+    def close(self) -> None:
+        self.crew.close()
+
+
+def count_state(spec: ModelSpec, kv_dtype: str) -> int:
+    """Count the bytes that layers keep per position, states of recurrent ones aside."""
+    return sum(state.bytes_per_position for state in spec.states(LAYOUTS[kv_dtype]) if state is not None)
+
+
+def make_tasks(
+    config: EngineConfig, model: str, node: int, host: str, port: int, credentials: Credentials
+) -> list[RankTask]:
+    """Make the tasks of a machine's ranks but rank 0, each with its share of the cores."""
+    layout = make_layout(config)
+    ranks = layout.list_ranks(node)
+    options = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
+    threads = config.threads or share_cores(len(ranks))
+    wait_s = LOCAL_WAIT_S if layout.num_nodes == 1 else NODES_WAIT_S
+    return [RankTask(rank, layout, model, options, host, port, credentials, wait_s, threads) for rank in ranks if rank]
+
+
+def share_cores(num_ranks: int) -> int:
+    return max(1, cpu.available_cores() // num_ranks)
